@@ -1,0 +1,1 @@
+"""Tree builders, one file a tree."""

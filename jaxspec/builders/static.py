@@ -1,0 +1,111 @@
+"""A tree of fixed shape, given as data: the paths of child ranks that exist."""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.tree import DraftTree, Frontier, add, keep_probs, take
+
+Path = tuple[int, ...]
+
+
+def parse_paths(text: str) -> tuple[Path, ...]:
+    """Reads `0:1:00:01` (one digit a level) or, for ranks above 9, `0:1:0.10:12.3`."""
+    try:
+        paths = [tuple(int(rank) for rank in (p.split(".") if "." in p else p)) for p in text.split(":")]
+    except ValueError:
+        raise ValueError(f"static: paths are child ranks such as 0:1:00:01, not {text!r}") from None
+    return tuple(paths)
+
+
+EAGLE_TREE = parse_paths(
+    "0:1:2:3:00:01:02:10:11:20:21:30:000:001:002:010:011:020:021:100:0000:0001:0002:00000:00001"
+)
+"""The 25 draft nodes of EAGLE's figure of its tree: likelier branches deeper and wider (arXiv:2401.15077)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """The nodes whose paths of child ranks are listed; rank 0 is the first proposed child. Default: EAGLE's tree."""
+
+    prunes: ClassVar[bool] = False
+    paths: tuple[Path, ...] = EAGLE_TREE
+
+    def __post_init__(self) -> None:
+        known = set(self.paths)
+        if len(known) < len(self.paths) or not known or () in known:
+            raise ValueError("static: paths must be distinct, not empty, and at least one")
+        for path in self.paths:
+            if len(path) > 1 and path[:-1] not in known:
+                raise ValueError(f"static: path {path} has no parent {path[:-1]} in the tree")
+
+    @property
+    def depth(self) -> int:
+        return max(map(len, self.paths))
+
+    @property
+    def width(self) -> int:
+        return _tables(self.paths).expand.shape[1]
+
+    @property
+    def size(self) -> int:
+        return len(self.paths) + 1
+
+    @property
+    def verified(self) -> int:
+        return self.size
+
+    def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
+        tables, size = _tables(self.paths), self.size
+        at_level = lambda table: jnp.asarray(table)[frontier.level]
+        slot, rank, node = at_level(tables.slot), at_level(tables.rank), at_level(tables.node)
+        slot = jnp.minimum(slot, frontier.node.shape[1] - 1)  # the root's frontier is one node wide
+        proposal = propose(logits, tables.branching)
+        offered = proposal.token.shape[-1]  # fewer than the tree's branching in a small vocabulary
+        of = lambda values: values[:, slot, jnp.minimum(rank, offered - 1)]
+        live = of(proposal.live) & frontier.live[:, slot] & going[:, None] & (rank < offered) & (node < size)
+        parent = frontier.node[:, slot]
+        log_confidence = take(tree.log_confidence, parent) + of(proposal.log_prob)
+        tree = keep_probs(tree, frontier, proposal.probs)
+        tree = add(tree, node, of(proposal.token), parent, log_confidence, live)
+        expand = jnp.broadcast_to(at_level(tables.expand), (live.shape[0], tables.expand.shape[1]))
+        real = expand < size
+        nodes = jnp.where(real, expand, 0)
+        return tree, Frontier(node=nodes, live=real & take(tree.live, nodes), level=frontier.level + 1)
+
+    def prune(self, tree: DraftTree) -> DraftTree:
+        return tree
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tables:
+    """The tree level by level; node ids are in breadth-first order, `size` stands for "none"."""
+
+    slot: np.ndarray  # [depth, C] which frontier node a new node hangs under
+    rank: np.ndarray  # [depth, C] which of its children it is
+    node: np.ndarray  # [depth, C] its id
+    expand: np.ndarray  # [depth, W] ids to expand after this level
+    branching: int  # most children of a node
+
+
+@functools.cache
+def _tables(paths: tuple[Path, ...]) -> _Tables:
+    ordered = sorted(paths, key=lambda p: (len(p), p))
+    ident = {(): 0, **{path: i + 1 for i, path in enumerate(ordered)}}
+    inner = {path[:-1] for path in ordered}
+    depth, size = len(ordered[-1]), len(ordered) + 1
+    by_level = [[p for p in ordered if len(p) == level + 1] for level in range(depth)]
+    frontiers = [[()], *([p for p in level if p in inner] for level in by_level)]
+    width = max(1, *(len(f) for f in frontiers))
+    pad = lambda rows, columns, fill: np.array([row + [fill] * (columns - len(row)) for row in rows], np.int32)
+    columns = max(map(len, by_level))
+    return _Tables(
+        slot=pad([[frontiers[i].index(p[:-1]) for p in level] for i, level in enumerate(by_level)], columns, 0),
+        rank=pad([[p[-1] for p in level] for level in by_level], columns, 0),
+        node=pad([[ident[p] for p in level] for level in by_level], columns, size),
+        expand=pad([[ident[p] for p in frontier] for frontier in frontiers[1:]], width, size),
+        branching=1 + max(path[-1] for path in ordered),
+    )

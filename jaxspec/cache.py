@@ -1,0 +1,72 @@
+"""The KV cache: one pair of arrays a layer, rows of committed tokens first, never holding a drafted token.
+
+Drafted nodes keep their keys and values apart (a `KV` of N rows) until verification; then only the accepted path is
+written. Branches of the loop therefore read the cache and never return it, which would copy it. The write must depend
+on what the reads led to (`append`'s `start` comes from the verdict): only then does XLA know that it may be in place.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.config import LlamaConfig
+
+
+@chex.dataclass(frozen=True)
+class KV:
+    """Keys and values of one layer, S rows. Keys stand transposed: so the score product reads them without a copy."""
+
+    k: Float[Array, "B K H S"]
+    v: Float[Array, "B K S H"]
+
+
+def allocate(config: LlamaConfig, batch: int, rows: int, dtype: jnp.dtype, num_layers: int | None = None) -> tuple[KV, ...]:
+    """Zeroed keys and values of `rows` rows for every layer, or for `num_layers` of them."""
+    heads, dim = config.num_kv_heads, config.head_dim
+    k, v = (batch, heads, dim, rows), (batch, heads, rows, dim)
+    count = config.num_layers if num_layers is None else num_layers
+    return tuple(KV(k=jnp.zeros(k, dtype), v=jnp.zeros(v, dtype)) for _ in range(count))
+
+
+def write_nodes(nodes: KV, new: KV, slots: Int[Array, "B W"]) -> KV:
+    """Puts the W rows of `new` at `slots` of `nodes` (N rows); a slot outside is dropped."""
+    put_k = jax.vmap(lambda old, rows, at: old.at[:, :, at].set(rows.astype(old.dtype), mode="drop"))
+    put_v = jax.vmap(lambda old, rows, at: old.at[:, at].set(rows.astype(old.dtype), mode="drop"))
+    return KV(k=put_k(nodes.k, new.k, slots), v=put_v(nodes.v, new.v, slots))
+
+
+def gather_path(nodes: KV, path: Int[Array, "B P"]) -> KV:
+    """The P rows of the accepted path out of the N of `nodes`."""
+    return KV(
+        k=jnp.take_along_axis(nodes.k, path[:, None, None, :], axis=3),
+        v=jnp.take_along_axis(nodes.v, path[:, None, :, None], axis=2),
+    )
+
+
+def append(cache: KV, rows: KV, start: Int[Array, " B"]) -> KV:
+    """Writes the P rows of `rows` at `start`, `start` + 1, … of each sequence.
+
+    Rows past the accepted ones are written too; nobody reads them, since they lie beyond the length of the sequence,
+    and the next round writes over them. Needs start + P <= S: XLA would move the block over live rows.
+    """
+
+    def put(old: KV, new: KV, at: Array) -> KV:
+        write = lambda into, block, axis: jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis)
+        return KV(k=write(old.k, new.k, 2), v=write(old.v, new.v, 1))
+
+    if cache.k.shape[0] > 1:
+        return jax.vmap(put)(cache, rows, start)
+    single = put(*jax.tree.map(lambda x: x[0], (cache, rows)), start[0])  # a plain slice update, not a scatter
+    return jax.tree.map(lambda x: x[None], single)
+
+
+def grow(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:
+    """The same cache with capacity for `rows` rows."""
+    pad = lambda x, axis: jnp.pad(x, [(0, rows - x.shape[axis] if i == axis else 0) for i in range(4)])
+    return tuple(KV(k=pad(layer.k, 3), v=pad(layer.v, 2)) for layer in cache)
+
+
+def capacity(cache: tuple[KV, ...]) -> int:
+    """Rows that fit."""
+    return cache[0].v.shape[2]

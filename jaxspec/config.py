@@ -1,0 +1,83 @@
+"""What a target model is: frozen, hashable descriptions that a jitted function can take as static."""
+
+import dataclasses
+from typing import Any, Literal
+
+RopeScaling = Literal["none", "linear", "dynamic", "llama3"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding (RoFormer, arXiv:2104.09864) and how its range was extended.
+
+    Attributes:
+        theta: base of the geometric series of wavelengths.
+        scaling: `linear` divides every frequency by `factor`; `llama3` divides the low frequencies and
+            blends between `low_freq_factor` and `high_freq_factor`; `dynamic` changes nothing up to
+            `original_length` and is refused beyond it, since there it depends on the longest row of a batch.
+        original_length: positions the model was first trained on; read by `dynamic` and `llama3`.
+    """
+
+    theta: float = 10000.0
+    scaling: RopeScaling = "none"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_length: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig:
+    """Shape of a LLaMA-like decoder.
+
+    Attributes:
+        vocab_size: rows of the embedding and columns of the LM head.
+        hidden_size: width of the residual stream, D.
+        intermediate_size: width of the gated MLP.
+        num_heads: query heads; `num_kv_heads` of them share keys and values (GQA).
+        head_dim: width of one head, H; not always hidden_size / num_heads.
+        norm_eps: epsilon of every RMSNorm.
+        max_length: positions the checkpoint promises to handle.
+        tie_embeddings: the LM head is the transposed embedding.
+        qkv_bias, output_bias, mlp_bias: which linear layers have a bias.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float = 1e-5
+    max_length: int = 2048
+    rope: Rope = Rope()
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary embeddings, not {self.head_dim}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form, read back by `from_dict`."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "LlamaConfig":
+        """Inverse of `to_dict`. Raises ValueError naming a missing or unknown key."""
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        if unknown := sorted(values.keys() - known.keys()):
+            raise ValueError(f"unknown model setting {unknown[0]!r}")
+        required = {name for name, field in known.items() if field.default is dataclasses.MISSING}
+        if missing := sorted(required - values.keys()):
+            raise ValueError(f"model setting {missing[0]!r} is missing")
+        return cls(**{**values, "rope": Rope(**values.get("rope", {}))})

@@ -1,0 +1,20 @@
+"""Draft to the builder's full depth, always."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """Never stops early: the length is the builder's."""
+
+    def init(self, batch: int) -> Any:
+        return ()
+
+    def keep_drafting(self, keys, state, evidence):
+        return jnp.ones(evidence.top_prob.shape, bool)
+
+    def update(self, state, tree, verdict):
+        return state

@@ -1,0 +1,412 @@
+"""The loop: draft, verify, commit, in one `lax.while_loop` that never asks the host anything."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec import cache as kv
+from jaxspec.llama import forward, unembed
+from jaxspec.protocols import Committed, Controller, Drafter, Evidence, Models, Prefix, TreeBuilder
+from jaxspec.sampling import Sampling, draw, fold, probabilities
+from jaxspec.tree import DraftTree, Frontier, head, levels, plant, root_frontier, sizes, smallest, take
+from jaxspec.verify import Rule, Verdict
+
+# What a round's random numbers are for; each purpose has its own stream.
+DRAFT, VERIFY, CONTROL, FIRST = range(4)
+
+HISTORY = ("committed", "accepted", "levels", "drafted", "verified")
+"""Columns of `DecodeState.history`: tokens committed, drafts accepted, levels drafted (the deepest live path), nodes
+drafted before pruning, nodes verified without the root. All after the cut at EOS and budget; 0 where a row was done."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Speculation:
+    """A method, whole and static: one compilation of the loop for each.
+
+    Attributes:
+        tree_sizes: verification is compiled for those of these sizes that fit, and the smallest that holds the live
+            nodes of a round is taken.
+        log_probs: keep log p(token) of the output under the target's own distribution (temperature 1).
+        record: keep every round's tree and verdict.
+    """
+
+    drafter: Drafter
+    builder: TreeBuilder
+    controller: Controller
+    rule: Rule
+    tree_sizes: tuple[int, ...] = ()
+    log_probs: bool = False
+    record: bool = False
+
+    @property
+    def verify_sizes(self) -> tuple[int, ...]:
+        return sizes(self.builder.verified, self.tree_sizes)
+
+
+@chex.dataclass(frozen=True)
+class Trace:
+    """Every round's verified tree, for those who want to look (R rounds, N nodes)."""
+
+    token: Int[Array, "B R N"]
+    parent: Int[Array, "B R N"]
+    live: Bool[Array, "B R N"]
+    log_confidence: Float[Array, "B R N"]
+    on_path: Bool[Array, "B R N"]  # accepted, the root included
+
+
+@chex.dataclass(frozen=True)
+class DecodeState:
+    """Everything that a generation is, between two rounds. S rows fit; `tokens` past `length` mean nothing."""
+
+    tokens: Int[Array, "B S"]
+    length: Int[Array, " B"]  # committed tokens, the root included
+    limit: Int[Array, " B"]  # length at which the budget is spent
+    done: Bool[Array, " B"]
+    keys: Key[Array, " B"]
+    eos: Int[Array, " E"]  # token ids that end a text; -1 for none
+    sampling: Sampling
+    cache: tuple[kv.KV, ...]  # the target's: length - 1 rows
+    feature: Float[Array, "B D"]  # the target's hidden state at the last position that it computed and kept
+    drafter: Any
+    controller: Any
+    round: Int[Array, ""]
+    history: Int[Array, "B S 5"]  # a row a round, columns HISTORY
+    log_prob: Float[Array, "B S"] | None  # of tokens[:, i], given those before
+    trace: Trace | None
+
+
+@partial(jax.jit, static_argnames="spec", donate_argnames="state")
+def decode(spec: Speculation, models: Models, state: DecodeState, rounds: Int[Array, ""]) -> DecodeState:
+    """Runs up to `rounds` rounds; stops sooner when every row is done or a row needs a larger cache."""
+    last = state.round + rounds
+
+    def unfinished(state: DecodeState) -> Array:
+        return (state.round < last) & ~state.done.all() & ~needs_room(spec, state)
+
+    return jax.lax.while_loop(unfinished, partial(one_round, spec, models), state)
+
+
+def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeState:
+    """Draft a tree, verify it in one forward of the target, commit the accepted path."""
+    keys = fold(state.keys, state.length)  # by position: the same draws whatever the batch
+    prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
+    grown, drafter = draft(spec, models, state, prefix, fold(keys, DRAFT), fold(keys, CONTROL))
+    tree = spec.builder.prune(grown) if spec.rule.may_prune else grown
+    offered = spec.verify_sizes
+    branches = [partial(verify, spec, size) for size in offered]
+    found = jax.lax.switch(smallest(tree, offered), branches, models, prefix, tree, state.sampling, fold(keys, VERIFY))
+    return commit(spec, models, dataclasses.replace(state, drafter=drafter), grown, tree, found)
+
+
+def draft(
+    spec: Speculation, models: Models, state: DecodeState, prefix: Prefix, keys: Array, control_keys: Array
+) -> tuple[DraftTree, Any]:
+    """Grows the tree level by level, until no row of the batch drafts on."""
+    builder, root = spec.builder, jnp.take_along_axis(prefix.token, prefix.length[:, None] - 1, axis=1)[:, 0]
+    vocab_size = models.target.config.vocab_size if spec.rule.keeps_probs and builder.depth else None
+    tree = plant(root, builder.size, vocab_size)
+    if builder.depth == 0:
+        return tree, state.drafter
+
+    def grow(tree: DraftTree, frontier: Frontier, going: Array, logits: Array, hidden: Array):
+        level_keys = fold(keys, frontier.level)
+        propose = lambda logits, count: spec.rule.propose(level_keys, state.sampling, logits, count)
+        new, onward = builder.grow(propose, tree, frontier, logits, going)
+        going &= onward.live.any(axis=1)
+        evidence = gather_evidence(new, onward, frontier, logits, hidden, state.feature)
+        going &= spec.controller.keep_drafting(fold(control_keys, frontier.level), state.controller, evidence)
+        return new, onward, going
+
+    def level(carry):
+        tree, frontier, going, drafter = carry
+        logits, hidden, drafter = spec.drafter.expand(models, drafter, prefix, tree, frontier)
+        return *grow(tree, frontier, going, logits, hidden), drafter
+
+    def drafting(carry):
+        _, frontier, going, _ = carry
+        return (frontier.level < builder.depth) & going.any()
+
+    logits, hidden, drafter = spec.drafter.root(models, state.drafter, prefix, tree)
+    first = grow(tree, root_frontier(root.shape[0]), ~state.done, logits[:, None], hidden[:, None])
+    tree, _, _, drafter = jax.lax.while_loop(drafting, level, (*first, drafter))
+    return tree, drafter
+
+
+def gather_evidence(
+    tree: DraftTree, newest: Frontier, expanded: Frontier, logits: Array, hidden: Array, feature: Array
+) -> Evidence:
+    """What a level's drafting showed, along the likeliest path of each row that reaches it."""
+    at_level = tree.live & (tree.depth == newest.level)
+    tip = jnp.where(at_level, tree.log_confidence, -jnp.inf).argmax(axis=1)[:, None]
+    parent = take(tree.parent, tip)
+    slot = (expanded.node == parent).argmax(axis=1)[:, None]
+    top = jnp.exp(jax.nn.log_softmax(take(logits, slot)[:, 0]).max(axis=-1))
+    confidence = take(tree.log_confidence, tip)[:, 0]
+    return Evidence(
+        level=newest.level,
+        top_prob=top,
+        token_prob=jnp.exp(confidence - take(tree.log_confidence, parent)[:, 0]),
+        log_confidence=confidence,
+        draft_hidden=take(hidden, slot)[:, 0],
+        target_hidden=feature,
+    )
+
+
+@chex.dataclass(frozen=True)
+class Verified:
+    """What verification leaves, for the P positions of the accepted path only: the same shape for every tree size."""
+
+    verdict: Verdict
+    rows: tuple[kv.KV, ...]
+    hidden: Float[Array, "B P D"]
+    taps: tuple[Float[Array, "B P D"], ...]
+    log_probs: Float[Array, "B P"] | None  # of the token that follows each position
+
+
+def verify(
+    spec: Speculation, size: int, models: Models, prefix: Prefix, tree: DraftTree, sampling: Sampling, keys: Array
+) -> Verified:
+    """One forward of the target over the first `size` nodes, and the verdict. Reads the cache, returns none of it."""
+    tree = head(tree, size)
+    positions = prefix.length[:, None] - 1 + tree.depth
+    taps = spec.drafter.taps(models.target.config.num_layers)
+    out = forward(
+        models.target, tree.token, positions, tree.ancestors, prefix.cache, prefix.length - 1, taps=taps
+    )  # fmt: skip
+    logits = unembed(models.target, out.hidden)
+    verdict = spec.rule.verify(keys, sampling, tree, logits, spec.builder.depth)
+    log_probs = None
+    if spec.log_probs:
+        log_probs = log_prob_of(take(logits, verdict.path), path_tokens(tree, verdict))
+    return Verified(
+        verdict=verdict,
+        rows=tuple(kv.gather_path(layer, verdict.path) for layer in out.nodes),
+        hidden=take(out.hidden, verdict.path),
+        taps=tuple(take(tap, verdict.path) for tap in out.taps),
+        log_probs=log_probs,
+    )
+
+
+def commit(
+    spec: Speculation, models: Models, state: DecodeState, grown: DraftTree, tree: DraftTree, found: Verified
+) -> DecodeState:
+    """Appends the accepted path and the bonus token, cut at the first EOS and at the budget."""
+    verdict, new = found.verdict, path_tokens(tree, found.verdict)
+    offset = jnp.arange(new.shape[1])
+    stops = (new[..., None] == state.eos).any(axis=-1) & (offset <= verdict.accepted[:, None])
+    until_eos = jnp.where(stops.any(axis=1), stops.argmax(axis=1) + 1, verdict.accepted + 1)
+    count = jnp.where(state.done, 0, jnp.minimum(until_eos, state.limit - state.length)).astype(jnp.int32)
+    length = state.length + count
+    ended = (stops & (offset < count[:, None])).any(axis=1)
+    cut = dataclasses.replace(verdict, accepted=jnp.minimum(verdict.accepted, count))
+    # The minimum is 0; it makes the write depend on the verdict, without which XLA copies the cache (see cache.py).
+    start = state.length - 1 + jnp.minimum(verdict.next_token, 0)
+    committed = Committed(
+        start=state.length - 1,
+        count=count,
+        token=take(tree.token, verdict.path),
+        next_token=new,
+        hidden=found.hidden,
+        taps=found.taps,
+    )
+    return DecodeState(
+        tokens=write_block(state.tokens, new, state.length),
+        length=length,
+        limit=state.limit,
+        done=state.done | ended | (length >= state.limit),
+        keys=state.keys,
+        eos=state.eos,
+        sampling=state.sampling,
+        cache=tuple(kv.append(layer, rows, start) for layer, rows in zip(state.cache, found.rows, strict=True)),
+        feature=take(found.hidden, jnp.maximum(count - 1, 0)[:, None])[:, 0],
+        drafter=spec.drafter.observe(models, state.drafter, committed),
+        controller=spec.controller.update(state.controller, tree, cut),
+        round=state.round + 1,
+        history=record_round(state, grown, tree, cut, count),
+        log_prob=None if found.log_probs is None else write_block(state.log_prob, found.log_probs, state.length),
+        trace=None if state.trace is None else record_tree(state.trace, state.round, tree, cut),
+    )
+
+
+def path_tokens(tree: DraftTree, verdict: Verdict) -> Int[Array, "B P"]:
+    """The tokens after each position of the accepted path: the accepted drafts, then the bonus token."""
+    drafted = jnp.roll(take(tree.token, verdict.path), -1, axis=1)
+    at_end = jnp.arange(drafted.shape[1]) >= verdict.accepted[:, None]
+    return jnp.where(at_end, verdict.next_token[:, None], drafted)
+
+
+def log_prob_of(logits: Float[Array, "B P V"], token: Int[Array, "B P"]) -> Float[Array, "B P"]:
+    """log p(token) at temperature 1, whatever the text was drawn with."""
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), token[..., None], axis=-1)[..., 0]
+
+
+def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
+    """Writes block[b] at rows[b, start[b]:]; what lies past the new length is never read."""
+    put = lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new.astype(row.dtype), at, 0)
+    return jax.vmap(put)(rows, block, start)
+
+
+def record_round(
+    state: DecodeState, grown: DraftTree, tree: DraftTree, cut: Verdict, count: Int[Array, " B"]
+) -> Int[Array, "B S 5"]:
+    """Adds this round's row to the history. A cut inside the accepted run hides the levels beyond it."""
+    inside = count <= cut.accepted
+    depth = jnp.where(inside, jnp.minimum(levels(tree), count), levels(tree))
+    nodes = lambda tree: tree.live.sum(axis=1) - 1
+    row = jnp.stack([count, cut.accepted, depth, nodes(grown), nodes(tree)], axis=1)
+    row = jnp.where(state.done[:, None], 0, row).astype(jnp.int32)
+    return jax.lax.dynamic_update_slice_in_dim(state.history, row[:, None], state.round, 1)
+
+
+def record_tree(trace: Trace, at: Int[Array, ""], tree: DraftTree, cut: Verdict) -> Trace:
+    """Adds this round's tree to the trace."""
+    offset = jnp.arange(cut.path.shape[1])
+    path = jnp.where(offset <= cut.accepted[:, None], cut.path, 0)
+    on_path = (jnp.arange(tree.token.shape[1]) == path[..., None]).any(axis=1)
+    put = lambda rows, new: jax.lax.dynamic_update_slice_in_dim(rows, new[:, None].astype(rows.dtype), at, 1)
+    return Trace(
+        token=put(trace.token, tree.token),
+        parent=put(trace.parent, tree.parent),
+        live=put(trace.live, tree.live),
+        log_confidence=put(trace.log_confidence, tree.log_confidence),
+        on_path=put(trace.on_path, on_path),
+    )
+
+
+# --- before the first round, and between calls
+
+
+def margin(spec: Speculation) -> int:
+    """Rows past the length that a round may write: the accepted path and what a drafter re-reads."""
+    return spec.builder.depth + 3
+
+
+def needs_room(spec: Speculation, state: DecodeState) -> Bool[Array, ""]:
+    """Whether some unfinished row could not finish a round within its rows."""
+    return (jnp.where(state.done, 0, state.length).max() + margin(spec)) > state.tokens.shape[1]
+
+
+def new_state(
+    spec: Speculation,
+    models: Models,
+    tokens: Int[Array, "B S"],
+    length: Int[Array, " B"],
+    limit: Int[Array, " B"],
+    done: Bool[Array, " B"],
+    keys: Key[Array, " B"],
+    eos: Int[Array, " E"],
+    sampling: Sampling,
+) -> DecodeState:
+    """State before prefill: `tokens` holds the prompts, left-aligned, `length` tokens of each row."""
+    batch, rows = tokens.shape
+    config, dtype = models.target.config, models.target.norm[...].dtype
+    return DecodeState(
+        tokens=tokens,
+        length=length,
+        limit=limit,
+        done=done,
+        keys=keys,
+        eos=eos,
+        sampling=sampling,
+        cache=kv.allocate(config, batch, rows, dtype),
+        feature=jnp.zeros((batch, config.hidden_size), dtype),
+        drafter=spec.drafter.init(models, batch, rows),
+        controller=spec.controller.init(batch),
+        round=jnp.zeros((), jnp.int32),
+        history=jnp.zeros((batch, rows, len(HISTORY)), jnp.int32),
+        log_prob=jnp.zeros((batch, rows), jnp.float32) if spec.log_probs else None,
+        trace=empty_trace(batch, rows, spec.builder.verified) if spec.record else None,
+    )
+
+
+def empty_trace(batch: int, rounds: int, nodes: int) -> Trace:
+    """A trace with nothing in it."""
+    shape = (batch, rounds, nodes)
+    return Trace(
+        token=jnp.zeros(shape, jnp.int32),
+        parent=jnp.full(shape, -1, jnp.int32),
+        live=jnp.zeros(shape, bool),
+        log_confidence=jnp.zeros(shape, jnp.float32),
+        on_path=jnp.zeros(shape, bool),
+    )
+
+
+@partial(jax.jit, static_argnames=("spec", "chunk"), donate_argnames="state")
+def prefill(spec: Speculation, models: Models, state: DecodeState, chunk: int) -> DecodeState:
+    """Reads the prompts, `chunk` tokens at a time, and commits the first token of each row.
+
+    Rows may have any lengths. Needs room for the longest prompt rounded up to whole chunks, and `margin` rows.
+    """
+    batch, prompt = state.length.shape[0], state.length
+    taps = spec.drafter.taps(models.target.config.num_layers)
+    causal = jnp.broadcast_to(jnp.tril(jnp.ones((chunk, chunk), bool)), (batch, chunk, chunk))
+    keys = fold(fold(state.keys, prompt), FIRST)
+
+    def read(carry):
+        at, state = carry
+        token = jax.lax.dynamic_slice_in_dim(state.tokens, at, chunk, axis=1)
+        positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
+        start = jnp.full((batch,), at)
+        out = forward(models.target, token, positions, causal, state.cache, start, taps=taps)
+        ends = (prompt > at) & (prompt <= at + chunk)
+        feature = take(out.hidden, jnp.clip(prompt - 1 - at, 0, chunk - 1)[:, None])
+        logits = unembed(models.target, feature)[:, 0]
+        first = draw(keys, probabilities(logits, state.sampling))
+        old = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
+        tokens = write_block(state.tokens, jnp.where(ends[:, None], first[:, None], old), prompt)
+        count = jnp.clip(prompt - at, 0, chunk)
+        committed = Committed(
+            start=jnp.where(count > 0, at, prompt + 1),
+            count=count,
+            token=token,
+            next_token=jax.lax.dynamic_slice_in_dim(tokens, at + 1, chunk, axis=1),
+            hidden=out.hidden,
+            taps=out.taps,
+        )
+        log_prob = state.log_prob
+        if log_prob is not None:
+            old = jnp.take_along_axis(log_prob, prompt[:, None], axis=1)
+            new = log_prob_of(logits[:, None], first[:, None])
+            log_prob = write_block(log_prob, jnp.where(ends[:, None], new, old), prompt)
+        write_at = start + jnp.minimum(first, 0)  # depends on the reads, so that the write is in place
+        return at + chunk, dataclasses.replace(
+            state,
+            tokens=tokens,
+            cache=tuple(kv.append(layer, new, write_at) for layer, new in zip(state.cache, out.nodes, strict=True)),
+            feature=jnp.where(ends[:, None], feature[:, 0], state.feature),
+            drafter=spec.drafter.observe(models, state.drafter, committed),
+            log_prob=log_prob,
+        )
+
+    unread = lambda carry: carry[0] < prompt.max()
+    _, state = jax.lax.while_loop(unread, read, (jnp.zeros((), jnp.int32), state))
+    first = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
+    length = jnp.where(state.done, prompt, prompt + 1)
+    done = state.done | (first == state.eos).any(axis=1) | (length >= state.limit)
+    return dataclasses.replace(state, length=length, done=done)
+
+
+@partial(jax.jit, static_argnames=("spec", "rows"))
+def enlarge(spec: Speculation, state: DecodeState, rows: int) -> DecodeState:
+    """The same state with room for `rows` rows."""
+    pad = lambda x, fill=0: jnp.pad(
+        x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)], constant_values=fill
+    )
+    trace = state.trace
+    if trace is not None:
+        trace = jax.tree.map(pad, trace)
+    return dataclasses.replace(
+        state,
+        tokens=pad(state.tokens),
+        cache=kv.grow(state.cache, rows),
+        drafter=spec.drafter.grow(state.drafter, rows),
+        history=pad(state.history),
+        log_prob=None if state.log_prob is None else pad(state.log_prob),
+        trace=trace,
+    )
+

@@ -1,0 +1,67 @@
+"""Prompt lookup: what followed the last time these tokens stood together (no weights, no forward)."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from jaxspec.tree import root_frontier, take
+
+
+@dataclasses.dataclass(frozen=True)
+class Ngram:
+    """Matches the last tokens against everything committed; the longest match wins, then the most recent.
+
+    Attributes:
+        longest: most tokens compared.
+        shortest: fewest that must match before anything is proposed; with no match a row drafts nothing.
+        sharpness: nats between a match and one that is a token shorter, where the draft is sampled.
+    """
+
+    may_abstain: ClassVar[bool] = True
+    longest: int = 3
+    shortest: int = 1
+    sharpness: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest:
+            raise ValueError(f"ngram: 1 <= shortest <= longest, not {self.shortest} and {self.longest}")
+        if self.sharpness <= 1:
+            raise ValueError(f"ngram: sharpness must exceed 1, the weight of recency, not {self.sharpness}")
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        return ()
+
+    def init(self, models, batch, rows) -> Any:
+        return ()
+
+    def grow(self, state, rows):
+        return state
+
+    def observe(self, models, state, committed):
+        return state
+
+    def root(self, models, state, prefix, tree):
+        logits, hidden, state = self.expand(models, state, prefix, tree, root_frontier(tree.token.shape[0]))
+        return logits[:, 0], hidden[:, 0], state
+
+    def expand(self, models, state, prefix, tree, frontier):
+        history, rows = prefix.token, jnp.arange(prefix.token.shape[1])
+        node, back = frontier.node, jnp.zeros_like(frontier.node)
+        matched = jnp.zeros((*node.shape, history.shape[1]), jnp.int32)  # tokens that agree, ending at each position
+        unbroken = jnp.ones(matched.shape, bool)
+        for i in range(self.longest):  # the path to the node read backwards: drafted tokens, then committed ones
+            at = prefix.length[:, None] - 1 - back
+            token = jnp.where(node >= 0, take(tree.token, node), jnp.take_along_axis(history, jnp.maximum(at, 0), axis=1))
+            unbroken &= (jnp.roll(history, i, axis=1)[:, None] == token[..., None]) & (rows >= i) & (at >= 0)[..., None]
+            matched += unbroken
+            node = jnp.where(node >= 0, take(tree.parent, node), node)
+            back += node < 0
+        usable = (matched >= self.shortest) & (rows < prefix.length[:, None] - 1)[:, None]
+        score = jnp.where(usable, self.sharpness * matched + rows / history.shape[1], -jnp.inf)
+        follows = jnp.roll(history, -1, axis=1)
+        batch = jnp.arange(history.shape[0])[:, None, None]
+        width = jnp.arange(frontier.node.shape[1])[:, None]
+        logits = jnp.full((*frontier.node.shape, models.target.config.vocab_size), -jnp.inf)
+        logits = logits.at[batch, width, follows[:, None]].max(score)
+        return logits, jnp.zeros((*frontier.node.shape, 1)), state

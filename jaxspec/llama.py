@@ -1,0 +1,236 @@
+"""The target: a LLaMA whose one forward serves prefill, plain decoding, drafting and tree verification.
+
+Weights live in `nnx.Module`s, which are pytrees; the computation is plain functions. Layers are separate arrays and a
+Python loop, not a scan over stacked weights, which is two to three times slower on a CPU.
+"""
+
+import dataclasses
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.cache import KV, capacity, write_nodes
+from jaxspec.config import LlamaConfig, Rope
+
+
+class Linear(nnx.Module):
+    """y = x @ kernel + bias; kernel [in, out], bias [out] or None."""
+
+    def __init__(self, rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str], *, bias: bool, dtype: jnp.dtype):
+        scale = 1 / math.sqrt(shape[0])
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * jnp.asarray(scale, dtype), axes=axes)
+        self.bias = nnx.Param(jnp.zeros(shape[1:], dtype), axes=axes[1:]) if bias else None
+
+
+class Attention(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype):
+        c, heads, kv = config, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q = Linear(rngs, (c.hidden_size, heads), ("embed", "heads"), bias=c.qkv_bias, dtype=dtype)
+        self.k = Linear(rngs, (c.hidden_size, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
+        self.v = Linear(rngs, (c.hidden_size, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
+        self.o = Linear(rngs, (heads, c.hidden_size), ("heads", "embed"), bias=c.output_bias, dtype=dtype)
+
+
+class MLP(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype):
+        wide, narrow = (config.hidden_size, config.intermediate_size), (config.intermediate_size, config.hidden_size)
+        self.gate = Linear(rngs, wide, ("embed", "mlp"), bias=config.mlp_bias, dtype=dtype)
+        self.up = Linear(rngs, wide, ("embed", "mlp"), bias=config.mlp_bias, dtype=dtype)
+        self.down = Linear(rngs, narrow, ("mlp", "embed"), bias=config.mlp_bias, dtype=dtype)
+
+
+class Layer(nnx.Module):
+    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype):
+        self.attention_norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
+        self.attention = Attention(rngs, config, dtype)
+        self.mlp_norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
+        self.mlp = MLP(rngs, config, dtype)
+
+
+class Llama(nnx.Module):
+    """Weights of a LLaMA, random until loaded. `head` is None where the embedding is tied."""
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.dtype("float32")):
+        self.config = config
+        shape = (config.vocab_size, config.hidden_size)
+        self.embedding = nnx.Param(jax.random.normal(rngs.params(), shape, dtype), axes=("vocab", "embed"))
+        self.layers = nnx.List([Layer(rngs, config, dtype) for _ in range(config.num_layers)])
+        self.norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
+        head = None if config.tie_embeddings else Linear(rngs, shape[::-1], ("embed", "vocab"), bias=False, dtype=dtype)
+        self.head = head
+
+
+@chex.dataclass(frozen=True)
+class Output:
+    """What one forward computed for W nodes."""
+
+    hidden: Float[Array, "B W D"]  # after the final RMSNorm: the feature
+    nodes: tuple[KV, ...]  # keys and values of the N nodes, one a layer
+    taps: tuple[Float[Array, "B W D"], ...]  # inputs of the tapped layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Attend:
+    """What the nodes of one forward may look at, the same for every layer.
+
+    Attributes:
+        cos, sin: [B W H/2] float32, rotary tables of the nodes' positions.
+        prefix: [B S] bool, the rows of the cache that hold committed tokens.
+        mask: [B W N] bool, node w sees node n (its ancestors and itself).
+        slots: [B W], where in the N nodes these W stand; None where W = N and they are all of them.
+    """
+
+    cos: Float[Array, "B W h"]
+    sin: Float[Array, "B W h"]
+    prefix: Bool[Array, "B S"]
+    mask: Bool[Array, "B W N"]
+    slots: Int[Array, "B W"] | None = None
+
+
+def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
+    """The one place where activations meet weights."""
+    y = x @ layer.kernel[...].astype(x.dtype)
+    return y if layer.bias is None else y + layer.bias[...].astype(x.dtype)
+
+
+def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
+    """RMSNorm computed in float32 (arXiv:1910.07467)."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (scale.astype(x.dtype) * wide.astype(x.dtype)).astype(x.dtype)
+
+
+def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
+    """[H/2] float32 radians per position, scaled as `rope` says."""
+    frequency = 1.0 / np.float32(rope.theta) ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
+    if rope.scaling == "linear":
+        return frequency / np.float32(rope.factor)
+    if rope.scaling == "llama3":
+        wavelength = 2 * np.pi / frequency
+        blend = (rope.original_length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        blend = np.clip(blend, 0.0, 1.0).astype(np.float32)
+        return ((1 - blend) / rope.factor + blend).astype(np.float32) * frequency
+    return frequency
+
+
+def rotate(x: Float[Array, "B W K G H"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]) -> Float[Array, "B W K G H"]:
+    """Rotates the two halves of each head against each other (Hugging Face's layout), in float32."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, :, None, None], sin[:, :, None, None]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def attention(
+    p: Attention, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
+) -> tuple[Float[Array, "B W D"], KV]:
+    """Attention over [committed prefix ; tree nodes], the two kept apart so that the cache is only read.
+
+    `prefix` (S rows) and `nodes` (N rows) hold this layer alone; returns the nodes with the new keys and values.
+    """
+    batch, width, _ = x.shape
+    kv_heads, groups = config.num_kv_heads, config.num_heads // config.num_kv_heads
+    split = lambda y, g: y.reshape(batch, width, kv_heads, g, config.head_dim)
+    query = rotate(split(linear(x, p.q), groups), attend.cos, attend.sin).transpose(0, 2, 3, 1, 4)
+    key = rotate(split(linear(x, p.k), 1), attend.cos, attend.sin)[:, :, :, 0]
+    value = split(linear(x, p.v), 1)[:, :, :, 0]
+    new = KV(k=key.transpose(0, 2, 3, 1), v=value.swapaxes(1, 2))
+    nodes = new if nodes is None else write_nodes(nodes, new, attend.slots)
+
+    scale = config.head_dim**-0.5
+    dot = lambda a, b: jnp.einsum("bkgwh,bkhs->bkgws", a, b.astype(a.dtype), preferred_element_type=jnp.float32) * scale
+    low = jnp.finfo(jnp.float32).min
+    over_prefix = jnp.where(attend.prefix[:, None, None, None], dot(query, prefix.k), low)
+    over_nodes = jnp.where(attend.mask[:, None, None], dot(query, nodes.k), low)
+    peak = jnp.maximum(over_prefix.max(-1, keepdims=True), over_nodes.max(-1, keepdims=True))
+    over_prefix, over_nodes = jnp.exp(over_prefix - peak), jnp.exp(over_nodes - peak)
+    total = over_prefix.sum(-1, keepdims=True) + over_nodes.sum(-1, keepdims=True)
+    mix = lambda w, v: jnp.einsum("bkgws,bksh->bkgwh", w.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    out = (mix(over_prefix, prefix.v) + mix(over_nodes, nodes.v)) / total
+    out = out.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
+    return linear(out, p.o), nodes
+
+
+def mlp(p: MLP, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+    return linear(jax.nn.silu(linear(x, p.gate)) * linear(x, p.up), p.down)
+
+
+def decoder_layer(
+    layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
+) -> tuple[Float[Array, "B W D"], KV]:
+    """One decoder layer on the residual stream; `prefix` and `nodes` hold this layer alone."""
+    mixed, nodes = attention(
+        layer.attention, config, rms_norm(x, layer.attention_norm[...], config.norm_eps), attend, prefix, nodes
+    )
+    x = x + mixed
+    return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps)), nodes
+
+
+def attend_to(
+    config: LlamaConfig,
+    positions: Int[Array, "B W"],
+    mask: Bool[Array, "B W N"],
+    cached: Int[Array, " B"],
+    rows: int,
+    slots: Int[Array, "B W"] | None = None,
+) -> Attend:
+    """Builds the `Attend` of nodes at `positions` over the first `cached` rows of a cache of `rows` rows."""
+    angle = positions[..., None].astype(jnp.float32) * rope_frequencies(config.rope, config.head_dim)
+    prefix = jnp.arange(rows) < cached[:, None]
+    return Attend(cos=jnp.cos(angle), sin=jnp.sin(angle), prefix=prefix, mask=mask, slots=slots)
+
+
+def forward(
+    model: Llama,
+    tokens: Int[Array, "B W"],
+    positions: Int[Array, "B W"],
+    mask: Bool[Array, "B W N"],
+    cache: tuple[KV, ...],
+    cached: Int[Array, " B"],
+    *,
+    nodes: tuple[KV, ...] | None = None,
+    slots: Int[Array, "B W"] | None = None,
+    taps: tuple[int, ...] = (),
+) -> Output:
+    """Runs W tokens over a committed prefix and their own ancestors. The cache is read, never written.
+
+    Args:
+        positions: rotary position of each token.
+        mask: token w sees node n; ancestors and itself. A causal mask makes this prefill, a 1 x 1 mask plain decoding.
+        cache: a KV a layer, S rows; only the first `cached` rows of each sequence are seen.
+        nodes: keys and values of nodes that an earlier forward of the same round computed; None: the W tokens are all.
+        slots: where the W tokens stand among the N nodes; needed with `nodes`.
+        taps: layers whose input to return. Tap i is what Hugging Face calls `hidden_states[i]`, i < num_layers.
+    """
+    config = model.config
+    attend = attend_to(config, positions, mask, cached, capacity(cache), slots)
+    x = embed(model, tokens)
+    filled, tapped = [], {}
+    for i, layer in enumerate(model.layers):
+        if i in taps:
+            tapped[i] = x
+        x, new = decoder_layer(layer, config, x, attend, cache[i], None if nodes is None else nodes[i])
+        filled.append(new)
+    hidden = rms_norm(x, model.norm[...], config.norm_eps)
+    return Output(hidden=hidden, nodes=tuple(filled), taps=tuple(tapped[i] for i in taps))
+
+
+def embed(model: Llama, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
+    """Token embeddings; an id outside the vocabulary reads the nearest row and is refused long before this point."""
+    return model.embedding[...].at[tokens].get(mode="clip")
+
+
+def unembed(model: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+    """Logits, float32, of final hidden states."""
+    if model.head is None:
+        logits = hidden @ model.embedding[...].astype(hidden.dtype).T
+    else:
+        logits = linear(hidden, model.head)
+    return logits.astype(jnp.float32)
