@@ -45,7 +45,9 @@ class Speculation:
 
     @property
     def verify_sizes(self) -> tuple[int, ...]:
-        return sizes(self.builder.verified, self.tree_sizes)
+        """The sizes that verification is compiled for: one, where trees do not vary."""
+        varies = self.drafter.abstains or self.controller.stops or self.builder.prunes
+        return sizes(self.builder.verified, self.tree_sizes if varies else ())
 
 
 @chex.dataclass(frozen=True)

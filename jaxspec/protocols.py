@@ -64,6 +64,8 @@ class Evidence:
 class Drafter(Protocol):
     """Proposes continuations of a tree's nodes."""
 
+    abstains: ClassVar[bool]  # may propose nothing after a node, by logits of -inf
+
     def taps(self, num_layers: int) -> tuple[int, ...]:
         """Target layers whose inputs `observe` wants."""
         ...
@@ -129,6 +131,8 @@ class TreeBuilder(Protocol):
 
 class Controller(Protocol):
     """Decides whether a sequence drafts on. It may end a path, never take a drafted node back."""
+
+    stops: ClassVar[bool]  # ever
 
     def init(self, batch: int) -> State: ...
 

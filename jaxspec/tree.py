@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import chex
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -153,6 +152,6 @@ def sizes(size: int, steps: Sequence[int]) -> tuple[int, ...]:
 
 
 def smallest(tree: DraftTree, offered: tuple[int, ...]) -> Int[Array, ""]:
-    """Index of the smallest offered size that holds the live nodes of every row. Live nodes must come first."""
-    needed = tree.live.sum(axis=1).max()
-    return jax.lax.clamp(0, (needed > jnp.array(offered)).sum(dtype=jnp.int32), len(offered) - 1)
+    """Index of the smallest offered size that holds the live nodes of every row."""
+    needed = jnp.where(tree.live, jnp.arange(1, tree.live.shape[1] + 1), 0).max()
+    return jnp.minimum((needed > jnp.array(offered)).sum(dtype=jnp.int32), len(offered) - 1)

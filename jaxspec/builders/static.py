@@ -13,12 +13,20 @@ Path = tuple[int, ...]
 
 
 def parse_paths(text: str) -> tuple[Path, ...]:
-    """Reads `0:1:00:01` (one digit a level) or, for ranks above 9, `0:1:0.10:12.3`."""
+    """Reads `0:1:00:01` (one digit a level) or, where ranks go above 9, `0.:10.:0.1:10.3` (a dot after each but the last)."""
     try:
-        paths = [tuple(int(rank) for rank in (p.split(".") if "." in p else p)) for p in text.split(":")]
+        paths = [tuple(int(rank) for rank in (p.strip(".").split(".") if "." in p else p)) for p in text.split(":")]
     except ValueError:
         raise ValueError(f"static: paths are child ranks such as 0:1:00:01, not {text!r}") from None
     return tuple(paths)
+
+
+def show_paths(paths: tuple[Path, ...]) -> str:
+    """Inverse of `parse_paths`."""
+    wide = any(rank > 9 for path in paths for rank in path)
+    if wide:  # a lone rank needs its dot too
+        return ":".join(".".join(map(str, path)) + ("." if len(path) == 1 else "") for path in paths)
+    return ":".join("".join(map(str, path)) for path in paths)
 
 
 EAGLE_TREE = parse_paths(
@@ -32,7 +40,7 @@ class Static:
     """The nodes whose paths of child ranks are listed; rank 0 is the first proposed child. Default: EAGLE's tree."""
 
     prunes: ClassVar[bool] = False
-    paths: tuple[Path, ...] = EAGLE_TREE
+    paths: tuple[Path, ...] = dataclasses.field(default=EAGLE_TREE, metadata={"parse": parse_paths, "show": show_paths})
 
     def __post_init__(self) -> None:
         known = set(self.paths)

@@ -1,7 +1,7 @@
 """Draft to the builder's full depth, always."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -9,6 +9,8 @@ import jax.numpy as jnp
 @dataclasses.dataclass(frozen=True)
 class Fixed:
     """Never stops early: the length is the builder's."""
+
+    stops: ClassVar[bool] = False
 
     def init(self, batch: int) -> Any:
         return ()

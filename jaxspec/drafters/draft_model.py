@@ -1,6 +1,7 @@
 """A smaller LLaMA with the target's vocabulary drafts (Leviathan et al., arXiv:2211.17192)."""
 
 import dataclasses
+from pathlib import Path
 from typing import ClassVar
 
 import chex
@@ -8,7 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxspec import cache as kv
-from jaxspec.llama import forward, unembed
+from jaxspec.checkpoint import check_fits, read_config, restore
+from jaxspec.llama import Llama, forward, unembed
+from jaxspec.load import Checkpoint, check_same_vocabulary
 from jaxspec.tree import take
 
 
@@ -26,7 +29,14 @@ class DraftModelState:
 class DraftModel:
     """Drafts with the LLaMA in `Models.draft`. What it computed for drafted nodes is dropped after the round."""
 
-    may_abstain: ClassVar[bool] = False
+    abstains: ClassVar[bool] = False
+
+    @staticmethod
+    def load_head(target: Checkpoint, path: Path, dtype: jnp.dtype) -> Llama:
+        """Restores the draft model at `path`; raises CheckpointError where its vocabulary is not the target's."""
+        check_same_vocabulary(target, path)
+        check_fits(read_config(path).model, dtype)
+        return restore(path, dtype)
 
     def taps(self, num_layers: int) -> tuple[int, ...]:
         return ()
@@ -53,7 +63,7 @@ class DraftModel:
         root = jnp.take_along_axis(out.hidden, committed.count[:, None, None], axis=1)[:, 0]
         logits = unembed(models.draft, root)
         news = (committed.count > 0)[:, None]
-        start = committed.start + jnp.minimum(committed.count, 0) + jnp.minimum(logits.argmax(-1), 0)
+        start = committed.start + jnp.minimum(logits.argmax(-1), 0)  # after the reads, so in place: see cache.py
         return DraftModelState(
             cache=tuple(kv.append(old, new, start) for old, new in zip(state.cache, out.nodes, strict=True)),
             logits=jnp.where(news, logits, state.logits),

@@ -18,7 +18,7 @@ class Ngram:
         sharpness: nats between a match and one that is a token shorter, where the draft is sampled.
     """
 
-    may_abstain: ClassVar[bool] = True
+    abstains: ClassVar[bool] = True
     longest: int = 3
     shortest: int = 1
     sharpness: float = 4.0

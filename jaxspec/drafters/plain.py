@@ -10,7 +10,7 @@ from jaxspec.tree import DraftTree, Frontier
 class Plain:
     """The drafter that is never asked."""
 
-    may_abstain: ClassVar[bool] = False
+    abstains: ClassVar[bool] = False
 
     def taps(self, num_layers: int) -> tuple[int, ...]:
         return ()

@@ -1,0 +1,28 @@
+"""jaxspec: LLaMA models that generate text several times faster, without changing one token of what they say."""
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING, Any
+
+__version__ = importlib.metadata.version("jaxspec")
+__all__ = ["Checkpoint", "Engine", "Generation", "Method", "__version__", "load", "parse_method"]
+
+if TYPE_CHECKING:
+    from jaxspec.engine import Engine, Generation
+    from jaxspec.load import Checkpoint, load
+    from jaxspec.methods import Method, parse_method
+
+_HOMES = {
+    "Checkpoint": "jaxspec.load",
+    "Engine": "jaxspec.engine",
+    "Generation": "jaxspec.engine",
+    "Method": "jaxspec.methods",
+    "load": "jaxspec.load",
+    "parse_method": "jaxspec.methods",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,302 @@
+"""Checkpoints on disk: `config.json`, `params/` (Orbax), tokenizer files, and heads under `heads/NAME/`.
+
+Parameters are a nested dictionary of arrays that mirrors the module: `layers.0.attention.q.kernel` names one of them,
+here and in every error. What is said here of `Llama` holds for any `nnx.Module`, so heads use the same functions.
+"""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from rich import filesize
+
+from jaxspec.config import LlamaConfig
+from jaxspec.llama import Llama
+
+FORMAT = "jaxspec"
+FORMAT_VERSION = 1
+DTYPES = ("float32", "bfloat16", "float16")
+GROUP_BYTES = 256 * 2**20
+
+M = TypeVar("M", bound=nnx.Module)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used: one sentence with what is wrong, where, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """What `config.json` of a checkpoint says.
+
+    Attributes:
+        family: what Hugging Face calls `model_type`: llama, mistral, qwen2.
+        model: shape of the target.
+        dtype: dtype of the parameters on disk.
+        source_dtype: dtype that they had before conversion, and get again on export.
+        source_format: `huggingface`, `meta`, or `jaxspec` where a model was made here.
+        bos, pad: token ids, None where the source names none.
+        eos: every id that ends a sequence.
+    """
+
+    family: str
+    model: LlamaConfig
+    dtype: str
+    source_dtype: str
+    source_format: str
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    pad: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "source_dtype"):
+            if getattr(self, name) not in DTYPES:
+                raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, not {getattr(self, name)!r}")
+
+    def to_json(self) -> str:
+        """Text of `config.json`, read back by `from_json`."""
+        return json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "CheckpointConfig":
+        """Inverse of `to_json`. Raises ValueError naming a missing, unknown or wrong key."""
+        values = json.loads(text)
+        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+            raise ValueError(f'it has no "format": "{FORMAT}"; convert the model with `jaxspec-convert llama`')
+        if (version := values.pop("version", None)) != FORMAT_VERSION:
+            raise ValueError(f"its version is {version}, this jaxspec reads version {FORMAT_VERSION}")
+        if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(cls)}):
+            raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
+        return cls(**{**values, "model": LlamaConfig.from_dict(values["model"]), "eos": tuple(values["eos"])})
+
+
+def read_config(path: Path | str) -> CheckpointConfig:
+    """Reads CKPT/config.json. Raises CheckpointError where it is missing or not one of ours."""
+    file = Path(path) / "config.json"
+    try:
+        return CheckpointConfig.from_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"there is no readable jaxspec checkpoint at {path}: {file} {_reason(error)}") from error
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} is not the config of a jaxspec checkpoint: {error}") from error
+
+
+def write_config(path: Path | str, config: CheckpointConfig) -> None:
+    """Writes CKPT/config.json."""
+    (Path(path) / "config.json").write_text(config.to_json(), encoding="utf-8")
+
+
+def heads(path: Path | str) -> tuple[str, ...]:
+    """Sorted names of the heads found under CKPT/heads: the folders that hold a config.json."""
+    return tuple(sorted(file.parent.name for file in (Path(path) / "heads").glob("*/config.json")))
+
+
+def abstract(config: LlamaConfig, dtype: Any = jnp.float32) -> Llama:
+    """A Llama of `jax.ShapeDtypeStruct`s: every name and shape, no memory."""
+    return nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(dtype)))
+
+
+def restore(path: Path | str, dtype: Any = None) -> Llama:
+    """Loads the target of a checkpoint onto the default device.
+
+    Args:
+        path: a checkpoint folder.
+        dtype: dtype of every parameter; None keeps the one that `config.json` names.
+
+    Raises:
+        CheckpointError: the folder is no checkpoint, or a parameter is missing, unexpected or mis-shaped.
+    """
+    config = read_config(path)
+    return load_params(Path(path) / "params", abstract(config.model), config.dtype if dtype is None else dtype)
+
+
+def module_to_dict(module: nnx.Module) -> dict[str, Any]:
+    """Dotted name → array (or ShapeDtypeStruct, of an abstract module) of every parameter."""
+    return {".".join(map(str, keys)): variable.get_value() for keys, variable in nnx.to_flat_state(nnx.state(module))}
+
+
+def dict_to_module(module: M, values: Mapping[str, Any]) -> M:
+    """The module with its parameters taken from `values`, dotted names. Raises CheckpointError where they differ."""
+    check_names(module_to_dict(module), values, "the parameters")
+    graph, state = nnx.split(module)
+    filled = [(keys, old.replace(values[".".join(map(str, keys))])) for keys, old in nnx.to_flat_state(state)]
+    return nnx.merge(graph, nnx.from_flat_state(filled))
+
+
+def check_names(expected: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
+    """Raises CheckpointError naming what is missing, unexpected or mis-shaped in `found`; values have a `.shape`."""
+    for problem, names in (
+        ("is missing", expected.keys() - found.keys()),
+        ("is not part of this model", found.keys() - expected.keys()),
+    ):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise CheckpointError(
+                f"tensor {min(names, key=natural)}{more} {problem} in {where}; the files are incomplete, "
+                "or their config is another model's"
+            )
+    for name in expected:
+        if (want := tuple(expected[name].shape)) != (got := tuple(found[name].shape)):
+            raise CheckpointError(f"tensor {name} in {where} has shape {list(got)}, the config asks for {list(want)}")
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort key by which layers.2 comes before layers.10."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in name.split("."))
+
+
+def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_bytes: int = GROUP_BYTES) -> None:
+    """Writes (dotted name, array) pairs as Orbax parameters, holding about `group_bytes` of them at a time.
+
+    `path` must not exist; it appears when everything is written. Beside it Orbax keeps `NAME.partial_save` until then.
+    """
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    path = str(Path(path).absolute())
+    # Saving blocks until the bytes are on disk, so Orbax needs no copy of its own to write from.
+    context = ocp.Context()
+    context.memory.deepcopy_host_arrays = False
+    with context:
+        for group in _groups(params, group_bytes):
+            ocp.partial.save(path, _nest(group))
+            group.clear()
+        ocp.partial.finalize(path)
+
+
+def read_shapes(path: Path | str) -> dict[str, Any]:
+    """Dotted name → metadata with `.shape` and `.dtype` of the parameters that `write_params` wrote."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    try:
+        return dict(_flatten(ocp.metadata(str(Path(path).absolute())).metadata))
+    except Exception as error:  # Orbax and TensorStore raise many types, none of them documented
+        raise CheckpointError(f"the parameters at {path} cannot be read: {_reason(error)}") from error
+
+
+def read_arrays(path: Path | str, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Some of the parameters that `write_params` wrote, as they are on disk."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    wanted = {name: meta if name in names else ocp.PLACEHOLDER for name, meta in read_shapes(path).items()}
+    return {name: array for name, array in _load(path, wanted).items() if name in names}
+
+
+def load_params(path: Path | str, module: M, dtype: Any = None) -> M:
+    """Fills an abstract module from Orbax parameters, cast to `dtype` tensor by tensor; None keeps each one's own."""
+    stored = read_shapes(path)
+    check_names(module_to_dict(module), stored, str(path))
+    where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = {
+        name: jax.ShapeDtypeStruct(meta.shape, jnp.dtype(meta.dtype if dtype is None else dtype), sharding=where)
+        for name, meta in stored.items()
+    }
+    return dict_to_module(module, _load(path, wanted))
+
+
+def _load(path: Path | str, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Reads what an abstract value stands for: NumPy metadata as it is, a ShapeDtypeStruct cast and onto its device."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    context = ocp.Context()
+    # Bounds the tensors that exist twice, as read and as cast; the largest one must fit.
+    largest = max((math.prod(leaf.shape) * 4 for leaf in wanted.values() if hasattr(leaf, "shape")), default=0)
+    context.memory.read_concurrent_bytes = max(largest, GROUP_BYTES)
+    try:
+        with context:
+            return dict(_flatten(ocp.load(str(Path(path).absolute()), _nest(wanted))))
+    except Exception as error:  # as in read_shapes
+        raise CheckpointError(f"the parameters at {path} cannot be read: {_reason(error)}") from error
+
+
+def required_bytes(config: LlamaConfig, dtype: Any) -> int:
+    """Bytes of all parameters in `dtype`, from their shapes."""
+    return parameter_count(config) * jnp.dtype(dtype).itemsize
+
+
+def parameter_count(config: LlamaConfig) -> int:
+    """Number of parameters; a tied embedding counts once."""
+    return sum(math.prod(leaf.shape) for leaf in module_to_dict(abstract(config)).values())
+
+
+def kv_bytes(config: LlamaConfig, batch: int, rows: int, dtype: Any) -> int:
+    """Bytes of a KV cache of `rows` rows for `batch` sequences."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * batch * rows * jnp.dtype(dtype).itemsize
+
+
+def available_bytes(device: Any = None) -> int:
+    """Free memory of a device (the default one if None); the host's for a CPU."""
+    device = device or jax.devices()[0]
+    if device.platform != "cpu" and (stats := device.memory_stats()):
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_fits(config: LlamaConfig, dtype: Any, *, batch: int = 1, rows: int = 0, device: Any = None) -> None:
+    """Raises CheckpointError, with the arithmetic, where parameters and KV cache exceed the device's free memory."""
+    dtype, device = jnp.dtype(dtype), device or jax.devices()[0]
+    weights, cache, free = required_bytes(config, dtype), kv_bytes(config, batch, rows, dtype), available_bytes(device)
+    if weights + cache <= free:
+        return
+    c = config
+    parts = f"{parameter_count(c):,} parameters x {dtype.itemsize} bytes = {filesize.decimal(weights)}"
+    if cache:
+        parts += (
+            f", KV cache 2 x {c.num_layers} layers x {c.num_kv_heads} heads x {c.head_dim} x {rows} rows"
+            f" x batch {batch} x {dtype.itemsize} bytes = {filesize.decimal(cache)}"
+        )
+    raise CheckpointError(
+        f"the model needs {filesize.decimal(weights + cache)} ({parts}) and {device.platform}:{device.id} has "
+        f"{filesize.decimal(free)} free; choose a smaller model, dtype, batch or length"
+    )
+
+
+def _groups(params: Iterable[tuple[str, Any]], group_bytes: int) -> Iterator[dict[str, Any]]:
+    """Collects pairs until they weigh `group_bytes`."""
+    group: dict[str, Any] = {}
+    for name, array in params:
+        group[name] = array
+        del array  # the caller clears the group after use; nothing else may keep the tensor alive
+        if sum(tensor.nbytes for tensor in group.values()) >= group_bytes:
+            yield group
+            group = {}
+    if group:
+        yield group
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{"a.b": x} → {"a": {"b": x}}."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, last = name.split(".")
+        into = nested
+        for key in parents:
+            into = into.setdefault(key, {})
+        into[last] = value
+    return nested
+
+
+def _flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Inverse of `_nest`."""
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _reason(error: Exception) -> str:
+    """One line of what an exception says."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return " ".join(text.split())[:300]

@@ -1,0 +1,87 @@
+"""What the three commands share: arguments in, one sentence out where something is wrong.
+
+Exit codes: 2 for bad input, 1 for a failure, 130 for Ctrl-C. The sentence is the last line of stderr.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+_BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+")
+
+
+def run(command: Callable[[], Any]) -> NoReturn:
+    """Runs a command and exits; every exception becomes one sentence and an exit code.
+
+    ValueError is what the library raises for bad input. With JAXSPEC_TRACEBACK set, a traceback precedes the sentence.
+    """
+    signal.signal(signal.SIGTERM, _terminate)  # so that a terminated run cleans up like an interrupted one
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a traceback a thread; the sentence says it once
+    try:
+        command()
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of a pipe has gone: nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        fail(_sentence(error), 2)
+    except Exception as error:
+        fail(_sentence(error), 1)
+    sys.exit(0)
+
+
+def parse(kind: Any, prog: str, description: str, args: Sequence[str] | None = None) -> Any:
+    """tyro's parse of the command line into `kind`; its box of an error becomes one sentence and exit code 2."""
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, prog=prog, description=description, args=args)
+    except SystemExit as exit_:
+        if exit_.code in (0, None):
+            raise
+        fail(_unbox(said.getvalue()), 2)
+
+
+def fail(sentence: str, code: int) -> NoReturn:
+    """Says one sentence as the last line of stderr and exits."""
+    if os.environ.get("JAXSPEC_TRACEBACK") and sys.exc_info()[0] is not None:
+        traceback.print_exc()
+    print(sentence, file=sys.stderr, flush=True)
+    if code != 2:
+        sys.stderr = io.StringIO()  # threads of a broken-off write go on complaining; the sentence stays the last line
+    sys.exit(code)
+
+
+def _sentence(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"error: {where}{error.strerror}"
+    text = " ".join(str(error).split())
+    if type(error).__module__ in ("builtins", "jaxlib._jax") and not isinstance(error, ValueError):
+        text = f"{type(error).__name__}: {text} (set JAXSPEC_TRACEBACK=1 to see where)"
+    return f"error: {text}"
+
+
+def _unbox(text: str) -> str:
+    """The sentences inside a tyro box, without rules, borders and the lists below the first rule."""
+    lines = [_BOX.sub(" ", line).strip() for line in text.splitlines()]
+    body = [line for line in lines[1:] if line]
+    text = " ".join(" ".join(body).split())
+    return "error: " + re.sub(r"\.? For full helptext, (?:run|see):? ", "; see ", text)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    fail("terminated", 128 + number)

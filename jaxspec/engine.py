@@ -1,0 +1,359 @@
+"""What a user holds: prompts in, text and statistics out."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec import caches, checkpoint, decode
+from jaxspec.evaluate.metrics import Counts, count
+from jaxspec.load import Checkpoint, find_head, load
+from jaxspec.methods import Method, default_method, needs_head, parse_method
+from jaxspec.prompts import Prompt, encode, stateful_refusal
+from jaxspec.protocols import Models
+from jaxspec.sampling import Sampling
+from jaxspec.text import StopStrings, Unfinished
+from jaxspec.trace import Round, rounds_of
+
+UNLIMITED = np.int32(2**30)
+SMALLEST_CACHE = 64
+FIRST_STAGE = 512  # new tokens that the first cache has room for; it grows as the text does
+LARGEST_CHUNK = 512
+CPU_SIZES = (1, 2, 4, 8, 16, 32, 64)  # on a CPU every node of a tree costs
+ACCELERATOR_SIZES = (8, 16, 32, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """One prompt's result.
+
+    Attributes:
+        text: what was generated, without special tokens, cut before a stop string.
+        tokens: ids generated, an EOS included.
+        finish_reason: `eos`, `length` or `stop`.
+        history: [rounds, 5] int, a row a round, columns `decode.HISTORY`.
+        log_probs: [tokens] float, log p of each under the target at temperature 1; None unless asked for.
+        rounds: every round's tree and verdict; None unless recorded.
+        prefill_seconds, decode_seconds: of the batch that this prompt was in.
+    """
+
+    prompt_tokens: list[int]
+    tokens: list[int]
+    text: str
+    finish_reason: str
+    history: np.ndarray
+    log_probs: np.ndarray | None
+    rounds: list[Round] | None
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def statistics(self) -> Counts:
+        """tau, acceptance and the rest, counted from `history`."""
+        return count([self.history])
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One prompt, ready to run."""
+
+    tokens: list[int]
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    index: int  # in the call; the prompt draws from fold_in(key(seed), index)
+
+
+class Engine:
+    """A target with a method, generating text that equals plain decoding.
+
+    Args:
+        model: a loaded checkpoint, or the path of one.
+        method: such as `ngram+chain,length=6`; None takes the best trained head in the checkpoint.
+        dtype: float32 or bfloat16, where `model` is a path.
+
+    Compilation happens on first use of a shape and is kept in the user's cache folder; `warmup` does it ahead.
+    """
+
+    def __init__(self, model: Checkpoint | str, method: str | Method | None = None, *, dtype: str | None = None):
+        caches.keep_compilations()
+        self.model = model if isinstance(model, Checkpoint) else load(model, dtype)
+        self.method = parse_method(method) if isinstance(method, str) else method or default_method(self.model.heads)
+        self.models = Models(target=self.model.target, draft=load_head(self.model, self.method))
+        on_cpu = jax.default_backend() == "cpu"
+        self.tree_sizes = CPU_SIZES if on_cpu else ACCELERATOR_SIZES
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int = 128,
+        temperature: float | Sequence[float] = 0.0,
+        top_k: int | Sequence[int] = 0,
+        top_p: float | Sequence[float] = 1.0,
+        seed: int = 0,
+        seeds: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
+        chat: bool = False,
+        batch_size: int | None = None,
+        log_probs: bool = False,
+        record: bool = False,
+        **unsupported: Any,
+    ) -> list[Generation]:
+        """Generates for every prompt; prompts may have any lengths.
+
+        Args:
+            prompts: strings, lists of token ids, or (with `chat`) lists of messages; one or several.
+            temperature, top_k, top_p: one value, or one a prompt. Temperature 0 is greedy; top_k 0 and top_p 1 are off.
+            seed: prompt i draws from fold_in(key(seed), i), whatever the batch; `seeds` gives each prompt its own.
+            stop: strings that end the text where they first appear, across tokens and rounds.
+            chat: put each prompt through the tokenizer's chat template.
+            batch_size: prompts decoded together; None: all of them, at most 8.
+            log_probs: also return log p of each token.
+            record: also return every round's tree and verdict.
+
+        Raises:
+            ValueError: an empty prompt without a BOS to stand for it, one that does not fit, or a setting out of range.
+        """
+        requests = self._requests(
+            prompts, max_new_tokens, temperature, top_k, top_p, seed, seeds, chat, unsupported
+        )
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        size = batch_size or min(len(requests), 8)
+        stops = StopStrings(stop, self.model.tokenizer)
+        done: list[Generation] = []
+        for i in range(0, len(requests), size):
+            done += self._run(requests[i : i + size], stops, log_probs, record)
+        return done
+
+    def stream(self, prompt: Prompt, *, rounds: int = 4, stop: Sequence[str] = (), **settings: Any) -> Iterator[str]:
+        """Yields the text of one prompt as it comes, every `rounds` rounds; `settings` as for `generate`."""
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, not {rounds}")
+        chat = settings.pop("chat", False)
+        arguments = {"max_new_tokens": 128, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0, "seeds": None}
+        unsupported = {key: settings.pop(key) for key in list(settings) if key not in arguments}
+        arguments |= settings
+        (request,) = self._requests([prompt], *arguments.values(), chat, unsupported)
+        stops, unfinished = StopStrings(stop, self.model.tokenizer), Unfinished(self.model.tokenizer)
+        for state, _ in self._stages([request], False, False, rounds):
+            length, done = jax.device_get((state.length, state.done))
+            tokens = _new_tokens(state, request, 0, int(length[0]))
+            kept, text, stopped = stops.cut(tokens)
+            yield from unfinished.more(text, final=stopped or bool(done[0]), hold=stops.longest)
+            if stopped:
+                return
+
+    def warmup(self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True) -> None:
+        """Compiles what `generate` needs for prompts up to this long, so that the first call does not wait."""
+        limit = self.model.config.model.max_length
+        prompt = [0] * min(max_prompt_tokens, limit - max_new_tokens)
+        request = Request(prompt, max_new_tokens, 0.0 if greedy else 1.0, 0, 1.0, 0, 0)
+        for state, _ in self._stages([request] * batch_size, False, False, 1):
+            jax.block_until_ready(state.length)
+            return
+
+    # --- from requests to results
+
+    def _requests(
+        self, prompts, max_new_tokens, temperature, top_k, top_p, seed, seeds, chat, unsupported
+    ) -> list[Request]:
+        if unsupported:
+            raise stateful_refusal(next(iter(unsupported)))
+        listed = encode(prompts, self.model, chat)
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+        spread = lambda name, value: _one_each(name, value, len(listed))
+        requests = [
+            Request(tokens, max_new_tokens, *values, index=0 if seeds is not None else i)
+            for i, (tokens, *values) in enumerate(
+                zip(
+                    listed,
+                    spread("temperature", temperature),
+                    spread("top_k", top_k),
+                    spread("top_p", top_p),
+                    spread("seeds", seed if seeds is None else seeds),
+                    strict=True,
+                )
+            )
+        ]
+        room = self.model.config.model.max_length
+        for i, r in enumerate(requests):
+            check_settings(r)
+            if len(r.tokens) + r.max_new_tokens > room:
+                raise ValueError(
+                    f"prompt {i} has {len(r.tokens)} tokens; with max_new_tokens={r.max_new_tokens} that is beyond the "
+                    f"{room} positions of this model: shorten the prompt or ask for fewer tokens"
+                )
+        return requests
+
+    def _run(self, requests: list[Request], stops: StopStrings, log_probs: bool, record: bool) -> list[Generation]:
+        rounds = 8 if stops else UNLIMITED
+        state, seconds = None, (0.0, 0.0)
+        stopped: dict[int, int] = {}
+        for state, seconds in self._stages(requests, log_probs, record, rounds, stopped):  # noqa: B007
+            if stops:
+                stopped |= self._find_stops(state, requests, stops, stopped)
+        assert state is not None
+        host = jax.device_get(dataclasses.replace(state, cache=(), drafter=(), controller=(), keys=()))
+        return [self._result(host, request, row, stops, seconds) for row, request in enumerate(requests)]
+
+    def _stages(
+        self,
+        requests: list[Request],
+        log_probs: bool,
+        record: bool,
+        rounds: int | np.int32,
+        stopped: dict[int, int] | None = None,
+    ) -> Iterator[tuple[decode.DecodeState, tuple[float, float]]]:
+        """Decodes in calls of `rounds` rounds, yielding the state after each, and (prefill, decode) seconds so far.
+
+        Rows put into `stopped` by the receiver are decoded no further. The cache grows between calls, as it fills.
+        """
+        greedy = all(r.temperature == 0 for r in requests)
+        spec = self.method.speculation(greedy, tree_sizes=self.tree_sizes, log_probs=log_probs, record=record)
+        longest = max(len(r.tokens) for r in requests)
+        chunk = min(LARGEST_CHUNK, _power_of_two(longest, 16))
+        whole = -(-longest // chunk) * chunk
+        budget = max(r.max_new_tokens for r in requests)
+        rows = _power_of_two(max(whole, longest + min(budget, FIRST_STAGE)) + decode.margin(spec), SMALLEST_CACHE)
+        with self._precision():
+            state = start(spec, self.models, requests, self.model.config.eos, rows)
+            jax.block_until_ready(state.length)
+            began = time.perf_counter()
+            state = decode.prefill(spec, self.models, state, chunk)
+            jax.block_until_ready(state.length)
+            prefilled = time.perf_counter()
+            spent = 0.0
+            while True:
+                began_decode = time.perf_counter()
+                state = decode.decode(spec, self.models, state, jnp.int32(rounds))
+                length, done = jax.device_get((state.length, state.done))
+                spent += time.perf_counter() - began_decode
+                yield state, (prefilled - began, spent)
+                if stopped:
+                    done = done | np.isin(np.arange(len(done)), list(stopped))
+                    state = dataclasses.replace(state, done=jnp.asarray(done))
+                if done.all():
+                    return
+                if (np.where(done, 0, length).max() + decode.margin(spec)) > rows:
+                    rows *= 2
+                    state = decode.enlarge(spec, state, rows)
+
+    def _find_stops(self, state, requests, stops: StopStrings, known: dict[int, int]) -> dict[int, int]:
+        length = jax.device_get(state.length)
+        found = {}
+        for row, request in enumerate(requests):
+            if row not in known:
+                kept, _, stopped = stops.cut(_new_tokens(state, request, row, int(length[row])))
+                if stopped:
+                    found[row] = kept
+        return found
+
+    def _result(self, host, request: Request, row: int, stops: StopStrings, seconds: tuple[float, float]) -> Generation:
+        begin = len(request.tokens)
+        tokens = host.tokens[row, begin : int(host.length[row])].tolist()
+        kept, text, stopped = stops.cut(tokens)
+        tokens = tokens[:kept]
+        ended = bool(tokens) and tokens[-1] in self.model.config.eos
+        history = cut_history(host.history[row, : int(host.round)], len(tokens))
+        rounds = None if host.trace is None else rounds_of(host.trace, row, history, request.tokens + tokens, begin)
+        return Generation(
+            prompt_tokens=request.tokens,
+            tokens=tokens,
+            text=text,
+            finish_reason="stop" if stopped else "eos" if ended else "length",
+            history=history,
+            log_probs=None if host.log_prob is None else host.log_prob[row, begin : begin + len(tokens)],
+            rounds=rounds,
+            prefill_seconds=seconds[0],
+            decode_seconds=seconds[1],
+        )
+
+    def _precision(self) -> contextlib.AbstractContextManager:
+        """Full float32 products where the weights are float32: accelerators round them to less unless told."""
+        wide = self.model.target.norm[...].dtype == jnp.float32
+        return jax.default_matmul_precision("highest") if wide else contextlib.nullcontext()
+
+
+def start(
+    spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int
+) -> decode.DecodeState:
+    """Puts a batch of requests on the device; the batch is filled up to a power of two with rows that are done."""
+    batch = _power_of_two(len(requests), 1)
+    padded = [*requests, *[Request([0], 1, 0.0, 0, 1.0, 0, 0)] * (batch - len(requests))]
+    tokens = np.zeros((batch, rows), np.int32)
+    for row, request in enumerate(padded):
+        tokens[row, : len(request.tokens)] = request.tokens
+    column = lambda read, dtype: jnp.asarray([read(r) for r in padded], dtype)
+    lengths = column(lambda r: len(r.tokens), jnp.int32)
+    seeds, indices = column(lambda r: r.seed % 2**32, jnp.uint32), column(lambda r: r.index, jnp.uint32)
+    return decode.new_state(
+        spec,
+        models,
+        tokens=jnp.asarray(tokens),
+        length=lengths,
+        limit=lengths + column(lambda r: r.max_new_tokens, jnp.int32),
+        done=jnp.arange(batch) >= len(requests),
+        keys=jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seeds, indices),
+        eos=jnp.asarray(list(eos) or [-1], jnp.int32),
+        sampling=Sampling(
+            temperature=column(lambda r: r.temperature, jnp.float32),
+            top_k=column(lambda r: r.top_k, jnp.int32) if any(r.top_k for r in requests) else None,
+            top_p=column(lambda r: r.top_p, jnp.float32) if any(r.top_p < 1 for r in requests) else None,
+        ),
+    )
+
+
+def load_head(model: Checkpoint, method: Method) -> Any:
+    """The weights that the method's drafter brings, None where it has none."""
+    if not needs_head(method.drafter):
+        return None
+    assert method.head is not None
+    kind: Any = method.drafter
+    return kind.load_head(model, find_head(model.path, method.head), model.target.norm[...].dtype)
+
+
+def check_settings(request: Request) -> None:
+    """Raises ValueError for a setting out of range."""
+    if not 0 <= request.temperature < float("inf"):
+        raise ValueError(f"temperature must be 0 or above, not {request.temperature}")
+    if not 0 < request.top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, not {request.top_p}")
+    if request.top_k < 0:
+        raise ValueError(f"top_k must be 0 (no limit) or above, not {request.top_k}")
+
+
+def cut_history(history: np.ndarray, tokens: int) -> np.ndarray:
+    """The rounds that led to the first `tokens` tokens (the first of which prefill gave), the last one cut to fit."""
+    before = 1 + np.cumsum(history[:, 0]) - history[:, 0]
+    history = history[(history[:, 0] > 0) & (before < tokens)].copy()
+    if len(history) and (excess := 1 + history[:, 0].sum() - tokens) > 0:
+        committed, accepted, levels = history[-1, :3]
+        kept = committed - excess
+        history[-1, :3] = kept, min(accepted, kept), min(levels, kept) if kept <= accepted else levels
+    return history
+
+
+def _new_tokens(state, request: Request, row: int, length: int) -> list[int]:
+    return np.asarray(state.tokens[row])[len(request.tokens) : length].tolist()
+
+
+def _one_each(name: str, value: Any, number: int) -> list:
+    if isinstance(value, Sequence):
+        if len(value) != number:
+            raise ValueError(f"{name} has {len(value)} values for {number} prompts; give one, or one a prompt")
+        return list(value)
+    return [value] * number
+
+
+def _power_of_two(number: int, least: int) -> int:
+    return max(least, 1 << (number - 1).bit_length())

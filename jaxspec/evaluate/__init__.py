@@ -1,0 +1,1 @@
+"""Measuring: prompt files, metrics, the benchmark runner."""

@@ -1,0 +1,88 @@
+"""Every number that the papers report, each defined once, counted from histories."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What the rounds of one or several texts add up to. The token that prefill yields is in none of these."""
+
+    tokens: int  # committed
+    rounds: int
+    accepted: int  # drafts
+    levels: int  # drafted: the deepest live path of each round
+    drafted: int  # nodes, before pruning
+    verified: int  # nodes, without roots
+    reached: tuple[int, ...]  # [i]: rounds with a draft at position i whose first i drafts were accepted
+    accepted_at: tuple[int, ...]  # [i]: those whose draft at position i was accepted
+
+    @property
+    def tau(self) -> float:
+        """Tokens a round, bonus included (EAGLE's average acceptance length; plain decoding has 1)."""
+        return _ratio(self.tokens, self.rounds)
+
+    @property
+    def tau_drafted(self) -> float:
+        """Accepted drafts a round (EDD's average acceptance length)."""
+        return _ratio(self.accepted, self.rounds)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / levels drafted: a chain's usual rate; for trees EDD's, by the deepest level."""
+        return _ratio(self.accepted, self.levels)
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """n-α (EAGLE, Table 2): among drafts whose predecessors were accepted, the share accepted, from position 0."""
+        return tuple(map(_ratio, self.accepted_at, self.reached))
+
+    @property
+    def draft_share(self) -> float:
+        """r_d, the share of the text that was drafted (EESD, appendix D)."""
+        return _ratio(self.accepted, self.tokens)
+
+    @property
+    def harmonic_mean(self) -> float:
+        """HM of v_d = accepted / nodes drafted and r_d (EESD, appendix D)."""
+        v, r = _ratio(self.accepted, self.drafted), self.draft_share
+        return _ratio(2 * v * r, v + r)
+
+    @property
+    def nodes_per_round(self) -> float:
+        """Nodes verified a round, without the root."""
+        return _ratio(self.verified, self.rounds)
+
+    @property
+    def nodes_drafted_per_round(self) -> float:
+        """Nodes drafted a round, before pruning."""
+        return _ratio(self.drafted, self.rounds)
+
+    @property
+    def depth_per_round(self) -> float:
+        """Deepest live level, mean over rounds."""
+        return _ratio(self.levels, self.rounds)
+
+
+def count(histories: Sequence[np.ndarray]) -> Counts:
+    """Adds up histories [rounds, 5] (columns `decode.HISTORY`); rounds of a row that was done are all zero."""
+    history = np.concatenate([np.zeros((0, 5), int), *histories])
+    history = history[history[:, 0] > 0]
+    committed, accepted, levels, drafted, verified = history.sum(axis=0).tolist()
+    positions = range(int(history[:, 2].max(initial=0)))
+    return Counts(
+        tokens=committed,
+        rounds=len(history),
+        accepted=accepted,
+        levels=levels,
+        drafted=drafted,
+        verified=verified,
+        reached=tuple(int(((history[:, 1] >= i) & (history[:, 2] > i)).sum()) for i in positions),
+        accepted_at=tuple(int((history[:, 1] > i).sum()) for i in positions),
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

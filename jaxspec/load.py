@@ -1,0 +1,101 @@
+"""From a folder to something that runs: the target, its tokenizer, and the heads beside it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec import checkpoint
+from jaxspec.checkpoint import CheckpointConfig, CheckpointError
+from jaxspec.llama import Llama
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A target in memory.
+
+    Attributes:
+        tokenizer: a transformers tokenizer; None where the folder has none, and then prompts are token ids.
+        heads: names found under CKPT/heads.
+    """
+
+    path: Path
+    config: CheckpointConfig
+    target: Llama
+    tokenizer: Any
+    heads: tuple[str, ...]
+
+
+def load(path: str | Path, dtype: str | None = None) -> Checkpoint:
+    """Loads a checkpoint that `jaxspec-convert llama` wrote.
+
+    Args:
+        path: the folder.
+        dtype: of weights and computation; float32 on a CPU, bfloat16 on an accelerator unless told.
+
+    Raises:
+        CheckpointError: no such checkpoint, a damaged one, or one that does not fit into memory.
+    """
+    config = checkpoint.read_config(path)
+    chosen = compute_dtype(dtype)
+    checkpoint.check_fits(config.model, chosen)
+    return Checkpoint(
+        path=Path(path),
+        config=config,
+        target=checkpoint.restore(path, chosen),
+        tokenizer=load_tokenizer(path),
+        heads=checkpoint.heads(path),
+    )
+
+
+def compute_dtype(dtype: str | None) -> jnp.dtype:
+    """The dtype asked for, or the device's: float32 on a CPU, bfloat16 elsewhere."""
+    if dtype is None:
+        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype is float32 or bfloat16, not {dtype!r}")
+    return jnp.dtype(dtype)
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The tokenizer in a folder, None if there is none. Code in the folder is never run."""
+    folder = Path(path)
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise many kinds
+        raise CheckpointError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def find_head(path: Path, head: str) -> Path:
+    """CKPT/heads/HEAD, or HEAD as a path. Raises CheckpointError naming the heads that are there."""
+    inside = path / "heads" / head
+    for place in (inside, Path(head).expanduser()):
+        if (place / "config.json").exists():
+            return place
+    there = ", ".join(checkpoint.heads(path)) or "none"
+    raise CheckpointError(f"no head {head!r} under {path / 'heads'} (found: {there}), and it is not the path of one")
+
+
+def check_same_vocabulary(target: Checkpoint, draft: Path) -> None:
+    """Raises CheckpointError where a draft checkpoint's tokens mean something else than the target's."""
+    size, own = checkpoint.read_config(draft).model.vocab_size, target.config.model.vocab_size
+    if size != own:
+        raise CheckpointError(
+            f"the draft model at {draft} has a vocabulary of {size} tokens and the target one of {own}; "
+            "a draft model needs the target's own tokenizer"
+        )
+    other = load_tokenizer(draft)
+    if other is None or target.tokenizer is None:
+        return
+    if (theirs := other.get_vocab()) != (ours := target.tokenizer.get_vocab()):
+        token = min(theirs.items() ^ ours.items())[0]
+        raise CheckpointError(
+            f"the draft model at {draft} has another vocabulary than the target (they differ at {token!r}); "
+            "a draft model needs the target's own tokenizer"
+        )

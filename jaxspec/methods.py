@@ -1,0 +1,154 @@
+"""What users type for a method, `DRAFTER[@HEAD][+BUILDER][+CONTROLLER]`, and what it stands for."""
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+from jaxspec.builders.chain import Chain
+from jaxspec.builders.static import Static
+from jaxspec.controllers.fixed import Fixed
+from jaxspec.decode import Speculation
+from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.ngram import Ngram
+from jaxspec.drafters.plain import Plain, RootOnly
+from jaxspec.protocols import Controller, Drafter, TreeBuilder
+from jaxspec.verify import Candidates, Greedy, Rule, Sampled
+
+DRAFTERS: dict[str, type] = {"plain": Plain, "draft-model": DraftModel, "ngram": Ngram}
+BUILDERS: dict[str, type] = {"chain": Chain, "static": Static}
+CONTROLLERS: dict[str, type] = {"fixed": Fixed}
+PREFERRED = ("draft-model",)
+"""Drafters with a trained head, the best first: what runs where no method is named and the head is there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A method, resolved: the strategies with all their settings.
+
+    Attributes:
+        head: folder under CKPT/heads, or a path; None where the drafter has no weights.
+    """
+
+    drafter: Drafter
+    builder: TreeBuilder
+    controller: Controller
+    head: str | None = None
+
+    def __str__(self) -> str:
+        """The method with every setting, in the form that `parse_method` reads."""
+        if isinstance(self.drafter, Plain):
+            return "plain"
+        drafter = _name(self.drafter, DRAFTERS)
+        head = "" if self.head in (None, drafter) else f"@{self.head}"
+        settings = [_settings(part) for part in (self.drafter, self.builder, self.controller)]
+        names = [drafter + head, _name(self.builder, BUILDERS), _name(self.controller, CONTROLLERS)]
+        return "+".join(name + values for name, values in zip(names, settings, strict=True))
+
+    def rule(self, greedy: bool) -> Rule:
+        """The lossless verification for this builder: greedy at temperature 0, else what its children demand."""
+        if greedy:
+            return Greedy()
+        return Candidates() if self.builder.prunes or self.builder.depth == 0 else Sampled()
+
+    def speculation(self, greedy: bool, **options: Any) -> Speculation:
+        """What the loop is compiled for. `options` are the remaining fields of `Speculation`."""
+        return Speculation(
+            drafter=self.drafter,
+            builder=self.builder,
+            controller=self.controller,
+            rule=self.rule(greedy),
+            **options,
+        )
+
+
+def parse_method(text: str) -> Method:
+    """Reads a method such as `draft-model@small+chain,length=5+fixed`.
+
+    Raises:
+        ValueError: an unknown name or setting, or parts that do not go together; the sound ones are listed.
+    """
+    first, *others = text.strip().split("+")
+    name, *settings = first.split(",")
+    name, _, head = name.partition("@")
+    if name not in DRAFTERS:
+        raise ValueError(f"method {text!r}: no drafter is called {name!r}; there are {', '.join(DRAFTERS)}")
+    drafter = _build(DRAFTERS[name], name, settings, text)
+    if head and not needs_head(drafter):
+        raise ValueError(f"method {text!r}: {name} has no weights, so @{head} means nothing; leave it out")
+    if name == "plain":
+        if others:
+            raise ValueError(f"method {text!r}: plain drafts nothing, so it takes no builder or controller")
+        return Method(drafter=drafter, builder=RootOnly(), controller=Fixed())
+    parts: dict[str, Any] = {}
+    for part in others:
+        name_of_part, *settings = part.split(",")
+        kind, table = ("builder", BUILDERS) if name_of_part in BUILDERS else ("controller", CONTROLLERS)
+        if name_of_part not in table:
+            offers = f"builders are {', '.join(BUILDERS)}; controllers are {', '.join(CONTROLLERS)}"
+            raise ValueError(f"method {text!r}: no builder or controller is called {name_of_part!r}; {offers}")
+        if kind in parts or (kind == "builder" and "controller" in parts):
+            raise ValueError(f"method {text!r}: the form is DRAFTER[@HEAD][+BUILDER][+CONTROLLER], each once, in order")
+        parts[kind] = _build(table[name_of_part], name_of_part, settings, text)
+    return Method(
+        drafter=drafter,
+        builder=parts.get("builder", Chain()),
+        controller=parts.get("controller", Fixed()),
+        head=(head or name) if needs_head(drafter) else None,
+    )
+
+
+def needs_head(drafter: Drafter) -> bool:
+    """Whether the drafter brings weights of its own."""
+    return hasattr(drafter, "load_head")
+
+
+def runnable(heads: typing.Collection[str]) -> list[tuple[str, bool]]:
+    """Every drafter's name, and whether a checkpoint with these heads can run it without naming a path."""
+    return [(name, not hasattr(kind, "load_head") or name in heads) for name, kind in DRAFTERS.items()]
+
+
+def default_method(heads: typing.Collection[str]) -> Method:
+    """The best trained head that is there; prompt lookup, which needs none, otherwise."""
+    return parse_method(next((name for name in PREFERRED if name in heads), "ngram"))
+
+
+def _build(kind: type, name: str, settings: list[str], text: str) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    values = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if key not in fields or not equals:
+            offers = ", ".join(fields) or "none"
+            raise ValueError(f"method {text!r}: {name} has no setting {setting!r}; write KEY=VALUE with one of: {offers}")
+        values[key] = _convert(fields[key], value, f"method {text!r}: {name},{setting}")
+    return kind(**values)
+
+
+def _convert(field: dataclasses.Field, text: str, where: str) -> Any:
+    if parse := field.metadata.get("parse"):
+        return parse(text)
+    kind = typing.get_origin(field.type) or field.type
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ValueError(f"{where}: write true or false")
+        return text == "true"
+    if isinstance(kind, types.UnionType) or kind not in (int, float, str):
+        raise TypeError(f"setting {field.name} of type {field.type} needs a parser")
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{where}: {field.name} is a{'n int' if kind is int else ' number'}, not {text!r}") from None
+
+
+def _settings(part: Any) -> str:
+    def show(field: dataclasses.Field) -> str:
+        value = getattr(part, field.name)
+        text = field.metadata["show"](value) if "show" in field.metadata else str(value)
+        return f",{field.name}={text.lower() if isinstance(value, bool) else text}"
+
+    return "".join(map(show, dataclasses.fields(part)))
+
+
+def _name(part: Any, table: dict[str, type]) -> str:
+    return next(name for name, kind in table.items() if kind is type(part))

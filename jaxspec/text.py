@@ -1,0 +1,65 @@
+"""From tokens back to text: stop strings that span tokens, and text that is not yet whole."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+class StopStrings:
+    """Strings that end a text where they first appear. False where there are none."""
+
+    def __init__(self, strings: Sequence[str], tokenizer: Any):
+        strings = [strings] if isinstance(strings, str) else list(strings)
+        if any(not string for string in strings):
+            raise ValueError("a stop string must not be empty")
+        if strings and tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and this checkpoint has none")
+        self.strings, self.tokenizer = strings, tokenizer
+
+    def __bool__(self) -> bool:
+        return bool(self.strings)
+
+    @property
+    def longest(self) -> int:
+        """Characters of the longest stop string."""
+        return max(map(len, self.strings), default=0)
+
+    def cut(self, tokens: list[int]) -> tuple[int, str, bool]:
+        """How many tokens lead up to the first stop string (its last one included), the text before it, whether found."""
+        text = text_of(self.tokenizer, tokens)
+        if self._find(text) is None:
+            return len(tokens), text, False
+        low, high = 1, len(tokens)  # the shortest prefix of the tokens that holds a stop string
+        while low < high:
+            middle = (low + high) // 2
+            if self._find(text_of(self.tokenizer, tokens[:middle])) is None:
+                low = middle + 1
+            else:
+                high = middle
+        text = text_of(self.tokenizer, tokens[:low])
+        return low, text[: self._find(text)], True
+
+    def _find(self, text: str) -> int | None:
+        return min((at for string in self.strings if (at := text.find(string)) >= 0), default=None)
+
+
+class Unfinished:
+    """The part of a growing text that may be shown: not half a character, not what may begin a stop string."""
+
+    def __init__(self, tokenizer: Any):
+        if tokenizer is None:
+            raise ValueError("streaming text needs a tokenizer, and this checkpoint has none")
+        self.shown = 0
+
+    def more(self, text: str, *, final: bool, hold: int) -> Iterator[str]:
+        """Yields what is new in `text`; keeps back `hold` characters and an unfinished one, unless it is final."""
+        end = len(text)
+        if not final:
+            end = max(self.shown, len(text.rstrip("\ufffd")) - hold)
+        if end > self.shown:
+            yield text[self.shown : end]
+            self.shown = end
+
+
+def text_of(tokenizer: Any, tokens: list[int]) -> str:
+    """Text of generated tokens without special ones; empty where there is no tokenizer."""
+    return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=True)

@@ -1,0 +1,44 @@
+"""A recorded round, on the host: its tree, what was accepted, what was committed."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One round of one sequence; node 0 is the root, dead nodes are left out.
+
+    Attributes:
+        token, parent: [N] int; the parent of the root is -1.
+        log_confidence: [N] float, of the whole path.
+        accepted: [N] bool, the root included.
+        committed: tokens that this round added to the text, the bonus token last unless the text was cut.
+    """
+
+    token: np.ndarray
+    parent: np.ndarray
+    log_confidence: np.ndarray
+    accepted: np.ndarray
+    committed: list[int]
+
+
+def rounds_of(trace: Any, row: int, history: np.ndarray, tokens: list[int], begin: int) -> list[Round]:
+    """Rounds of one row from a `decode.Trace` on the host; `tokens` hold prompt and text, which starts at `begin`."""
+    at, rounds = begin + 1, []
+    for i, (committed, *_) in enumerate(history):
+        live = np.flatnonzero(trace.live[row, i])
+        renumber = np.full(trace.live.shape[2] + 1, -1)
+        renumber[live] = np.arange(len(live))
+        rounds.append(
+            Round(
+                token=trace.token[row, i, live],
+                parent=renumber[trace.parent[row, i, live]],
+                log_confidence=trace.log_confidence[row, i, live],
+                accepted=trace.on_path[row, i, live],
+                committed=tokens[at : at + int(committed)],
+            )
+        )
+        at += int(committed)
+    return rounds
