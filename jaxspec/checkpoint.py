@@ -5,6 +5,7 @@ here and in every error. What is said here of `Llama` holds for any `nnx.Module`
 """
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -99,9 +100,10 @@ def heads(path: Path | str) -> tuple[str, ...]:
     return tuple(sorted(file.parent.name for file in (Path(path) / "heads").glob("*/config.json")))
 
 
-def abstract(config: LlamaConfig, dtype: Any = jnp.float32) -> Llama:
+@functools.lru_cache(maxsize=4)  # tracing 80 layers takes seconds; shared, so nobody may write into it
+def abstract(config: LlamaConfig) -> Llama:
     """A Llama of `jax.ShapeDtypeStruct`s: every name and shape, no memory."""
-    return nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0), dtype=jnp.dtype(dtype)))
+    return nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
 
 
 def restore(path: Path | str, dtype: Any = None) -> Llama:
@@ -186,7 +188,7 @@ def read_arrays(path: Path | str, names: Collection[str]) -> dict[str, np.ndarra
     import orbax.checkpoint.experimental.v1 as ocp
 
     wanted = {name: meta if name in names else ocp.PLACEHOLDER for name, meta in read_shapes(path).items()}
-    return {name: array for name, array in _load(path, wanted).items() if name in names}
+    return {name: np.asarray(array) for name, array in _load(path, wanted).items() if name in names}
 
 
 def load_params(path: Path | str, module: M, dtype: Any = None) -> M:

@@ -23,7 +23,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
 
     ValueError is what the library raises for bad input. With JAXSPEC_TRACEBACK set, a traceback precedes the sentence.
     """
-    signal.signal(signal.SIGTERM, _terminate)  # so that a terminated run cleans up like an interrupted one
+    before = signal.signal(signal.SIGTERM, _terminate)  # so that a terminated run cleans up like an interrupted one
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a traceback a thread; the sentence says it once
     try:
         command()
@@ -37,6 +37,8 @@ def run(command: Callable[[], Any]) -> NoReturn:
         fail(_sentence(error), 2)
     except Exception as error:
         fail(_sentence(error), 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     sys.exit(0)
 
 
@@ -59,8 +61,9 @@ def fail(sentence: str, code: int) -> NoReturn:
     if os.environ.get("JAXSPEC_TRACEBACK") and sys.exc_info()[0] is not None:
         traceback.print_exc()
     print(sentence, file=sys.stderr, flush=True)
-    if code != 2:
-        sys.stderr = io.StringIO()  # threads of a broken-off write go on complaining; the sentence stays the last line
+    if code != 2 and sys.stderr is sys.__stderr__:
+        # Threads of a broken-off write go on complaining until the process is gone; the sentence stays the last line.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     sys.exit(code)
 
 

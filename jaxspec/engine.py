@@ -131,7 +131,7 @@ class Engine:
         stops = StopStrings(stop, self.model.tokenizer)
         done: list[Generation] = []
         for i in range(0, len(requests), size):
-            done += self._run(requests[i : i + size], stops, log_probs, record)
+            done += self.run(requests[i : i + size], stops, log_probs, record)
         return done
 
     def stream(self, prompt: Prompt, *, rounds: int = 4, stop: Sequence[str] = (), **settings: Any) -> Iterator[str]:
@@ -195,7 +195,8 @@ class Engine:
                 )
         return requests
 
-    def _run(self, requests: list[Request], stops: StopStrings, log_probs: bool, record: bool) -> list[Generation]:
+    def run(self, requests: list[Request], stops: StopStrings, log_probs: bool, record: bool) -> list[Generation]:
+        """Decodes one batch; what `generate` does with each, and what a measurement times."""
         rounds = 8 if stops else UNLIMITED
         state, seconds = None, (0.0, 0.0)
         stopped: dict[int, int] = {}
@@ -220,12 +221,8 @@ class Engine:
         """
         greedy = all(r.temperature == 0 for r in requests)
         spec = self.method.speculation(greedy, tree_sizes=self.tree_sizes, log_probs=log_probs, record=record)
-        longest = max(len(r.tokens) for r in requests)
-        chunk = min(LARGEST_CHUNK, _power_of_two(longest, 16))
-        whole = -(-longest // chunk) * chunk
-        budget = max(r.max_new_tokens for r in requests)
-        rows = _power_of_two(max(whole, longest + min(budget, FIRST_STAGE)) + decode.margin(spec), SMALLEST_CACHE)
-        with self._precision():
+        chunk, rows = shapes(spec, requests)
+        with self.precision():
             state = start(spec, self.models, requests, self.model.config.eos, rows)
             jax.block_until_ready(state.length)
             began = time.perf_counter()
@@ -278,10 +275,20 @@ class Engine:
             decode_seconds=seconds[1],
         )
 
-    def _precision(self) -> contextlib.AbstractContextManager:
+    def precision(self) -> contextlib.AbstractContextManager:
         """Full float32 products where the weights are float32: accelerators round them to less unless told."""
         wide = self.model.target.norm[...].dtype == jnp.float32
         return jax.default_matmul_precision("highest") if wide else contextlib.nullcontext()
+
+
+def shapes(spec: decode.Speculation, requests: Sequence[Request]) -> tuple[int, int]:
+    """Tokens a chunk of prefill and rows of the first cache, in buckets, so that few programs are compiled."""
+    longest = max(len(r.tokens) for r in requests)
+    chunk = min(LARGEST_CHUNK, _power_of_two(longest, 16))
+    whole = -(-longest // chunk) * chunk
+    budget = max(r.max_new_tokens for r in requests)
+    rows = _power_of_two(max(whole, longest + min(budget, FIRST_STAGE)) + decode.margin(spec), SMALLEST_CACHE)
+    return chunk, rows
 
 
 def start(

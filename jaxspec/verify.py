@@ -132,9 +132,7 @@ class Sampled:
                 open_ = children.any(axis=1) & (child < 0)
                 accept = open_ & (of(coin, candidate[:, None]) * of(q, token) < of(p, token))
                 reject = (open_ & ~accept)[:, None]
-                tried = jnp.arange(q.shape[1]) == token
-                p = jnp.where(reject, _normalised(jnp.maximum(p - q, 0.0), p), p)
-                q = jnp.where(reject, _normalised(jnp.where(tried, 0.0, q), q), q)
+                p, q = jnp.where(reject, residual(p, q), p), jnp.where(reject, without(q, token), q)
                 children = children & (jnp.arange(nodes) != candidate[:, None])
                 return p, q, children, jnp.where(accept, candidate, child)
 
@@ -170,7 +168,17 @@ def follow(tree: DraftTree, says: Int[Array, "B N"], depth: int) -> Verdict:
     return Verdict(path=path_to(tree, last, depth + 1), accepted=one(tree.depth), next_token=one(says))
 
 
-def _normalised(weight: Float[Array, "B V"], otherwise: Float[Array, "B V"]) -> Float[Array, "B V"]:
+def residual(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """max(0, p - q), normalised: what is left for the target to draw from once a draw from q was rejected."""
+    return _normalised(jnp.maximum(p - q, 0.0), otherwise=p)
+
+
+def without(q: Float[Array, "B V"], token: Int[Array, "B 1"]) -> Float[Array, "B V"]:
+    """q given that `token` is not drawn again: what the next sibling was drawn from."""
+    return _normalised(jnp.where(jnp.arange(q.shape[1]) == token, 0.0, q), otherwise=q)
+
+
+def _normalised(weight: Float[Array, "B V"], *, otherwise: Float[Array, "B V"]) -> Float[Array, "B V"]:
     """weight / its sum, or `otherwise` where rounding left nothing."""
     total = weight.sum(axis=-1, keepdims=True)
     return jnp.where(total > 0, weight / jnp.where(total > 0, total, 1.0), otherwise)

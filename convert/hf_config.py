@@ -1,0 +1,204 @@
+"""Hugging Face's config.json to LlamaConfig and back, refusing by name whatever this library would compute wrongly."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxspec.checkpoint import CheckpointConfig, CheckpointError
+from jaxspec.config import LlamaConfig, Rope, RopeScaling
+
+_SCALING: dict[str, RopeScaling] = {"default": "none", "linear": "linear", "dynamic": "dynamic", "llama3": "llama3"}
+_ROPE_KEYS = {
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+}
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+# What an absent key means: transformers' defaults. (A null says otherwise: as many kv heads as heads, no window.)
+_COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+_DEFAULTS = {
+    "llama": {**_COMMON, "max_position_embeddings": 2048},
+    "mistral": {**_COMMON, "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of the special tokens; None or empty where the source names none."""
+
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    pad: int | None = None
+
+
+def family(config: Mapping[str, Any]) -> str:
+    """`model_type` of a config. Raises CheckpointError unless it is a LLaMA or shaped like one."""
+    kind = config.get("model_type")
+    if kind == "mixtral":
+        raise CheckpointError("model_type 'mixtral' is not supported yet: its mixture of experts needs another MLP")
+    if kind not in _ARCHITECTURES:
+        raise CheckpointError(f"model_type {kind!r} is not supported; jaxspec reads {', '.join(_ARCHITECTURES)}")
+    if (found := config.get("architectures")) and list(found) != [_ARCHITECTURES[kind]]:
+        raise CheckpointError(f"architectures {found} is not supported; a {kind} must be {_ARCHITECTURES[kind]}")
+    return kind
+
+
+def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
+    """LlamaConfig of a Hugging Face config. Raises CheckpointError naming the setting that is missing or refused."""
+    kind = family(config)
+    config = {**_DEFAULTS[kind], **config}
+    _refuse(config, kind)
+    heads, hidden = _integer(config, "num_attention_heads"), _integer(config, "hidden_size")
+    length = _integer(config, "max_position_embeddings")
+    biased = kind == "llama" and bool(config.get("attention_bias"))
+    try:
+        return LlamaConfig(
+            vocab_size=_integer(config, "vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=_integer(config, "intermediate_size"),
+            num_layers=_integer(config, "num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            norm_eps=float(config["rms_norm_eps"]),
+            max_length=length,
+            rope=_rope(config, length),
+            tie_embeddings=bool(config["tie_word_embeddings"]),
+            qkv_bias=biased or kind == "qwen2",
+            output_bias=biased,
+            mlp_bias=kind == "llama" and bool(config.get("mlp_bias")),
+        )
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"config.json does not describe a model: {error}") from error
+
+
+def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> SpecialTokens:
+    """Special tokens of config.json and generation_config.json; every id that either ends a sequence with counts."""
+    eos = [token for values in (generation, config) for token in _ids(values.get("eos_token_id"))]
+    bos, pad = (
+        next((ids[0] for values in (generation, config) if (ids := _ids(values.get(key)))), None)
+        for key in ("bos_token_id", "pad_token_id")
+    )
+    return SpecialTokens(bos=bos, eos=tuple(dict.fromkeys(eos)), pad=pad)
+
+
+def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
+    """Hugging Face's config.json of a checkpoint, inverse of `to_llama`.
+
+    The rope is spelled as transformers did before version 5, which every version reads.
+    """
+    c, eos = config.model, list(config.eos)
+    values = {
+        "architectures": [_ARCHITECTURES[config.family]],
+        "model_type": config.family,
+        "torch_dtype": config.source_dtype,
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "head_dim": c.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": c.norm_eps,
+        "max_position_embeddings": c.max_length,
+        "tie_word_embeddings": c.tie_embeddings,
+        "rope_theta": c.rope.theta,
+        "rope_scaling": _rope_scaling(c.rope),
+        "bos_token_id": config.bos,
+        "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
+        "pad_token_id": config.pad,
+    }
+    if config.family == "llama":
+        values |= {"attention_bias": c.qkv_bias, "mlp_bias": c.mlp_bias}
+    else:
+        values |= {"sliding_window": None} if config.family == "mistral" else {"use_sliding_window": False}
+    return values
+
+
+def _refuse(config: Mapping[str, Any], kind: str) -> None:
+    """Raises CheckpointError for what would change the computation."""
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
+        raise CheckpointError(
+            f"the checkpoint is quantized (quantization_config: {method}); convert the one it was made from"
+        )
+    if (activation := config["hidden_act"]) != "silu":
+        raise CheckpointError(f"hidden_act {activation!r} is not supported, only 'silu'")
+    window = config.get("sliding_window")
+    if (kind == "mistral" and window is not None) or config.get("use_sliding_window"):
+        raise CheckpointError(
+            f"sliding-window attention (sliding_window {window}) is not supported; use a release without a window"
+        )
+    if other := sorted({str(layer) for layer in config.get("layer_types") or ()} - {"full_attention"}):
+        raise CheckpointError(f"layer_types {other[0]!r} is not supported, only 'full_attention'")
+
+
+def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
+    """Both spellings: `rope_parameters` of transformers 5; `rope_theta` and `rope_scaling` of those before."""
+    values = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(values, Mapping):
+        raise CheckpointError(f"rope_scaling {values!r} is not supported, it must be an object")
+    kind = values.get("rope_type") or values.get("type") or "default"
+    if kind not in _SCALING:
+        raise CheckpointError(f"rope type {kind!r} is not supported; jaxspec knows {', '.join(_SCALING)}")
+    if unknown := sorted(key for key in values.keys() - _ROPE_KEYS if values[key] is not None):
+        raise CheckpointError(f"rope setting {unknown[0]!r} is not supported")
+    for key, where in (("partial_rotary_factor", values), ("partial_rotary_factor", config)):
+        if where.get(key, 1) not in (None, 1):
+            raise CheckpointError(f"{key} {where[key]} is not supported, only 1")
+    theta = float(values.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    if kind == "default":
+        return Rope(theta=theta)
+    original = values.get("original_max_position_embeddings")
+    factor = _rope_number(values, "factor", kind)
+    if kind == "linear":
+        return Rope(theta=theta, scaling="linear", factor=factor)
+    if kind == "dynamic":
+        return Rope(theta=theta, scaling="dynamic", factor=factor, original_length=int(original or max_length))
+    return Rope(
+        theta=theta,
+        scaling="llama3",
+        factor=factor,
+        low_freq_factor=_rope_number(values, "low_freq_factor", kind),
+        high_freq_factor=_rope_number(values, "high_freq_factor", kind),
+        original_length=int(original or max_length),
+    )
+
+
+def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
+    """`rope_scaling` of config.json."""
+    if rope.scaling == "none":
+        return None
+    values: dict[str, Any] = {"rope_type": rope.scaling, "factor": rope.factor}
+    if rope.original_length:
+        values["original_max_position_embeddings"] = rope.original_length
+    if rope.scaling == "llama3":
+        values |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+    return values
+
+
+def _rope_number(values: Mapping[str, Any], key: str, kind: str) -> float:
+    if not isinstance(value := values.get(key), (int, float)):
+        raise CheckpointError(f"rope type {kind!r} needs a number as {key!r}, and config.json has {value!r}")
+    return float(value)
+
+
+def _integer(config: Mapping[str, Any], key: str) -> int:
+    if not isinstance(value := config.get(key), int):
+        raise CheckpointError(f"config.json must give a whole number as {key!r}, and it has {value!r}")
+    return value
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """A token id as config files spell it: absent, a number, or a list."""
+    found = value if isinstance(value, list) else [value]
+    return tuple(token for token in found if isinstance(token, int) and token >= 0)

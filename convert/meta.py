@@ -1,0 +1,187 @@
+"""Meta's releases: `params.json` and `consolidated.*.pth`, one file a shard of tensor parallelism.
+
+`open_meta` presents the shards as one source of whole tensors in Hugging Face's rotary layout, so that from there on
+both formats convert alike.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoint import CheckpointError
+from jaxspec.config import LlamaConfig, Rope
+from jaxspec.convert.hf_config import SpecialTokens
+from jaxspec.convert.names import IGNORED, Row, meta_row
+from jaxspec.convert.readers import Source, Tensor, open_torch, read_json
+
+_KNOWN = {
+    "dim",
+    "n_layers",
+    "n_heads",
+    "n_kv_heads",
+    "norm_eps",
+    "multiple_of",
+    "ffn_dim_multiplier",
+    "rope_theta",
+    "use_scaled_rope",
+    "vocab_size",
+    "max_seq_len",
+    "max_batch_size",
+}
+_LLAMA3_VOCABULARY = 128256
+
+
+def is_meta(path: Path) -> bool:
+    """Whether a folder is one of Meta's releases."""
+    return (path / "params.json").is_file() and not (path / "config.json").exists()
+
+
+def open_meta(path: Path) -> tuple[LlamaConfig, Source]:
+    """Shape and tensors of a Meta folder.
+
+    Raises:
+        CheckpointError: no shards, shards that do not fit together, an unknown tensor, a setting missing or unknown.
+    """
+    params = read_json(path / "params.json")
+    files = sorted(path.glob("consolidated.*.pth"))
+    if not files:
+        raise CheckpointError(f"{path} has params.json but no consolidated.*.pth; check that the download is complete")
+    shards = [open_torch(file) for file in files]
+    for file, shard in zip(files, shards, strict=True):
+        if wrong := sorted(shard.keys() ^ shards[0].keys()):
+            raise CheckpointError(f"tensor {wrong[0]} is not in both {files[0].name} and {file.name} of {path}")
+    for name in shards[0]:
+        if meta_row(name) is None and not IGNORED.fullmatch(name):
+            raise CheckpointError(f"tensor {name} in {files[0]} is not part of a LLaMA; is this another model?")
+    if wrong := [
+        name for name in ("tok_embeddings.weight", "layers.0.feed_forward.w1.weight") if name not in shards[0]
+    ]:
+        raise CheckpointError(f"tensor {wrong[0]} is missing in {files[0]}")
+
+    dim, heads = _integer(params, "dim"), _integer(params, "n_heads")
+    kv_heads = params.get("n_kv_heads") or heads
+    source = {
+        name: _join(name, row, [shard[name] for shard in shards], dim, {"q": heads, "k": kv_heads})
+        for name in shards[0]
+        if (row := meta_row(name)) is not None
+    }
+    return _config(params, source), source
+
+
+def special_tokens(config: LlamaConfig) -> SpecialTokens:
+    """Meta's files name no special tokens; these are the ones of its tokenizers (the chat models' ends included)."""
+    if config.vocab_size >= _LLAMA3_VOCABULARY:
+        return SpecialTokens(bos=128000, eos=(128001, 128008, 128009))
+    return SpecialTokens(bos=1, eos=(2,))
+
+
+def _config(params: Mapping[str, Any], source: Source) -> LlamaConfig:
+    if unknown := sorted(params.keys() - _KNOWN):
+        raise CheckpointError(f"params.json has the setting {unknown[0]!r}, which no LLaMA 1 to 3 has")
+    dim, heads = _integer(params, "dim"), _integer(params, "n_heads")
+    embedding = source["tok_embeddings.weight"]
+    vocab = params.get("vocab_size", -1)
+    try:
+        return LlamaConfig(
+            vocab_size=embedding.shape[0] if vocab == -1 else vocab,
+            hidden_size=dim,
+            intermediate_size=_intermediate(params, source),
+            num_layers=_integer(params, "n_layers"),
+            num_heads=heads,
+            num_kv_heads=params.get("n_kv_heads") or heads,
+            head_dim=dim // heads,
+            norm_eps=float(params["norm_eps"]),
+            max_length=_max_length(params),
+            rope=_rope(params),
+            tie_embeddings=_tied(source),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise CheckpointError(f"params.json does not describe a LLaMA: {error}") from error
+
+
+def _intermediate(params: Mapping[str, Any], source: Source) -> int:
+    """Width of the MLP: two thirds of 4 x dim, stretched and rounded up; from the tensor where that is not given."""
+    if "multiple_of" not in params:
+        return source["layers.0.feed_forward.w1.weight"].shape[0]
+    multiple = _integer(params, "multiple_of")
+    width = int(2 * 4 * params["dim"] / 3)
+    if multiplier := params.get("ffn_dim_multiplier"):
+        width = int(multiplier * width)
+    return -(-width // multiple) * multiple
+
+
+def _max_length(params: Mapping[str, Any]) -> int:
+    """Positions of the release, which its files do not say; read off what distinguishes one release from another."""
+    if length := params.get("max_seq_len"):
+        return length
+    if params.get("use_scaled_rope"):
+        return 131072  # LLaMA 3.1 and later
+    by_theta = {500000.0: 8192, 1000000.0: 16384}  # LLaMA 3; Code LLaMA
+    if length := by_theta.get(float(params.get("rope_theta") or 0)):
+        return length
+    # LLaMA 1 up to 33B differs from 2 by its epsilon, and its 65B from the 70B by having no grouped heads.
+    first = params["norm_eps"] == 1e-6 or (params["n_layers"] == 80 and not params.get("n_kv_heads"))
+    return 2048 if first else 4096
+
+
+def _rope(params: Mapping[str, Any]) -> Rope:
+    theta = float(params.get("rope_theta") or 10000.0)
+    if not params.get("use_scaled_rope"):
+        return Rope(theta=theta)
+    # The files name no factor: 32 in the config.json that Meta published for LLaMA 3.2 1B and 3B, 8 for 3.1 and 3.3.
+    # Among those releases the two small ones are known by their widths, 2048 and 3072.
+    factor = 32.0 if params["dim"] in (2048, 3072) else 8.0
+    return Rope(
+        theta=theta, scaling="llama3", factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192
+    )
+
+
+def _tied(source: Source) -> bool:
+    """LLaMA 3.2 1B and 3B tie their embedding, and Meta's files repeat it."""
+    embedding, output = source["tok_embeddings.weight"], source.get("output.weight")
+    if output is None:
+        return True
+    same_kind = (embedding.shape, embedding.dtype) == (output.shape, output.dtype)
+    return same_kind and bool(np.array_equal(embedding.read(), output.read()))
+
+
+def _join(name: str, row: Row, parts: list[Tensor], dim: int, heads: Mapping[str, int]) -> Tensor:
+    """The whole tensor of a list of shards'."""
+    axis, first = row.join, parts[0]
+    if row.ours == "embedding" and len(parts) > 1 and first.shape[-1] != dim:
+        axis = 1  # LLaMA 1 and 2 split the embedding by features, LLaMA 3 by tokens
+    agree = all((len(part.shape), part.dtype) == (len(first.shape), first.dtype) for part in parts)
+    if not agree or (len(parts) > 1 and axis is not None and axis >= len(first.shape)):
+        raise CheckpointError(f"the shards of tensor {name} in {first.file} and its siblings do not fit together")
+    if axis is None:
+        shape = first.shape
+    else:
+        if any(_without(part.shape, axis) != _without(first.shape, axis) for part in parts):
+            shapes = ", ".join(str(list(part.shape)) for part in parts)
+            raise CheckpointError(f"the shards of tensor {name} have shapes {shapes}, which do not join")
+        shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
+
+    def read() -> np.ndarray:
+        whole = first.read() if axis is None or len(parts) == 1 else np.concatenate([p.read() for p in parts], axis)
+        rotary = row.ours.rpartition(".")[2]
+        return _halves(whole, heads[rotary]) if rotary in heads else whole
+
+    return Tensor(name, shape, first.dtype, first.file, read)
+
+
+def _halves(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of wq or wk reordered per head: Meta rotates neighbours (0, 1), (2, 3) …, here first and second half."""
+    rows, columns = weight.shape
+    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _integer(params: Mapping[str, Any], key: str) -> int:
+    if not isinstance(value := params.get(key), int):
+        raise CheckpointError(f"params.json must give a whole number as {key!r}, and it has {value!r}")
+    return value

@@ -1,0 +1,74 @@
+"""What each parameter is called in Hugging Face's and in Meta's files: one table, read in both directions.
+
+PyTorch's linear weights are [out, in], kernels here are [in, out]: wherever a kernel is named, the file holds its
+transpose.
+"""
+
+import dataclasses
+import re
+from typing import Literal
+
+Scheme = Literal["huggingface", "meta"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One module of the model.
+
+    Attributes:
+        ours: dotted name; `{}` stands for the number of the layer.
+        huggingface, meta: name in the files, without `.weight` or `.bias`.
+        join: dimension of the file's tensor along which Meta's shards are joined; None where each holds the whole.
+    """
+
+    ours: str
+    huggingface: str
+    meta: str
+    join: Literal[0, 1] | None
+
+
+TABLE = (
+    Row("embedding", "model.embed_tokens", "tok_embeddings", 0),  # dimension 1 in LLaMA 1 and 2: see meta.py
+    Row("layers.{}.attention_norm", "model.layers.{}.input_layernorm", "layers.{}.attention_norm", None),
+    Row("layers.{}.attention.q", "model.layers.{}.self_attn.q_proj", "layers.{}.attention.wq", 0),
+    Row("layers.{}.attention.k", "model.layers.{}.self_attn.k_proj", "layers.{}.attention.wk", 0),
+    Row("layers.{}.attention.v", "model.layers.{}.self_attn.v_proj", "layers.{}.attention.wv", 0),
+    Row("layers.{}.attention.o", "model.layers.{}.self_attn.o_proj", "layers.{}.attention.wo", 1),
+    Row("layers.{}.mlp_norm", "model.layers.{}.post_attention_layernorm", "layers.{}.ffn_norm", None),
+    Row("layers.{}.mlp.gate", "model.layers.{}.mlp.gate_proj", "layers.{}.feed_forward.w1", 0),
+    Row("layers.{}.mlp.up", "model.layers.{}.mlp.up_proj", "layers.{}.feed_forward.w3", 0),
+    Row("layers.{}.mlp.down", "model.layers.{}.mlp.down_proj", "layers.{}.feed_forward.w2", 1),
+    Row("norm", "model.norm", "norm", None),
+    Row("head", "lm_head", "output", 0),
+)
+_BY_OURS = {row.ours: row for row in TABLE}
+_BY_META = {row.meta: row for row in TABLE}
+
+# Tables of rotary angles, which some files carry along; they follow from the config.
+IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq|rope\.freqs")
+
+
+def _split(name: str) -> tuple[str, str]:
+    """layers.7.norm → layers.{}.norm, 7. The number is empty where the name holds none."""
+    number = re.search(r"(?<=layers\.)\d+", name)
+    return (name, "") if number is None else (name.replace(f"layers.{number[0]}.", "layers.{}."), number[0])
+
+
+def theirs(ours: str, scheme: Scheme) -> str:
+    """Name in the files of our parameter: `layers.0.mlp.up.kernel` → `model.layers.0.mlp.up_proj.weight`."""
+    pattern, layer = _split(ours)
+    module, suffix = pattern, "weight"
+    if is_kernel(ours) or ours.endswith(".bias"):
+        module, kind = pattern.rsplit(".", 1)
+        suffix = "bias" if kind == "bias" else "weight"
+    return f"{getattr(_BY_OURS[module], scheme).format(layer)}.{suffix}"
+
+
+def is_kernel(ours: str) -> bool:
+    """Whether the file holds the transpose of our parameter."""
+    return ours.endswith(".kernel")
+
+
+def meta_row(name: str) -> Row | None:
+    """The table's row for a tensor of Meta's files; None for one that no LLaMA has."""
+    return _BY_META.get(_split(name.removesuffix(".weight"))[0])

@@ -1,0 +1,182 @@
+"""Lazy sources of tensors: shapes at once, each tensor read when asked for, and no file kept mapped in between.
+
+A mapped file counts as memory for as long as it is mapped and its pages were touched. Opening it anew for every tensor
+costs a millisecond and keeps the peak at one tensor.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from jaxspec.checkpoint import DTYPES, CheckpointError
+
+_SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor on disk: what the file calls it, its shape and dtype, where it is, and how to read it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: str
+    read: Callable[[], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+Source = Mapping[str, Tensor]
+
+
+def open_directory(path: Path) -> Source:
+    """Every tensor of a Hugging Face directory.
+
+    safetensors are preferred to `.bin`, and one file to shards, as transformers does.
+
+    Raises:
+        CheckpointError: no weights, a bad index, a shard absent or unreadable, a dtype that is not a float.
+    """
+    for stem, suffix, opener in (("model", "safetensors", open_safetensors), ("pytorch_model", "bin", open_torch)):
+        if (single := path / f"{stem}.{suffix}").exists():
+            return opener(single)
+        if (index := path / f"{stem}.{suffix}.index.json").exists():
+            return _open_shards(index, opener)
+    raise CheckpointError(
+        f"{path} holds neither model.safetensors nor pytorch_model.bin nor an index of their shards; "
+        "check that the download is complete"
+    )
+
+
+def _open_shards(index: Path, opener: Callable[[Path], Source]) -> Source:
+    """Joins the shards that an index names, and checks each against it."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files; download it again")
+    shards = sorted(set(weight_map.values()))
+    for shard in shards:
+        # Judged by the name alone: hub caches legitimately link each file to a blob elsewhere.
+        parts = PurePosixPath(shard).parts
+        if not parts or shard.startswith("/") or "\\" in shard or ".." in parts or ":" in shard:
+            raise CheckpointError(f"{index} points outside its directory, to {shard!r}; do not trust this checkpoint")
+        if not (index.parent / shard).is_file():
+            raise CheckpointError(f"shard {shard} is named in {index} but absent; download it again")
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        found = opener(index.parent / shard)
+        listed = {name for name, where in weight_map.items() if where == shard}
+        if wrong := sorted(listed ^ found.keys()):
+            problem = "but holds no" if wrong[0] in listed else "without it, but holds"
+            raise CheckpointError(f"{shard} is listed in {index.name} {problem} tensor {wrong[0]}; download both again")
+        tensors |= found
+    return tensors
+
+
+def open_safetensors(path: Path) -> Source:
+    """Every tensor of one safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    def read(name: str) -> np.ndarray:
+        try:
+            with safe_open(path, framework="numpy") as file:
+                return file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"tensor {name} in {path} cannot be read: {error}; download it again") from error
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping, it has no __iter__)
+            headers = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({error}); it may be truncated: download it again"
+        ) from error
+    return {
+        name: Tensor(
+            name,
+            shape,
+            _known_dtype(_SAFETENSORS_DTYPES.get(str(dtype), str(dtype)), name, path),
+            path.name,
+            functools.partial(read, name),
+        )
+        for name, (shape, dtype) in headers.items()
+    }
+
+
+def open_torch(path: Path) -> Source:
+    """Every tensor of one PyTorch file, which must be a state dict and nothing else: no pickled code is ever run."""
+    with _loaded(path) as state:
+        headers = {
+            name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in state.items()
+        }
+
+    def read(name: str) -> np.ndarray:
+        import torch
+
+        with _loaded(path) as state:
+            tensor = state[name].contiguous()
+            if tensor.dtype == torch.bfloat16:
+                return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
+            return tensor.numpy().copy()
+
+    return {
+        name: Tensor(name, shape, _known_dtype(dtype, name, path), path.name, functools.partial(read, name))
+        for name, (shape, dtype) in headers.items()
+    }
+
+
+@contextlib.contextmanager
+def _loaded(path: Path) -> Iterator[dict[str, Any]]:
+    """The tensors of a PyTorch file, mapped rather than read."""
+    try:
+        import torch
+    except ImportError as error:
+        raise CheckpointError(
+            f"reading {path} needs PyTorch, which is not installed: pip install 'jaxspec[torch]'"
+        ) from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} holds more than tensors and is refused, since loading it could run code"
+        ) from error
+    except (RuntimeError, OSError, EOFError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole PyTorch file of version 1.6 or later; download it again or save it anew"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        raise CheckpointError(f"{path} is no state dict: it must map names to tensors and hold nothing else")
+    yield state
+
+
+def _known_dtype(dtype: str, name: str, path: Path) -> str:
+    if dtype not in DTYPES:
+        raise CheckpointError(
+            f"tensor {name} in {path} has dtype {dtype}, and only {', '.join(DTYPES)} are read; "
+            "use the checkpoint that is not quantized"
+        )
+    return dtype
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises CheckpointError where it is absent, malformed, or no object."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds no JSON object; download it again")
+    return values

@@ -1,0 +1,161 @@
+"""Where a method's greedy text leaves that of plain decoding, and whether rounding explains it.
+
+A tree of nodes runs through other kernels than a single token, so logits differ in their last bits and a near-tie can
+flip. How much they differ is measured on the run's own text; a divergence that is no such near-tie is an error.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxspec import cache as kv
+from jaxspec.llama import Llama, forward, unembed
+
+CHUNK = 512  # tokens of a prefix read at once
+
+Text = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt, and of the text generated after it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Divergence:
+    """The first place where a text differs from that of plain decoding.
+
+    Attributes:
+        prompt: number of the question in the file, from 0.
+        turn: of that question, from 0.
+        position: in the generated text, from 0.
+        gap: between the target's two best logits there, in float32.
+        behind: how far the worse of the two tokens lies behind the best one; at a near-tie of two that is the gap.
+            None where one of the texts ends, which no rounding explains.
+    """
+
+    prompt: int
+    turn: int
+    position: int
+    gap: float
+    behind: float | None
+
+    def explained(self, noise: float) -> bool:
+        """Whether two evaluations that each lie within `noise` of the truth could choose these two tokens."""
+        return self.behind is not None and self.behind <= 2 * noise
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """Index of the first token that differs, or where the shorter text ends; None where they are equal."""
+    if list(ours) == list(theirs):
+        return None
+    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+
+
+def diverges(target: Llama, prompt: int, turn: int, plain: Text, tokens: Sequence[int]) -> Divergence | None:
+    """The divergence of `tokens` from plain decoding's text, None where they are the same."""
+    before, expected = plain
+    position = first_difference(expected, tokens)
+    if position is None:
+        return None
+    logits = next_logits(target, [*before, *expected[:position]])
+    second, best = np.sort(logits)[-2:].tolist()
+    behind = None
+    if position < min(len(expected), len(tokens)):
+        behind = best - min(logits[expected[position]].item(), logits[tokens[position]].item())
+    return Divergence(prompt=prompt, turn=turn, position=position, gap=best - second, behind=behind)
+
+
+def next_logits(target: Llama, prefix: Sequence[int]) -> np.ndarray:
+    """[V] float32: what follows `prefix`, computed in float32 whatever the weights' dtype."""
+    chunk = min(CHUNK, _power_of_two(len(prefix)))
+    padded = np.zeros((1, -(-len(prefix) // chunk) * chunk), np.int32)
+    padded[0, : len(prefix)] = prefix
+    cache = kv.allocate(target.config, 1, padded.shape[1], jnp.dtype("float32"))
+    hidden = None
+    with jax.default_matmul_precision("highest"):
+        for at in range(0, len(prefix), chunk):
+            hidden, cache = _read_in_float32(target, padded[:, at : at + chunk], cache, np.full(1, at, np.int32))
+        assert hidden is not None
+        return np.asarray(unembed(target, hidden[0, (len(prefix) - 1) % chunk].astype(jnp.float32)))
+
+
+def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[int]) -> float:
+    """Largest difference of a logit between reading generated text a token at a time and `size` tokens at a time.
+
+    Both readings start from the same prefill and go on over their own caches, as plain and speculative decoding do.
+
+    Args:
+        batches: texts as they were decoded together.
+        sizes: tree sizes that were verified, at least one.
+    """
+    worst = 0.0
+    for batch in batches:
+        texts = [([*prompt], [*tokens]) for prompt, tokens in batch if len(tokens) > 1]
+        if not texts:
+            continue
+        begin = np.array([len(prompt) for prompt, _ in texts], np.int32)
+        end = begin + np.array([len(tokens) for _, tokens in texts], np.int32)
+        rows = _power_of_two(int(begin.max()) + int((end - begin).max()) + max(sizes))
+        block = np.zeros((len(texts), rows), np.int32)
+        for row, (prompt, tokens) in zip(block, texts, strict=True):
+            row[: len(prompt) + len(tokens)] = prompt + tokens
+        chunk = min(CHUNK, _power_of_two(int(begin.max())))
+        cache = kv.allocate(target.config, len(texts), rows, target.norm[...].dtype)
+        for at in range(0, int(begin.max()), chunk):
+            _, cache = _read(target, block[:, at : at + chunk], cache, np.full(len(texts), at, np.int32))
+        differences = [_difference(target, jnp.asarray(block), cache, begin, end, size) for size in sizes]
+        worst = max(worst, *map(float, differences))
+    return worst
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _advance(
+    target: Llama, tokens: Int[Array, "B W"], cache: tuple[kv.KV, ...], cached: Int[Array, " B"]
+) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
+    """Reads W tokens after the `cached` rows: their features, and the cache with them in it."""
+    batch, width = tokens.shape
+    causal = jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
+    out = forward(target, tokens, cached[:, None] + jnp.arange(width), causal, cache, cached)
+    return out.hidden, tuple(kv.append(layer, new, cached) for layer, new in zip(cache, out.nodes, strict=True))
+
+
+_read = jax.jit(_advance)
+
+
+@jax.jit
+def _read_in_float32(target: Llama, tokens, cache, cached):
+    return _advance(jax.tree.map(lambda x: x.astype(jnp.float32), target), tokens, cache, cached)
+
+
+@partial(jax.jit, static_argnames="size")
+def _difference(
+    target: Llama,
+    tokens: Int[Array, "B S"],
+    cache: tuple[kv.KV, ...],
+    begin: Int[Array, " B"],
+    end: Int[Array, " B"],
+    size: int,
+) -> Float[Array, ""]:
+    """Reads tokens[b, begin[b]:end[b]] by ones and by blocks of `size`: the largest difference between the logits."""
+
+    def block(carry):
+        at, by_one, by_block, worst = carry
+        text = jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, size))(tokens, at)
+        hidden, by_block = _advance(target, text, by_block, at)
+
+        def single(by_one, offset):
+            token = jax.lax.dynamic_slice_in_dim(text, offset, 1, axis=1)
+            one, by_one = _advance(target, token, by_one, at + offset)
+            apart = jnp.abs(unembed(target, one[:, 0]) - unembed(target, hidden)[:, offset]).max(axis=-1)
+            return by_one, jnp.where(at + offset < end, apart, 0.0).max()
+
+        by_one, apart = jax.lax.scan(single, by_one, jnp.arange(size))
+        return at + size, by_one, by_block, jnp.maximum(worst, apart.max())
+
+    unread = lambda carry: (carry[0] < end).any()
+    return jax.lax.while_loop(unread, block, (begin, cache, cache, jnp.zeros(())))[3]

@@ -1,0 +1,33 @@
+"""What the numbers of a run depend on besides its settings: device and versions."""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "numpy")
+
+
+def device() -> str:
+    """The default device in words, such as `NVIDIA H100` or `cpu: AMD EPYC 7B13, 2 cores`."""
+    first = jax.devices()[0]
+    if first.platform != "cpu":
+        return first.device_kind
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"cpu: {_processor()}, {cores} cores"
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that decoding runs on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

@@ -1,0 +1,158 @@
+"""Runs every method on every question, in one process and in turns, and times them."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import jax
+
+from jaxspec.engine import Engine, Generation, Request, check_settings
+from jaxspec.evaluate.runlog import Answer, RunLog, Turn, tree_to_json
+from jaxspec.evaluate.suites import Question, next_prompt
+from jaxspec.prompts import encode
+from jaxspec.text import StopStrings
+
+REFERENCE = "plain"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to run: the questions, and how to decode their answers."""
+
+    questions: tuple[Question, ...]
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    batch_size: int
+    repeats: int
+    chat: bool
+
+    @property
+    def batches(self) -> list[range]:
+        """Numbers of the questions that are decoded together."""
+        total = len(self.questions)
+        return [range(at, min(at + self.batch_size, total)) for at in range(0, total, self.batch_size)]
+
+    def request(self, engine: Engine, number: int, answers: Sequence[str]) -> Request:
+        """The request of question `number`'s next turn; it draws as `generate` would for prompt `number`."""
+        (tokens,) = encode([next_prompt(self.questions[number], answers, self.chat)], engine.model, self.chat)
+        return Request(
+            tokens, self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.seed, number
+        )  # fmt: skip
+
+
+def check(plan: Plan, engine: Engine) -> None:
+    """Raises ValueError for a setting out of range, or a question that the model is too short for."""
+    for name in ("max_new_tokens", "batch_size", "repeats"):
+        if getattr(plan, name) < 1:
+            raise ValueError(f"{name} must be at least 1, not {getattr(plan, name)}")
+    room = engine.model.config.model.max_length
+    for number, question in enumerate(plan.questions):
+        try:
+            # Earlier answers are unknown yet: none is longer than the budget.
+            request = plan.request(engine, number, [""] * (len(question.turns) - 1))
+        except ValueError as error:
+            raise ValueError(f"question {number}: {error}") from error
+        check_settings(request)
+        needed = len(request.tokens) + len(question.turns) * plan.max_new_tokens
+        if needed > room:
+            raise ValueError(
+                f"question {number} needs up to {needed} positions (its turns and {plan.max_new_tokens} new tokens for "
+                f"each) and the model has {room}: shorten the question or lower --max-new-tokens"
+            )
+
+
+def run(plan: Plan, engines: Mapping[str, Engine], log: RunLog, advance: Callable[[], None]) -> None:
+    """Answers all questions that the log lacks; `engines` has the reference among its methods.
+
+    `advance` is told of every batch that is done, those in the log included.
+    """
+    done = {answer.batch for answer in log.answers}
+    for batch, numbers in enumerate(plan.batches):
+        if batch not in done:
+            log.add(run_batch(plan, engines, batch, numbers))
+        advance()
+
+
+def run_batch(plan: Plan, engines: Mapping[str, Engine], batch: int, numbers: Sequence[int]) -> list[Answer]:
+    """All turns of some questions by all methods.
+
+    Every method answers the same prompts: the answers between two turns are the reference's.
+    """
+    turns: dict[tuple[int, str], list[Turn]] = {(number, name): [] for number in numbers for name in engines}
+    for turn in range(max(len(plan.questions[number].turns) for number in numbers)):
+        open_ = [number for number in numbers if turn < len(plan.questions[number].turns)]
+        said = [[answer.text for answer in turns[number, REFERENCE]] for number in open_]
+        engine = engines[REFERENCE]
+        requests = [plan.request(engine, number, answers) for number, answers in zip(open_, said, strict=True)]
+        for name, found in measure(engines, requests, plan.repeats).items():
+            for number, answer in zip(open_, found, strict=True):
+                turns[number, name].append(answer)
+    return [
+        Answer(
+            question=number,
+            question_id=plan.questions[number].question_id,
+            category=plan.questions[number].category,
+            method=name,
+            batch=batch,
+            turns=turns[number, name],
+        )
+        for number in numbers
+        for name in engines
+    ]
+
+
+def measure(engines: Mapping[str, Engine], requests: list[Request], repeats: int) -> dict[str, list[Turn]]:
+    """One batch by all methods, which take turns within each repeat; then once more to see the trees, untimed."""
+    passes = [{name: warm(engine, requests) for name, engine in engines.items()} for _ in range(repeats)]
+    return {
+        name: [
+            _turn([one[name][row] for one in passes], recorded)
+            for row, recorded in enumerate(decode(engine, requests, record=True))
+        ]
+        for name, engine in engines.items()
+    }
+
+
+def warm(engine: Engine, requests: list[Request]) -> list[Generation]:
+    """Decodes a batch; once more if the first time had to compile something, since its times are worthless."""
+    with compilations() as compiled:
+        found = decode(engine, requests, record=False)
+    return decode(engine, requests, record=False) if compiled else found
+
+
+def decode(engine: Engine, requests: list[Request], *, record: bool) -> list[Generation]:
+    """Decodes a batch."""
+    return engine.run(requests, StopStrings((), engine.model.tokenizer), False, record)
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Yields a list that gets an entry for each program compiled, or fetched from the cache on disk, meanwhile."""
+    found: list[str] = []
+
+    def listen(event: str, duration: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def _turn(passes: Sequence[Generation], recorded: Generation) -> Turn:
+    timed = passes[0]
+    same = recorded.tokens == timed.tokens and recorded.history.tolist() == timed.history.tolist()
+    return Turn(
+        prompt=timed.prompt_tokens,
+        tokens=timed.tokens,
+        text=timed.text,
+        rounds=timed.history.tolist(),
+        trees=[tree_to_json(round_) for round_ in recorded.rounds or ()] if same else None,
+        prefill_seconds=[one.prefill_seconds for one in passes],
+        decode_seconds=[one.decode_seconds for one in passes],
+    )

@@ -1,0 +1,203 @@
+"""The command itself: what it prints, what it imports, how it ends."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxspec.convert import files, hub, progress
+from tests import hf_models
+from tests.convert.commands import Result, run
+from tests.convert.test_meta import write_meta
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "hf"
+    hf_models.make("mistral", path)
+    return path
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["llama", "--help"], ["export", "--help"], ["inspect", "--help"]])
+def test_help_teaches(arguments: list[str]):
+    result = run(*arguments)
+    assert result.code == 0
+    assert "usage: jaxspec-convert" in result.out
+    assert "For example: jaxspec-convert" in result.out or arguments == ["--help"]
+
+
+def test_help_imports_nothing_heavy():
+    heavy = ("jax", "flax", "orbax", "transformers", "torch")
+    code = (
+        "import sys\nfrom jaxspec.convert import cli\nsys.argv = ['jaxspec-convert', 'llama', '--help']\n"
+        f"try:\n    cli.main()\nfinally:\n    print([m for m in {heavy} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["llama", "export", "inspect"]),
+        (["llama"], ["SRC", "OUT"]),
+        (["lama", "a", "b"], ["lama"]),
+        (["llama", "a", "b", "--dtype", "float8"], ["float8", "bfloat16", "float32"]),
+        (["llama", "a", "b", "--tokeniser", "x"], ["--tokeniser", "--tokenizer"]),
+        (["llama", "a", "b", "--revision", "main"], ["--revision needs a hub id"]),
+        (["export", "a", "b", "--format", "gguf"], ["gguf", "hf"]),
+        (["inspect", "/nowhere"], ["/nowhere is not a folder"]),
+    ],
+)
+def test_bad_arguments_end_in_one_sentence(arguments: list[str], words: list[str]):
+    result = run(*arguments)
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1
+    assert not set(result.err) & set("╭│╰─")
+    assert all(word in result.last for word in words), result.last
+
+
+def inspected(path: Path) -> dict[str, str]:
+    result = run("inspect", path)
+    assert result.code == 0, result.err
+    return dict(line.strip().split(": ", 1) for line in result.out.splitlines())
+
+
+def test_inspect(model: Path, tmp_path: Path):
+    source = inspected(model)
+    assert source["format"] == "Hugging Face"
+    assert source["model.layers.0.mlp.down_proj.weight"] == "[32, 48]"
+    assert source["files"] == "model.safetensors"
+
+    run("llama", model, tmp_path / "ckpt", "--dtype", "bfloat16")
+    for head in ("eagle", "medusa"):
+        (tmp_path / "ckpt" / "heads" / head).mkdir(parents=True)
+        (tmp_path / "ckpt" / "heads" / head / "config.json").write_text("{}")
+    (tmp_path / "ckpt" / "heads" / "unfinished").mkdir()
+    ours = inspected(tmp_path / "ckpt")
+    assert ours["format"] == "jaxspec checkpoint, converted from huggingface in float32"
+    assert ours["layers.0.mlp.down.kernel"] == "[48, 32]"
+    assert ours["heads"] == "eagle, medusa"
+    assert (ours["dtype"], ours["parameters"]) == ("bfloat16 (30 tensors)", "29,408 (58.8 kB)")
+    for key in ("family", "layers", "hidden size", "vocabulary", "positions", "end of sequence"):
+        assert ours[key] == source[key]
+    assert source["family"] == "mistral"
+    assert source["heads of attention"] == "4 queries, 2 keys and values, 8 wide"
+
+    meta = hf_models.make("llama", tmp_path / "hf", intermediate_size=96)
+    write_meta(meta, tmp_path / "meta", 2, llama3=False, multiple_of=16)
+    found = inspected(tmp_path / "meta")
+    assert (found["format"], found["files"]) == ("Meta", "consolidated.00.pth")
+    assert found["layers.0.attention.wo.weight"] == "[32, 32]"
+
+
+def only(path: Path) -> list[str]:
+    return sorted(file.name for file in path.iterdir())
+
+
+def test_full_disk_is_refused_before_the_start(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+    result = run("llama", model, tmp_path / "ckpt")
+    assert result.code == 1
+    assert "needs 117.6 kB more and its disk has 100.0 kB free" in result.last
+    assert only(tmp_path) == []
+
+
+def test_disk_that_fills_up(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    usage, asked = shutil.disk_usage(tmp_path), iter(range(100))
+    shrinking = lambda _: usage._replace(free=usage.free if next(asked) < 5 else 0)
+    monkeypatch.setattr(files.shutil, "disk_usage", shrinking)
+    assert run("llama", model, tmp_path / "ckpt").code == 1
+    assert only(tmp_path) == []
+
+
+def test_no_space_left_in_the_middle(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise ValueError("RESOURCE_EXHAUSTED: Failed to write: No space left on device [os_error_code='28']")
+
+    monkeypatch.setattr("jaxspec.checkpoint.write_params", full)
+    result = run("llama", model, tmp_path / "ckpt")
+    assert result.code == 1
+    assert "is full and nothing was kept" in result.last
+    assert only(tmp_path) == []
+
+
+def test_interrupt(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxspec.checkpoint.write_params", interrupted)
+    assert run("llama", model, tmp_path / "ckpt")[::2] == (130, run_warning(model) + "interrupted\n")
+    assert only(tmp_path) == []
+
+
+def run_warning(model: Path) -> str:
+    return f"warning: {model} holds no tokenizer that can be read; without one, only token ids can be decoded\n"
+
+
+SLOWLY = """
+import time
+from jaxspec import checkpoint
+from jaxspec.convert import cli
+write = checkpoint.write_params
+checkpoint.write_params = lambda path, params, _: write(path, (time.sleep(0.2) or pair for pair in params), 1)
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_killed_run(number: int, code: int, model: Path, tmp_path: Path):
+    command = [sys.executable, "-c", SLOWLY, "llama", str(model), str(tmp_path / "ckpt")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not only(tmp_path) and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert not (tmp_path / "ckpt").exists()
+    if number != signal.SIGKILL:
+        assert only(tmp_path) == []
+        assert err.splitlines()[-1] == "terminated"
+
+
+def test_hub_ids(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision))
+        assert not any(".py" in pattern for pattern in allow_patterns)
+        return str(model)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert run("llama", "org/model", tmp_path / "ckpt", "--revision", "v2").code == 0
+    assert asked == [("org/model", "v2")]
+
+
+def test_hub_out_of_reach(tmp_path: Path):
+    result: Result = run("llama", "no-such-org/no-such-model", tmp_path / "ckpt")
+    assert result.code == 2
+    assert "the hub cannot be reached" in result.last
+    assert only(tmp_path) == []
+
+
+def test_what_is_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "here").mkdir(parents=True)
+    assert hub.is_hub_id("org/model-7B.v1")
+    assert not any(map(hub.is_hub_id, ("org/here", "model", "/org/model", "./org/model", "a/b/c")))
+
+
+def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    clock = iter((0.0, 1.0, 6.0, 7.0, 12.0))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress.progress("converting x", 4_000_000) as advance:
+        for _ in range(4):
+            advance(1_000_000)
+    assert capsys.readouterr().err == "converting x: 2.0 MB of 4.0 MB\nconverting x: 4.0 MB of 4.0 MB\n"

@@ -1,0 +1,227 @@
+"""What is refused, with which words, and that no trace of it is left."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from tests import hf_models
+from tests.convert.commands import refused, run, tensors
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("originals")
+    for family in ("llama", "llama-tied", "mistral", "qwen2"):
+        hf_models.make(family, path / family, num_hidden_layers=2)
+    hf_models.make("llama", path / "sharded", num_hidden_layers=2, shard_size="20KB")
+    return path
+
+
+@pytest.fixture
+def copy(originals: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """A model to damage."""
+
+    def make(name: str) -> Path:
+        (tmp_path / "hf").mkdir()
+        for file in (originals / name).iterdir():
+            (tmp_path / "hf" / file.name).write_bytes(file.read_bytes())
+        return tmp_path / "hf"
+
+    return make
+
+
+def edit_config(path: Path, **values: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **values}))
+
+
+def edit_tensors(path: Path, **changed: np.ndarray | None) -> None:
+    found = {**load_file(path / "model.safetensors"), **changed}
+    save_file({k: v for k, v in found.items() if v is not None}, path / "model.safetensors")
+
+
+def rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **values}}
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "words"),
+    [
+        ("llama", {"quantization_config": {"quant_method": "awq"}}, ["quantization_config: awq"]),
+        ("llama", {"model_type": "mixtral", "num_local_experts": 8}, ["mixtral", "not supported yet"]),
+        ("llama", {"model_type": "gemma2"}, ["model_type 'gemma2'", "llama, mistral, qwen2"]),
+        ("llama", {"model_type": None}, ["model_type None"]),
+        ("llama", {"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification"]),
+        ("llama", {"hidden_act": "gelu"}, ["hidden_act 'gelu'"]),
+        ("mistral", {"sliding_window": 4096}, ["sliding_window 4096"]),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 128}, ["sliding_window 128"]),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types 'sliding_attention'"]),
+        ("llama", rope("yarn", factor=4.0), ["rope type 'yarn'", "default, linear, dynamic, llama3"]),
+        ("llama", rope("longrope", short_factor=[1.0]), ["rope type 'longrope'"]),
+        ("llama", rope("linear"), ["'linear' needs a number as 'factor'"]),
+        ("llama", rope("llama3", factor=8.0), ["'low_freq_factor'"]),
+        ("llama", rope("default", mrope_section=[2, 2]), ["'mrope_section'"]),
+        ("llama", rope("default", partial_rotary_factor=0.5), ["partial_rotary_factor 0.5"]),
+        ("llama", {"hidden_size": None}, ["'hidden_size'"]),
+        ("llama", {"num_attention_heads": 5}, ["config.json"]),
+        ("llama", {"vocab_size": 97}, ["embed_tokens.weight", "[96, 32]", "[97, 32]"]),
+        ("llama", {"intermediate_size": 40}, ["mlp.", "48", "40"]),
+        ("llama", {"num_hidden_layers": 3}, ["model.layers.2.", "is missing"]),
+        ("llama", {"num_hidden_layers": 1}, ["model.layers.1.", "not part of this model"]),
+        ("llama", {"attention_bias": True}, ["self_attn.k_proj.bias", "is missing"]),
+        ("llama", {"tie_word_embeddings": True}, ["lm_head.weight", "differs from the embedding"]),
+        ("llama-tied", {"tie_word_embeddings": False}, ["lm_head.weight", "is missing"]),
+    ],
+)
+def test_configs(family: str, values: dict, words: list[str], copy: Callable[[str], Path], tmp_path: Path):
+    source = copy(family)
+    edit_config(source, **values)
+    sentence = refused(source, tmp_path / "ckpt")
+    assert all(word in sentence for word in words), sentence
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({NORM: None}, [NORM, "is missing"]),
+        ({"model.layers.1.surprise.weight": np.ones(3, np.float32)}, ["surprise", "not part of this model"]),
+        ({NORM: np.ones(31, np.float32)}, [NORM, "[31]", "[32]"]),
+        ({NORM: np.full(32, np.nan, np.float32)}, [NORM, "model.safetensors", "NaN"]),
+        ({NORM: np.full(32, -np.inf, np.float16)}, [NORM, "NaN or infinite"]),
+        ({NORM: np.full(32, np.nan, ml_dtypes.bfloat16)}, [NORM, "NaN or infinite"]),
+        ({NORM: np.ones(32, np.int8)}, [NORM, "I8", "float32, bfloat16, float16"]),
+    ],
+)
+def test_tensors(changed: dict, words: list[str], copy: Callable[[str], Path], tmp_path: Path):
+    source = copy("llama")
+    edit_tensors(source, **changed)
+    sentence = refused(source, tmp_path / "ckpt")
+    assert all(word in sentence for word in words), sentence
+
+
+def test_narrowing_may_not_overflow(copy: Callable[[str], Path], tmp_path: Path):
+    source = copy("llama")
+    edit_tensors(source, **{NORM: np.full(32, 3.4e38, np.float32)})
+    assert NORM in refused(source, tmp_path / "ckpt", "--dtype", "bfloat16")
+
+
+def test_shards(copy: Callable[[str], Path], tmp_path: Path):
+    source, out = copy("sharded"), tmp_path / "ckpt"
+    index = source / "model.safetensors.index.json"
+    good = json.loads(index.read_text())
+    shard = good["weight_map"][NORM]
+
+    def with_map(**changes: str) -> None:
+        index.write_text(json.dumps({"weight_map": {**good["weight_map"], **changes}}))
+
+    for target in ("../model.safetensors", "/etc/passwd", "a/../../b.safetensors", "c:\\x", "..\\x"):
+        with_map(**{NORM: target})
+        assert "points outside its directory" in refused(source, out)
+    with_map(**{NORM: "model-99999-of-00004.safetensors"})
+    assert "shard model-99999-of-00004.safetensors is named in" in refused(source, out)
+    with_map(**{"model.layers.9.norm.weight": shard})
+    sentence = refused(source, out)
+    assert shard in sentence
+    assert "holds no tensor model.layers.9.norm.weight" in sentence
+    rest = {name: file for name, file in good["weight_map"].items() if name != NORM}
+    index.write_text(json.dumps({"weight_map": rest}))
+    assert f"without it, but holds tensor {NORM}" in refused(source, out)
+    index.write_text(json.dumps({"metadata": {}}))
+    assert "no weight_map" in refused(source, out)
+    index.write_text("{")
+    assert "not valid JSON" in refused(source, out)
+    index.write_text(json.dumps(good))
+    (source / shard).write_bytes((source / shard).read_bytes()[:-10])
+    sentence = refused(source, out)
+    assert shard in sentence
+    assert "truncated" in sentence
+
+
+def test_links_of_a_hub_cache_are_followed(copy: Callable[[str], Path], tmp_path: Path):
+    source, blobs = copy("sharded"), tmp_path / "blobs"
+    blobs.mkdir()
+    for i, file in enumerate(sorted(source.iterdir())):
+        file.rename(blobs / str(i))
+        file.symlink_to(os.path.relpath(blobs / str(i), source))
+    assert run("llama", source, tmp_path / "ckpt").code == 0
+
+
+@pytest.mark.parametrize("size", [0, 5, 100])
+def test_truncated_single_file(size: int, copy: Callable[[str], Path], tmp_path: Path):
+    source = copy("llama")
+    file = source / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    assert "not a whole safetensors file" in refused(source, tmp_path / "ckpt")
+
+
+class Trap:
+    """Unpickling this would create a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_bin_files(copy: Callable[[str], Path], tmp_path: Path):
+    source, out = copy("llama"), tmp_path / "ckpt"
+    state = {name: torch.from_numpy(array) for name, array in tensors(source).items()}
+    (source / "model.safetensors").unlink()
+    file = source / "pytorch_model.bin"
+    torch.save({**state, "trap": Trap(tmp_path / "trapped")}, file)
+    assert "loading it could run code" in refused(source, out)
+    assert not (tmp_path / "trapped").exists()
+    torch.save({"state_dict": state}, file)
+    assert "no state dict" in refused(source, out)
+    torch.save(state, file, _use_new_zipfile_serialization=False)
+    assert "version 1.6 or later" in refused(source, out)
+    torch.save(state, file)
+    file.write_bytes(file.read_bytes()[:-200])
+    assert "not a whole PyTorch file" in refused(source, out)
+
+
+def test_torch_is_an_extra(copy: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = copy("llama")
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    assert "pip install 'jaxspec[torch]'" in refused(source, tmp_path / "ckpt")
+
+
+def test_folders(copy: Callable[[str], Path], tmp_path: Path):
+    source, out = copy("llama"), tmp_path / "ckpt"
+    assert "is not a folder" in refused(tmp_path / "absent", out)
+    (tmp_path / "empty").mkdir()
+    assert "config.json cannot be read" in refused(tmp_path / "empty", out)
+    (source / "model.safetensors").unlink()
+    assert "neither model.safetensors nor pytorch_model.bin" in refused(source, out)
+
+
+def test_output_exists_or_has_no_place(copy: Callable[[str], Path], tmp_path: Path):
+    source = copy("llama")
+    (tmp_path / "taken").mkdir()
+    assert "exists already" in refused(source, tmp_path / "taken")
+    sentence = run("llama", source, tmp_path / "no" / "ckpt")
+    assert sentence.code == 2
+    assert "does not exist" in sentence.last
+
+
+def test_checkpoint_as_source_and_source_as_checkpoint(copy: Callable[[str], Path], tmp_path: Path):
+    source = copy("llama")
+    assert run("llama", source, tmp_path / "ckpt").code == 0
+    assert "is a jaxspec checkpoint already" in refused(tmp_path / "ckpt", tmp_path / "again")
+    result = run("export", source, tmp_path / "back")
+    assert result.code == 2
+    assert "not the config of a jaxspec checkpoint" in result.last
+    assert not (tmp_path / "back").exists()

@@ -1,0 +1,160 @@
+"""Hugging Face → checkpoint → Hugging Face, bit for bit."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from jaxspec import checkpoint
+from jaxspec.convert import export, llama
+from tests import hf_models
+from tests.convert.commands import assert_bitwise, run, tensors
+
+# What a config means, whatever the version that wrote it.
+MEANING = (
+    "model_type",
+    "architectures",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "sliding_window",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
+)
+
+
+def meaning(path: Path) -> dict[str, object]:
+    config = transformers.AutoConfig.from_pretrained(path)
+    rope = {key: value for key, value in config.rope_parameters.items() if value is not None}
+    if rope["rope_type"] == "dynamic":
+        rope.setdefault("original_max_position_embeddings", config.max_position_embeddings)
+    values = {key: getattr(config, key, None) for key in MEANING}
+    values["head_dim"] = values["head_dim"] or config.hidden_size // config.num_attention_heads
+    return {**values, "rope": rope}
+
+
+@pytest.mark.parametrize("family", hf_models.FAMILIES)
+def test_every_family(family: str, tmp_path: Path):
+    model = hf_models.make(family, tmp_path / "hf")
+    config = llama.convert(tmp_path / "hf", tmp_path / "ckpt")
+    export.export(tmp_path / "ckpt", tmp_path / "back")
+    assert_bitwise(tensors(tmp_path / "back"), tensors(tmp_path / "hf"))
+    assert meaning(tmp_path / "back") == meaning(tmp_path / "hf")
+    assert checkpoint.parameter_count(config.model) == sum(p.numel() for p in model.parameters())
+
+    restored = checkpoint.restore(tmp_path / "ckpt")
+    kernel = model.model.layers[1].self_attn.k_proj.weight.detach().numpy().T
+    np.testing.assert_array_equal(restored.layers[1].attention.k.kernel[...], kernel)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_in_shards(dtype: str, tmp_path: Path):
+    hf_models.make("qwen2", tmp_path / "hf", dtype=dtype, shard_size="15KB")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 2
+    config = llama.convert(tmp_path / "hf", tmp_path / "ckpt")
+    assert config.dtype == config.source_dtype == dtype
+    export.export(tmp_path / "ckpt", tmp_path / "back", shard_bytes=15_000)
+    assert_bitwise(tensors(tmp_path / "back"), tensors(tmp_path / "hf"))
+
+    index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_text())
+    for name, file in index["weight_map"].items():
+        assert name in load_file(tmp_path / "back" / file)
+    assert index["metadata"]["total_size"] == sum(a.nbytes for a in tensors(tmp_path / "hf").values())
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bin_files(dtype: str, tmp_path: Path):
+    model = hf_models.make("llama", tmp_path / "hf", dtype=dtype, shard_size="20KB")
+    expected = tensors(tmp_path / "hf")
+    for file in [*(tmp_path / "hf").glob("*.safetensors"), tmp_path / "hf" / "model.safetensors.index.json"]:
+        file.unlink()
+    names = sorted(expected)
+    state = model.state_dict()
+    halves = {"a.bin": names[::2], "b.bin": names[1::2]}
+    for file, part in halves.items():
+        torch.save({name: state[name] for name in part}, tmp_path / "hf" / file)
+    index = {"weight_map": {name: file for file, part in halves.items() for name in part}}
+    (tmp_path / "hf" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    llama.convert(tmp_path / "hf", tmp_path / "ckpt")
+    export.export(tmp_path / "ckpt", tmp_path / "back")
+    assert_bitwise(tensors(tmp_path / "back"), expected)
+
+
+@pytest.mark.parametrize("keep_head", [True, False])
+def test_tied_file_may_repeat_its_embedding(keep_head: bool, tmp_path: Path):
+    hf_models.make("llama-tied", tmp_path / "hf")
+    found = tensors(tmp_path / "hf")
+    extra = {"lm_head.weight": found["model.embed_tokens.weight"]} if keep_head else {}
+    inv_freq = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}  # old files carry it along
+    save_file({**found, **extra, **inv_freq}, tmp_path / "hf" / "model.safetensors")
+    llama.convert(tmp_path / "hf", tmp_path / "ckpt")
+    export.export(tmp_path / "ckpt", tmp_path / "back")
+    assert_bitwise(tensors(tmp_path / "back"), found)
+
+
+def test_wider_dtype_comes_back_bitwise(tmp_path: Path):
+    hf_models.make("llama", tmp_path / "hf", dtype="bfloat16")
+    assert run("llama", tmp_path / "hf", tmp_path / "ckpt", "--dtype", "float32").code == 0
+    restored = checkpoint.restore(tmp_path / "ckpt")
+    assert restored.norm.dtype == jnp.float32
+    assert run("export", tmp_path / "ckpt", tmp_path / "back", "--format", "hf").code == 0
+    assert_bitwise(tensors(tmp_path / "back"), tensors(tmp_path / "hf"))
+
+
+def test_narrower_dtype_rounds_once(tmp_path: Path):
+    hf_models.make("llama", tmp_path / "hf")
+    config = llama.convert(tmp_path / "hf", tmp_path / "ckpt", "bfloat16")
+    assert (config.dtype, config.source_dtype) == ("bfloat16", "float32")
+    export.export(tmp_path / "ckpt", tmp_path / "back")
+    rounded = {k: a.astype(jnp.bfloat16).astype(np.float32) for k, a in tensors(tmp_path / "hf").items()}
+    assert_bitwise(tensors(tmp_path / "back"), rounded)
+
+
+def test_each_tensor_keeps_its_own_dtype(tmp_path: Path):
+    hf_models.make("llama", tmp_path / "hf", dtype="float16")
+    mixed = {k: a.astype(np.float32) if "norm" in k else a for k, a in tensors(tmp_path / "hf").items()}
+    save_file(mixed, tmp_path / "hf" / "model.safetensors")
+    config = llama.convert(tmp_path / "hf", tmp_path / "ckpt")
+    assert config.dtype == "float16"  # of most bytes
+    export.export(tmp_path / "ckpt", tmp_path / "back")
+    assert_bitwise(tensors(tmp_path / "back"), mixed)
+
+
+def test_old_spelling_of_the_rope_reads_the_same(tmp_path: Path):
+    hf_models.make("llama3-rope", tmp_path / "hf")
+    new = llama.plan(tmp_path / "hf").config
+    file = tmp_path / "hf" / "config.json"
+    values = json.loads(file.read_text())
+    rope = values.pop("rope_parameters")
+    values |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {**rope, "type": rope["rope_type"]}}
+    file.write_text(json.dumps(values))
+    assert llama.plan(tmp_path / "hf").config == new
+
+
+def test_end_of_sequence_ids_of_both_configs_count(tmp_path: Path):
+    hf_models.make("llama", tmp_path / "hf")
+    generation = {"eos_token_id": [5, 2, 7], "repetition_penalty": 1.1, "pad_token_id": 9}
+    (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(generation))
+    result = run("llama", tmp_path / "hf", tmp_path / "ckpt")
+    assert "repetition_penalty 1.1, which jaxspec does not apply" in result.err
+    config = checkpoint.read_config(tmp_path / "ckpt")
+    assert (config.bos, config.eos, config.pad) == (1, (5, 2, 7), 9)
+    export.export(tmp_path / "ckpt", tmp_path / "back")
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "back").eos_token_id == [5, 2, 7]
