@@ -51,14 +51,13 @@ def append(cache: KV, rows: KV, start: Int[Array, " B"]) -> KV:
     and the next round writes over them. Needs start + P <= S: XLA would move the block over live rows.
     """
 
-    def put(old: KV, new: KV, at: Array) -> KV:
-        write = lambda into, block, axis: jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis)
-        return KV(k=write(old.k, new.k, 2), v=write(old.v, new.v, 1))
+    def write(old: Array, new: Array, axis: int) -> Array:
+        put = lambda into, block, at: jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis)
+        if old.shape[0] > 1:
+            return jax.vmap(put)(old, new, start)
+        return put(old[0], new[0], start[0])[None]  # a plain slice update, not a scatter
 
-    if cache.k.shape[0] > 1:
-        return jax.vmap(put)(cache, rows, start)
-    single = put(*jax.tree.map(lambda x: x[0], (cache, rows)), start[0])  # a plain slice update, not a scatter
-    return jax.tree.map(lambda x: x[None], single)
+    return KV(k=write(cache.k, rows.k, 2), v=write(cache.v, rows.v, 1))
 
 
 def grow(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:

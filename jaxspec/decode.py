@@ -338,14 +338,14 @@ def empty_trace(batch: int, rounds: int, nodes: int) -> Trace:
     )
 
 
-@partial(jax.jit, static_argnames=("spec", "chunk"), donate_argnames="state")
-def prefill(spec: Speculation, models: Models, state: DecodeState, chunk: int) -> DecodeState:
+@partial(jax.jit, static_argnames=("drafter", "chunk"), donate_argnames="state")
+def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> DecodeState:
     """Reads the prompts, `chunk` tokens at a time, and commits the first token of each row.
 
     Rows may have any lengths. Needs room for the longest prompt rounded up to whole chunks, and `margin` rows.
     """
     batch, prompt = state.length.shape[0], state.length
-    taps = spec.drafter.taps(models.target.config.num_layers)
+    taps = drafter.taps(models.target.config.num_layers)
     causal = jnp.broadcast_to(jnp.tril(jnp.ones((chunk, chunk), bool)), (batch, chunk, chunk))
     keys = fold(fold(state.keys, prompt), FIRST)
 
@@ -381,7 +381,7 @@ def prefill(spec: Speculation, models: Models, state: DecodeState, chunk: int) -
             tokens=tokens,
             cache=tuple(kv.append(layer, new, write_at) for layer, new in zip(state.cache, out.nodes, strict=True)),
             feature=jnp.where(ends[:, None], feature[:, 0], state.feature),
-            drafter=spec.drafter.observe(models, state.drafter, committed),
+            drafter=drafter.observe(models, state.drafter, committed),
             log_prob=log_prob,
         )
 
@@ -393,8 +393,8 @@ def prefill(spec: Speculation, models: Models, state: DecodeState, chunk: int) -
     return dataclasses.replace(state, length=length, done=done)
 
 
-@partial(jax.jit, static_argnames=("spec", "rows"))
-def enlarge(spec: Speculation, state: DecodeState, rows: int) -> DecodeState:
+@partial(jax.jit, static_argnames=("drafter", "rows"))
+def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
     """The same state with room for `rows` rows."""
     pad = lambda x, fill=0: jnp.pad(
         x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)], constant_values=fill
@@ -406,7 +406,7 @@ def enlarge(spec: Speculation, state: DecodeState, rows: int) -> DecodeState:
         state,
         tokens=pad(state.tokens),
         cache=kv.grow(state.cache, rows),
-        drafter=spec.drafter.grow(state.drafter, rows),
+        drafter=drafter.grow(state.drafter, rows),
         history=pad(state.history),
         log_prob=None if state.log_prob is None else pad(state.log_prob),
         trace=trace,

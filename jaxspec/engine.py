@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -204,7 +205,8 @@ class Engine:
             if stops:
                 stopped |= self._find_stops(state, requests, stops, stopped)
         assert state is not None
-        host = jax.device_get(dataclasses.replace(state, cache=(), drafter=(), controller=(), keys=()))
+        wanted = ("tokens", "length", "round", "history", "log_prob", "trace")
+        host = SimpleNamespace(**jax.device_get({name: getattr(state, name) for name in wanted}))
         return [self._result(host, request, row, stops, seconds) for row, request in enumerate(requests)]
 
     def _stages(
@@ -226,7 +228,7 @@ class Engine:
             state = start(spec, self.models, requests, self.model.config.eos, rows)
             jax.block_until_ready(state.length)
             began = time.perf_counter()
-            state = decode.prefill(spec, self.models, state, chunk)
+            state = decode.prefill(spec.drafter, self.models, state, chunk)
             jax.block_until_ready(state.length)
             prefilled = time.perf_counter()
             spent = 0.0
@@ -243,7 +245,7 @@ class Engine:
                     return
                 if (np.where(done, 0, length).max() + decode.margin(spec)) > rows:
                     rows *= 2
-                    state = decode.enlarge(spec, state, rows)
+                    state = decode.enlarge(spec.drafter, state, rows)
 
     def _find_stops(self, state, requests, stops: StopStrings, known: dict[int, int]) -> dict[int, int]:
         length = jax.device_get(state.length)

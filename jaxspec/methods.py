@@ -3,6 +3,7 @@
 import dataclasses
 import types
 import typing
+from collections.abc import Collection
 from typing import Any
 
 from jaxspec.builders.chain import Chain
@@ -103,14 +104,20 @@ def needs_head(drafter: Drafter) -> bool:
     return hasattr(drafter, "load_head")
 
 
-def runnable(heads: typing.Collection[str]) -> list[tuple[str, bool]]:
+def runnable(heads: Collection[str]) -> list[tuple[str, bool]]:
     """Every drafter's name, and whether a checkpoint with these heads can run it without naming a path."""
     return [(name, not hasattr(kind, "load_head") or name in heads) for name, kind in DRAFTERS.items()]
 
 
-def default_method(heads: typing.Collection[str]) -> Method:
+def default_method(heads: Collection[str]) -> Method:
     """The best trained head that is there; prompt lookup, which needs none, otherwise."""
     return parse_method(next((name for name in PREFERRED if name in heads), "ngram"))
+
+
+def describe_settings(kind: type) -> str:
+    """`length=4` and the like: the settings of a strategy with their defaults."""
+    shown = _settings(kind())[1:].split(",")
+    return ", ".join(text if len(text) < 30 else text[:27] + "..." for text in shown)
 
 
 def _build(kind: type, name: str, settings: list[str], text: str) -> Any:

@@ -4,7 +4,7 @@ A strategy (drafter, builder, controller) is a frozen, hashable dataclass of sta
 state, if it has one, is a pytree that the loop carries.
 """
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import chex
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -61,6 +61,7 @@ class Evidence:
     target_hidden: Float[Array, "B D"]  # the target's feature at the last position that it verified
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Proposes continuations of a tree's nodes."""
 
@@ -93,6 +94,7 @@ class Drafter(Protocol):
         ...
 
 
+@runtime_checkable
 class TreeBuilder(Protocol):
     """Decides which nodes a tree gets."""
 
@@ -129,6 +131,7 @@ class TreeBuilder(Protocol):
         ...
 
 
+@runtime_checkable
 class Controller(Protocol):
     """Decides whether a sequence drafts on. It may end a path, never take a drafted node back."""
 

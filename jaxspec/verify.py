@@ -11,7 +11,7 @@ A rule owns both halves, so that no builder can verify children in a way that do
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import chex
 import jax
@@ -44,6 +44,7 @@ class Proposal:
 Propose = Callable[[Array, int], Proposal]  # (draft logits [B W V], C) -> C children for each node
 
 
+@runtime_checkable
 class Rule(Protocol):
     """A way to propose children and a way to verify them that together leave the target's text unchanged."""
 

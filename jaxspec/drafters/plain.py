@@ -24,6 +24,11 @@ class Plain:
     def observe(self, models, state, committed):
         return state
 
+    def root(self, models, state, prefix, tree):
+        raise AssertionError("a tree without levels asks its drafter nothing")
+
+    expand = root
+
 
 @dataclasses.dataclass(frozen=True)
 class RootOnly:

@@ -20,8 +20,8 @@ from jaxspec.protocols import Committed, Models, Prefix
 from jaxspec.sampling import fold
 from jaxspec.tree import levels
 
-REPEATS = 5
-LEAST_SECONDS = 0.05  # that one timed call takes
+REPEATS = 7
+LEAST_SECONDS = 0.1  # that one timed call takes
 
 Job = Callable[[int], int]  # iterations to run -> units of work done
 

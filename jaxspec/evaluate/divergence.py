@@ -105,8 +105,9 @@ def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[in
         cache = kv.allocate(target.config, len(texts), rows, target.norm[...].dtype)
         for at in range(0, int(begin.max()), chunk):
             _, cache = _read(target, block[:, at : at + chunk], cache, np.full(len(texts), at, np.int32))
-        differences = [_difference(target, jnp.asarray(block), cache, begin, end, size) for size in sizes]
-        worst = max(worst, *map(float, differences))
+        for size in sizes:
+            if size > 1:
+                worst = max(worst, float(_difference(target, jnp.asarray(block), cache, begin, end, size)))
     return worst
 
 

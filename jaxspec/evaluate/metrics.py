@@ -22,48 +22,48 @@ class Counts:
     @property
     def tau(self) -> float:
         """Tokens a round, bonus included (EAGLE's average acceptance length; plain decoding has 1)."""
-        return _ratio(self.tokens, self.rounds)
+        return ratio(self.tokens, self.rounds)
 
     @property
     def tau_drafted(self) -> float:
         """Accepted drafts a round (EDD's average acceptance length)."""
-        return _ratio(self.accepted, self.rounds)
+        return ratio(self.accepted, self.rounds)
 
     @property
     def acceptance_rate(self) -> float:
         """Accepted / levels drafted: a chain's usual rate; for trees EDD's, by the deepest level."""
-        return _ratio(self.accepted, self.levels)
+        return ratio(self.accepted, self.levels)
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
         """n-α (EAGLE, Table 2): among drafts whose predecessors were accepted, the share accepted, from position 0."""
-        return tuple(map(_ratio, self.accepted_at, self.reached))
+        return tuple(map(ratio, self.accepted_at, self.reached))
 
     @property
     def draft_share(self) -> float:
         """r_d, the share of the text that was drafted (EESD, appendix D)."""
-        return _ratio(self.accepted, self.tokens)
+        return ratio(self.accepted, self.tokens)
 
     @property
     def harmonic_mean(self) -> float:
         """HM of v_d = accepted / nodes drafted and r_d (EESD, appendix D)."""
-        v, r = _ratio(self.accepted, self.drafted), self.draft_share
-        return _ratio(2 * v * r, v + r)
+        v, r = ratio(self.accepted, self.drafted), self.draft_share
+        return ratio(2 * v * r, v + r)
 
     @property
     def nodes_per_round(self) -> float:
         """Nodes verified a round, without the root."""
-        return _ratio(self.verified, self.rounds)
+        return ratio(self.verified, self.rounds)
 
     @property
     def nodes_drafted_per_round(self) -> float:
         """Nodes drafted a round, before pruning."""
-        return _ratio(self.drafted, self.rounds)
+        return ratio(self.drafted, self.rounds)
 
     @property
     def depth_per_round(self) -> float:
         """Deepest live level, mean over rounds."""
-        return _ratio(self.levels, self.rounds)
+        return ratio(self.levels, self.rounds)
 
 
 def count(histories: Sequence[np.ndarray]) -> Counts:
@@ -84,5 +84,6 @@ def count(histories: Sequence[np.ndarray]) -> Counts:
     )
 
 
-def _ratio(part: float, whole: float) -> float:
+def ratio(part: float | int, whole: float | int) -> float:
+    """part / whole, 0 where there is no whole."""
     return part / whole if whole else 0.0

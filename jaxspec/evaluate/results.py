@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.evaluate.cost import modelled_speedup
-from jaxspec.evaluate.metrics import count
+from jaxspec.evaluate.metrics import count, ratio
 from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.evaluate.runner import REFERENCE
 
@@ -49,7 +49,7 @@ def tally(
         results[name] = {
             "resolved": resolved,
             **counted[name],
-            "speedup": _ratio(counted[name]["tokens_per_second"], counted[REFERENCE]["tokens_per_second"]),
+            "speedup": ratio(counted[name]["tokens_per_second"], counted[REFERENCE]["tokens_per_second"]),
             "modelled_speedup": modelled_speedup(histories, target, measured.level_seconds[name], sizes),
             "divergences": divergences,
             "unexplained_divergences": None if divergences is None else sum(not d["explained"] for d in divergences),
@@ -77,7 +77,7 @@ def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
         "rounds": counts.rounds,
         "prefill_seconds": seconds(lambda turn: turn.prefill_seconds),
         "decode_seconds": decode_seconds,
-        "tokens_per_second": _ratio(counts.tokens, decode_seconds),
+        "tokens_per_second": ratio(counts.tokens, decode_seconds),
         "tau": counts.tau,
         "tau_drafted": counts.tau_drafted,
         "acceptance_rate": counts.acceptance_rate,
@@ -92,7 +92,3 @@ def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
 
 def _history(turn: Turn) -> np.ndarray:
     return np.array(turn.rounds, int).reshape(-1, 5)
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0

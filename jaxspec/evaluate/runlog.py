@@ -67,7 +67,7 @@ class RunLog:
         if path is None:
             return
         if lines:
-            _check_same(lines[0].get("settings"), json.loads(json.dumps(settings)), path)
+            _check_same(lines[0]["settings"], json.loads(json.dumps(settings)), path)
         answers = [(line, _answer(line)) for line in lines[1:] if "question" in line]
         batches: dict[int, list[Answer]] = {}
         for _, answer in answers:
@@ -126,9 +126,14 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a log; a last one without its end was torn by a kill and is left out."""
     *ended, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
     try:
-        return [json.loads(line) for line in ended]
+        lines = [json.loads(line) for line in ended]
     except ValueError as error:
-        raise ValueError(f"{path} is not the log of a bench run ({error}); delete it or choose another --json") from error
+        raise ValueError(
+            f"{path} is not the log of a bench run ({error}); delete it or choose another --json"
+        ) from error
+    if lines and not (isinstance(lines[0], dict) and isinstance(lines[0].get("settings"), dict)):
+        raise ValueError(f"{path} is not the log of a bench run; delete it or choose another --json")
+    return lines
 
 
 def _answer(line: dict[str, Any]) -> Answer:
@@ -136,12 +141,19 @@ def _answer(line: dict[str, Any]) -> Answer:
     return Answer(**{**line, "turns": turns})
 
 
-def _check_same(found: Any, wanted: dict[str, Any], path: Path) -> None:
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is not the log of a bench run; delete it or choose another --json")
-    for key in [*wanted, *found]:
-        if found.get(key) != wanted.get(key):
+def _check_same(found: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
+    for (name, ours), theirs in zip(_flat(wanted).items(), map(_flat(found).get, _flat(wanted)), strict=True):
+        if theirs != ours:
             raise ValueError(
-                f"{path} belongs to a run with other settings ({key}: {found.get(key)} there, {wanted.get(key)} here); "
+                f"{path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); "
                 "delete it or choose another --json"
             )
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """One level of nesting less; the inner keys are distinct."""
+    return {
+        name: inner
+        for key, value in values.items()
+        for name, inner in (value.items() if isinstance(value, dict) else [(key, value)])
+    }

@@ -30,7 +30,8 @@ def show(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     for name, values in methods.items():
         if values["unexplained_divergences"]:
             console.print(
-                f"{name} left plain decoding's text where rounding does not explain it: it is not lossless here", style="red"
+                f"{name} left plain decoding's text where rounding does not explain it: it is not lossless here",
+                style="red",
             )
     if any(values["divergences"] is None for values in methods.values()):
         console.print("Sampled texts differ by design, so divergences are not counted.")

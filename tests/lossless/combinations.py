@@ -1,0 +1,54 @@
+"""The sound combinations of drafter, builder and controller: rows of the battery. A new part adds its line here."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from jaxspec.methods import Method, parse_method
+
+DRAFTERS = ("ngram", "draft-model")
+BUILDERS = ("chain,length=1", "chain,length=4", "static", "static,paths=0:1:2:00:01:10:000")
+CONTROLLERS = ("fixed",)
+TEMPERATURES = (0.7, 1.0)
+TOP_P = (1.0, 0.8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """A method with the settings that its text is drawn with."""
+
+    method: Method
+    temperature: float
+    top_p: float
+
+
+def greedy() -> list[Any]:
+    """Every method; those outside a pairwise covering set only with --soak."""
+    return _params(list(itertools.product(DRAFTERS, BUILDERS, CONTROLLERS)), lambda *parts: parse_method("+".join(parts)))
+
+
+def sampled() -> list[Any]:
+    """Every method with every temperature and top-p; those outside a pairwise covering set only with --soak."""
+    rows = list(itertools.product(DRAFTERS, BUILDERS, CONTROLLERS, TEMPERATURES, TOP_P))
+    return _params(rows, lambda d, b, c, t, p: Sampled(parse_method("+".join((d, b, c))), t, p))
+
+
+def pairwise(rows: Sequence[tuple]) -> list[tuple]:
+    """A small subset of `rows` in which every pair of values of two columns that occurs in `rows` still occurs."""
+    pairs = lambda row: {(i, j, row[i], row[j]) for i, j in itertools.combinations(range(len(row)), 2)}
+    missing, chosen = set().union(*map(pairs, rows)), []
+    while missing:
+        best = max(rows, key=lambda row: len(pairs(row) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return chosen
+
+
+def _params(rows: list[tuple], build: Any) -> list[Any]:
+    covering = set(pairwise(rows))
+    marks = lambda row: () if row in covering else pytest.mark.soak
+    name = lambda row: "+".join(map(str, row))
+    return [pytest.param(build(*row), id=name(row), marks=marks(row)) for row in rows]

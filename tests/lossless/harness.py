@@ -1,0 +1,68 @@
+"""Tiny targets, and a way to run any method on them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxspec import decode
+from jaxspec.config import LlamaConfig
+from jaxspec.engine import CPU_SIZES, Request, start
+from jaxspec.llama import Llama
+from jaxspec.methods import Method
+from jaxspec.protocols import Models
+
+CHUNK = 8
+
+
+def models(vocab_size: int, num_layers: int = 2) -> Models:
+    """A random target, and a draft model that agrees with it often but not always."""
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_layers=num_layers,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+    )
+    target = Llama(config, rngs=nnx.Rngs(0))
+    noise = Llama(config, rngs=nnx.Rngs(1))
+    draft = jax.tree.map(lambda x, y: x + 0.25 * y, target, noise)
+    return Models(target=target, draft=draft)
+
+
+def speculation(method: Method, greedy: bool) -> decode.Speculation:
+    """The method as the engine would compile it on a CPU."""
+    return method.speculation(greedy, tree_sizes=CPU_SIZES)
+
+
+def requests(prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, **sampling: Any) -> list[Request]:
+    """One request a prompt, greedy unless told."""
+    settings = {"temperature": 0.0, "top_k": 0, "top_p": 1.0} | sampling
+    return [
+        Request(tokens=list(p), max_new_tokens=max_new_tokens, seed=seed, index=i, **settings)
+        for i, p in enumerate(prompts)
+    ]
+
+
+def run(
+    spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
+) -> tuple[list[list[int]], np.ndarray]:
+    """New tokens of every request, and the histories [B, rounds, 5]; `rows` bounds prompt, text and margin."""
+    state = start(spec, models, requests, eos, rows)
+    state = decode.prefill(spec.drafter, models, state, CHUNK)
+    state = decode.decode(spec, models, state, jnp.int32(rows))
+    assert bool(state.done.all())
+    tokens, length = np.asarray(state.tokens), np.asarray(state.length)
+    new = [tokens[i, len(r.tokens) : length[i]].tolist() for i, r in enumerate(requests)]
+    return new, np.asarray(state.history)[: len(requests), : int(state.round)]
+
+
+def with_rule(method: Method, rule: Any) -> decode.Speculation:
+    """The method with another rule than its own: for showing what that breaks."""
+    return dataclasses.replace(speculation(method, greedy=False), rule=rule)

@@ -1,0 +1,69 @@
+"""At temperature 0 every method gives the tokens of plain greedy decoding, whatever the batch, EOS and budget."""
+
+import numpy as np
+import pytest
+
+from jaxspec.methods import Method, parse_method
+from tests.lossless import combinations
+from tests.lossless.harness import models, requests, run, speculation
+
+NEW = 40
+
+
+@pytest.fixture(scope="module")
+def target():
+    return models(vocab_size=23)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 23, size=n).tolist() for n in (1, 8, 13, 25)]
+
+
+@pytest.fixture(scope="module")
+def plain(target, prompts):
+    texts, history = run(speculation(parse_method("plain"), True), target, requests(prompts, NEW))
+    assert [len(text) for text in texts] == [NEW] * 4
+    assert (history[..., 0] == 1).all()
+    return texts
+
+
+@pytest.mark.parametrize("method", combinations.greedy())
+class TestGreedy:
+    def test_equals_plain_decoding(self, method: Method, target, prompts, plain):
+        texts, history = run(speculation(method, True), target, requests(prompts, NEW))
+        assert texts == plain
+        assert (history[..., 0].sum(axis=1) == NEW - 1).all()  # the first token is prefill's
+        assert history[..., 1].sum() > 0, "no draft was accepted, so nothing was tested"
+
+    def test_rows_do_not_see_each_other(self, method: Method, target, prompts, plain):
+        for i in (0, 3):
+            texts, _ = run(speculation(method, True), target, requests(prompts[i : i + 1], NEW))
+            assert texts == plain[i : i + 1]
+
+    def test_budget_cuts_inside_an_accepted_run(self, method: Method, target, prompts, plain):
+        for budget in range(1, 9):
+            texts, history = run(speculation(method, True), target, requests(prompts, budget))
+            assert texts == [text[:budget] for text in plain]
+            committed, accepted, levels, *_ = np.moveaxis(history, -1, 0)
+            assert (committed.sum(axis=1) == budget - 1).all()
+            assert (accepted <= committed).all()
+            assert (accepted <= levels).all()
+
+    def test_eos_cuts_inside_an_accepted_run(self, method: Method, target, prompts, plain):
+        for at in (0, 5, 17):  # 0: prefill's own token ends the text
+            eos = [plain[2][at], plain[3][at]]
+            ends = [next((i + 1 for i, token in enumerate(text) if token in eos), NEW) for text in plain]
+            texts, history = run(speculation(method, True), target, requests(prompts, NEW), eos)
+            assert texts == [text[:end] for text, end in zip(plain, ends, strict=True)]
+            assert history[..., 0].sum(axis=1).tolist() == [end - 1 for end in ends]
+
+
+def test_a_wrong_draft_never_shows(target, prompts, plain):
+    """The worst draft model is slow, not wrong."""
+    import jax
+
+    broken = type(target)(target=target.target, draft=jax.tree.map(lambda x: -x, target.draft))
+    texts, _ = run(speculation(parse_method("draft-model+static"), True), broken, requests(prompts, NEW))
+    assert texts == plain

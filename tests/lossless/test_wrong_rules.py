@@ -1,0 +1,152 @@
+"""Every rule that is known to be wrong fails the battery's own distribution test: so the battery can see."""
+
+import contextlib
+import dataclasses
+from typing import Any, ClassVar
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxspec import verify
+from jaxspec.builders.chain import Chain
+from jaxspec.builders.static import Static, parse_paths
+from jaxspec.controllers.fixed import Fixed
+from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.methods import Method
+from jaxspec.protocols import Models
+from jaxspec.sampling import gumbel
+from jaxspec.tree import select
+from jaxspec.verify import Candidates, Greedy, Proposal, Sampled
+from tests.lossless.harness import models, with_rule
+from tests.lossless.test_sampling import FALSE_ALARM, VOCAB, enumerate_joint, p_value, sample
+
+TEMPERATURE = 1.0
+BUSHY = Static(paths=parse_paths("0:1:2:00:01:10:000"))
+
+
+@pytest.fixture(scope="module")
+def target() -> Models:
+    return models(VOCAB, num_layers=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong:
+    """Proposes as one rule does and verifies as another, with parts of the mathematics replaced."""
+
+    propose_by: Any
+    verify_by: Any = Sampled()
+    replaced: tuple[tuple[str, Any], ...] = ()
+    may_prune: bool = False
+    keeps_probs: ClassVar[bool] = True
+
+    def propose(self, keys, sampling, logits, count) -> Proposal:
+        return self.propose_by(keys, sampling, logits, count)
+
+    def verify(self, keys, sampling, tree, logits, depth):
+        with contextlib.ExitStack() as stack:
+            for name, function in self.replaced:
+                stack.enter_context(mock.patch.object(verify, name, function))
+            return self.verify_by.verify(keys, sampling, tree, logits, depth)
+
+
+def sampled(keys, sampling, logits, count) -> Proposal:
+    return Sampled().propose(keys, sampling, logits, count)
+
+
+def top_k_with_softmax(keys, sampling, logits, count) -> Proposal:
+    probs = jax.nn.softmax(logits)
+    return dataclasses.replace(Candidates().propose(keys, sampling, logits, count), probs=probs)
+
+
+def sampled_then_sorted(keys, sampling, logits, count) -> Proposal:
+    found = sampled(keys, sampling, logits, count)
+    order = jnp.argsort(-found.log_prob, axis=-1)
+    take = lambda x: jnp.take_along_axis(x, order, axis=-1)
+    return Proposal(token=take(found.token), log_prob=take(found.log_prob), live=take(found.live), probs=found.probs)
+
+
+def independent(keys, sampling, logits, count) -> Proposal:
+    """`count` draws with replacement, duplicates kept."""
+    probs = jax.nn.softmax(logits)
+    noise = gumbel(keys, (count, *logits.shape[1:]))
+    token = (jnp.log(probs)[:, None] + noise).argmax(-1).swapaxes(1, 2)
+    log_prob = jnp.log(jnp.take_along_axis(probs, token, axis=-1))
+    return Proposal(token=token, log_prob=log_prob, live=log_prob > -jnp.inf, probs=probs)
+
+
+def independent_without_duplicates(keys, sampling, logits, count) -> Proposal:
+    found = independent(keys, sampling, logits, count)
+    same = found.token[..., None] == found.token[..., None, :]
+    earlier = jnp.tril(jnp.ones((count, count), bool), -1)
+    return dataclasses.replace(found, live=~(same & earlier).any(-1))
+
+
+def untouched(q, token):
+    return q
+
+
+@dataclasses.dataclass(frozen=True)
+class DropsByConfidence:
+    """A builder that drops nodes whose own probability is low, which is only sound for candidates."""
+
+    inner: Any
+    least: float
+    prunes: ClassVar[bool] = True
+    depth = property(lambda self: self.inner.depth)
+    width = property(lambda self: self.inner.width)
+    size = property(lambda self: self.inner.size)
+    verified = property(lambda self: self.inner.size)
+
+    def grow(self, propose, tree, frontier, logits, going):
+        return self.inner.grow(propose, tree, frontier, logits, going)
+
+    def prune(self, tree):
+        keep = tree.live & (tree.log_confidence >= jnp.log(self.least))
+        keep = (keep[:, None, :] | ~tree.ancestors).all(-1) & keep
+        return select(tree, jnp.broadcast_to(jnp.arange(keep.shape[1]), keep.shape), keep)
+
+
+def score(builder: Any, rule: Any, target: Models) -> float:
+    method = Method(drafter=DraftModel(), builder=builder, controller=Fixed(), head="draft-model")
+    counts = sample(with_rule(method, rule), target, TEMPERATURE, 1.0)
+    return p_value(counts, enumerate_joint(target, TEMPERATURE, 1.0))
+
+
+WRONG = {
+    "candidates verified against their softmax": (BUSHY, Wrong(top_k_with_softmax)),
+    "without replacement, q never renormalised": (BUSHY, Wrong(sampled, replaced=(("without", untouched),))),
+    "without replacement, then sorted by q": (BUSHY, Wrong(sampled_then_sorted)),
+    "independent draws, duplicates skipped": (
+        BUSHY,
+        Wrong(independent_without_duplicates, replaced=(("without", untouched),)),
+    ),
+    "sampled tree, pruned by confidence": (DropsByConfidence(BUSHY, 0.2), Wrong(sampled, may_prune=True)),
+    "sampled chain, last token dropped by its confidence": (DropsByConfidence(Chain(2), 0.3), Wrong(sampled, may_prune=True)),
+    "bonus token without the residual": (BUSHY, Wrong(sampled, replaced=(("residual", lambda p, q: p),))),
+    "greedy verification of a sampled text": (BUSHY, Wrong(sampled, verify_by=Greedy())),
+}
+
+RIGHT = {
+    "candidates, pruned by confidence": (DropsByConfidence(BUSHY, 0.2), Candidates()),
+    "independent draws, duplicates tested again": (BUSHY, Wrong(independent, replaced=(("without", untouched),))),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_rule_is_seen(name: str, target):
+    builder, rule = WRONG[name]
+    assert score(builder, rule, target) < FALSE_ALARM
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_rule_passes(name: str, target):
+    builder, rule = RIGHT[name]
+    assert score(builder, rule, target) > FALSE_ALARM
+
+
+def test_a_builder_that_drops_nodes_never_gets_sampled_children():
+    method = Method(drafter=DraftModel(), builder=DropsByConfidence(BUSHY, 0.2), controller=Fixed(), head="draft-model")
+    assert not method.rule(greedy=False).keeps_probs
+    assert not Sampled.may_prune
