@@ -32,6 +32,8 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
     if out.exists() or out.is_symlink():
         raise CheckpointError(f"{out} exists already; name another output or remove it first")
     parent = out.absolute().parent
+    if parent.name == "heads" and (parent.parent / "config.json").is_file():
+        parent.mkdir(exist_ok=True)  # a checkpoint's first head
     if not parent.is_dir():
         raise CheckpointError(f"{parent}, the folder that is to hold the output, does not exist; make it first")
     check_room(out, needed)

@@ -9,15 +9,15 @@ __all__ = ["Checkpoint", "Engine", "Generation", "Method", "__version__", "load"
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine, Generation
-    from jaxspec.load import Checkpoint, load
+    from jaxspec.loading import Checkpoint, load
     from jaxspec.methods import Method, parse_method
 
 _HOMES = {
-    "Checkpoint": "jaxspec.load",
+    "Checkpoint": "jaxspec.loading",
     "Engine": "jaxspec.engine",
     "Generation": "jaxspec.engine",
     "Method": "jaxspec.methods",
-    "load": "jaxspec.load",
+    "load": "jaxspec.loading",
     "parse_method": "jaxspec.methods",
 }
 

@@ -21,7 +21,9 @@ class KV:
     v: Float[Array, "B K S H"]
 
 
-def allocate(config: LlamaConfig, batch: int, rows: int, dtype: jnp.dtype, num_layers: int | None = None) -> tuple[KV, ...]:
+def allocate(
+    config: LlamaConfig, batch: int, rows: int, dtype: jnp.dtype, num_layers: int | None = None
+) -> tuple[KV, ...]:
     """Zeroed keys and values of `rows` rows for every layer, or for `num_layers` of them."""
     heads, dim = config.num_kv_heads, config.head_dim
     k, v = (batch, heads, dim, rows), (batch, heads, rows, dim)

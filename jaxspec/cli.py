@@ -105,7 +105,9 @@ class Generate:
         else:
             print(generation.text)
         found = generation.statistics
-        say(f"{len(generation.tokens)} tokens in {found.rounds} rounds, tau {found.tau:.2f}, {generation.finish_reason}")
+        say(
+            f"{len(generation.tokens)} tokens in {found.rounds} rounds, tau {found.tau:.2f}, {generation.finish_reason}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +130,11 @@ class Methods:
         if self.target is not None:
             checkpoint.read_config(self.target)
         table = Table("part", "name", "settings and defaults", "what it is", box=None, pad_edge=False)
-        for kind, names in (("drafter", methods.DRAFTERS), ("builder", methods.BUILDERS), ("controller", methods.CONTROLLERS)):
+        for kind, names in (
+            ("drafter", methods.DRAFTERS),
+            ("builder", methods.BUILDERS),
+            ("controller", methods.CONTROLLERS),
+        ):
             for name, strategy in names.items():
                 table.add_row(kind, name, methods.describe_settings(strategy), (strategy.__doc__ or "").split("\n")[0])
         console = Console(highlight=False, markup=False)

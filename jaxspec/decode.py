@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
-from jaxspec.llama import forward, unembed
+from jaxspec.llama import Output, forward, unembed
 from jaxspec.protocols import Committed, Controller, Drafter, Evidence, Models, Prefix, TreeBuilder
 from jaxspec.sampling import Sampling, draw, fold, probabilities
-from jaxspec.tree import DraftTree, Frontier, head, levels, plant, root_frontier, sizes, smallest, take
+from jaxspec.tree import DraftTree, Frontier, compact, head, levels, plant, root_frontier, sizes, smallest, take
 from jaxspec.verify import Rule, Verdict
 
 # What a round's random numbers are for; each purpose has its own stream.
@@ -99,10 +99,12 @@ def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeSt
     prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
     grown, drafter = draft(spec, models, state, prefix, fold(keys, DRAFT), fold(keys, CONTROL))
     tree = spec.builder.prune(grown) if spec.rule.may_prune else grown
-    offered = spec.verify_sizes
-    branches = [partial(verify, spec, size) for size in offered]
-    found = jax.lax.switch(smallest(tree, offered), branches, models, prefix, tree, state.sampling, fold(keys, VERIFY))
-    return commit(spec, models, dataclasses.replace(state, drafter=drafter), grown, tree, found)
+    if len(spec.verify_sizes) > 1 and spec.builder.width > 1:  # a chain has no gaps
+        tree = compact(tree)
+    branches = [partial(target_forward, spec, size) for size in spec.verify_sizes]
+    out, logits = jax.lax.switch(smallest(tree, spec.verify_sizes), branches, models, prefix, tree)
+    verdict = spec.rule.verify(fold(keys, VERIFY), state.sampling, tree, logits, spec.builder.depth)
+    return commit(spec, models, dataclasses.replace(state, drafter=drafter), grown, tree, out, logits, verdict)
 
 
 def draft(
@@ -159,46 +161,34 @@ def gather_evidence(
     )
 
 
-@chex.dataclass(frozen=True)
-class Verified:
-    """What verification leaves, for the P positions of the accepted path only: the same shape for every tree size."""
-
-    verdict: Verdict
-    rows: tuple[kv.KV, ...]
-    hidden: Float[Array, "B P D"]
-    taps: tuple[Float[Array, "B P D"], ...]
-    log_probs: Float[Array, "B P"] | None  # of the token that follows each position
-
-
-def verify(
-    spec: Speculation, size: int, models: Models, prefix: Prefix, tree: DraftTree, sampling: Sampling, keys: Array
-) -> Verified:
-    """One forward of the target over the first `size` nodes, and the verdict. Reads the cache, returns none of it."""
-    tree = head(tree, size)
-    positions = prefix.length[:, None] - 1 + tree.depth
+def target_forward(
+    spec: Speculation, size: int, models: Models, prefix: Prefix, tree: DraftTree
+) -> tuple[Output, Float[Array, "B N V"]]:
+    """The target over the first `size` nodes of the tree, padded to all of them. Reads the cache, returns none of it."""
+    first = head(tree, size)
+    positions = prefix.length[:, None] - 1 + first.depth
     taps = spec.drafter.taps(models.target.config.num_layers)
-    out = forward(
-        models.target, tree.token, positions, tree.ancestors, prefix.cache, prefix.length - 1, taps=taps
-    )  # fmt: skip
+    out = forward(models.target, first.token, positions, first.ancestors, prefix.cache, prefix.length - 1, taps=taps)
     logits = unembed(models.target, out.hidden)
-    verdict = spec.rule.verify(keys, sampling, tree, logits, spec.builder.depth)
-    log_probs = None
-    if spec.log_probs:
-        log_probs = log_prob_of(take(logits, verdict.path), path_tokens(tree, verdict))
-    return Verified(
-        verdict=verdict,
-        rows=tuple(kv.gather_path(layer, verdict.path) for layer in out.nodes),
-        hidden=take(out.hidden, verdict.path),
-        taps=tuple(take(tap, verdict.path) for tap in out.taps),
-        log_probs=log_probs,
-    )
+    missing = tree.token.shape[1] - size
+    pad = lambda x, axis: jnp.pad(x, [(0, missing if i == axis % x.ndim else 0) for i in range(x.ndim)])
+    nodes = tuple(kv.KV(k=pad(layer.k, 3), v=pad(layer.v, 2)) for layer in out.nodes)
+    taps = tuple(pad(tap, 1) for tap in out.taps)
+    return Output(hidden=pad(out.hidden, 1), nodes=nodes, taps=taps), pad(logits, 1)
 
 
 def commit(
-    spec: Speculation, models: Models, state: DecodeState, grown: DraftTree, tree: DraftTree, found: Verified
+    spec: Speculation,
+    models: Models,
+    state: DecodeState,
+    grown: DraftTree,
+    tree: DraftTree,
+    out: Output,
+    logits: Float[Array, "B N V"],
+    verdict: Verdict,
 ) -> DecodeState:
     """Appends the accepted path and the bonus token, cut at the first EOS and at the budget."""
-    verdict, new = found.verdict, path_tokens(tree, found.verdict)
+    path, new = verdict.path, path_tokens(tree, verdict)
     offset = jnp.arange(new.shape[1])
     stops = (new[..., None] == state.eos).any(axis=-1) & (offset <= verdict.accepted[:, None])
     until_eos = jnp.where(stops.any(axis=1), stops.argmax(axis=1) + 1, verdict.accepted + 1)
@@ -211,11 +201,15 @@ def commit(
     committed = Committed(
         start=state.length - 1,
         count=count,
-        token=take(tree.token, verdict.path),
+        token=take(tree.token, path),
         next_token=new,
-        hidden=found.hidden,
-        taps=found.taps,
+        hidden=take(out.hidden, path),
+        taps=tuple(take(tap, path) for tap in out.taps),
     )
+    log_prob = state.log_prob
+    if log_prob is not None:
+        log_prob = write_block(log_prob, log_prob_of(take(logits, path), new), state.length)
+    rows = [kv.gather_path(layer, path) for layer in out.nodes]
     return DecodeState(
         tokens=write_block(state.tokens, new, state.length),
         length=length,
@@ -224,13 +218,13 @@ def commit(
         keys=state.keys,
         eos=state.eos,
         sampling=state.sampling,
-        cache=tuple(kv.append(layer, rows, start) for layer, rows in zip(state.cache, found.rows, strict=True)),
-        feature=take(found.hidden, jnp.maximum(count - 1, 0)[:, None])[:, 0],
+        cache=tuple(kv.append(layer, new, start) for layer, new in zip(state.cache, rows, strict=True)),
+        feature=take(committed.hidden, jnp.maximum(count - 1, 0)[:, None])[:, 0],
         drafter=spec.drafter.observe(models, state.drafter, committed),
         controller=spec.controller.update(state.controller, tree, cut),
         round=state.round + 1,
         history=record_round(state, grown, tree, cut, count),
-        log_prob=None if found.log_probs is None else write_block(state.log_prob, found.log_probs, state.length),
+        log_prob=log_prob,
         trace=None if state.trace is None else record_tree(state.trace, state.round, tree, cut),
     )
 
@@ -396,9 +390,7 @@ def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) ->
 @partial(jax.jit, static_argnames=("drafter", "rows"))
 def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
     """The same state with room for `rows` rows."""
-    pad = lambda x, fill=0: jnp.pad(
-        x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)], constant_values=fill
-    )
+    pad = lambda x, fill=0: jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)], constant_values=fill)
     trace = state.trace
     if trace is not None:
         trace = jax.tree.map(pad, trace)
@@ -411,4 +403,3 @@ def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
         log_prob=None if state.log_prob is None else pad(state.log_prob),
         trace=trace,
     )
-

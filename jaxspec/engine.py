@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxspec import caches, checkpoint, decode
 from jaxspec.evaluate.metrics import Counts, count
-from jaxspec.load import Checkpoint, find_head, load
+from jaxspec.loading import Checkpoint, find_head, load
 from jaxspec.methods import Method, default_method, needs_head, parse_method
 from jaxspec.prompts import Prompt, encode, stateful_refusal
 from jaxspec.protocols import Models
@@ -123,9 +123,7 @@ class Engine:
         Raises:
             ValueError: an empty prompt without a BOS to stand for it, one that does not fit, or a setting out of range.
         """
-        requests = self._requests(
-            prompts, max_new_tokens, temperature, top_k, top_p, seed, seeds, chat, unsupported
-        )
+        requests = self._requests(prompts, max_new_tokens, temperature, top_k, top_p, seed, seeds, chat, unsupported)
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         size = batch_size or min(len(requests), 8)
@@ -153,7 +151,9 @@ class Engine:
             if stopped:
                 return
 
-    def warmup(self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True) -> None:
+    def warmup(
+        self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True
+    ) -> None:
         """Compiles what `generate` needs for prompts up to this long, so that the first call does not wait."""
         limit = self.model.config.model.max_length
         prompt = [0] * min(max_prompt_tokens, limit - max_new_tokens)

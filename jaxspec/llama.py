@@ -114,13 +114,17 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
         return frequency / np.float32(rope.factor)
     if rope.scaling == "llama3":
         wavelength = 2 * np.pi / frequency
-        blend = (rope.original_length / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        blend = (rope.original_length / wavelength - rope.low_freq_factor) / (
+            rope.high_freq_factor - rope.low_freq_factor
+        )
         blend = np.clip(blend, 0.0, 1.0).astype(np.float32)
         return ((1 - blend) / rope.factor + blend).astype(np.float32) * frequency
     return frequency
 
 
-def rotate(x: Float[Array, "B W K G H"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]) -> Float[Array, "B W K G H"]:
+def rotate(
+    x: Float[Array, "B W K G H"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]
+) -> Float[Array, "B W K G H"]:
     """Rotates the two halves of each head against each other (Hugging Face's layout), in float32."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, :, None, None], sin[:, :, None, None]

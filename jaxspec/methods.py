@@ -127,7 +127,9 @@ def _build(kind: type, name: str, settings: list[str], text: str) -> Any:
         key, equals, value = setting.partition("=")
         if key not in fields or not equals:
             offers = ", ".join(fields) or "none"
-            raise ValueError(f"method {text!r}: {name} has no setting {setting!r}; write KEY=VALUE with one of: {offers}")
+            raise ValueError(
+                f"method {text!r}: {name} has no setting {setting!r}; write KEY=VALUE with one of: {offers}"
+            )
         values[key] = _convert(fields[key], value, f"method {text!r}: {name},{setting}")
     return kind(**values)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from jaxspec.load import Checkpoint
+    from jaxspec.loading import Checkpoint
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages `[{"role": …, "content": …}, …]`."""

@@ -121,7 +121,12 @@ class TreeBuilder(Protocol):
         ...
 
     def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, logits: Float[Array, "B W V"], going: Bool[Array, " B"]
+        self,
+        propose: Propose,
+        tree: DraftTree,
+        frontier: Frontier,
+        logits: Float[Array, "B W V"],
+        going: Bool[Array, " B"],
     ) -> tuple[DraftTree, Frontier]:
         """Adds the next level to the rows that are `going`, and says what to expand after it."""
         ...

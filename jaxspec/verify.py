@@ -51,7 +51,9 @@ class Rule(Protocol):
     keeps_probs: ClassVar[bool]  # whether verification needs q
     may_prune: ClassVar[bool]  # whether nodes may be dropped by their own value before verification
 
-    def propose(self, keys: Key[Array, " B"], sampling: Sampling, logits: Float[Array, "B W V"], count: int) -> Proposal: ...
+    def propose(
+        self, keys: Key[Array, " B"], sampling: Sampling, logits: Float[Array, "B W V"], count: int
+    ) -> Proposal: ...
 
     def verify(
         self, keys: Key[Array, " B"], sampling: Sampling, tree: DraftTree, logits: Float[Array, "B N V"], depth: int

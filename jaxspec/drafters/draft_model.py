@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxspec import cache as kv
 from jaxspec.checkpoint import check_fits, read_config, restore
 from jaxspec.llama import Llama, forward, unembed
-from jaxspec.load import Checkpoint, check_same_vocabulary
+from jaxspec.loading import Checkpoint, check_same_vocabulary
 from jaxspec.tree import take
 
 

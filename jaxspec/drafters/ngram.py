@@ -52,7 +52,9 @@ class Ngram:
         unbroken = jnp.ones(matched.shape, bool)
         for i in range(self.longest):  # the path to the node read backwards: drafted tokens, then committed ones
             at = prefix.length[:, None] - 1 - back
-            token = jnp.where(node >= 0, take(tree.token, node), jnp.take_along_axis(history, jnp.maximum(at, 0), axis=1))
+            token = jnp.where(
+                node >= 0, take(tree.token, node), jnp.take_along_axis(history, jnp.maximum(at, 0), axis=1)
+            )
             unbroken &= (jnp.roll(history, i, axis=1)[:, None] == token[..., None]) & (rows >= i) & (at >= 0)[..., None]
             matched += unbroken
             node = jnp.where(node >= 0, take(tree.parent, node), node)

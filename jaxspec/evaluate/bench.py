@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from jaxspec.evaluate import cost, divergence, environment, results, runner, sui
 from jaxspec.evaluate.results import Measured
 from jaxspec.evaluate.runlog import RunLog, write_whole
 from jaxspec.evaluate.runner import REFERENCE, Plan
-from jaxspec.load import load
+from jaxspec.loading import load
 from jaxspec.methods import parse_method
 
 NOISE_BATCHES = 4  # the noise of rounding is measured on the texts of this many batches
@@ -90,7 +89,7 @@ class Bench:
         is_whole = lambda answers: len(answers) == len(plan.batches[answers[0].batch]) * len(engines)
         log = RunLog(None if self.json is None else Path(f"{self.json}.jsonl"), about, is_whole)
         if log.answers:
-            console.print(f"{len(log.answers) // len(engines)} questions were answered by a run before this one")
+            console.print(f"questions already answered by an earlier run: {len(log.answers) // len(engines)}")
         with progress(len(plan.batches), console) as advance:
             runner.run(plan, engines, log, advance)
         if log.measured is None:

@@ -133,7 +133,7 @@ def compilations() -> Iterator[list[str]]:
     """Yields a list that gets an entry for each program compiled, or fetched from the cache on disk, meanwhile."""
     found: list[str] = []
 
-    def listen(event: str, duration: float, **_) -> None:
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             found.append(event)
 

@@ -27,7 +27,9 @@ class Sampled:
 
 def greedy() -> list[Any]:
     """Every method; those outside a pairwise covering set only with --soak."""
-    return _params(list(itertools.product(DRAFTERS, BUILDERS, CONTROLLERS)), lambda *parts: parse_method("+".join(parts)))
+    return _params(
+        list(itertools.product(DRAFTERS, BUILDERS, CONTROLLERS)), lambda *parts: parse_method("+".join(parts))
+    )
 
 
 def sampled() -> list[Any]:

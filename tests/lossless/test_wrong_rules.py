@@ -123,7 +123,10 @@ WRONG = {
         Wrong(independent_without_duplicates, replaced=(("without", untouched),)),
     ),
     "sampled tree, pruned by confidence": (DropsByConfidence(BUSHY, 0.2), Wrong(sampled, may_prune=True)),
-    "sampled chain, last token dropped by its confidence": (DropsByConfidence(Chain(2), 0.3), Wrong(sampled, may_prune=True)),
+    "sampled chain, last token dropped by its confidence": (
+        DropsByConfidence(Chain(2), 0.3),
+        Wrong(sampled, may_prune=True),
+    ),
     "bonus token without the residual": (BUSHY, Wrong(sampled, replaced=(("residual", lambda p, q: p),))),
     "greedy verification of a sampled text": (BUSHY, Wrong(sampled, verify_by=Greedy())),
 }

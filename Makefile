@@ -1,0 +1,56 @@
+# `make demo` and `make test` each work alone on a fresh machine with Python >= 3.11: they make .venv and fill it.
+
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test soak lint types format install install-dev clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
+		printf '  make %-12s %s\n' "$$name" "$$what"; done
+
+demo: .venv/.light  ## generate text with and without speculation
+	@$(BIN)/jaxspec demo
+
+test: .venv/.dev  ## the tests, on WORKERS=2 processes
+	@$(PYTEST)
+
+soak: .venv/.dev  ## the tests, with the full product of methods
+	@$(PYTEST) --soak
+
+lint: .venv/.dev  ## ruff: rules and formatting
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+types: .venv/.dev  ## pyright
+	@$(BIN)/pyright
+
+format: .venv/.dev  ## let ruff mend what it can
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+install: .venv/.light  ## .venv with everything but the test tools and PyTorch
+
+install-dev: .venv/.dev  ## .venv with everything
+
+clean:  ## remove .venv and all caches
+	rm -rf .venv .cache .hypothesis .pytest_cache .ruff_cache build dist jaxspec.egg-info
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("jaxspec needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name another: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.light: .venv/.made pyproject.toml constraints.txt
+	@echo 'Installing jaxspec into .venv (the first time: some 300 MB to download) ...'
+	@$(PIP) --editable '.[quant,report,search]'
+	@touch $@
+
+.venv/.dev: .venv/.made pyproject.toml constraints.txt
+	@echo 'Installing jaxspec, its test tools and PyTorch into .venv (the first time: 500 MB and more to download) ...'
+	@$(PIP) --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,45 @@
+"""What every test runs under: the CPU, checked shapes, one compilation cache for the checkout."""
+
+import os
+from pathlib import Path
+
+CACHE = Path(__file__).parent.parent / ".cache"
+
+# Before JAX, PyTorch or transformers are imported; subprocesses that a test starts inherit it.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE / "compiled"))
+os.environ.setdefault("JAXSPEC_CACHE", str(CACHE / "jaxspec"))
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # what pays here is thousands of small programs
+# Most of a test's time is compilation, and unoptimised machine code compiles twice as fast.
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+if QUICK_TO_COMPILE not in (flags := os.environ.get("XLA_FLAGS", "")):  # workers inherit what their parent set
+    os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {flags}"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=1"  # compile sooner
+os.environ["OMP_NUM_THREADS"] = "1"  # PyTorch: the workers share the cores already
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import hypothesis
+import jaxtyping
+import pytest
+
+# Every function and dataclass of the library checks its annotated shapes from here on.
+jaxtyping.install_import_hook("jaxspec", "beartype.beartype")
+
+phases = [phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain]  # which takes minutes
+hypothesis.settings.register_profile("local", max_examples=20, deadline=None, phases=phases)
+hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("local"), derandomize=True, database=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="also run the full product of methods (slow)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--soak"):
+        return
+    waiting = [item for item in items if item.get_closest_marker("soak")]
+    if waiting:
+        config.hook.pytest_deselected(items=waiting)
+        items[:] = [item for item in items if item not in waiting]

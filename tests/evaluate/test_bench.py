@@ -1,0 +1,270 @@
+"""`jaxspec bench` from the prompt file to the JSON, killed runs included."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxspec import engine
+from jaxspec.evaluate import bench, cost
+from jaxspec.evaluate.bench import Bench
+from jaxspec.methods import Method, parse_method
+from jaxspec.tree import DraftTree
+from jaxspec.verify import Greedy, follow
+from tests.evaluate import tiny
+
+METHOD = "ngram+chain,length=2"
+TURNS, TOKENS = 3, 3 * 39  # in all; the first token of an answer is prefill's
+# All prompts, that of the second turn too, have 33 to 64 tokens: one shape, so few compilations.
+QUESTIONS = [
+    {"turns": ["one two three four one two three four", "and?"], "question_id": 81, "category": "counting"},
+    {"prompt": "a prompt that is as long as the first one", "source": "ignored"},
+]
+KEYS = {
+    "resolved", "tokens", "rounds", "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "tau",
+    "tau_drafted", "acceptance_rate", "acceptance_by_position", "draft_share", "harmonic_mean", "nodes_per_round",
+    "nodes_drafted_per_round", "depth_per_round", "modelled_speedup", "divergences", "unexplained_divergences",
+}  # fmt: skip
+TIMED = {"prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A run that went to its end: the command, and where it wrote."""
+
+    command: Bench
+    out: Path
+
+    def __call__(self, out: Path, **changes: Any) -> dict[str, Any]:
+        """Runs the same command with another OUT, and whatever else is changed; returns the JSON."""
+        dataclasses.replace(self.command, json=out, **changes).run()
+        return json.loads(out.read_text(encoding="utf-8"))
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.out.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _little_to_compile_and_time():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "CPU_SIZES", ())
+        patch.setattr(cost, "LEAST_SECONDS", 1e-3)
+        patch.setattr(cost, "REPEATS", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("bench")
+    command = Bench(
+        target=tiny.checkpoint(folder / "ckpt"),
+        methods=(METHOD,),
+        prompts=tiny.prompts(folder / "questions.jsonl", QUESTIONS),
+        max_new_tokens=40,
+        repeats=2,
+        json=folder / "out.json",
+    )
+    command.run()
+    return Finished(command, folder / "out.json")
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(f"{out}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def untimed(results: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: {key: value for key, value in values.items() if key not in TIMED}
+        for name, values in results["methods"].items()
+    }
+
+
+def test_json_has_the_keys_that_are_promised(finished: Finished):
+    found = finished.json
+    assert found.keys() == {"device", "dtype", "versions", "settings", "noise", "methods"}
+    assert list(found["methods"]) == ["plain", METHOD]
+    assert all(values.keys() == KEYS for values in found["methods"].values())
+    assert found["dtype"] == "float32"
+    assert 0 < found["noise"] < 1e-3
+    assert found["settings"]["max_new_tokens"] == 40
+    assert found["settings"]["questions"] == 2
+
+
+def test_numbers_follow_from_the_log(finished: Finished):
+    """Recounted from the lines, by other means than the library's."""
+    plain, ours = finished.json["methods"].values()
+    _, *answers, _ = lines(finished.out)
+    turns = [turn for answer in answers if answer["method"] == METHOD for turn in answer["turns"]]
+    rounds = [row for turn in turns for row in turn["rounds"]]
+    assert len(turns) == TURNS
+    assert plain["tokens"] == plain["rounds"] == ours["tokens"] == sum(row[0] for row in rounds) == TOKENS
+    assert plain["tau"] == plain["speedup"] == plain["modelled_speedup"] == 1
+    assert ours["rounds"] == len(rounds) < TOKENS
+    assert ours["tau"] == pytest.approx(TOKENS / len(rounds))
+    assert ours["tau_drafted"] == pytest.approx(sum(row[1] for row in rounds) / len(rounds))
+    assert ours["resolved"] == str(parse_method(METHOD))
+    assert ours["divergences"] == []
+    assert ours["unexplained_divergences"] == 0
+    # The median of two repeats is their mean.
+    assert ours["decode_seconds"] == pytest.approx(sum(sum(turn["decode_seconds"]) / 2 for turn in turns))
+    assert ours["tokens_per_second"] == pytest.approx(TOKENS / ours["decode_seconds"])
+    assert ours["speedup"] == pytest.approx(plain["decode_seconds"] / ours["decode_seconds"])
+
+
+def test_log_holds_trees_and_verdicts(finished: Finished):
+    settings, *answers, measured = lines(finished.out)
+    assert settings.keys() == {"settings"} and measured.keys() == {"measured"}
+    assert [answer["question"] for answer in answers] == [0, 0, 1, 1]
+    assert (answers[0]["question_id"], answers[0]["category"]) == (81, "counting")
+    for answer in answers:
+        for turn in answer["turns"]:
+            text = turn["tokens"][:1]
+            for row, tree in zip(turn["rounds"], turn["trees"], strict=True):
+                assert len(tree["token"]) == row[4] + 1
+                assert (tree["parent"][0], tree["accepted"][0]) == (-1, 1)
+                assert len(tree["committed"]) == row[0]
+                text += tree["committed"]
+            assert text == turn["tokens"]
+
+
+def test_a_second_turn_follows_the_first_answer(finished: Finished):
+    _, plain, ours, *_ = lines(finished.out)
+    first, second = plain["turns"]
+    assert len(second["prompt"]) > len(first["prompt"]) + len("and then")
+    assert [turn["prompt"] for turn in ours["turns"]] == [first["prompt"], second["prompt"]]
+    assert second["prompt"][: len(first["prompt"])] == first["prompt"]
+
+
+class Killed(BaseException):
+    """Instead of a signal."""
+
+
+def test_a_killed_run_resumes(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out = tmp_path / "out.json"
+    real, asked = bench.runner.run_batch, []
+
+    def killed_at(last: int):
+        def run_batch(plan, engines, batch, numbers):
+            if batch == last:
+                raise Killed
+            asked.append(batch)
+            return real(plan, engines, batch, numbers)
+
+        return run_batch
+
+    monkeypatch.setattr(bench.runner, "run_batch", killed_at(1))
+    with pytest.raises(Killed):
+        finished(out)
+    assert not out.exists()
+    assert len(lines(out)) == 1 + 2  # question 0, by two methods
+
+    # Killed again while it wrote the second question: one method's line is whole, the next one torn.
+    whole = Path(f"{finished.out}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    Path(f"{out}.jsonl").write_text("".join(whole[:4]) + whole[4][: len(whole[4]) // 2], encoding="utf-8")
+    monkeypatch.setattr(bench.runner, "run_batch", killed_at(-1))
+    assert untimed(finished(out)) == untimed(finished.json)
+    assert asked == [0, 1]  # the first before the kill, the second after it
+
+    # Complete: reported again from the log alone, the same to the last digit.
+    out.unlink()
+    monkeypatch.setattr(bench.runner, "run_batch", killed_at(0))
+    monkeypatch.setattr(bench, "measure", killed_at(0))
+    again = finished(out)
+    monkeypatch.undo()
+    assert untimed(again) == untimed(finished.json)
+    assert sorted(tmp_path.iterdir()) == [out, Path(f"{out}.jsonl")]  # and no temporary file
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"max_new_tokens": 41}, r"other settings \(max_new_tokens is 40 there and 41 here\)"),
+        ({"methods": ("ngram",)}, r"other settings \(methods is "),
+    ],
+)
+def test_another_runs_log_is_refused(changes: dict, says: str, finished: Finished, tmp_path: Path):
+    shutil.copy(f"{finished.out}.jsonl", tmp_path / "out.json.jsonl")
+    with pytest.raises(ValueError, match=says):
+        finished(tmp_path / "out.json", **changes)
+
+
+@pytest.mark.parametrize("text", ["not json\n", "[1]\n", '{"a": 1}\n'])
+def test_a_file_that_is_no_log_is_refused_and_kept(text: str, finished: Finished, tmp_path: Path):
+    log = tmp_path / "out.json.jsonl"
+    log.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"out\.json\.jsonl is not the log of a bench run"):
+        finished(tmp_path / "out.json")
+    assert log.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"methods": ()}, "name at least one method"),
+        ({"methods": ("nonsense",)}, "no drafter is called 'nonsense'"),
+        ({"methods": ("draft-model",)}, "no head 'draft-model'"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"repeats": 0}, "repeats must be at least 1, not 0"),
+        ({"temperature": -1.0}, "temperature must be 0 or above"),
+        ({"max_new_tokens": 120}, r"question 0 needs up to \d+ positions .* and the model has 256"),
+        ({"json": Path("/nowhere/out.json")}, "there is no folder /nowhere"),
+        ({"prompts": Path("/nowhere.jsonl")}, "cannot be read"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(changes: dict, says: str, finished: Finished, monkeypatch):
+    monkeypatch.setattr(bench.runner, "run_batch", None)
+    with pytest.raises(ValueError, match=says):
+        dataclasses.replace(finished.command, **{"json": None, **changes}).run()
+
+
+def test_sampled_texts_with_a_chat_template(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture):
+    sampled = {"methods": ("plain",), "temperature": 0.8, "chat": True, "repeats": 1}
+    found = finished(tmp_path / "out.json", **sampled)["methods"]["plain"]
+    assert found["divergences"] is found["unexplained_divergences"] is None
+    printed = capsys.readouterr()
+    assert "Sampled texts differ by design" in printed.out
+    _, plain, *_ = lines(tmp_path / "out.json")
+    # One token a byte, so the templated prompt's length tells that it was templated, once.
+    assert len(plain["turns"][0]["prompt"]) == len("<user><assistant>" + QUESTIONS[0]["turns"][0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrary(Greedy):
+    """Verifies by what the target likes least: lossy."""
+
+    def verify(self, keys, sampling, tree: DraftTree, logits, depth):
+        return follow(tree, logits.argmin(axis=-1).astype(int), depth)
+
+
+class Broken(Method):
+    """A method with a rule that does not fit it."""
+
+    def rule(self, greedy: bool):
+        return Contrary()
+
+
+def test_a_lossy_rule_is_found_out(finished: Finished, monkeypatch, capsys: pytest.CaptureFixture, tmp_path: Path):
+    def parse(text: str) -> Method:
+        method = parse_method(text)
+        return method if text == "plain" else Broken(method.drafter, method.builder, method.controller)
+
+    monkeypatch.setattr(bench, "parse_method", parse)
+    found = finished(tmp_path / "out.json", repeats=1, limit=1)["methods"][METHOD]
+    assert found["unexplained_divergences"] == len(found["divergences"]) == 2
+    first = found["divergences"][0]
+    assert (first["prompt"], first["turn"], first["position"]) == (0, 0, 1)  # prefill's token is the target's own
+    assert first["behind"] > first["gap"] > 0
+    assert "it is not lossless here" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_table_fits_a_narrow_page(finished: Finished, monkeypatch, capsys: pytest.CaptureFixture):
+    monkeypatch.setenv("COLUMNS", "80")
+    finished(finished.out)
+    printed = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed)) <= 80
+    assert [line.split()[0] for line in printed[-2:]] == ["plain", METHOD]

@@ -1,0 +1,82 @@
+"""From made-up answers to reported numbers, and divergences of made-up texts."""
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxspec.evaluate.divergence import diverges, first_difference, next_logits, noise
+from jaxspec.evaluate.results import Measured, tally
+from jaxspec.evaluate.runlog import Answer, Turn
+from jaxspec.llama import Llama
+from tests.evaluate import tiny
+
+SIZES = {"plain": ("plain", (1,)), "m": ("m,full", (1, 4))}
+
+
+def answer(question: int, method: str, batch: int, rounds: list[list[int]], seconds: list[float]) -> Answer:
+    turn = Turn([1], [2], "", rounds, None, prefill_seconds=[1.0] * len(seconds), decode_seconds=seconds)
+    return Answer(question, None, None, method, batch, [turn])
+
+
+def test_rows_of_a_batch_share_its_time():
+    """Two questions side by side and one alone; the median of three repeats each."""
+    ones, drafted = [[1, 0, 0, 0, 0]], [[2, 1, 2, 2, 2]]
+    answers = [
+        answer(0, "plain", 0, ones * 4, [3.0, 2.0, 9.0]),
+        answer(1, "plain", 0, ones * 2, [3.0, 2.0, 9.0]),
+        answer(2, "plain", 1, ones * 4, [1.0, 1.0, 1.0]),
+        answer(0, "m", 0, drafted * 2, [1.0, 7.0, 1.0]),
+        answer(1, "m", 0, drafted * 1, [1.0, 7.0, 1.0]),
+        answer(2, "m", 1, drafted * 2, [1.0, 1.0, 1.0]),
+    ]
+    measured = Measured(
+        noise=0.1,
+        target_seconds={"1": 1.0, "4": 1.5},
+        level_seconds={"plain": 0.0, "m": 0.25},
+        divergences={"plain": [], "m": [{"explained": True}, {"explained": False}]},
+    )
+    found = tally(answers, measured, SIZES)
+    assert (found["plain"]["decode_seconds"], found["m"]["decode_seconds"]) == (4.0, 2.0)
+    assert found["plain"]["prefill_seconds"] == 2.0
+    assert (found["plain"]["tokens"], found["plain"]["tokens_per_second"]) == (10, 2.5)
+    assert found["m"]["speedup"] == 2.0
+    assert found["m"]["modelled_speedup"] == pytest.approx(8 / (4 * (2 * 0.25 + 1.5)))
+    assert (found["m"]["resolved"], found["m"]["unexplained_divergences"]) == ("m,full", 1)
+
+
+def test_first_difference():
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == first_difference([1, 2, 3], [1, 2]) == 2
+
+
+@pytest.fixture(scope="module")
+def target() -> Llama:
+    return Llama(tiny.MODEL, rngs=nnx.Rngs(0))
+
+
+def test_the_gap_decides(target: Llama):
+    prompt, text = [5, 6, 7], [9, 9]
+    ranked = next_logits(target, prompt + text[:1]).argsort()[::-1].tolist()
+    logits = np.sort(next_logits(target, prompt + text[:1]))[::-1]
+    near = diverges(target, 3, 0, (prompt, [9, ranked[0]]), [9, ranked[1]])
+    far = diverges(target, 3, 0, (prompt, [9, ranked[0]]), [9, ranked[5]])
+    short = diverges(target, 3, 0, (prompt, [9, ranked[0]]), [9])
+    assert near is not None
+    assert far is not None
+    assert (near.prompt, near.turn, near.position) == (3, 0, 1)
+    assert near.gap == near.behind == far.gap == pytest.approx(logits[0] - logits[1])
+    assert far.behind == pytest.approx(logits[0] - logits[5])
+    assert near.explained(near.gap / 2 + 1e-6)
+    assert not near.explained(near.gap / 2 - 1e-6)
+    assert not far.explained(near.gap / 2 + 1e-6)  # not one of the two best
+    assert short is not None
+    assert not short.explained(1e9)
+    assert diverges(target, 3, 0, (prompt, [9, 9]), [9, 9]) is None
+
+
+def test_noise_is_rounding_and_no_more(target: Llama):
+    texts = [([5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8]), ([4], [3, 2, 1])]
+    assert 0 < noise(target, [texts], [1, 4]) < 1e-4
+    assert noise(target, [texts], [1]) == 0
+    assert noise(target, [[([1], [2])]], [4]) == 0  # one token: nothing was decoded

@@ -1,0 +1,80 @@
+"""The project as it is packaged: versions, what a wheel holds, what no file may say."""
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+import jaxspec
+from jaxspec import llama
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TOP_LEVEL = ("convert", "train")  # directories of the repository that install as jaxspec.NAME
+
+
+def project_files() -> list[Path]:
+    """What belongs to the project: everything that git does not ignore."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_version_is_the_installed_one():
+    assert jaxspec.__version__ == metadata.version("jaxspec") == PROJECT["version"]
+
+
+def test_console_scripts_are_installed_and_callable():
+    installed = {script.name: script for script in metadata.distribution("jaxspec").entry_points}
+    assert {name: script.value for name, script in installed.items()} == PROJECT["scripts"]
+    for script in installed.values():
+        assert callable(script.load())
+
+
+@pytest.mark.parametrize("name", TOP_LEVEL)
+def test_top_level_directories_are_subpackages(name: str):
+    package = importlib.import_module(f"jaxspec.{name}")
+    assert Path(package.__path__[0]).samefile(ROOT / name)
+
+
+def test_shapes_are_checked():
+    with pytest.raises(jaxtyping.TypeCheckError):
+        llama.rms_norm(jnp.ones((2, 4)), jnp.ones(3), 1e-5)
+
+
+def test_wheel_holds_every_module_and_the_data(tmp_path: Path):
+    source = tmp_path / "source"
+    source.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("jaxspec", *TOP_LEVEL):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+    for file in filter(Path.is_file, ROOT.iterdir()):
+        shutil.copy(file, source)
+    build = "import setuptools.build_meta, sys; print(setuptools.build_meta.build_wheel(sys.argv[1]))"
+    command = [sys.executable, "-c", build, str(tmp_path)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+    own = {str(path.relative_to(ROOT)) for path in (ROOT / "jaxspec").rglob("*") if path.is_file()}
+    linked = {f"jaxspec/{path.relative_to(ROOT)}" for name in TOP_LEVEL for path in (ROOT / name).rglob("*.py")}
+    expected = {name for name in own | linked if "__pycache__" not in name}
+    assert "jaxspec/py.typed" in packed
+    assert packed == expected
+
+
+def test_no_file_names_a_path_of_some_machine():
+    absolute = re.compile(rb"(?<![\w.~$}/-])/(?:work|home|root|Users)/")
+    named = [str(path.relative_to(ROOT)) for path in project_files() if absolute.search(path.read_bytes())]
+    assert not named

@@ -1,0 +1,163 @@
+"""`jaxspec-train lm`, from a folder of text to a checkpoint that generates."""
+
+import contextlib
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxspec
+from jaxspec.checkpoint import module_to_dict
+from jaxspec.llama import Llama
+from jaxspec.train import cli, lm, text
+from jaxspec.train.text import Windows
+
+TINY = ("--layers", 1, "--hidden-size", 16, "--head-dim", 8, "--vocab-size", 280, "--context", 32, "--batch-size", 4)
+MODEL = lm.shape(40, layers=2, hidden_size=16, head_dim=8, context=12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some repetitive text; `shutil.py` is held out by its name."""
+    path = tmp_path_factory.mktemp("text")
+    for name in ("a.py", "b.py", "shutil.py"):
+        (path / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
+    return path
+
+
+def command(*args: object) -> tuple[int, str]:
+    """Exit code and stderr of `jaxspec-train lm ARGS`."""
+    err = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["jaxspec-train", "lm", *map(str, args)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+    return int(exit_.value.code or 0), err.getvalue()
+
+
+def parameters(path: Path) -> dict[str, np.ndarray]:
+    return {name: np.asarray(array) for name, array in module_to_dict(jaxspec.load(path).target).items()}
+
+
+def random_windows(batch: int, length: int) -> Windows:
+    rng = np.random.default_rng(0)
+    rows = np.split(rng.integers(2, MODEL.vocab_size, batch * length), [5, length + 3])
+    return text.windows([row for row in rows if len(row)], length, 1)
+
+
+def test_from_text_to_a_checkpoint_that_generates(folder: Path, tmp_path: Path):
+    code, err = command(tmp_path / "one", "--data", folder, *TINY, "--steps", 50, "--learning-rate", 1e-2)
+    assert code == 0, err
+    lines = err.splitlines()
+    assert lines[0] == "learning a vocabulary of 280 tokens from 2 files"
+    assert lines[-2].startswith("step 50 of 50: loss ")
+    held_out_loss = float(lines[-1].rpartition("held-out loss ")[2])
+    assert 1.0 < held_out_loss < 4.5 < np.log(280)
+
+    model = jaxspec.load(tmp_path / "one")
+    assert (model.config.source_format, model.config.bos, model.config.eos) == ("jaxspec", 0, (1,))
+    assert model.config.model.max_length == 32
+    generated = jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=8)[0]
+    assert generated.prompt_tokens[0] == 0
+    assert 0 < len(generated.tokens) <= 8
+
+    assert command(tmp_path / "two", "--data", folder, *TINY, "--steps", 50, "--learning-rate", 1e-2)[0] == 0
+    first, second = parameters(tmp_path / "one"), parameters(tmp_path / "two")
+    assert all(first[name].tobytes() == second[name].tobytes() for name in first)
+    assert (tmp_path / "one/tokenizer.json").read_bytes() == (tmp_path / "two/tokenizer.json").read_bytes()
+
+    assert command(tmp_path / "one", "--data", folder)[0] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "/nowhere"], "/nowhere is not a folder"),
+        (["--data", "FOLDER", "--vocab-size", 5000], "too little text: it yields"),
+        (["--data", "FOLDER", "--vocab-size", 260, "--batch-size", 999], "too little text: it fills"),
+        (["--data", "FOLDER", "--hidden-size", 100], "--hidden-size 100 is not a multiple of --head-dim 32"),
+        (["--data", "FOLDER", "--context", 1], "--context must be at least 2"),
+        (["--data", "FOLDER", "--steps", 0], "steps must be above 0, not 0"),
+        (["--data", "FOLDER", "--seed", -1], "seed must not be below 0, not -1"),
+        (["--data", "FOLDER", *TINY, "--learning-rate", 1e30, "--clip", 1e30, "--steps", 5], "lower --learning-rate"),
+    ],
+)
+def test_bad_input_ends_in_one_sentence(arguments: list[object], words: str, folder: Path, tmp_path: Path):
+    code, err = command(tmp_path / "out", *(folder if argument == "FOLDER" else argument for argument in arguments))
+    assert code == 2
+    assert words in err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupt_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lm, "fit", interrupted)
+    code, err = command(tmp_path / "out", "--data", folder, *TINY)
+    assert (code, err.splitlines()[-1]) == (130, "interrupted")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_held_out_files(tmp_path: Path):
+    (tmp_path / "shutil.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match="every file in it is one that is held out"):
+        lm.train(tmp_path / "out", text.documents(tmp_path), MODEL, lm.Recipe())
+
+
+def test_documents_of_one_window_do_not_see_each_other():
+    model, packed = Llama(MODEL, rngs=nnx.Rngs(0)), random_windows(1, 12)
+    whole = lm.predict(model, packed)
+    rest = jax.tree.map(lambda array: array[:, 5:], packed)
+    alone = lm.predict(model, rest)
+    np.testing.assert_allclose(whole[:, 5:], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_matches_a_finite_difference():
+    model, packed = Llama(MODEL, rngs=nnx.Rngs(0)), random_windows(3, 12)
+    gradient, loss = jax.jit(jax.grad(lm.loss))(model, packed), jax.jit(lm.loss)
+    squares = sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(gradient))
+    at = lambda size: float(loss(jax.tree.map(lambda p, g: p + size / squares**0.5 * g, model, gradient), packed))
+    assert (at(1e-2) - at(-1e-2)) / 2e-2 == pytest.approx(squares**0.5, rel=1e-2)
+
+
+def test_tokens_that_do_not_count_change_nothing():
+    model, packed = Llama(MODEL, rngs=nnx.Rngs(0)), random_windows(3, 12)
+    whole = lm.evaluate(model, packed, 3)
+    assert lm.evaluate(model, packed, 2) == pytest.approx(whole, rel=1e-5)  # the last batch is filled up
+    half = packed.replace(counted=packed.counted & (np.arange(12) < 6))
+    other = half.replace(tokens=np.where(half.counted, half.tokens, 3))
+    assert float(lm.loss(model, half)) == pytest.approx(float(lm.loss(model, other)), rel=1e-5)
+    none = packed.replace(counted=np.zeros_like(packed.counted))
+    assert float(lm.loss(model, none)) == 0.0
+
+
+def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with lm.progress(3, 100) as report:
+        for value in (3.0, 2.0, 1.0):
+            report(jnp.asarray(value))
+    assert "3/3" in terminal.getvalue()
+    assert "loss 1.000" in terminal.getvalue()
+
+
+def test_help_is_quick_and_teaches():
+    heavy = ("jax", "flax", "optax", "orbax", "transformers", "tokenizers")
+    code = (
+        "import sys\nfrom jaxspec.train import cli\nsys.argv = ['jaxspec-train', 'lm', '--help']\n"
+        f"try:\n    cli.main()\nfinally:\n    print([m for m in {heavy} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "For example: jaxspec-train lm" in done.stdout

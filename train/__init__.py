@@ -1,0 +1,1 @@
+"""Training: data, losses and one file a method. Installed as `jaxspec.train`."""

@@ -1,0 +1,75 @@
+"""A byte-level BPE tokenizer of one's own, in the files that transformers' AutoTokenizer reads."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+BOS, EOS = "<s>", "</s>"
+BOS_ID, EOS_ID = 0, 1
+SMALLEST = 256 + len((BOS, EOS))
+_CHARACTERS_A_TOKEN = 2000  # of text to learn from; more takes longer and changes little
+_AT_ONCE = 64  # documents; what `tokenizers` returns weighs fifty times the ids in it
+
+
+def learn(texts: Sequence[str], vocab_size: int) -> Tokenizer:
+    """Learns a vocabulary of exactly `vocab_size` tokens from as much of the texts as that takes.
+
+    The tokenizer puts BOS before every text, as LLaMA's do.
+
+    Raises:
+        ValueError: the size leaves no room for the 256 bytes, or the text yields fewer tokens.
+    """
+    if vocab_size < SMALLEST:
+        raise ValueError(
+            f"--vocab-size must be at least {SMALLEST}, all bytes and two special tokens, not {vocab_size}"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    stride = math.ceil(sum(map(len, texts)) / (_CHARACTERS_A_TOKEN * vocab_size)) or 1
+    tokenizer.train_from_iterator(texts[::stride], trainer)
+    if (size := tokenizer.get_vocab_size()) < vocab_size:
+        raise ValueError(
+            f"there is too little text: it yields {size} tokens, not {vocab_size}; add text or lower --vocab-size"
+        )
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)])
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str], enough: int | None = None) -> list[np.ndarray]:
+    """Ids of the texts, each from BOS to EOS; of the first texts only, where those make `enough` tokens already.
+
+    A special token spelt out in a text is text there.
+    """
+    rows: list[np.ndarray] = []
+    tokenizer.encode_special_tokens = True
+    for start in range(0, len(texts), _AT_ONCE):
+        if enough is not None and sum(map(len, rows)) >= enough:
+            break
+        group = tokenizer.encode_batch_fast(list(texts[start : start + _AT_ONCE]))
+        rows += [np.array([*encoding.ids, EOS_ID], np.int32) for encoding in group]
+    tokenizer.encode_special_tokens = False
+    return rows
+
+
+def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
+    """Writes tokenizer.json and tokenizer_config.json."""
+    from transformers import PreTrainedTokenizerFast
+
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(str(folder))
