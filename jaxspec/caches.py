@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -15,13 +16,13 @@ def folder() -> Path:
 
 def keep_compilations() -> Path | None:
     """Turns on JAX's persistent compilation cache, unless the user has chosen a place for it (or turned it off)."""
-    if jax.config.jax_compilation_cache_dir is None and jax.config.jax_enable_compilation_cache:
+    config: Any = jax.config  # its options are made at run time
+    if config.jax_compilation_cache_dir is None and config.jax_enable_compilation_cache:
         place = folder() / "compiled"
         try:
             place.mkdir(parents=True, exist_ok=True)
         except OSError:  # a read-only home: compile anew each time
             return None
-        jax.config.update("jax_compilation_cache_dir", str(place))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    chosen = jax.config.jax_compilation_cache_dir
-    return Path(chosen) if chosen else None
+        config.update("jax_compilation_cache_dir", str(place))
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    return Path(config.jax_compilation_cache_dir) if config.jax_compilation_cache_dir else None

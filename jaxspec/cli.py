@@ -65,15 +65,16 @@ class Generate:
         from jaxspec.evaluate.suites import read_questions
         from jaxspec.prompts import stateful_refusal
 
-        if (self.prompt is None) == (self.prompts is None):
+        if self.prompts is not None and self.prompt is None:
+            prompts = [question.turns[0] for question in read_questions(self.prompts, self.limit)]
+        elif self.prompt is not None and self.prompts is None:
+            prompts = [self.prompt]
+        else:
             raise ValueError("give either --prompt TEXT or --prompts FILE")
         if self.repetition_penalty != 1:
             raise stateful_refusal("repetition_penalty")
         if self.stream and (self.prompts or self.show_drafts or self.format == "json"):
             raise ValueError("--stream prints the plain text of one --prompt; leave out the other options")
-        prompts = [self.prompt]
-        if self.prompts is not None:
-            prompts = [question.turns[0] for question in read_questions(self.prompts, self.limit)]
         engine = Engine(str(self.target), self.method, dtype=self.dtype)
         if self.method is None:
             say(f"method: {engine.method}")

@@ -164,7 +164,7 @@ def gather_evidence(
 def target_forward(
     spec: Speculation, size: int, models: Models, prefix: Prefix, tree: DraftTree
 ) -> tuple[Output, Float[Array, "B N V"]]:
-    """The target over the first `size` nodes of the tree, padded to all of them. Reads the cache, returns none of it."""
+    """The target over the first `size` nodes, padded to the whole tree. Reads the cache, returns none of it."""
     first = head(tree, size)
     positions = prefix.length[:, None] - 1 + first.depth
     taps = spec.drafter.taps(models.target.config.num_layers)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import caches, checkpoint, decode
+from jaxspec import caches, decode
 from jaxspec.evaluate.metrics import Counts, count
 from jaxspec.loading import Checkpoint, find_head, load
 from jaxspec.methods import Method, default_method, needs_head, parse_method
@@ -123,7 +123,17 @@ class Engine:
         Raises:
             ValueError: an empty prompt without a BOS to stand for it, one that does not fit, or a setting out of range.
         """
-        requests = self._requests(prompts, max_new_tokens, temperature, top_k, top_p, seed, seeds, chat, unsupported)
+        requests = self._requests(
+            prompts,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            seeds=seeds,
+            chat=chat,
+            **unsupported,
+        )
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         size = batch_size or min(len(requests), 8)
@@ -137,16 +147,12 @@ class Engine:
         """Yields the text of one prompt as it comes, every `rounds` rounds; `settings` as for `generate`."""
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, not {rounds}")
-        chat = settings.pop("chat", False)
-        arguments = {"max_new_tokens": 128, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0, "seeds": None}
-        unsupported = {key: settings.pop(key) for key in list(settings) if key not in arguments}
-        arguments |= settings
-        (request,) = self._requests([prompt], *arguments.values(), chat, unsupported)
+        (request,) = self._requests([prompt], **settings)
         stops, unfinished = StopStrings(stop, self.model.tokenizer), Unfinished(self.model.tokenizer)
         for state, _ in self._stages([request], False, False, rounds):
             length, done = jax.device_get((state.length, state.done))
             tokens = _new_tokens(state, request, 0, int(length[0]))
-            kept, text, stopped = stops.cut(tokens)
+            _, text, stopped = stops.cut(tokens)
             yield from unfinished.more(text, final=stopped or bool(done[0]), hold=stops.longest)
             if stopped:
                 return
@@ -165,7 +171,17 @@ class Engine:
     # --- from requests to results
 
     def _requests(
-        self, prompts, max_new_tokens, temperature, top_k, top_p, seed, seeds, chat, unsupported
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int = 128,
+        temperature: float | Sequence[float] = 0.0,
+        top_k: int | Sequence[int] = 0,
+        top_p: float | Sequence[float] = 1.0,
+        seed: int = 0,
+        seeds: Sequence[int] | None = None,
+        chat: bool = False,
+        **unsupported: Any,
     ) -> list[Request]:
         if unsupported:
             raise stateful_refusal(next(iter(unsupported)))

@@ -59,11 +59,13 @@ class Llama(nnx.Module):
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.dtype("float32")):
         self.config = config
-        shape = (config.vocab_size, config.hidden_size)
-        self.embedding = nnx.Param(jax.random.normal(rngs.params(), shape, dtype), axes=("vocab", "embed"))
+        vocab, width = config.vocab_size, config.hidden_size
+        self.embedding = nnx.Param(jax.random.normal(rngs.params(), (vocab, width), dtype), axes=("vocab", "embed"))
         self.layers = nnx.List([Layer(rngs, config, dtype) for _ in range(config.num_layers)])
         self.norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
-        head = None if config.tie_embeddings else Linear(rngs, shape[::-1], ("embed", "vocab"), bias=False, dtype=dtype)
+        head = (
+            None if config.tie_embeddings else Linear(rngs, (width, vocab), ("embed", "vocab"), bias=False, dtype=dtype)
+        )
         self.head = head
 
 
@@ -145,7 +147,11 @@ def attention(
     key = rotate(split(linear(x, p.k), 1), attend.cos, attend.sin)[:, :, :, 0]
     value = split(linear(x, p.v), 1)[:, :, :, 0]
     new = KV(k=key.transpose(0, 2, 3, 1), v=value.swapaxes(1, 2))
-    nodes = new if nodes is None else write_nodes(nodes, new, attend.slots)
+    if nodes is None:
+        nodes = new
+    else:
+        assert attend.slots is not None, "the slots of the new nodes among the old are needed"
+        nodes = write_nodes(nodes, new, attend.slots)
 
     scale = config.head_dim**-0.5
     dot = lambda a, b: jnp.einsum("bkgwh,bkhs->bkgws", a, b.astype(a.dtype), preferred_element_type=jnp.float32) * scale

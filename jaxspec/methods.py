@@ -12,7 +12,7 @@ from jaxspec.controllers.fixed import Fixed
 from jaxspec.decode import Speculation
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.ngram import Ngram
-from jaxspec.drafters.plain import Plain, RootOnly
+from jaxspec.drafters.plain import Plain
 from jaxspec.protocols import Controller, Drafter, TreeBuilder
 from jaxspec.verify import Candidates, Greedy, Rule, Sampled
 
@@ -80,7 +80,7 @@ def parse_method(text: str) -> Method:
     if name == "plain":
         if others:
             raise ValueError(f"method {text!r}: plain drafts nothing, so it takes no builder or controller")
-        return Method(drafter=drafter, builder=RootOnly(), controller=Fixed())
+        return Method(drafter=drafter, builder=Chain(length=0), controller=Fixed())
     parts: dict[str, Any] = {}
     for part in others:
         name_of_part, *settings = part.split(",")

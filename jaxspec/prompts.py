@@ -54,7 +54,7 @@ def _is_one(prompts: Any) -> bool:
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer | Mapping))
 
 
-def _encode_one(index: int, prompt: Prompt, model: "Checkpoint", chat: bool) -> list[int]:
+def _encode_one(index: int, prompt: Any, model: "Checkpoint", chat: bool) -> list[int]:
     tokenizer, vocab_size = model.tokenizer, model.config.model.vocab_size
     if not isinstance(prompt, str) and not (len(prompt) > 0 and isinstance(prompt[0], Mapping)):
         tokens = [int(token) for token in prompt]

@@ -22,7 +22,7 @@ def coloured(generation: Generation, tokenizer: Any, rejected: bool) -> Text:
 
 
 def pieces(generation: Generation, rejected: bool) -> Iterator[tuple[str, list[int]]]:
-    """(kind, tokens) in the order of the text: prefill's token, then of each round accepted, bonus and rejected ones."""
+    """(kind, tokens) in the order of the text: prefill's token, then each round's accepted, rejected and bonus ones."""
     if generation.rounds is None:
         raise ValueError("drafts are shown of generations made with record=True")
     yield "prefill", generation.tokens[:1]

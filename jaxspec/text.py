@@ -24,7 +24,7 @@ class StopStrings:
         return max(map(len, self.strings), default=0)
 
     def cut(self, tokens: list[int]) -> tuple[int, str, bool]:
-        """How many tokens lead up to the first stop string (its last one included), the text before it, whether found."""
+        """(tokens up to the end of the first stop string, text before it, whether there is one)."""
         text = text_of(self.tokenizer, tokens)
         if self._find(text) is None:
             return len(tokens), text, False

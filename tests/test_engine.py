@@ -186,7 +186,7 @@ class TestRefusals:
             Engine(model, f"draft-model@{tmp_path / 'other'}")
 
     def test_head_that_is_not_there(self, model):
-        with pytest.raises(checkpoint.CheckpointError, match="no head 'small' under .*found: draft-model"):
+        with pytest.raises(checkpoint.CheckpointError, match=r"no head 'small' under .*found: draft-model"):
             Engine(model, "draft-model@small")
 
 

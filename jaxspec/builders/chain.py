@@ -8,14 +8,14 @@ from jaxspec.tree import DraftTree, Frontier, add, keep_probs
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """A single path of at most `length` drafted tokens."""
+    """A single path of at most `length` drafted tokens; none at all, with length 0, is plain decoding."""
 
     prunes: ClassVar[bool] = False
     length: int = 4
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"chain: length must be at least 1, not {self.length}")
+        if self.length < 0:
+            raise ValueError(f"chain: length must not be negative, and is {self.length}")
 
     @property
     def depth(self) -> int:

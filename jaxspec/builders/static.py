@@ -13,7 +13,7 @@ Path = tuple[int, ...]
 
 
 def parse_paths(text: str) -> tuple[Path, ...]:
-    """Reads `0:1:00:01` (one digit a level) or, where ranks go above 9, `0.:10.:0.1:10.3` (a dot after each but the last)."""
+    """Reads `0:1:00:01`, one digit a level; with dots between them, `0.:10.:0.1:10.3`, ranks may go above 9."""
     try:
         paths = [tuple(int(rank) for rank in (p.strip(".").split(".") if "." in p else p)) for p in text.split(":")]
     except ValueError:

@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from jaxspec.tree import DraftTree, Frontier
-
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
@@ -28,20 +26,3 @@ class Plain:
         raise AssertionError("a tree without levels asks its drafter nothing")
 
     expand = root
-
-
-@dataclasses.dataclass(frozen=True)
-class RootOnly:
-    """The tree of plain decoding: the root alone."""
-
-    prunes: ClassVar[bool] = False
-    depth: ClassVar[int] = 0
-    width: ClassVar[int] = 1
-    size: ClassVar[int] = 1
-    verified: ClassVar[int] = 1
-
-    def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
-        return tree, frontier
-
-    def prune(self, tree: DraftTree) -> DraftTree:
-        return tree

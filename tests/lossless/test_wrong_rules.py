@@ -31,12 +31,15 @@ def target() -> Models:
     return models(VOCAB, num_layers=1)
 
 
+SAMPLED = Sampled()
+
+
 @dataclasses.dataclass(frozen=True)
 class Wrong:
     """Proposes as one rule does and verifies as another, with parts of the mathematics replaced."""
 
     propose_by: Any
-    verify_by: Any = Sampled()
+    verify_by: Any = SAMPLED
     replaced: tuple[tuple[str, Any], ...] = ()
     may_prune: bool = False
     keeps_probs: ClassVar[bool] = True
@@ -94,10 +97,22 @@ class DropsByConfidence:
     inner: Any
     least: float
     prunes: ClassVar[bool] = True
-    depth = property(lambda self: self.inner.depth)
-    width = property(lambda self: self.inner.width)
-    size = property(lambda self: self.inner.size)
-    verified = property(lambda self: self.inner.size)
+
+    @property
+    def depth(self) -> int:
+        return self.inner.depth
+
+    @property
+    def width(self) -> int:
+        return self.inner.width
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    @property
+    def verified(self) -> int:
+        return self.inner.size
 
     def grow(self, propose, tree, frontier, logits, going):
         return self.inner.grow(propose, tree, frontier, logits, going)
