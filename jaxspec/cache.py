@@ -41,8 +41,8 @@ def write_nodes(nodes: KV, new: KV, slots: Int[Array, "B W"]) -> KV:
 def gather_path(nodes: KV, path: Int[Array, "B P"]) -> KV:
     """The P rows of the accepted path out of the N of `nodes`."""
     return KV(
-        k=jnp.take_along_axis(nodes.k, path[:, None, None, :], axis=3),
-        v=jnp.take_along_axis(nodes.v, path[:, None, :, None], axis=2),
+        k=jnp.take_along_axis(nodes.k, path[:, None, None, :], axis=3, mode="promise_in_bounds"),
+        v=jnp.take_along_axis(nodes.v, path[:, None, :, None], axis=2, mode="promise_in_bounds"),
     )
 
 

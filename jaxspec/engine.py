@@ -329,7 +329,7 @@ def start(
         limit=lengths + column(lambda r: r.max_new_tokens, jnp.int32),
         done=jnp.arange(batch) >= len(requests),
         keys=jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seeds, indices),
-        eos=jnp.asarray(list(eos) or [-1], jnp.int32),
+        eos=jnp.asarray([*eos, *[-1] * (-len(eos) % 4 or 4 * (not eos))], jnp.int32),  # few shapes, few compilations
         sampling=Sampling(
             temperature=column(lambda r: r.temperature, jnp.float32),
             top_k=column(lambda r: r.top_k, jnp.int32) if any(r.top_k for r in requests) else None,

@@ -60,7 +60,7 @@ def root_frontier(batch: int) -> Frontier:
 def take(values: Array, node: Int[Array, "B W"]) -> Array:
     """values[b, node[b, w]] for values [B N ...]; a missing node (NO_PARENT) reads the root."""
     index = jnp.maximum(node, 0).reshape(node.shape + (1,) * (values.ndim - 2))
-    return jnp.take_along_axis(values, index, axis=1)
+    return jnp.take_along_axis(values, index, axis=1, mode="promise_in_bounds")
 
 
 def add(

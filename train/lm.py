@@ -154,12 +154,18 @@ def pack(learnt: Any, found: list[Document], length: int, count: int) -> Windows
 def fit(model: Llama, packed: Windows, recipe: Recipe) -> Llama:
     """Trains a model for `recipe.steps` steps. Its own arrays are donated: use what is returned."""
     optimizer = make_optimizer(recipe)
-    state, step = State(model=model, optimizer=optimizer.init(model)), make_step(optimizer)
+    state, step = start(model, optimizer), make_step(optimizer)
     with progress(recipe.steps, recipe.batch_size * packed.tokens.shape[1]) as report:
         for batch in islice(text.batches(packed, recipe.batch_size, recipe.seed), recipe.steps):
             state, value = step(state, batch)
             report(value)
     return state.model
+
+
+def start(model: Llama, optimizer: optax.GradientTransformation) -> State:
+    """The state before the first step."""
+    params: Any = model  # a pytree, which Optax takes and its types do not know
+    return State(model=model, optimizer=optimizer.init(params))
 
 
 def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
@@ -181,8 +187,10 @@ def make_step(optimizer: optax.GradientTransformation) -> Callable[[State, Windo
 
     def step(state: State, batch: Windows) -> tuple[State, Float[Array, ""]]:
         value, gradient = jax.value_and_grad(loss)(state.model, batch)
-        updates, moments = optimizer.update(gradient, state.optimizer, state.model)
-        return State(model=optax.apply_updates(state.model, updates), optimizer=moments), value
+        params: Any = state.model
+        updates, moments = optimizer.update(gradient, state.optimizer, params)
+        model: Any = optax.apply_updates(params, updates)
+        return State(model=model, optimizer=moments), value
 
     return jax.jit(step, donate_argnums=0)
 
@@ -217,7 +225,7 @@ def evaluate(model: Llama, packed: Windows, batch_size: int) -> float:
         rows = np.arange(start, start + batch_size)
         real = rows < len(packed.tokens)
         batch = text.take(packed, np.where(real, rows, 0))
-        batch = batch.replace(counted=batch.counted & real[:, None])
+        batch = Windows(tokens=batch.tokens, segment=batch.segment, counted=batch.counted & real[:, None])
         count = int(batch.counted[:, 1:].sum())
         total += float(measure(model, batch)) * count
         tokens += count
