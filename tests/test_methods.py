@@ -1,0 +1,71 @@
+"""What users type for a method."""
+
+import pytest
+
+from jaxspec.builders.chain import Chain
+from jaxspec.builders.static import Static
+from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.ngram import Ngram
+from jaxspec.methods import default_method, parse_method, runnable
+from jaxspec.verify import Candidates, Greedy, Sampled
+
+
+def test_settings_and_defaults():
+    method = parse_method("ngram,longest=5,sharpness=2.5+chain,length=7")
+    assert method.drafter == Ngram(longest=5, sharpness=2.5)
+    assert method.builder == Chain(length=7)
+    assert method.head is None
+    assert parse_method("ngram").builder == Chain()
+    assert parse_method("ngram+static,paths=0:1:00").builder == Static(paths=((0,), (1,), (0, 0)))
+
+
+def test_heads():
+    assert parse_method("draft-model").head == "draft-model"
+    assert parse_method("draft-model@small").head == "small"
+    assert parse_method("draft-model@small").drafter == DraftModel()
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "ngram", "draft-model@small+static+fixed", "ngram,longest=2+static,paths=0:1:00+fixed"]
+)
+def test_resolved_form_is_read_back(text):
+    method = parse_method(text)
+    assert parse_method(str(method)) == method
+    assert str(parse_method(str(method))) == str(method)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("eagel", "no drafter is called 'eagel'; there are plain"),
+        ("", "no drafter is called ''"),
+        ("ngram+chian", "no builder or controller is called 'chian'; builders are chain"),
+        ("ngram+chain,lenght=3", "chain has no setting 'lenght=3'; write KEY=VALUE with one of: length"),
+        ("ngram+chain,length=x", "length is an int, not 'x'"),
+        ("ngram+chain,length=-1", "length must not be negative"),
+        ("ngram,shortest=4", "1 <= shortest <= longest"),
+        ("ngram@head", "ngram has no weights"),
+        ("ngram+fixed+chain", "each once, in order"),
+        ("ngram+chain+chain", "each once, in order"),
+        ("plain+chain", "plain drafts nothing"),
+        ("ngram+static,paths=00", "has no parent"),
+        ("ngram+static,paths=a", "paths are child ranks"),
+        ("ngram+static,paths=0:0", "distinct"),
+    ],
+)
+def test_refusals_say_what_is_wrong(text, says):
+    with pytest.raises(ValueError, match=says):
+        parse_method(text)
+
+
+def test_the_rule_follows_from_temperature_and_builder():
+    assert parse_method("ngram+chain").rule(greedy=True) == Greedy()
+    assert parse_method("ngram+static").rule(greedy=False) == Sampled()
+    assert parse_method("plain").rule(greedy=False) == Candidates()
+
+
+def test_the_best_head_is_the_default():
+    assert parse_method("draft-model") == default_method(["draft-model"])
+    assert default_method([]).drafter == Ngram()
+    assert dict(runnable([]))["draft-model"] is False
+    assert dict(runnable(["draft-model"]))["draft-model"] is True
