@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro import conf
 
 from jaxspec.console import parse, run
+from jaxspec.evaluate.command import Bench
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine, Generation
@@ -201,17 +202,13 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def commands() -> Any:
-    """The union of subcommands. `bench` brings JAX with it, so it is only imported where it may be meant."""
-    union = (
-        Annotated[Generate, conf.subcommand("generate")]
-        | Annotated[Methods, conf.subcommand("methods")]
-        | Annotated[Env, conf.subcommand("env")]
-        | Annotated[Demo, conf.subcommand("demo")]
-    )
-    from jaxspec.evaluate.bench import Bench
-
-    return union | Annotated[Bench, conf.subcommand("bench")]
+Command = (
+    Annotated[Generate, conf.subcommand("generate")]
+    | Annotated[Bench, conf.subcommand("bench")]
+    | Annotated[Methods, conf.subcommand("methods")]
+    | Annotated[Env, conf.subcommand("env")]
+    | Annotated[Demo, conf.subcommand("demo")]
+)
 
 
 def main() -> None:
@@ -219,7 +216,7 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"jaxspec {importlib.metadata.version('jaxspec')}")
         return
-    run(lambda: parse(commands(), "jaxspec", "LLaMA text several times faster, not one token changed.").run())
+    run(lambda: parse(Command, "jaxspec", "LLaMA text several times faster, not one token changed.").run())
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def make(path: Path, console: Console) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         trained, exported = Path(scratch, "trained"), Path(scratch, "hf")
         shape = lm.shape(vocab_size=1024, layers=4, hidden_size=128, head_dim=32, context=256)
-        lm.train(trained, text.standard_library(), shape, lm.Recipe(steps=150, batch_size=4, learning_rate=3e-3))
+        lm.train(trained, text.standard_library(), shape, lm.Recipe(steps=300, batch_size=2, learning_rate=4e-3))
         console.print("Converting it from Hugging Face's format ...")
         export.export(trained, exported)
         shutil.rmtree(path, ignore_errors=True)  # half of one, from a version before this

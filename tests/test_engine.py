@@ -5,43 +5,17 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-import transformers
 
 from jaxspec import Engine, checkpoint, load
 from jaxspec.convert import llama
 from jaxspec.decode import HISTORY
 from jaxspec.engine import cut_history
-from tests import hf_models
-
-TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
-
-
-def byte_tokenizer():
-    """Bytes as tokens, after three special ones; writes a BOS before every text, as LLaMA's own does."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=TEMPLATE
-    )
+from tests import checkpoints, hf_models
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A random LLaMA over bytes with a draft model beside it, converted from Hugging Face."""
-    folder = tmp_path_factory.mktemp("engine")
-    hf_models.make("llama", folder / "target", vocab_size=259)
-    hf_models.make("llama", folder / "draft", vocab_size=259, num_hidden_layers=1)
-    for name in ("target", "draft"):
-        byte_tokenizer().save_pretrained(folder / name)
-    llama.convert(folder / "target", folder / "ckpt")
-    llama.convert(folder / "draft", folder / "ckpt" / "heads" / "draft-model")
-    return load(folder / "ckpt")
+    return load(checkpoints.make(tmp_path_factory.mktemp("engine")))
 
 
 @pytest.fixture(scope="module")

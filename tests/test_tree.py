@@ -93,9 +93,7 @@ def test_following_goes_as_deep_as_the_target_agrees(rows, says):
         node, walked = 0, [0]
         while True:
             matching = [
-                n
-                for n in range(1, SIZE)
-                if keep[row, n] and parents[n] == node and tokens[n] == says[row, node]
+                n for n in range(1, SIZE) if keep[row, n] and parents[n] == node and tokens[n] == says[row, node]
             ]
             if not matching:
                 break

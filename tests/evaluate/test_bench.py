@@ -10,7 +10,7 @@ import pytest
 
 from jaxspec import engine
 from jaxspec.evaluate import bench, cost
-from jaxspec.evaluate.bench import Bench
+from jaxspec.evaluate.command import Bench
 from jaxspec.methods import Method, parse_method
 from jaxspec.tree import DraftTree
 from jaxspec.verify import Greedy, follow
