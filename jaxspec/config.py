@@ -75,6 +75,11 @@ class LlamaConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, not {self.head_dim}")
 
+    @property
+    def usable_length(self) -> int:
+        """Positions that a text may reach: with dynamic scaling, those that it leaves as they are."""
+        return min(self.max_length, self.rope.original_length) if self.rope.scaling == "dynamic" else self.max_length
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, read back by `from_dict`."""
         return dataclasses.asdict(self)

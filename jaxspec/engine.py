@@ -161,7 +161,7 @@ class Engine:
         self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True
     ) -> None:
         """Compiles what `generate` needs for prompts up to this long, so that the first call does not wait."""
-        limit = self.model.config.model.max_length
+        limit = self.model.config.model.usable_length
         prompt = [0] * min(max_prompt_tokens, limit - max_new_tokens)
         request = Request(prompt, max_new_tokens, 0.0 if greedy else 1.0, 0, 1.0, 0, 0)
         for state, _ in self._stages([request] * batch_size, False, False, 1):
@@ -202,7 +202,7 @@ class Engine:
                 )
             )
         ]
-        room = self.model.config.model.max_length
+        room = self.model.config.model.usable_length
         for i, r in enumerate(requests):
             check_settings(r)
             if len(r.tokens) + r.max_new_tokens > room:

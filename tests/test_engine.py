@@ -153,6 +153,13 @@ class TestRefusals:
         with pytest.raises(ValueError, match="prompt 0 is empty"):
             Engine(nameless, "ngram").generate([[]], max_new_tokens=3)
 
+    def test_dynamic_scaling_ends_where_it_would_begin(self, model):
+        rope = dataclasses.replace(model.config.model.rope, scaling="dynamic", factor=2.0, original_length=64)
+        scaled = dataclasses.replace(model.config.model, rope=rope)
+        dynamic = dataclasses.replace(model, config=dataclasses.replace(model.config, model=scaled))
+        with pytest.raises(ValueError, match="beyond the 64 positions"):
+            Engine(dynamic, "ngram").generate("abc", max_new_tokens=61)
+
     def test_draft_model_of_another_vocabulary(self, model, tmp_path):
         hf_models.make("llama", tmp_path / "hf", vocab_size=300)
         llama.convert(tmp_path / "hf", tmp_path / "other")

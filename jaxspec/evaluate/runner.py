@@ -48,7 +48,7 @@ def check(plan: Plan, engine: Engine) -> None:
     for name in ("max_new_tokens", "batch_size", "repeats"):
         if getattr(plan, name) < 1:
             raise ValueError(f"{name} must be at least 1, not {getattr(plan, name)}")
-    room = engine.model.config.model.max_length
+    room = engine.model.config.model.usable_length
     for number, question in enumerate(plan.questions):
         try:
             # Earlier answers are unknown yet: none is longer than the budget.
