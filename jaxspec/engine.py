@@ -15,6 +15,7 @@ from jaxspec import caches, decode
 from jaxspec.evaluate.metrics import Counts, count
 from jaxspec.loading import Checkpoint, find_head, load
 from jaxspec.methods import Method, default_method, needs_head, parse_method
+from jaxspec.prefill import prefill
 from jaxspec.prompts import Prompt, encode, stateful_refusal
 from jaxspec.protocols import Models
 from jaxspec.sampling import Sampling
@@ -244,7 +245,7 @@ class Engine:
             state = start(spec, self.models, requests, self.model.config.eos, rows)
             jax.block_until_ready(state.length)
             began = time.perf_counter()
-            state = decode.prefill(spec.drafter, self.models, state, chunk)
+            state = prefill(spec.drafter, self.models, state, chunk)
             jax.block_until_ready(state.length)
             prefilled = time.perf_counter()
             spent = 0.0

@@ -14,6 +14,7 @@ from jaxspec.config import LlamaConfig
 from jaxspec.engine import CPU_SIZES, Request, start
 from jaxspec.llama import Llama
 from jaxspec.methods import Method
+from jaxspec.prefill import prefill
 from jaxspec.protocols import Models
 
 CHUNK = 8
@@ -55,7 +56,7 @@ def run(
 ) -> tuple[list[list[int]], np.ndarray]:
     """New tokens of every request, and the histories [B, rounds, 5]; `rows` bounds prompt, text and margin."""
     state = start(spec, models, requests, eos, rows)
-    state = decode.prefill(spec.drafter, models, state, CHUNK)
+    state = prefill(spec.drafter, models, state, CHUNK)
     state = decode.decode(spec, models, state, jnp.int32(rows))
     assert bool(state.done.all())
     tokens, length = np.asarray(state.tokens), np.asarray(state.length)

@@ -1,0 +1,41 @@
+"""What XLA makes of the loop: the cache is written in place, never copied."""
+
+import re
+
+import jax.numpy as jnp
+import pytest
+
+from jaxspec import decode
+from jaxspec.methods import parse_method
+from tests.lossless.harness import models, requests, speculation, start
+
+ROWS = 96
+
+
+def copies_of_the_cache(text: str, batch: int, rows: int) -> list[str]:
+    """Instructions that copy or transpose an array of the cache's shape (one KV head of width 8), anywhere."""
+    shape = rf"f32\[{batch},1,(8,{rows}|{rows},8)\]"
+    return re.findall(rf"= {shape}\S* (?:copy|transpose)\(.*", text)
+
+
+def compiled(name: str, batch: int = 1) -> str:
+    spec, weights = speculation(parse_method(name), True), models(vocab_size=23)
+    state = start(spec, weights, requests([[1, 2, 3]] * batch, 8), (), ROWS)
+    return decode.decode.lower(spec, weights, state, jnp.int32(ROWS)).compile().as_text()
+
+
+@pytest.mark.parametrize("name", ["plain", "ngram+chain", "ngram+static", "draft-model+chain"])
+def test_the_loop_never_copies_the_cache(name):
+    assert copies_of_the_cache(compiled(name), 1, ROWS) == []
+
+
+def test_the_write_must_depend_on_the_verdict(monkeypatch):
+    """Without that dependency XLA copies: the trick in `commit` is needed, and the test above can fail."""
+    real = jnp.minimum
+    plain_zero = lambda a, b: jnp.zeros_like(a) if isinstance(b, int) and b == 0 else real(a, b)
+    monkeypatch.setattr(jnp, "minimum", plain_zero)
+    decode.decode.clear_cache()
+    try:
+        assert copies_of_the_cache(compiled("plain"), 1, ROWS)
+    finally:
+        decode.decode.clear_cache()
