@@ -38,9 +38,10 @@ class TestGreedy:
         assert history[..., 1].sum() > 0, "no draft was accepted, so nothing was tested"
 
     def test_rows_do_not_see_each_other(self, method: Method, target, prompts, plain):
-        for i in (0, 3):
-            texts, _ = run(speculation(method, True), target, requests(prompts[i : i + 1], NEW))
-            assert texts == plain[i : i + 1]
+        for others in ([[5], [7, 7, 7]], [list(range(20)), [0] * 9]):  # other neighbours, at other places in the batch
+            batch = [others[0], prompts[3], others[1], prompts[0]]
+            texts, _ = run(speculation(method, True), target, requests(batch, NEW))
+            assert [texts[1], texts[3]] == [plain[3], plain[0]]
 
     def test_budget_cuts_inside_an_accepted_run(self, method: Method, target, prompts, plain):
         for budget in range(1, 9):
