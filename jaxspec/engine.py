@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,7 +85,7 @@ class Engine:
     Compilation happens on first use of a shape and is kept in the user's cache folder; `warmup` does it ahead.
     """
 
-    def __init__(self, model: Checkpoint | str, method: str | Method | None = None, *, dtype: str | None = None):
+    def __init__(self, model: Checkpoint | str | Path, method: str | Method | None = None, *, dtype: str | None = None):
         caches.keep_compilations()
         self.model = model if isinstance(model, Checkpoint) else load(model, dtype)
         self.method = parse_method(method) if isinstance(method, str) else method or default_method(self.model.heads)
@@ -161,11 +162,14 @@ class Engine:
     def warmup(
         self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True
     ) -> None:
-        """Compiles what `generate` needs for prompts up to this long, so that the first call does not wait."""
-        limit = self.model.config.model.usable_length
-        prompt = [0] * min(max_prompt_tokens, limit - max_new_tokens)
-        request = Request(prompt, max_new_tokens, 0.0 if greedy else 1.0, 0, 1.0, 0, 0)
-        for state, _ in self._stages([request] * batch_size, False, False, 1):
+        """Compiles what `generate` needs for prompts up to this long, so that the first call does not wait.
+
+        Raises:
+            ValueError: the model has no room for such a prompt and text.
+        """
+        prompts = [[0] * max_prompt_tokens] * batch_size
+        requests = self._requests(prompts, max_new_tokens=max_new_tokens, temperature=0.0 if greedy else 1.0)
+        for state, _ in self._stages(requests, False, False, 1):
             jax.block_until_ready(state.length)
             return
 

@@ -1,6 +1,7 @@
 """What XLA makes of the loop: the cache is written in place, never copied."""
 
 import re
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -10,6 +11,7 @@ from jaxspec.methods import parse_method
 from tests.lossless.harness import models, requests, speculation, start
 
 ROWS = 96
+LOOP: Any = decode.decode  # a jitted function has methods that its type does not show
 
 
 def copies_of_the_cache(text: str, batch: int, rows: int) -> list[str]:
@@ -21,7 +23,9 @@ def copies_of_the_cache(text: str, batch: int, rows: int) -> list[str]:
 def compiled(name: str, batch: int = 1) -> str:
     spec, weights = speculation(parse_method(name), True), models(vocab_size=23)
     state = start(spec, weights, requests([[1, 2, 3]] * batch, 8), (), ROWS)
-    return decode.decode.lower(spec, weights, state, jnp.int32(ROWS)).compile().as_text()
+    text = LOOP.lower(spec, weights, state, jnp.int32(ROWS)).compile().as_text()
+    assert text
+    return text
 
 
 @pytest.mark.parametrize("name", ["plain", "ngram+chain", "ngram+static", "draft-model+chain"])
@@ -34,8 +38,8 @@ def test_the_write_must_depend_on_the_verdict(monkeypatch):
     real = jnp.minimum
     plain_zero = lambda a, b: jnp.zeros_like(a) if isinstance(b, int) and b == 0 else real(a, b)
     monkeypatch.setattr(jnp, "minimum", plain_zero)
-    decode.decode.clear_cache()
+    LOOP.clear_cache()
     try:
         assert copies_of_the_cache(compiled("plain"), 1, ROWS)
     finally:
-        decode.decode.clear_cache()
+        LOOP.clear_cache()

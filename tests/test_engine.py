@@ -198,6 +198,8 @@ def test_warmup_compiles_ahead(model):
         assert compiled == []
     finally:
         jax.monitoring.clear_event_listeners()
+    with pytest.raises(ValueError, match="beyond the 256 positions"):
+        fresh.warmup(max_prompt_tokens=200)
 
 
 def test_too_large_for_memory_is_refused_before_loading(model, monkeypatch):
