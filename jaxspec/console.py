@@ -24,6 +24,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
     ValueError is what the library raises for bad input. With JAXSPEC_TRACEBACK set, a traceback precedes the sentence.
     """
     before = signal.signal(signal.SIGTERM, _terminate)  # so that a terminated run cleans up like an interrupted one
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a traceback a thread; the sentence says it once
     try:
         command()
