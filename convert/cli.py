@@ -35,38 +35,74 @@ class Llama:
 
         if self.tokenizer is not None:
             tokenizer.check_tokenizer(self.tokenizer)
-        from_hub = hub.is_hub_id(self.src)
-        if self.revision is not None and not from_hub:
-            raise ValueError(f"--revision needs a hub id, and {self.src} is none")
-        source = hub.fetch(self.src, self.revision) if from_hub else Path(self.src)
-        llama.convert(source, self.out, self.dtype, self.tokenizer)
+        llama.convert(hub.locate(self.src, self.revision), self.out, self.dtype, self.tokenizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """Convert a published head of EAGLE-1 or EAGLE-2 into a head of jaxspec's.
+
+    SRC is a folder or a hub id, and --target the checkpoint that the head was trained for. What in SRC only repeats the
+    target is left out. OUT appears when everything has been checked and written, or not at all.
+
+    For example: jaxspec-convert head yuhuili/EAGLE-llama2-chat-7B llama2/heads/eagle --target llama2
+    """
+
+    src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
+    """Folder, or hub id such as org/head."""
+    out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
+    """Head to make, usually CKPT/heads/eagle; must not exist."""
+    target: Annotated[Path, conf.arg(metavar="CKPT")]
+    """Checkpoint that `jaxspec-convert llama` made of the head's target."""
+    dtype: Literal["bfloat16", "float32"] | None = None
+    """Dtype of the parameters; the source's if not given."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+
+    def run(self) -> None:
+        from jaxspec.convert import eagle, hub
+
+        eagle.convert(hub.locate(self.src, self.revision), self.out, self.target, self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """Write the target of a jaxspec checkpoint as a Hugging Face folder: the same bits in the source's dtype.
+    """Write a jaxspec checkpoint, or a head, in the format that others read: the same bits in the source's dtype.
+
+    A checkpoint's target goes into a Hugging Face folder (--format hf), its safetensors sharded above 5 GB. An EAGLE
+    head goes, with the target's embedding, into the format that its authors publish (--format eagle).
 
     For example: jaxspec-convert export tinyllama tinyllama-hf --format hf
+
+    Or: jaxspec-convert export tinyllama/heads/eagle tinyllama-eagle --format eagle
     """
 
-    ckpt: Annotated[conf.Positional[Path], conf.arg(metavar="CKPT")]
-    """Checkpoint that `jaxspec-convert llama` made."""
+    path: Annotated[conf.Positional[Path], conf.arg(metavar="PATH")]
+    """Checkpoint that `jaxspec-convert llama` made; with --format eagle a head, such as CKPT/heads/eagle."""
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
     """Folder to make; must not exist."""
-    format: Literal["hf"] = "hf"
-    """Hugging Face safetensors, sharded above 5 GB."""
+    format: Literal["hf", "eagle"] = "hf"
+    """hf for a checkpoint, eagle for a head."""
+    target: Annotated[Path | None, conf.arg(metavar="CKPT")] = None
+    """Checkpoint of a head's target; by default the one under whose `heads` it lies."""
 
     def run(self) -> None:
-        from jaxspec.convert import export
+        from jaxspec.convert import eagle, export
 
-        export.export(self.ckpt, self.out)
+        if self.format == "eagle":
+            eagle.export(self.path, self.out, self.target)
+        elif self.target is not None:
+            raise ValueError("--target names the target of a head, so it needs --format eagle")
+        else:
+            export.export(self.path, self.out)
 
 
 @dataclasses.dataclass(frozen=True)
 class Inspect:
-    """Say what a checkpoint is: format, family, shapes, dtype, parameters, heads.
+    """Say what a checkpoint or a head is: format, family, shapes, dtype, parameters, heads.
 
-    PATH is a Hugging Face folder, a Meta folder or a jaxspec checkpoint. Nothing is written.
+    PATH is a Hugging Face folder, a Meta folder, a published EAGLE head, or a checkpoint or head of jaxspec's. Nothing
+    is written.
 
     For example: jaxspec-convert inspect tinyllama
     """
@@ -82,6 +118,7 @@ class Inspect:
 
 Command = (
     Annotated[Llama, conf.subcommand("llama")]
+    | Annotated[Head, conf.subcommand("head")]
     | Annotated[Export, conf.subcommand("export")]
     | Annotated[Inspect, conf.subcommand("inspect")]
 )

@@ -2,19 +2,20 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 
-from jaxspec import checkpoint
-from jaxspec.checkpoint import CheckpointConfig
+from jaxspec import checkpoint, heads
+from jaxspec.checkpoint import CheckpointConfig, CheckpointError
 from jaxspec.convert import hf_config, tokenizer
 from jaxspec.convert.files import check_room, staged
 from jaxspec.convert.names import is_kernel, theirs
 from jaxspec.convert.progress import progress, say
+from jaxspec.convert.readers import format_of
 
 SHARD_BYTES = 5 * 10**9
 
@@ -28,31 +29,33 @@ def export(source: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
         CheckpointError: `source` is no checkpoint, or `out` exists; nothing is left at `out`.
         DiskFullError: no room; nothing is left at `out`.
     """
+    if format_of(source) == heads.FORMAT:
+        raise CheckpointError(
+            f"{source} is a head, which only --format eagle can write; --format hf takes a checkpoint"
+        )
     config = checkpoint.read_config(source)
     stored = checkpoint.read_shapes(source / "params")
     checkpoint.check_names(checkpoint.module_to_dict(checkpoint.abstract(config.model)), stored, str(source / "params"))
-    # Parameters kept as they were keep each its own dtype; others get the source's back.
-    dtypes = {
-        name: np.dtype(meta.dtype if config.dtype == config.source_dtype else config.source_dtype)
-        for name, meta in stored.items()
-    }
+    dtypes = source_dtypes(stored, config.dtype, config.source_dtype)
     sizes = {name: math.prod(meta.shape) * dtypes[name].itemsize for name, meta in stored.items()}
     total = sum(sizes.values())
     shards = list(_shards(sizes, shard_bytes))
     with staged(out, total) as folder, progress(f"exporting {source.name or source}", total) as advance:
-        _write_json(folder / "config.json", hf_config.from_checkpoint(config))
-        _write_json(folder / "generation_config.json", _generation(config))
+        write_json(folder / "config.json", hf_config.from_checkpoint(config))
+        write_json(folder / "generation_config.json", _generation(config))
         tokenizer.copy(source, folder)
         weight_map = {}
         for i, names in enumerate(shards):
             check_room(out, sum(sizes[name] for rest in shards[i:] for name in rest))
             file = "model.safetensors" if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
-            _write_shard(source / "params", folder / file, names, dtypes)
+            arrays = checkpoint.read_arrays(source / "params", names)
+            write_tensors(folder / file, arrays, dtypes, lambda name: theirs(name, "huggingface"))
+            del arrays
             weight_map |= {theirs(name, "huggingface"): file for name in names}
             advance(sum(sizes[name] for name in names))
         if len(shards) > 1:
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-            _write_json(folder / "model.safetensors.index.json", index)
+            write_json(folder / "model.safetensors.index.json", index)
     say(f"wrote {out}: {config.family}, {len(shards)} safetensors file{'s' * (len(shards) > 1)}, {config.source_dtype}")
 
 
@@ -67,23 +70,31 @@ def _shards(sizes: dict[str, int], limit: int) -> Iterator[list[str]]:
     yield shard
 
 
-def _write_shard(params: Path, file: Path, names: list[str], dtypes: dict[str, np.dtype]) -> None:
+def source_dtypes(stored: Mapping[str, Any], dtype: str, source_dtype: str) -> dict[str, np.dtype]:
+    """Parameters kept as they were keep each its own dtype; others get the source's back."""
+    return {name: np.dtype(meta.dtype if dtype == source_dtype else source_dtype) for name, meta in stored.items()}
+
+
+def write_tensors(
+    file: Path, arrays: Mapping[str, np.ndarray], dtypes: Mapping[str, np.dtype], theirs: Callable[[str], str]
+) -> None:
+    """Writes our parameters as safetensors, under the names and in the layout of PyTorch."""
     from safetensors.numpy import save_file
 
-    tensors = {}
-    for name, array in checkpoint.read_arrays(params, names).items():
-        tensors[theirs(name, "huggingface")] = np.ascontiguousarray(
-            array.T if is_kernel(name) else array, dtype=dtypes[name]
-        )
+    tensors = {
+        theirs(name): np.ascontiguousarray(array.T if is_kernel(name) else array, dtype=dtypes[name])
+        for name, array in arrays.items()
+    }
     save_file(tensors, file, metadata={"format": "pt"})
     file.chmod(0o644)  # safetensors makes it readable for its owner alone
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Writes a config as Hugging Face does."""
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _generation(config: CheckpointConfig) -> dict[str, Any]:
     """generation_config.json, which is where transformers looks for the ids that end a sequence."""
     values = hf_config.from_checkpoint(config)
     return {key: values[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if values[key] is not None}
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -12,6 +12,15 @@ _CONFIGS = ["config.json", "generation_config.json", *FILES]
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
+def locate(source: str, revision: str | None) -> Path:
+    """The folder that an argument names: its own, or where the hub's files are. Raises CheckpointError."""
+    if is_hub_id(source):
+        return fetch(source, revision)
+    if revision is not None:
+        raise CheckpointError(f"--revision needs a hub id, and {source} is none")
+    return Path(source)
+
+
 def is_hub_id(source: str) -> bool:
     """Whether an argument reads as `org/model` and is no path that exists."""
     return _ID.fullmatch(source) is not None and not Path(source).exists()

@@ -1,30 +1,44 @@
-"""Ctrl-C and termination, held back while Orbax's threads write: what they wrote afterwards would be left."""
+"""Ctrl-C and termination, held back while something must not be broken off, such as Orbax's threads writing."""
 
 import contextlib
+import dataclasses
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    """The signals that came meanwhile, and what would have handled them."""
+
+    caught: list[int]
+    handlers: dict[int, Any]
+
+    @property
+    def pending(self) -> bool:
+        """Whether one came."""
+        return bool(self.caught)
+
+    def release(self) -> None:
+        """Lets the first that came through."""
+        if self.caught and callable(handler := self.handlers[self.caught[0]]):
+            handler(self.caught[0], None)
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[Callable[[], None]]:
-    """Holds SIGINT and SIGTERM back; calling what is yielded lets one that came through, as does the end."""
+def deferred() -> Iterator[Held]:
+    """Holds SIGINT and SIGTERM back; one that came is let through at the end, or when asked to."""
+    held = Held([], {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)})
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # Python delivers signals to the main thread only
+        yield held  # Python delivers signals to the main thread only
         return
-    caught: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def check() -> None:
-        if caught and callable(handler := handlers[signal.Signals(caught[0])]):
-            handler(caught[0], None)
-
-    for number, handler in handlers.items():
+    for number, handler in held.handlers.items():
         if callable(handler):
-            signal.signal(number, lambda number, _: caught.append(number))
+            signal.signal(number, lambda number, _: held.caught.append(number))
     try:
-        yield check
+        yield held
     finally:
-        for number, handler in handlers.items():
+        for number, handler in held.handlers.items():
             signal.signal(number, handler)
-    check()
+    held.release()

@@ -14,7 +14,7 @@ from jaxspec.checkpoint import CheckpointError
 from jaxspec.config import LlamaConfig, Rope
 from jaxspec.convert.hf_config import SpecialTokens
 from jaxspec.convert.names import IGNORED, Row, meta_row
-from jaxspec.convert.readers import Source, Tensor, open_torch, read_json
+from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_torch, read_json
 
 _KNOWN = {
     "dim",
@@ -49,6 +49,8 @@ def open_meta(path: Path) -> tuple[LlamaConfig, Source]:
     if not files:
         raise CheckpointError(f"{path} has params.json but no consolidated.*.pth; check that the download is complete")
     shards = [open_torch(file) for file in files]
+    for shard in shards:
+        check_dtypes(shard)
     for file, shard in zip(files, shards, strict=True):
         if wrong := sorted(shard.keys() ^ shards[0].keys()):
             raise CheckpointError(f"tensor {wrong[0]} is not in both {files[0].name} and {file.name} of {path}")

@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from jaxspec import checkpoint, heads
 from jaxspec.checkpoint import DTYPES, CheckpointError
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -24,7 +25,10 @@ _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A tensor on disk: what the file calls it, its shape and dtype, where it is, and how to read it."""
+    """A tensor on disk: what the file calls it, its shape and dtype, where it is, and how to read it.
+
+    The dtype may be one that is not read: see `check_dtypes`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -46,7 +50,7 @@ def open_directory(path: Path) -> Source:
     safetensors are preferred to `.bin`, and one file to shards, as transformers does.
 
     Raises:
-        CheckpointError: no weights, a bad index, a shard absent or unreadable, a dtype that is not a float.
+        CheckpointError: no weights, a bad index, a shard absent or unreadable.
     """
     for stem, suffix, opener in (("model", "safetensors", open_safetensors), ("pytorch_model", "bin", open_torch)):
         if (single := path / f"{stem}.{suffix}").exists():
@@ -102,15 +106,10 @@ def open_safetensors(path: Path) -> Source:
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}); it may be truncated: download it again"
         ) from error
+    dtypes = {name: _SAFETENSORS_DTYPES.get(str(dtype), str(dtype)) for name, (_, dtype) in headers.items()}
     return {
-        name: Tensor(
-            name,
-            shape,
-            _known_dtype(_SAFETENSORS_DTYPES.get(str(dtype), str(dtype)), name, path),
-            path.name,
-            functools.partial(read, name),
-        )
-        for name, (shape, dtype) in headers.items()
+        name: Tensor(name, shape, dtypes[name], path.name, functools.partial(read, name))
+        for name, (shape, _) in headers.items()
     }
 
 
@@ -131,7 +130,7 @@ def open_torch(path: Path) -> Source:
             return tensor.numpy().copy()
 
     return {
-        name: Tensor(name, shape, _known_dtype(dtype, name, path), path.name, functools.partial(read, name))
+        name: Tensor(name, shape, dtype, path.name, functools.partial(read, name))
         for name, (shape, dtype) in headers.items()
     }
 
@@ -160,13 +159,33 @@ def _loaded(path: Path) -> Iterator[dict[str, Any]]:
     yield state
 
 
-def _known_dtype(dtype: str, name: str, path: Path) -> str:
-    if dtype not in DTYPES:
+def check_dtypes(tensors: Source) -> None:
+    """Raises CheckpointError naming a tensor that is not of a float dtype."""
+    for tensor in tensors.values():
+        if tensor.dtype not in DTYPES:
+            raise CheckpointError(
+                f"tensor {tensor.name} in {tensor.file} has dtype {tensor.dtype}, and only {', '.join(DTYPES)} are "
+                "read; use the checkpoint that is not quantized"
+            )
+
+
+def format_of(path: Path) -> str | None:
+    """Which of jaxspec's own formats the config.json of a folder names: a checkpoint's, a head's, or neither."""
+    file = path / "config.json"
+    found = read_json(file).get("format") if file.is_file() else None
+    return found if found in (checkpoint.FORMAT, heads.FORMAT) else None
+
+
+def read_config(source: Path) -> dict[str, Any]:
+    """config.json of a folder to convert. Raises CheckpointError where there is none, or it is jaxspec's own."""
+    if not source.is_dir():
         raise CheckpointError(
-            f"tensor {name} in {path} has dtype {dtype}, and only {', '.join(DTYPES)} are read; "
-            "use the checkpoint that is not quantized"
+            f"{source} is not a folder; name a Hugging Face or Meta folder, or a hub id like org/model"
         )
-    return dtype
+    if ours := format_of(source):
+        kind = "checkpoint" if ours == checkpoint.FORMAT else "head"
+        raise CheckpointError(f"{source} is a jaxspec {kind} already; use it as it is, or `export` it")
+    return read_json(source / "config.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:

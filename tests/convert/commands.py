@@ -35,10 +35,10 @@ def run(*args: object) -> Result:
     return Result(int(exit_.value.code or 0), out.getvalue(), err.getvalue())
 
 
-def refused(source: Path, out: Path, *args: object) -> str:
-    """The sentence with which `llama SOURCE OUT` refuses its input, after checking that it left no trace."""
+def refused(source: Path, out: Path, *args: object, command: str = "llama") -> str:
+    """The sentence with which `COMMAND SOURCE OUT` refuses its input, after checking that it left no trace."""
     before = sorted(out.parent.iterdir())
-    result = run("llama", source, out, *args)
+    result = run(command, source, out, *args)
     assert result.code == 2, result.err
     assert sorted(out.parent.iterdir()) == before
     assert "Traceback" not in result.err

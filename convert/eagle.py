@@ -1,0 +1,205 @@
+"""Heads of EAGLE-1 and EAGLE-2 between their published format and jaxspec's, bit for bit both ways.
+
+A published head repeats the target's embedding. It is dropped here where it is the target's indeed, and written again
+on export; the LM head is the target's and in neither.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
+import numpy as np
+from flax import nnx
+
+from jaxspec import checkpoint, heads
+from jaxspec.checkpoint import CheckpointConfig, CheckpointError
+from jaxspec.config import LlamaConfig
+from jaxspec.convert import hf_config, kinds
+from jaxspec.convert.export import source_dtypes, write_json, write_tensors
+from jaxspec.convert.files import staged
+from jaxspec.convert.names import IGNORED, is_kernel, theirs
+from jaxspec.convert.progress import say
+from jaxspec.convert.readers import Source, Tensor, check_dtypes, format_of, open_directory, read_config
+from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
+from jaxspec.drafters.eagle import NAME, EagleHead
+from jaxspec.heads import HeadConfig
+
+_QUERY = "layers.0.self_attn.q_proj"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A published head as it is: its config, and for each of our names the tensor that it comes from.
+
+    Attributes:
+        lm_head: the target's, which the older wrapper of the format carries along; else None.
+    """
+
+    config: HeadConfig
+    tensors: dict[str, Tensor]
+    lm_head: Tensor | None
+
+
+def published(ours: str) -> str:
+    """Name in the files of our parameter: `layer.mlp.up.kernel` → `layers.0.mlp.up_proj.weight`."""
+    if ours.startswith("fc."):
+        return ours.replace("kernel", "weight")
+    return theirs(ours.replace("layer.", "layers.0."), "huggingface").removeprefix("model.")
+
+
+def plan(source: Path) -> Plan:
+    """Reads config and headers of a published head and checks them against each other.
+
+    Raises:
+        CheckpointError: what is wrong, or what the folder holds instead.
+    """
+    outer = read_config(source)
+    raw, wrapped = outer, outer.get("model_type") == "eagle"
+    if wrapped and not isinstance(raw := outer.get("model"), dict):
+        raise CheckpointError(f"{source / 'config.json'} wraps no config: its 'model' must be an object")
+    kinds.check_eagle(source, raw)
+    found = _unprefixed(open_directory(source), source)
+    check_dtypes(found)
+    lm_head = found.pop("lm_head.weight", None) if wrapped else None
+    model, settings = _model(raw, found, source), {"bias": "fc.bias" in found, "own_embedding": True}
+    tensors = match(_abstract(model, settings), found, published, str(source))
+    dtype = main_dtype(tensors.values())
+    return Plan(HeadConfig(NAME, model, dtype, dtype, settings), tensors, lm_head)
+
+
+def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> HeadConfig:
+    """Converts a published head into the head `out`.
+
+    Args:
+        source: folder of the head.
+        out: folder to make; must not exist.
+        target: the checkpoint that the head was trained for.
+        dtype: dtype of every parameter; None keeps each tensor's own.
+
+    Raises:
+        CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
+        DiskFullError: no room; nothing is left at `out`.
+    """
+    planned, goal = plan(source), checkpoint.read_config(target)
+    config, tensors = planned.config, planned.tensors
+    heads.check_same_shape(source, config.model, goal.model)
+    lm_head = "embedding" if goal.model.tie_embeddings else "head.kernel"
+    if planned.lm_head is not None and not _is_targets(planned.lm_head, target, lm_head):
+        raise CheckpointError(
+            f"tensor {planned.lm_head.name} in {source} is not the LM head of {target}, which alone can read an EAGLE "
+            "head's features; name the target that the head was trained for"
+        )
+    table = tensors["embedding"]
+    # In another dtype than the head's it is kept, since export could not know that dtype.
+    own = table.dtype != config.source_dtype or not _is_targets(table, target, "embedding")
+    if own:
+        say(f"{source} has an embedding of its own, unlike that of {target}: it is kept with the head")
+    else:
+        tensors = {name: tensor for name, tensor in tensors.items() if name != "embedding"}
+    config = dataclasses.replace(
+        config, dtype=dtype or config.dtype, settings={**config.settings, "own_embedding": own}
+    )
+    with staged(out, total_bytes(tensors, dtype)) as folder:
+        heads.write_config(folder, config)
+        write_params(tensors, dtype, folder, out, source.name or str(source))
+    say(f"wrote {out}: EAGLE head, {sum(math.prod(t.shape) for t in tensors.values()):,} parameters, {config.dtype}")
+    return config
+
+
+def export(source: Path, out: Path, target: Path | None = None) -> None:
+    """Writes a head in the published format, with the target's embedding.
+
+    Safetensors alone, which EAGLE's own code, vLLM and SGLang all read.
+
+    Args:
+        source: folder of the head.
+        out: folder to make; must not exist.
+        target: the head's target; None takes the checkpoint under whose `heads` the head lies.
+
+    Raises:
+        CheckpointError: `source` is no EAGLE head, the target is unknown or another's, or `out` exists.
+        DiskFullError: no room; nothing is left at `out`.
+    """
+    if format_of(source) == checkpoint.FORMAT:
+        raise CheckpointError(f"{source} is a checkpoint, which --format hf writes; --format eagle takes a head")
+    config = heads.read_head(source, NAME)
+    target = _target_of(source) if target is None else target
+    goal = checkpoint.read_config(target)
+    heads.check_same_shape(source, config.model, goal.model)
+    stored = checkpoint.read_shapes(source / "params")
+    abstract = checkpoint.module_to_dict(_abstract(config.model, config.settings))
+    checkpoint.check_names(abstract, stored, str(source / "params"))
+    dtypes = source_dtypes(stored, config.dtype, config.source_dtype)
+    arrays = checkpoint.read_arrays(source / "params", stored)
+    if "embedding" not in arrays:
+        dtypes["embedding"] = np.dtype(config.source_dtype)
+        arrays |= checkpoint.read_arrays(target / "params", ["embedding"])
+    with staged(out, sum(array.size * dtypes[name].itemsize for name, array in arrays.items())) as folder:
+        write_json(folder / "config.json", _published_config(config, goal))
+        write_tensors(folder / "model.safetensors", arrays, dtypes, published)
+    say(f"wrote {out}: EAGLE head for {target}, {config.source_dtype}")
+
+
+def _unprefixed(tensors: Source, source: Path) -> dict[str, Tensor]:
+    """The head's tensors without the prefix that some tools put before their names, such as `model.`."""
+    query = next((name for name in tensors if name.endswith(f".{_QUERY}.weight")), "")
+    prefix = query.removesuffix(f"{_QUERY}.weight")
+    found = {}
+    for name, tensor in tensors.items():
+        if IGNORED.fullmatch(name):
+            continue
+        if (bare := name.removeprefix(prefix)) in found:
+            raise CheckpointError(f"tensor {bare} is twice in {source}, with and without the prefix {prefix}")
+        found[bare] = tensor
+    return found
+
+
+def _model(raw: Mapping[str, Any], found: Source, source: Path) -> LlamaConfig:
+    """Shape of the head's layer. Like EAGLE's own code, it reads every config as a LLaMA's, whatever the target is."""
+    model = hf_config.to_llama({**raw, "model_type": "llama", "architectures": None})
+    if model.num_layers != 1:
+        raise CheckpointError(
+            f"{source / 'config.json'} says num_hidden_layers {model.num_layers}, and an EAGLE head has one layer"
+        )
+    biased = model.qkv_bias or bool(raw.get("qkv_bias")) or f"{_QUERY}.bias" in found
+    return dataclasses.replace(model, qkv_bias=biased)
+
+
+def _abstract(model: LlamaConfig, settings: Mapping[str, Any]) -> EagleHead:
+    return nnx.eval_shape(lambda: EagleHead(model, rngs=nnx.Rngs(0), **settings))
+
+
+def _is_targets(tensor: Tensor, target: Path, name: str) -> bool:
+    """Whether a tensor has the bits that a parameter of the target has in the tensor's dtype."""
+    array = checkpoint.read_arrays(target / "params", [name])[name]
+    with np.errstate(over="ignore"):  # what overflows differs, and that is the answer
+        array = (array.T if is_kernel(name) else array).astype(tensor.dtype, copy=False)
+    bits = f"u{array.itemsize}"  # as numbers, -0 would equal 0
+    return np.array_equal(tensor.read().view(bits), array.view(bits))
+
+
+def _target_of(head: Path) -> Path:
+    """The checkpoint under whose `heads` a head lies."""
+    folder = head.absolute().parent
+    if folder.name != "heads" or format_of(folder.parent) != checkpoint.FORMAT:
+        raise CheckpointError(f"{head} does not lie under CKPT/heads; name its target with --target CKPT")
+    return folder.parent
+
+
+def _published_config(config: HeadConfig, goal: CheckpointConfig) -> dict[str, Any]:
+    """config.json of a published head: a LLaMA's of one layer, and what the biases are.
+
+    `architectures` is LlamaForCausalLM as in the heads of EAGLE's authors, from which vLLM derives its own name for it;
+    SGLang alone wants LlamaForCausalLMEagle there.
+    """
+    layer = dataclasses.replace(config.model, num_layers=1)
+    as_llama = dataclasses.replace(goal, family="llama", model=layer, source_dtype=config.source_dtype)
+    return {
+        **hf_config.from_checkpoint(as_llama),
+        "attention_bias": layer.output_bias,
+        "qkv_bias": layer.qkv_bias,
+        "bias": config.settings["bias"],
+    }

@@ -1,0 +1,48 @@
+"""Which kind of draft head a folder holds, so that a head of another kind is refused by its name."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxspec.checkpoint import CheckpointError
+from jaxspec.convert.readers import Source, open_directory
+
+Kind = Literal["eagle", "eagle3", "medusa", "speculators", "model", "unknown"]
+
+_EAGLE3 = re.compile(r"(.*\.)?(midlayer\..*|d2t|t2d)")
+_MEDUSA = re.compile(r"(.*\.)?medusa_head\..*|\d+\.\d+\.linear\.(weight|bias)")
+_WHAT: dict[Kind, str] = {
+    "eagle3": "an EAGLE-3 head, and jaxspec reads heads of EAGLE-1 and EAGLE-2",
+    "medusa": "Medusa heads, and jaxspec reads heads of EAGLE-1 and EAGLE-2",
+    "speculators": "a head in the speculators format, and jaxspec reads the format that EAGLE's authors publish",
+    "model": "a whole model and no head; use `jaxspec-convert llama`",
+    "unknown": "no head that jaxspec knows: neither fc.weight nor a decoder layer is among its tensors",
+}
+
+
+def kind_of(source: Path, config: Mapping[str, Any]) -> Kind:
+    """The kind of what is in a folder, by the config where that is plain, else by the names of the tensors."""
+    if "speculators_model_type" in config:
+        return "speculators"
+    if "medusa_num_heads" in config or any(source.glob("medusa_lm_head.*")):
+        return "medusa"
+    return _by_tensors(open_directory(source))
+
+
+def check_eagle(source: Path, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError saying what a folder holds instead of an EAGLE-1 or EAGLE-2 head."""
+    if (kind := kind_of(source, config)) != "eagle":
+        raise CheckpointError(f"{source} holds {_WHAT[kind]}")
+
+
+def _by_tensors(tensors: Source) -> Kind:
+    last = lambda end: next((t for name, t in tensors.items() if f".{name}".endswith(f".{end}")), None)
+    fc = last("fc.weight")
+    if any(map(_EAGLE3.fullmatch, tensors)) or (fc is not None and fc.shape[1:] == (3 * fc.shape[0],)):
+        return "eagle3"
+    if any(map(_MEDUSA.fullmatch, tensors)):
+        return "medusa"
+    if fc is None and last("layers.0.input_layernorm.weight") is not None:
+        return "model"
+    return "unknown" if fc is None and last("layers.0.self_attn.q_proj.weight") is None else "eagle"

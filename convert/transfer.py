@@ -1,0 +1,104 @@
+"""Tensors of a source → Orbax parameters: matched by name and shape first, then streamed one by one."""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
+import numpy as np
+from flax import nnx
+
+from jaxspec import checkpoint
+from jaxspec.checkpoint import CheckpointError
+from jaxspec.convert.files import check_room
+from jaxspec.convert.interrupts import deferred
+from jaxspec.convert.names import is_kernel
+from jaxspec.convert.progress import progress
+from jaxspec.convert.readers import Source, Tensor
+
+# A model is written in about this many groups: enough to keep a group small, few enough for Orbax, which merges them.
+_GROUPS = 64
+_SMALLEST_GROUP = 32 * 2**20
+_BLOCK = 2**22
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """Shape that a tensor must have in the file."""
+
+    shape: tuple[int, ...]
+
+
+def match(model: nnx.Module, found: Source, theirs: Callable[[str], str], where: str) -> dict[str, Tensor]:
+    """Our name → tensor, for exactly the parameters of an abstract module.
+
+    Args:
+        found: the tensors of the source, all of which must have a place in the model.
+        theirs: what the source calls a parameter of ours.
+        where: the source, as errors name it.
+    """
+    expected = checkpoint.module_to_dict(model)
+    shape = lambda ours, leaf: leaf.shape[::-1] if is_kernel(ours) else leaf.shape
+    wanted = {theirs(ours): Expected(shape(ours, leaf)) for ours, leaf in expected.items()}
+    checkpoint.check_names(wanted, found, where)
+    return {ours: found[theirs(ours)] for ours in sorted(expected, key=checkpoint.natural)}
+
+
+def main_dtype(tensors: Iterable[Tensor]) -> str:
+    """The dtype of most bytes."""
+    weight = Counter[str]()
+    for tensor in tensors:
+        weight[tensor.dtype] += tensor.nbytes
+    return weight.most_common(1)[0][0]
+
+
+def total_bytes(tensors: Mapping[str, Tensor], dtype: str | None) -> int:
+    """Bytes of the tensors in `dtype`; None keeps each one's own."""
+    return sum(math.prod(t.shape) * np.dtype(dtype or t.dtype).itemsize for t in tensors.values())
+
+
+def write_params(tensors: dict[str, Tensor], dtype: str | None, folder: Path, out: Path, title: str) -> None:
+    """Writes the parameters of a model into `folder`, which is to become `out`, cast to `dtype` if one is given."""
+    size = total_bytes(tensors, dtype)
+    with progress(f"converting {title}", size) as advance, deferred() as interrupts:
+        params = _watched(_stream(tensors, dtype), out, size, advance, interrupts.release)
+        checkpoint.write_params(folder / "params", params, max(size // _GROUPS, _SMALLEST_GROUP))
+
+
+def _stream(tensors: dict[str, Tensor], dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
+    """Our names and arrays, one tensor in memory at a time."""
+    for ours, tensor in tensors.items():
+        array = tensor.read()
+        array = np.ascontiguousarray(array.T if is_kernel(ours) else array, dtype=dtype and np.dtype(dtype))
+        _check_finite(array, tensor)
+        yield ours, array
+        del array  # or the next one would be read beside it
+
+
+def _watched(
+    params: Iterator[tuple[str, np.ndarray]],
+    out: Path,
+    left: int,
+    advance: Callable[[int], None],
+    let_interrupts_through: Callable[[], None],
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The same pairs, counted, and stopped before the disk is full: Orbax's threads each end in a traceback there."""
+    for name, array in params:
+        let_interrupts_through()
+        size = array.nbytes
+        check_room(out, left)
+        yield name, array
+        del array
+        left -= size
+        advance(size)
+
+
+def _check_finite(array: np.ndarray, tensor: Tensor) -> None:
+    flat = array.reshape(-1)
+    # In blocks: the mask of a whole embedding would be a gigabyte.
+    if not all(np.isfinite(flat[start : start + _BLOCK]).all() for start in range(0, flat.size, _BLOCK)):
+        raise CheckpointError(
+            f"tensor {tensor.name} in {tensor.file} holds NaN or infinite values; the checkpoint is damaged"
+        )

@@ -1,0 +1,98 @@
+"""Trained heads on disk: `config.json` and `params/`, in a folder under CKPT/heads or anywhere."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flax import nnx
+
+from jaxspec import checkpoint
+from jaxspec.checkpoint import DTYPES, CheckpointError
+from jaxspec.config import LlamaConfig
+
+FORMAT = "jaxspec-head"
+FORMAT_VERSION = 1
+
+M = TypeVar("M", bound=nnx.Module)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadConfig:
+    """What `config.json` of a head says.
+
+    Attributes:
+        drafter: the drafter that it is for: `eagle`.
+        model: shape of its decoder layers. Vocabulary and hidden size are the target's.
+        dtype: dtype of the parameters on disk.
+        source_dtype: dtype that they get on export.
+        settings: what else its drafter needs to know to build it, by name.
+    """
+
+    drafter: str
+    model: LlamaConfig
+    dtype: str
+    source_dtype: str
+    settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "source_dtype"):
+            if getattr(self, name) not in DTYPES:
+                raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, not {getattr(self, name)!r}")
+
+    def to_json(self) -> str:
+        """Text of `config.json`, read back by `read_config`."""
+        return json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=2) + "\n"
+
+
+def read_config(path: Path) -> HeadConfig:
+    """Reads the config of a head. Raises CheckpointError where it is missing or damaged."""
+    file = path / "config.json"
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+            raise ValueError(f'it has no "format": "{FORMAT}"')
+        if (version := values.pop("version", None)) != FORMAT_VERSION:
+            raise ValueError(f"its version is {version}, this jaxspec reads version {FORMAT_VERSION}")
+        if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(HeadConfig)}):
+            raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
+        return HeadConfig(**{**values, "model": LlamaConfig.from_dict(values["model"])})
+    except OSError as error:
+        raise CheckpointError(f"there is no readable head at {path}: {file}: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} is not the config of a trained head: {error}") from error
+
+
+def read_head(path: Path, drafter: str) -> HeadConfig:
+    """Reads the config of a head for a drafter. Raises CheckpointError where it is missing, damaged or another's."""
+    config = read_config(path)
+    if config.drafter != drafter:
+        raise CheckpointError(f"the head at {path} is for the drafter {config.drafter}, and not for {drafter}")
+    return config
+
+
+def write_config(path: Path, config: HeadConfig) -> None:
+    """Writes config.json into the folder of a head."""
+    (path / "config.json").write_text(config.to_json(), encoding="utf-8")
+
+
+def write_head(path: Path, config: HeadConfig, module: nnx.Module) -> None:
+    """Writes config and parameters into a folder, the parameters in `config.dtype`."""
+    write_config(path, config)
+    params = checkpoint.module_to_dict(module).items()
+    checkpoint.write_params(path / "params", ((name, param.astype(config.dtype)) for name, param in params))
+
+
+def load_head(path: Path, make: Callable[[], M], dtype: Any = None) -> M:
+    """Restores the parameters of a head into the module that `make` would make; raises CheckpointError."""
+    return checkpoint.load_params(path / "params", nnx.eval_shape(make), dtype)
+
+
+def check_same_shape(path: Path, head: LlamaConfig, target: LlamaConfig) -> None:
+    """Raises CheckpointError where a head was trained for a target of another vocabulary or width."""
+    for name, word in (("vocab_size", "vocabulary"), ("hidden_size", "hidden size")):
+        if (theirs := getattr(head, name)) != (ours := getattr(target, name)):
+            raise CheckpointError(
+                f"the head at {path} was trained for a target with a {word} of {theirs}, and this target's is {ours}"
+            )
