@@ -24,14 +24,14 @@ class Generate:
     """
 
     target: Path
-    """Checkpoint that `jaxspec-convert llama` made."""
+    """Checkpoint that `jaxspec-convert llama` made, or `builtin`, the small model that comes with jaxspec."""
     method: str | None = None
     """DRAFTER[@HEAD][+BUILDER][+CONTROLLER], each with settings if wanted, such as ngram+chain,length=6; the best
     trained head in the checkpoint if not given. `jaxspec methods` lists them."""
     prompt: str | None = None
     """The prompt."""
     prompts: Path | None = None
-    """Or a JSONL file of them: {"prompt": ...} or {"turns": [...]} a line (the first turn is taken)."""
+    """Or a JSONL file of them: {"prompt": ...} or {"turns": [...]} a line (the first turn is taken); or `builtin`."""
     limit: int | None = None
     """Take only the first prompts of the file."""
     max_new_tokens: int = 128
@@ -120,17 +120,20 @@ class Methods:
     """
 
     target: Path | None = None
-    """Checkpoint whose heads to look for."""
+    """Checkpoint whose heads to look for; `builtin` for the one that comes with jaxspec."""
 
     def run(self) -> None:
         from rich.console import Console
         from rich.table import Table
 
         from jaxspec import checkpoint, methods
+        from jaxspec.bundled import locate
 
-        heads = () if self.target is None else checkpoint.heads(self.target)
+        heads: tuple[str, ...] = ()
         if self.target is not None:
-            checkpoint.read_config(self.target)
+            folder = locate(self.target)
+            checkpoint.read_config(folder)
+            heads = checkpoint.heads(folder)
         table = Table("part", "name", "settings and defaults", "what it is", box=None, pad_edge=False)
         for kind, names in (
             ("drafter", methods.DRAFTERS),
@@ -172,7 +175,7 @@ class Env:
 
 @dataclasses.dataclass(frozen=True)
 class Demo:
-    """Make a small LLaMA, and decode with it plainly and with drafts, side by side. Takes about a minute."""
+    """Decode with the small LLaMA that comes with jaxspec, plainly and with drafts, side by side. Takes a minute."""
 
     def run(self) -> None:
         from jaxspec.demo import run

@@ -81,15 +81,24 @@ class Engine:
         model: a loaded checkpoint, or the path of one.
         method: such as `ngram+chain,length=6`; None takes the best trained head in the checkpoint.
         dtype: float32 or bfloat16, where `model` is a path.
+        draft: the drafter's weights, where they are in memory; None loads the head that the method names.
 
     Compilation happens on first use of a shape and is kept in the user's cache folder; `warmup` does it ahead.
     """
 
-    def __init__(self, model: Checkpoint | str | Path, method: str | Method | None = None, *, dtype: str | None = None):
+    def __init__(
+        self,
+        model: Checkpoint | str | Path,
+        method: str | Method | None = None,
+        *,
+        dtype: str | None = None,
+        draft: Any = None,
+    ):
         caches.keep_compilations()
         self.model = model if isinstance(model, Checkpoint) else load(model, dtype)
         self.method = parse_method(method) if isinstance(method, str) else method or default_method(self.model.heads)
-        self.models = Models(target=self.model.target, draft=load_head(self.model, self.method))
+        weights = load_head(self.model, self.method) if draft is None else draft
+        self.models = Models(target=self.model.target, draft=weights)
         on_cpu = jax.default_backend() == "cpu"
         self.tree_sizes = CPU_SIZES if on_cpu else ACCELERATOR_SIZES
 

@@ -45,10 +45,11 @@ class MLP(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x)). EAGLE's has no norm before attention: None."""
 
-    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype):
-        self.attention_norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
+    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, *, input_norm: bool = True):
+        norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",)) if input_norm else None
+        self.attention_norm = norm
         self.attention = Attention(rngs, config, dtype)
         self.mlp_norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
         self.mlp = MLP(rngs, config, dtype)
@@ -98,8 +99,27 @@ class Attend:
 
 def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
     """The one place where activations meet weights."""
-    y = x @ layer.kernel[...].astype(x.dtype)
+    y = product(x, layer.kernel[...].astype(x.dtype))
     return y if layer.bias is None else y + layer.bias[...].astype(x.dtype)
+
+
+@jax.custom_vjp
+def product(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> Float[Array, "*B O"]:
+    """x @ kernel. Its gradient is spelt out for CPUs, where JAX's own takes half as long again for the kernel's."""
+    return x @ kernel
+
+
+def _product_forward(x, kernel):
+    return x @ kernel, (x, kernel)
+
+
+def _product_backward(inputs, slope):
+    x, kernel = inputs
+    flat = lambda y: y.reshape(-1, y.shape[-1])
+    return slope @ kernel.T, (flat(slope).T @ flat(x)).T
+
+
+product.defvjp(_product_forward, _product_backward)
 
 
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
@@ -124,6 +144,12 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     return frequency
 
 
+def rotary(config: LlamaConfig, positions: Int[Array, "B W"]) -> tuple[Float[Array, "B W h"], Float[Array, "B W h"]]:
+    """Tables of cosines and sines for `rotate`, float32."""
+    angle = positions[..., None].astype(jnp.float32) * rope_frequencies(config.rope, config.head_dim)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
 def rotate(
     x: Float[Array, "B W K G H"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]
 ) -> Float[Array, "B W K G H"]:
@@ -131,6 +157,16 @@ def rotate(
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, :, None, None], sin[:, :, None, None]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def project(
+    p: Attention, config: LlamaConfig, x: Float[Array, "B W D"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]
+) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K W H"], Float[Array, "B K W H"]]:
+    """Queries, keys and values, rotated; G query heads share each of the K key heads."""
+    split = lambda y: y.reshape(*y.shape[:2], config.num_kv_heads, -1, config.head_dim)
+    query = rotate(split(linear(x, p.q)), cos, sin).transpose(0, 2, 3, 1, 4)
+    key = rotate(split(linear(x, p.k)), cos, sin)[:, :, :, 0].swapaxes(1, 2)
+    return query, key, split(linear(x, p.v))[:, :, :, 0].swapaxes(1, 2)
 
 
 def attention(
@@ -141,12 +177,8 @@ def attention(
     `prefix` (S rows) and `nodes` (N rows) hold this layer alone; returns the nodes with the new keys and values.
     """
     batch, width, _ = x.shape
-    kv_heads, groups = config.num_kv_heads, config.num_heads // config.num_kv_heads
-    split = lambda y, g: y.reshape(batch, width, kv_heads, g, config.head_dim)
-    query = rotate(split(linear(x, p.q), groups), attend.cos, attend.sin).transpose(0, 2, 3, 1, 4)
-    key = rotate(split(linear(x, p.k), 1), attend.cos, attend.sin)[:, :, :, 0]
-    value = split(linear(x, p.v), 1)[:, :, :, 0]
-    new = KV(k=key.transpose(0, 2, 3, 1), v=value.swapaxes(1, 2))
+    query, key, value = project(p, config, x, attend.cos, attend.sin)
+    new = KV(k=key.swapaxes(2, 3), v=value)
     if nodes is None:
         nodes = new
     else:
@@ -172,13 +204,16 @@ def mlp(p: MLP, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
     return linear(jax.nn.silu(linear(x, p.gate)) * linear(x, p.up), p.down)
 
 
+def attention_input(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    """The residual stream, normalised where the layer has a norm for it."""
+    return x if layer.attention_norm is None else rms_norm(x, layer.attention_norm[...], config.norm_eps)
+
+
 def decoder_layer(
     layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
 ) -> tuple[Float[Array, "B W D"], KV]:
     """One decoder layer on the residual stream; `prefix` and `nodes` hold this layer alone."""
-    mixed, nodes = attention(
-        layer.attention, config, rms_norm(x, layer.attention_norm[...], config.norm_eps), attend, prefix, nodes
-    )
+    mixed, nodes = attention(layer.attention, config, attention_input(layer, config, x), attend, prefix, nodes)
     x = x + mixed
     return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps)), nodes
 
@@ -192,9 +227,8 @@ def attend_to(
     slots: Int[Array, "B W"] | None = None,
 ) -> Attend:
     """Builds the `Attend` of nodes at `positions` over the first `cached` rows of a cache of `rows` rows."""
-    angle = positions[..., None].astype(jnp.float32) * rope_frequencies(config.rope, config.head_dim)
-    prefix = jnp.arange(rows) < cached[:, None]
-    return Attend(cos=jnp.cos(angle), sin=jnp.sin(angle), prefix=prefix, mask=mask, slots=slots)
+    cos, sin = rotary(config, positions)
+    return Attend(cos=cos, sin=sin, prefix=jnp.arange(rows) < cached[:, None], mask=mask, slots=slots)
 
 
 def forward(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec import checkpoint
+from jaxspec.bundled import locate
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError
 from jaxspec.llama import Llama
 
@@ -32,17 +33,18 @@ def load(path: str | Path, dtype: str | None = None) -> Checkpoint:
     """Loads a checkpoint that `jaxspec-convert llama` wrote.
 
     Args:
-        path: the folder.
+        path: the folder; `builtin` is the small model that comes with the package.
         dtype: of weights and computation; float32 on a CPU, bfloat16 on an accelerator unless told.
 
     Raises:
         CheckpointError: no such checkpoint, a damaged one, or one that does not fit into memory.
     """
+    path = locate(path)
     config = checkpoint.read_config(path)
     chosen = compute_dtype(dtype)
     checkpoint.check_fits(config.model, chosen)
     return Checkpoint(
-        path=Path(path),
+        path=path,
         config=config,
         target=checkpoint.restore(path, chosen),
         tokenizer=load_tokenizer(path),

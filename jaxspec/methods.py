@@ -7,19 +7,21 @@ from collections.abc import Collection
 from typing import Any
 
 from jaxspec.builders.chain import Chain
+from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.builders.static import Static
 from jaxspec.controllers.fixed import Fixed
 from jaxspec.decode import Speculation
 from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.drafters.plain import Plain
 from jaxspec.protocols import Controller, Drafter, TreeBuilder
 from jaxspec.verify import Candidates, Greedy, Rule, Sampled
 
-DRAFTERS: dict[str, type] = {"plain": Plain, "draft-model": DraftModel, "ngram": Ngram}
-BUILDERS: dict[str, type] = {"chain": Chain, "static": Static}
+DRAFTERS: dict[str, type] = {"plain": Plain, "draft-model": DraftModel, "ngram": Ngram, "eagle": Eagle}
+BUILDERS: dict[str, type] = {"chain": Chain, "static": Static, "eagle2": Eagle2}
 CONTROLLERS: dict[str, type] = {"fixed": Fixed}
-PREFERRED = ("draft-model",)
+PREFERRED = ("eagle", "draft-model")
 """Drafters with a trained head, the best first: what runs where no method is named and the head is there."""
 
 

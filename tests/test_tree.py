@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from jaxspec import tree as trees
 from jaxspec.builders.chain import Chain
+from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.builders.static import EAGLE_TREE, Static, parse_paths, show_paths
 from jaxspec.tree import NO_PARENT
 from jaxspec.verify import follow, likeliest
@@ -172,3 +173,42 @@ def test_a_row_that_does_not_go_on_gets_no_nodes():
 def test_paths_are_read_as_they_are_shown(paths):
     closed = {path[: i + 1] for path in paths for i in range(len(path))}
     assert parse_paths(show_paths(tuple(closed))) == tuple(closed)
+
+
+def brute_eagle2(tables, total, depth, width):
+    """EAGLE-2 in plain Python: expand the likeliest of each level, keep the likeliest of all. Paths of tokens."""
+    by_confidence = lambda items: sorted(items, key=lambda item: (-item[1], len(item[0])))
+    found, level = {}, [((), 0.0)]
+    for _ in range(depth):
+        children = []
+        for path, confidence in level:
+            log_probs = tables[path[-1] if path else 0]
+            likeliest_tokens = np.argsort(-log_probs, kind="stable")[:width]
+            children += [((*path, int(t)), confidence + log_probs[t]) for t in likeliest_tokens]
+        found |= dict(children)
+        level = by_confidence(children)[:width]
+    return dict(by_confidence(found.items())[: total - 1])
+
+
+@given(st.integers(0, 1000), st.integers(2, 12), st.integers(1, 4), st.integers(1, 4))
+def test_eagle2_equals_its_definition(seed, total, depth, width):
+    """The drafter here is a table: the logits after a token depend on that token alone."""
+    rng = np.random.default_rng(seed)
+    tables = np.log(rng.dirichlet(np.ones(6) * 0.7, size=6)).astype(np.float32)
+    builder = Eagle2(total=total, depth=depth, width=width)
+    tree, frontier = trees.plant(jnp.zeros(1, jnp.int32), builder.size, None), trees.root_frontier(1)
+    for _ in range(depth):
+        logits = jnp.asarray(tables)[trees.take(tree.token, frontier.node)]
+        tree, frontier = builder.grow(likeliest, tree, frontier, logits, jnp.ones(1, bool))
+    kept = builder.prune(tree)
+    assert kept.token.shape[1] == builder.verified
+    parents, tokens = kept.parent[0].tolist(), kept.token[0].tolist()
+    paths = {}
+    for node in np.flatnonzero(kept.live[0])[1:].tolist():
+        ids = path(parents, node)
+        assert ids[0] == 0
+        paths[tuple(tokens[i] for i in ids[1:])] = float(kept.log_confidence[0, node])
+    expected = brute_eagle2(tables, total, depth, width)
+    np.testing.assert_allclose(sorted(paths.values()), sorted(expected.values()), atol=1e-5)
+    if len({round(value, 4) for value in expected.values()}) == len(expected):  # without ties the very same nodes
+        assert paths.keys() == expected.keys()

@@ -65,8 +65,16 @@ def run(settings: Bench) -> None:
     verified = {name: (str(engine.method), _sizes(plan, engine)) for name, engine in engines.items()}
     found = results.tally(log.answers, measured, verified)
     if settings.json is not None:
-        write_whole(settings.json, json.dumps({**about, "noise": measured.noise, "methods": found}, indent=2) + "\n")
-    table.show(found, Console())
+        write_whole(
+            settings.json,
+            json.dumps({**about, "noise": measured.noise, **times(measured), "methods": found}, indent=2) + "\n",
+        )
+    table.show(found, measured.target_seconds, Console())
+
+
+def times(measured: Measured) -> dict[str, Any]:
+    """The measured seconds that `modelled_speedup` is made of: s_t by tokens verified, and s_d by method."""
+    return {"target_seconds": measured.target_seconds, "level_seconds": measured.level_seconds}
 
 
 def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict[str, Any]:

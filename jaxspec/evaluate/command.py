@@ -13,11 +13,11 @@ class Bench:
     """
 
     target: Path
-    """Checkpoint that `jaxspec-convert llama` made."""
+    """Checkpoint that `jaxspec-convert llama` made, or `builtin`."""
     methods: tuple[str, ...]
     """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; `plain`, the reference, always runs too."""
     prompts: Path
-    """JSONL file of questions: {"turns": [...]} or {"prompt": ...} a line."""
+    """JSONL file of questions: {"turns": [...]} or {"prompt": ...} a line; or `builtin`."""
     limit: int | None = None
     """Take only the first questions."""
     max_new_tokens: int = 128

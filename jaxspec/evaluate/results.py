@@ -42,6 +42,7 @@ def tally(
     by_method = {name: [answer for answer in answers if answer.method == name] for name in methods}
     counted = {name: _counted(found) for name, found in by_method.items()}
     target = {int(size): seconds for size, seconds in measured.target_seconds.items()}
+    flat = dict.fromkeys(target, target[1])  # a device on which verifying a tree costs what one token does
     results = {}
     for name, (resolved, sizes) in methods.items():
         histories = [list(map(_history, turns)) for turns in together(by_method[name])]
@@ -51,6 +52,9 @@ def tally(
             **counted[name],
             "speedup": ratio(counted[name]["tokens_per_second"], counted[REFERENCE]["tokens_per_second"]),
             "modelled_speedup": modelled_speedup(histories, target, measured.level_seconds[name], sizes),
+            "flat_speedup": modelled_speedup(histories, flat, measured.level_seconds[name], sizes),
+            "draft_cost": ratio(measured.level_seconds[name], target[1]),
+            "verify_cost": ratio(target[max(sizes)], target[1]),
             "divergences": divergences,
             "unexplained_divergences": None if divergences is None else sum(not d["explained"] for d in divergences),
         }

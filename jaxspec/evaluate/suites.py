@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec.bundled import locate_prompts
 from jaxspec.prompts import Prompt
 
 
@@ -26,13 +27,15 @@ class Question:
 def read_questions(path: str | Path, limit: int | None = None) -> list[Question]:
     """Reads the first `limit` questions of a file: `{"turns": [...]}` or `{"prompt": ...}` a line, other keys ignored.
 
+    `builtin` is the file of held-out Python that comes with the package.
+
     Raises:
         ValueError: no readable file, no question in it, or a line of another shape, which is named.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"the limit on questions must be at least 1, not {limit}")
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = locate_prompts(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ValueError(f"the prompt file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -13,12 +13,23 @@ COLUMNS = {
     "tau\ndrafted": ("tau_drafted", ".2f"),
     "accep-\ntance": ("acceptance_rate", ".2f"),
     "nodes/\nround": ("nodes_per_round", ".1f"),
-    "modelled\nspeedup": ("modelled_speedup", ".2f"),
+    "model-\nled": ("modelled_speedup", ".2f"),
+    "model-\nled,\nflat": ("flat_speedup", ".2f"),
 }
 
 
-def show(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Prints a row a method; fits 80 columns."""
+NOTES = """\
+modelled: the speedup that this run's counts imply, from the measured times below.
+flat: the same where verifying a whole tree costs what one token does, as it nearly does on an accelerator; modelled,
+not measured."""
+
+
+def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, float], console: Console) -> None:
+    """Prints a row a method, and what its speed is made of; fits 80 columns.
+
+    Args:
+        target_seconds: of one forward of the target, by the number of tokens that it verifies.
+    """
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold")
     for title in COLUMNS:
@@ -33,8 +44,28 @@ def show(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
                 f"{name} left plain decoding's text where rounding does not explain it: it is not lossless here",
                 style="red",
             )
+    _explain(methods, target_seconds, console)
     if any(values["divergences"] is None for values in methods.values()):
         console.print("Sampled texts differ by design, so divergences are not counted.")
+
+
+def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, float], console: Console) -> None:
+    """Which method is the fastest and why: what drafting and verifying cost here."""
+    drafting = {name: values for name, values in methods.items() if values["draft_cost"]}
+    if not drafting:
+        return
+    say = lambda text: console.print(text, markup=False, highlight=False)
+    one = target_seconds["1"]
+    table = "  ".join(f"{size}: {seconds / one:.2f}" for size, seconds in target_seconds.items())
+    say(f"\nOne forward of the target takes s_t = {one * 1e3:.2f} ms. Verifying n tokens, in s_t:  {table}")
+    say("One drafted level, in s_t:  " + "  ".join(f"{name}: {v['draft_cost']:.2f}" for name, v in drafting.items()))
+    best, values = max(drafting.items(), key=lambda item: item[1]["speedup"])
+    say(
+        f"Fastest: {best}, {values['speedup']:.2f}x plain. A round of it drafts {values['depth_per_round']:.1f} levels "
+        f"of {values['draft_cost']:.2f} s_t, verifies {values['nodes_per_round'] + 1:.1f} tokens for at most "
+        f"{values['verify_cost']:.2f} s_t, and commits {values['tau']:.2f} tokens."
+    )
+    say(NOTES)
 
 
 def _divergences(values: Mapping[str, Any]) -> str:

@@ -9,8 +9,14 @@ import pytest
 
 from jaxspec.methods import Method, parse_method
 
-DRAFTERS = ("ngram", "draft-model")
-BUILDERS = ("chain,length=1", "chain,length=4", "static", "static,paths=0:1:2:00:01:10:000")
+DRAFTERS = ("ngram", "draft-model", "eagle")
+BUILDERS = (
+    "chain,length=1",
+    "chain,length=4",
+    "static",
+    "static,paths=0:1:2:00:01:10:000",
+    "eagle2,total=12,depth=4,width=3",
+)
 CONTROLLERS = ("fixed",)
 TEMPERATURES = (0.7, 1.0)
 TOP_P = (1.0, 0.8)

@@ -10,7 +10,10 @@ import numpy as np
 from flax import nnx
 
 from jaxspec import decode
+from jaxspec.checkpoint import dict_to_module, module_to_dict
 from jaxspec.config import LlamaConfig
+from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.engine import CPU_SIZES, Request, start
 from jaxspec.llama import Llama
 from jaxspec.methods import Method
@@ -21,7 +24,10 @@ CHUNK = 8
 
 
 def models(vocab_size: int, num_layers: int = 2) -> Models:
-    """A random target, and a draft model that agrees with it often but not always."""
+    """A random target, and for every drafter with weights some that agree with it often but not always.
+
+    They are a dictionary by drafter, from which `run` takes the one that it needs.
+    """
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=16,
@@ -33,8 +39,15 @@ def models(vocab_size: int, num_layers: int = 2) -> Models:
     )
     target = Llama(config, rngs=nnx.Rngs(0))
     noise = Llama(config, rngs=nnx.Rngs(1))
-    draft = jax.tree.map(lambda x, y: x + 0.25 * y, target, noise)
-    return Models(target=target, draft=draft)
+    draft_model = jax.tree.map(lambda x, y: x + 0.25 * y, target, noise)
+    return Models(target=target, draft={DraftModel: draft_model, Eagle: eagle_head(config)})
+
+
+def eagle_head(config: LlamaConfig) -> EagleHead:
+    """A head that predicts the feature of a token to be near its embedding, as a shallow random target's is."""
+    head = jax.tree.map(lambda x: 0.25 * x, EagleHead(config, rngs=nnx.Rngs(2), bias=True))
+    width = config.hidden_size
+    return dict_to_module(head, {**module_to_dict(head), "fc.kernel": jnp.eye(2 * width, width)})
 
 
 def speculation(method: Method, greedy: bool) -> decode.Speculation:
@@ -55,6 +68,7 @@ def run(
     spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
 ) -> tuple[list[list[int]], np.ndarray]:
     """New tokens of every request, and the histories [B, rounds, 5]; `rows` bounds prompt, text and margin."""
+    models = Models(target=models.target, draft=models.draft.get(type(spec.drafter)))
     state = start(spec, models, requests, eos, rows)
     state = prefill(spec.drafter, models, state, CHUNK)
     state = decode.decode(spec, models, state, jnp.int32(rows))

@@ -1,0 +1,16 @@
+"""What comes with the package, called `builtin`: a small target with its heads, and prompts for it."""
+
+from pathlib import Path
+
+BUILTIN = "builtin"
+FOLDER = Path(__file__).parent / BUILTIN
+
+
+def locate(target: str | Path) -> Path:
+    """The folder of a checkpoint; the package's own for `builtin`."""
+    return FOLDER if str(target) == BUILTIN else Path(target)
+
+
+def locate_prompts(prompts: str | Path) -> Path:
+    """A file of prompts; the package's own for `builtin`."""
+    return FOLDER / "prompts.jsonl" if str(prompts) == BUILTIN else Path(prompts)
