@@ -1,28 +1,56 @@
 """The command `jaxspec-train`."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro import conf
 
 from jaxspec.console import parse, run
+from jaxspec.train.objectives import Distillation, EagleObjective
+from jaxspec.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jaxspec.train.heads import Job
+    from jaxspec.train.prepare import Found
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What to train on."""
+
+    data: Path | None = None
+    """Folder of text, such as a source tree; or a file: plain text, JSONL with {"text": ...} or {"messages": ...} a
+    line, or ShareGPT's JSON. The source of this Python's standard library if not given. What is named so that a hash
+    picks it, one file or record in 40, is held out: it only measures."""
+    strict: bool = False
+    """Refuse the data for its first bad record, instead of skipping and naming it."""
+
+    def read(self) -> "Found":
+        """The documents and conversations."""
+        from jaxspec.train import records, text
+
+        return list(text.standard_library()) if self.data is None else records.read(self.data, self.strict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lm:
-    """Train a small LLaMA from scratch, tokenizer included, on a folder of text.
+    """Train a small LLaMA from scratch, tokenizer included, on text.
 
-    One file in 40 is kept from training, chosen by a hash of its path; the loss on those is said at the end. OUT is a
-    checkpoint like a converted one and appears when it is complete, or not at all. The same seed gives the same bits.
+    OUT is a checkpoint like a converted one and appears when it is complete, or not at all. The same seed gives the
+    same bits, also where the run is killed in between: the same command goes on from the last checkpoint in RUN.
 
     For example: jaxspec-train lm small --data ~/notes --steps 1000
     """
 
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
     """Checkpoint to make; must not exist."""
-    data: Path | None = None
-    """Folder of text files (UTF-8); the source of this Python's standard library if not given."""
+    data: conf.OmitArgPrefixes[Data] = Data()
     layers: int = 4
     """Decoder layers."""
     hidden_size: int = 128
@@ -31,39 +59,144 @@ class Lm:
     """Width of an attention head."""
     vocab_size: int = 1024
     """Tokens of the byte-level BPE, two special ones among them."""
+    tied: bool = False
+    """Use the embedding as LM head."""
     context: int = 256
     """Tokens of a training window, and positions that the model can use."""
-    steps: int = 200
-    """Optimizer steps."""
-    batch_size: int = 16
-    """Windows a step."""
-    learning_rate: float = 2e-3
-    """Peak of AdamW's learning rate, between a warm-up and a cosine decay."""
-    weight_decay: float = 0.1
-    """AdamW's decay of matrices."""
-    clip: float = 1.0
-    """Largest norm of the gradient."""
-    seed: int = 0
-    """Decides the initial weights and the order of the text."""
+    layer_dropout: float = 0.0
+    """Probability of leaving out the last layer in a step, falling to 0 at the first one (LayerSkip's schedule), so
+    that early exits and skipped layers keep their sense."""
+    save_dtype: Dtype = "float32"
+    """Of the parameters in the checkpoint."""
+    run_dir: Annotated[Path | None, conf.arg(name="run")] = None
+    """Folder of the run: checkpoints, metrics and a figure; OUT.run if not given."""
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=200, batch_size=16, learning_rate=2e-3)
 
     def run(self) -> None:
-        from jaxspec.train import lm, text
+        from jaxspec.train import lm
+        from jaxspec.train.runs import open_run
 
-        model = lm.shape(self.vocab_size, self.layers, self.hidden_size, self.head_dim, self.context)
-        recipe = lm.Recipe(
-            steps=self.steps,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            clip=self.clip,
-            seed=self.seed,
-        )
-        found = text.standard_library() if self.data is None else text.documents(self.data)
-        lm.train(self.out, found, model, recipe)
+        if not 0 <= self.layer_dropout < 1:
+            raise ValueError(f"--layer-dropout must be from 0 to below 1, not {self.layer_dropout}")
+        model = lm.shape(self.vocab_size, self.layers, self.hidden_size, self.head_dim, self.context, self.tied)
+        found = self.data.read()
+        with open_run(run_folder(self.out, self.run_dir), settings("lm", self)) as opened:
+            lm.train(
+                self.out, found, model, self.recipe, opened, layer_dropout=self.layer_dropout, dtype=self.save_dtype
+            )
 
 
-# tyro asks for a subcommand only where there is a choice, even if the other one cannot be seen.
-Command = Annotated[Lm, conf.subcommand("lm")] | Annotated[None, conf.Suppress]
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """A head's target and place."""
+
+    target: Path
+    """Checkpoint to train a head for."""
+    out: Path | None = None
+    """Head to make; TARGET/heads/NAME if not given. Must not exist."""
+    run_dir: Annotated[Path | None, conf.arg(name="run")] = None
+    """Folder of the run: checkpoints, metrics and a figure; OUT.run if not given. A run that was killed goes on from
+    its last checkpoint when the same command is given again, and ends with the same bits."""
+    context: int | None = None
+    """Tokens of a training window; the target's own context if not given, at most 2048."""
+    cache_features: Path | None = None
+    """Folder to keep the target's features in, so that later epochs need not compute them: for small runs, since a
+    token takes the hidden size times 2 or 4 bytes."""
+    save_dtype: Dtype = "bfloat16"
+    """Of the head's parameters on disk."""
+
+    @contextlib.contextmanager
+    def job(self, name: str, command: Any, data: Data, recipe: Recipe) -> "Iterator[Job]":
+        """Loads the target and opens the run."""
+        from jaxspec.loading import load
+        from jaxspec.train import heads
+        from jaxspec.train.runs import open_run
+
+        target = load(self.target, heads.target_dtype(recipe))
+        out = heads.folder_of(target.path, name, self.out)
+        found = data.read()
+        with open_run(run_folder(out, self.run_dir), settings(name, command)) as opened:
+            yield heads.Job(target, found, out, opened, recipe, self.context, self.cache_features, data.strict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle:
+    """Train an EAGLE head: one decoder layer that predicts the target's next feature.
+
+    The defaults are the paper's. The target is frozen and runs inside each step.
+
+    For example: jaxspec-train eagle --target tinyllama --data sharegpt.json --steps 20000
+    """
+
+    where: conf.OmitArgPrefixes[Where]
+    data: conf.OmitArgPrefixes[Data] = Data()
+    objective: conf.OmitArgPrefixes[EagleObjective] = EagleObjective()
+    bias: bool = True
+    """Give the layer that fuses token and feature a bias, as most published heads have."""
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(
+        steps=20_000, batch_size=8, learning_rate=3e-5, weight_decay=0.01, clip=0.5
+    )
+
+    def run(self) -> None:
+        from jaxspec.train import eagle
+
+        with self.where.job("eagle", self, self.data, self.recipe) as job:
+            eagle.train(job, self.objective, self.bias, self.where.save_dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftModel:
+    """Distil a small LLaMA from a target, to draft for it.
+
+    For example: jaxspec-train draft-model --target tinyllama --data ~/src --layers 2 --hidden-size 256
+    """
+
+    where: conf.OmitArgPrefixes[Where]
+    data: conf.OmitArgPrefixes[Data] = Data()
+    layers: int = 1
+    """Decoder layers; one makes the papers' vanilla draft model."""
+    hidden_size: int | None = None
+    """Width of the residual stream; the target's if not given, and then embedding and LM head start from the
+    target's."""
+    goal: Distillation = "forward-kl"
+    """KL(target || draft), or the cross-entropy of the text's own tokens."""
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=3e-4)
+
+    def run(self) -> None:
+        from jaxspec.train import draft_model
+
+        if self.layers < 1:
+            raise ValueError(f"--layers must be at least 1, not {self.layers}")
+        with self.where.job("draft-model", self, self.data, self.recipe) as job:
+            draft_model.train(job, self.goal, self.layers, self.hidden_size, self.where.save_dtype)
+
+
+def run_folder(out: Path, chosen: Path | None) -> Path:
+    """Where the run of an output is kept."""
+    return chosen or out.with_name(out.name + ".run")
+
+
+def settings(name: str, command: Any) -> dict[str, Any]:
+    """What decides a run, as it was typed: every option but places, and how often to measure and save."""
+
+    def flat(value: Any) -> dict[str, Any]:
+        found = {}
+        for field in dataclasses.fields(value):
+            inner = getattr(value, field.name)
+            if dataclasses.is_dataclass(inner):
+                found |= flat(inner)
+            elif field.name not in ("out", "run_dir", "evaluate_every", "save_every", "cache_features"):
+                found["--" + field.name.replace("_", "-")] = str(inner) if isinstance(inner, Path) else inner
+        return found
+
+    return {"command": name, **flat(command)}
+
+
+Command = (
+    Annotated[Lm, conf.subcommand("lm")]
+    | Annotated[Eagle, conf.subcommand("eagle")]
+    | Annotated[DraftModel, conf.subcommand("draft-model")]
+)
 
 
 def main() -> None:

@@ -6,21 +6,32 @@ is cut goes on in the next window as if it began there.
 """
 
 import dataclasses
-import itertools
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
 
 import chex
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int, Int32
 
-HELD_OUT = 40  # one file in so many
-_NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+HELD_OUT = 40  # one name in so many
+_NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
 
 Array = np.ndarray | jax.Array
+
+
+@runtime_checkable
+class Named(Protocol):
+    """What is trained on and has a name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Found = TypeVar("Found", bound=Named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +42,18 @@ class Document:
     text: str
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Encoded:
+    """The n tokens of one document or conversation.
+
+    Attributes:
+        counted: whether predicting this token counts in the loss.
+    """
+
+    tokens: Int32[np.ndarray, " n"]
+    counted: Bool[np.ndarray, " n"]
+
+
 @chex.dataclass(frozen=True)
 class Windows:
     """Packed tokens, B windows of T.
@@ -38,11 +61,15 @@ class Windows:
     Attributes:
         segment: number of the document that a token is of.
         counted: whether predicting this token counts in the loss.
+        index: which of all windows each is, where they came from a stream.
+        features: the target's, where they are not to be computed.
     """
 
     tokens: Int[Array, "B T"]
     segment: Int[Array, "B T"]
     counted: Bool[Array, "B T"]
+    index: Int[Array, " B"] | None = None
+    features: Float[Array, "B T D"] | None = None
 
 
 def documents(folder: Path) -> list[Document]:
@@ -59,8 +86,23 @@ def documents(folder: Path) -> list[Document]:
     return found
 
 
+def document(path: Path) -> Document:
+    """One text file, under its own name.
+
+    Raises:
+        ValueError: not a file, or no text in it.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is neither a file nor a folder; name one that holds text")
+    if not (content := _text(path)):
+        raise ValueError(f"{path} holds no text: it is empty or not UTF-8")
+    return Document(path.name, content)
+
+
 def standard_library() -> list[Document]:
     """The source of the running Python's standard library, without its test suites and what was installed beside it.
+
+    Nor are `encodings` and `pydoc_data` in it: a sixth of the text, and nearly all of that tables.
 
     Raises:
         ValueError: this Python came without source.
@@ -94,50 +136,30 @@ def _text(path: Path) -> str | None:
 
 
 def is_held_out(name: str) -> bool:
-    """Whether the file of this name is kept from training: a hash of it decides, so all runs and machines agree."""
+    """Whether what has this name is kept from training: a hash of it decides, so all runs and machines agree."""
     return zlib.crc32(name.encode()) % HELD_OUT == 0
 
 
-def split(found: Iterable[Document]) -> tuple[list[Document], list[Document]]:
-    """The documents to train on, and those held out."""
-    kept: tuple[list[Document], list[Document]] = ([], [])
-    for document in found:
-        kept[is_held_out(document.name)].append(document)
+def split(found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
+    """What to train on, and what is held out."""
+    kept: tuple[list[Found], list[Found]] = ([], [])
+    for each in found:
+        kept[is_held_out(each.name)].append(each)
     return kept
 
 
-def windows(encoded: Sequence[np.ndarray], length: int, fill: int) -> Windows:
+def windows(encoded: Sequence[Encoded], length: int, fill: int) -> Windows:
     """Packs encoded documents into windows; the last one is filled up with `fill`, which does not count."""
-    total = sum(map(len, encoded))
-    padding = -total % length
-    segment = np.repeat(np.arange(len(encoded) + 1), [*map(len, encoded), padding])
-    tokens = np.concatenate([*encoded, np.full(padding, fill)])
+    sizes = [len(each.tokens) for each in encoded]
+    padding = -sum(sizes) % length
     shape = lambda row, dtype: row.reshape(-1, length).astype(dtype)
     return Windows(
-        tokens=shape(tokens, np.int32),
-        segment=shape(segment, np.int32),
-        counted=shape(np.arange(total + padding) < total, bool),
+        tokens=shape(np.concatenate([*(each.tokens for each in encoded), np.full(padding, fill)]), np.int32),
+        segment=shape(np.repeat(np.arange(len(encoded) + 1), [*sizes, padding]), np.int32),
+        counted=shape(np.concatenate([*(each.counted for each in encoded), np.zeros(padding, bool)]), bool),
     )
 
 
 def take(packed: Windows, rows: np.ndarray | slice) -> Windows:
     """Some of the windows."""
-    return Windows(tokens=packed.tokens[rows], segment=packed.segment[rows], counted=packed.counted[rows])
-
-
-def batches(packed: Windows, size: int, seed: int) -> Iterator[Windows]:
-    """Endless batches: each epoch shuffles the windows anew and leaves out those that fill no batch.
-
-    Raises:
-        ValueError: fewer windows than a batch holds.
-    """
-    count, length = packed.tokens.shape
-    if count < size:
-        raise ValueError(
-            f"there is too little text: it fills {count} windows of {length} tokens and a batch takes {size}; "
-            "add text, or lower --batch-size or --context"
-        )
-    for epoch in itertools.count():
-        order = np.random.default_rng((seed, epoch)).permutation(count)
-        for start in range(0, count - size + 1, size):
-            yield take(packed, order[start : start + size])
+    return jax.tree.map(lambda array: array[rows], packed)

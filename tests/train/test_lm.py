@@ -16,7 +16,11 @@ import jaxspec
 from jaxspec.checkpoint import module_to_dict
 from jaxspec.llama import Llama
 from jaxspec.train import cli, lm, text
-from jaxspec.train.text import Windows
+from jaxspec.train.held_out import mean_loss
+from jaxspec.train.packed import hidden_states
+from jaxspec.train.recipe import Recipe
+from jaxspec.train.runs import open_run
+from jaxspec.train.text import Encoded, Windows
 
 TINY = ("--layers", 1, "--hidden-size", 16, "--head-dim", 8, "--vocab-size", 280, "--context", 32, "--batch-size", 4)
 MODEL = lm.shape(40, layers=2, hidden_size=16, head_dim=8, context=12)
@@ -48,7 +52,8 @@ def parameters(path: Path) -> dict[str, np.ndarray]:
 def random_windows(batch: int, length: int) -> Windows:
     rng = np.random.default_rng(0)
     rows = np.split(rng.integers(2, MODEL.vocab_size, batch * length), [5, length + 3])
-    return text.windows([row for row in rows if len(row)], length, 1)
+    encoded = [Encoded(row.astype(np.int32), np.ones(len(row), bool)) for row in rows if len(row)]
+    return jax.tree.map(jnp.asarray, text.windows(encoded, length, 1))
 
 
 def test_from_text_to_a_checkpoint_that_generates(folder: Path, tmp_path: Path):
@@ -56,7 +61,8 @@ def test_from_text_to_a_checkpoint_that_generates(folder: Path, tmp_path: Path):
     assert code == 0, err
     lines = err.splitlines()
     assert lines[0] == "learning a vocabulary of 280 tokens from 2 files"
-    assert lines[-2].startswith("step 50 of 50: loss ")
+    assert any(line.startswith("step 50 of 50: loss ") for line in lines)
+    assert lines[-2].startswith("step 50: held out: loss ")
     held_out_loss = float(lines[-1].rpartition("held-out loss ")[2])
     assert 1.0 < held_out_loss < 4.5 < np.log(280)
 
@@ -73,19 +79,26 @@ def test_from_text_to_a_checkpoint_that_generates(folder: Path, tmp_path: Path):
     assert (tmp_path / "one/tokenizer.json").read_bytes() == (tmp_path / "two/tokenizer.json").read_bytes()
 
     assert command(tmp_path / "one", "--data", folder)[0] == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "one.run", "two", "two.run"]
+    assert (tmp_path / "one.run/metrics.jsonl").read_bytes() == (tmp_path / "two.run/metrics.jsonl").read_bytes()
+    assert (tmp_path / "one.run/training.svg").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--data", "/nowhere"], "/nowhere is not a folder"),
+        (["--data", "/nowhere"], "/nowhere is neither a file nor a folder"),
         (["--data", "FOLDER", "--vocab-size", 5000], "too little text: it yields"),
         (["--data", "FOLDER", "--vocab-size", 260, "--batch-size", 999], "too little text: it fills"),
         (["--data", "FOLDER", "--hidden-size", 100], "--hidden-size 100 is not a multiple of --head-dim 32"),
         (["--data", "FOLDER", "--context", 1], "--context must be at least 2"),
-        (["--data", "FOLDER", "--steps", 0], "steps must be above 0, not 0"),
-        (["--data", "FOLDER", "--seed", -1], "seed must not be below 0, not -1"),
+        (["--data", "FOLDER", "--steps", 0], "--steps must be above 0, not 0"),
+        (["--data", "FOLDER", "--seed", -1], "--seed must not be below 0, not -1"),
+        (["--data", "FOLDER", "--layer-dropout", 1], "--layer-dropout must be from 0 to below 1"),
+        (
+            ["--data", "FOLDER", "--batch-size", 4, "--accumulate", 3],
+            "--batch-size 4 is not a multiple of --accumulate 3",
+        ),
         (["--data", "FOLDER", *TINY, "--learning-rate", 1e30, "--clip", 1e30, "--steps", 5], "lower --learning-rate"),
     ],
 )
@@ -108,22 +121,32 @@ def test_interrupt_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_only_held_out_files(tmp_path: Path):
     (tmp_path / "shutil.py").write_text("x = 1\n")
-    with pytest.raises(ValueError, match="every file in it is one that is held out"):
-        lm.train(tmp_path / "out", text.documents(tmp_path), MODEL, lm.Recipe())
+    recipe = Recipe(steps=1, batch_size=1, learning_rate=1e-3)
+    with (
+        open_run(tmp_path / "run", {}) as run,
+        pytest.raises(ValueError, match="every file in it is one that is held out"),
+    ):
+        lm.train(tmp_path / "out", list(text.documents(tmp_path)), MODEL, recipe, run)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shutil.py"]
 
 
 def test_documents_of_one_window_do_not_see_each_other():
     model, packed = Llama(MODEL, rngs=nnx.Rngs(0)), random_windows(1, 12)
-    predict = jax.jit(lm.predict)
-    whole = predict(model, packed)
-    rest = jax.tree.map(lambda array: array[:, 5:], packed)
-    alone = predict(model, rest)
+    predict = jax.jit(hidden_states)
+    whole = predict(model, packed.tokens, packed.segment)
+    alone = predict(model, packed.tokens[:, 5:], packed.segment[:, 5:])
     np.testing.assert_allclose(whole[:, 5:], alone, rtol=1e-4, atol=1e-5)
+
+
+def value(model: Llama, packed: Windows) -> jax.Array:
+    """The mean loss of a batch."""
+    total, sums = lm.loss(model, None, packed, None)
+    return total / jnp.maximum(sums["count"], 1)
 
 
 def test_gradient_matches_a_finite_difference():
     model, packed = Llama(MODEL, rngs=nnx.Rngs(0)), random_windows(3, 12)
-    gradient, loss = jax.jit(jax.grad(lm.loss))(model, packed), jax.jit(lm.loss)
+    gradient, loss = jax.jit(jax.grad(value))(model, packed), jax.jit(value)
     squares = sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(gradient))
     at = lambda size: float(loss(jax.tree.map(lambda p, g: p + size / squares**0.5 * g, model, gradient), packed))
     assert (at(1e-2) - at(-1e-2)) / 2e-2 == pytest.approx(squares**0.5, rel=1e-2)
@@ -131,27 +154,29 @@ def test_gradient_matches_a_finite_difference():
 
 def test_tokens_that_do_not_count_change_nothing():
     model, packed = Llama(MODEL, rngs=nnx.Rngs(0)), random_windows(3, 12)
-    whole = lm.evaluate(model, packed, 3)
-    assert lm.evaluate(model, packed, 2) == pytest.approx(whole, rel=1e-5)  # the last batch is filled up
+    whole = float(value(model, packed))
+    for rows in (2, 3):  # of 2, the last batch is filled up
+        assert mean_loss(lm.loss, packed, rows)(model, None) == pytest.approx(whole, rel=1e-5)
     first = packed.counted & (np.arange(12) < 6)
     half = Windows(tokens=packed.tokens, segment=packed.segment, counted=first)
-    other = Windows(tokens=np.where(first, packed.tokens, 3), segment=packed.segment, counted=first)
-    assert float(lm.loss(model, half)) == pytest.approx(float(lm.loss(model, other)), rel=1e-5)
-    none = Windows(tokens=packed.tokens, segment=packed.segment, counted=np.zeros_like(first))
-    assert float(lm.loss(model, none)) == 0.0
+    other = Windows(tokens=jnp.where(first, packed.tokens, 3), segment=packed.segment, counted=first)
+    assert float(value(model, half)) == pytest.approx(float(value(model, other)), rel=1e-5)
+    none = Windows(tokens=packed.tokens, segment=packed.segment, counted=jnp.zeros_like(first))
+    assert float(value(model, none)) == 0.0
 
 
-def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+def test_layer_dropout_grows_with_depth():
+    keys = jax.random.split(jax.random.key(0), 4000)
+    kept = jax.vmap(lambda key: lm.kept_layers(key, 5, 0.6))(keys).mean(axis=0)
+    expected = 1 - 0.6 * (2.0 ** (np.arange(5) / 4) - 1)
+    assert float(kept[0]) == 1.0
+    np.testing.assert_allclose(kept, expected, atol=0.03)
 
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with lm.progress(3, 100) as report:
-        for value in (3.0, 2.0, 1.0):
-            report(jnp.asarray(value))
-    assert "3/3" in terminal.getvalue()
-    assert "loss 1.000" in terminal.getvalue()
+    model, packed = Llama(MODEL, rngs=nnx.Rngs(0)), random_windows(3, 12)
+    whole = float(lm.loss(model, None, packed, None, layer_dropout=0.9)[0])
+    losses = {float(lm.loss(model, None, packed, key, layer_dropout=0.9)[0]) for key in keys[:20]}
+    assert any(loss == pytest.approx(whole, rel=1e-6) for loss in losses)
+    assert not all(loss == pytest.approx(whole, rel=1e-6) for loss in losses)
 
 
 def test_help_is_quick_and_teaches():

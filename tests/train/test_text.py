@@ -1,6 +1,6 @@
 """Files, the held-out split and the windows."""
 
-from itertools import islice
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -9,24 +9,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.train import text
-from jaxspec.train.text import Document
+from jaxspec.train.text import Document, Encoded
 
 FILL = 1
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(2, 16))
-def test_windows_keep_every_token_once_and_in_order(lengths: list[int], length: int):
-    rows = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    packed = text.windows(rows, length, FILL)
-    assert packed.tokens.shape == (-(-sum(lengths) // length), length)
-    assert packed.tokens[packed.counted].tolist() == list(range(sum(lengths)))
-    assert packed.segment[packed.counted].tolist() == np.repeat(np.arange(len(lengths)), lengths).tolist()
-    assert set(packed.tokens[~packed.counted].tolist()) <= {FILL}
+def numbered(count: int) -> Encoded:
+    """Tokens that all count, from 0."""
+    return Encoded(np.arange(count, dtype=np.int32), np.ones(count, bool))
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=30), min_size=1, max_size=8), st.integers(2, 16))
+def test_windows_keep_every_token_once_and_in_order(counted: list[list[bool]], length: int):
+    sizes = [len(row) for row in counted]
+    total = sum(sizes)
+    rows = np.split(np.arange(total, dtype=np.int32), np.cumsum(sizes)[:-1])
+    encoded = [Encoded(row, np.array(mask)) for row, mask in zip(rows, counted, strict=True)]
+    packed = text.windows(encoded, length, FILL)
+    assert packed.tokens.shape == packed.segment.shape == packed.counted.shape == (-(-total // length), length)
+    tokens, segment, counts = (np.ravel(each) for each in (packed.tokens, packed.segment, packed.counted))
+    assert tokens[:total].tolist() == list(range(total))
+    assert segment[:total].tolist() == np.repeat(np.arange(len(sizes)), sizes).tolist()
+    assert counts[:total].tolist() == list(itertools.chain(*counted))
+    assert set(tokens[total:].tolist()) <= {FILL}
+    assert set(segment[total:].tolist()) <= {len(sizes)}
+    assert not counts[total:].any()
 
 
 def test_batches_show_every_window_once_an_epoch():
-    packed = text.windows([np.arange(40)], 4, FILL)
-    seen = [tuple(batch.tokens[:, 0].tolist()) for batch in islice(text.batches(packed, 2, seed=3), 10)]
+    packed = text.windows([numbered(40)], 4, FILL)
+    seen = [tuple(batch.tokens[:, 0].tolist()) for batch in itertools.islice(text.batches(packed, 2, seed=3), 10)]
     first, second = seen[:5], seen[5:]
     assert sorted(sum(first, ())) == sorted(sum(second, ())) == list(range(0, 40, 4))
     assert first != second
@@ -36,7 +48,7 @@ def test_batches_show_every_window_once_an_epoch():
 
 def test_too_few_windows_for_a_batch():
     with pytest.raises(ValueError, match="too little text: it fills 3 windows of 4 tokens and a batch takes 5"):
-        next(text.batches(text.windows([np.arange(10)], 4, FILL), 5, seed=0))
+        next(text.batches(text.windows([numbered(10)], 4, FILL), 5, seed=0))
 
 
 def test_held_out_split_is_stable_and_disjoint():
@@ -75,10 +87,22 @@ def test_folders_without_text(tmp_path: Path):
         text.documents(tmp_path)
 
 
+def test_one_file(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("a text")
+    (tmp_path / "empty").touch()
+    assert text.document(tmp_path / "a.txt") == Document("a.txt", "a text")
+    with pytest.raises(ValueError, match="empty holds no text: it is empty or not UTF-8"):
+        text.document(tmp_path / "empty")
+    with pytest.raises(ValueError, match="is neither a file nor a folder; name one that holds text"):
+        text.document(tmp_path)
+
+
 def test_standard_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     names = {document.name for document in text.standard_library()}
     assert {"os.py", "json/decoder.py", "unittest/case.py"} <= names
-    assert not any(name.startswith(("test/", "site-packages/")) or "/tests/" in name for name in names)
+    assert not any(
+        name.startswith(("test/", "site-packages/", "encodings/", "pydoc_data/")) or "/tests/" in name for name in names
+    )
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     with pytest.raises(ValueError, match="name a folder with --data"):
         text.standard_library()

@@ -1,0 +1,202 @@
+"""What counts: all of a document, and what the assistant says in a conversation."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxspec.loading import load_tokenizer
+from jaxspec.train import chat, encoding, tokenizer
+from jaxspec.train.records import Conversation, Message
+from jaxspec.train.text import Document, Encoded
+
+TEXTS = ["the user says hi to the assistant\n" * 3, "naïve 🙂 日本\n" * 3]
+PLAIN = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+MARKED = (
+    "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{{ eos_token }}"
+    "{% endif %}{{ '\n' }}{% endfor %}"
+)
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system\nrole') }}{% endif %}" + PLAIN
+LAST_ONLY = "{% set messages = messages[-2:] %}" + PLAIN
+NO_END = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+ENDS_IN_BYTES = (
+    "{% for m in messages %}{{ m.role }}:{% generation %}{% if m.role == 'assistant' %}{{ m.content }}{% endif %}"
+    "{% endgeneration %}.{% endfor %}"
+)
+UNMARKED = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}{% if false %}{% generation %}{% endgeneration %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save(tokenizer.learn(TEXTS, 270), path, max_length=8)
+    return path
+
+
+@pytest.fixture(scope="module")
+def learnt(folder: Path) -> Any:
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Any:
+    return with_template(folder, PLAIN)
+
+
+@pytest.fixture(scope="module")
+def marked(folder: Path) -> Any:
+    return with_template(folder, MARKED)
+
+
+def with_template(folder: Path, template: str) -> Any:
+    loaded = load_tokenizer(folder)
+    loaded.chat_template = template
+    return loaded
+
+
+def talk(*contents: str, name: str = "a.jsonl:1", system: str = "") -> Conversation:
+    """What user and assistant say by turns."""
+    spoken = [Message("assistant" if i % 2 else "user", content) for i, content in enumerate(contents)]
+    return Conversation(name, (*([Message("system", system)] if system else []), *spoken))
+
+
+def runs(loaded: Any, encoded: Encoded) -> list[str]:
+    """The texts of the stretches that count."""
+    edges = np.flatnonzero(np.diff(encoded.counted, prepend=False, append=False))
+    return [loaded.decode(encoded.tokens[start:end].tolist()) for start, end in edges.reshape(-1, 2)]
+
+
+def test_documents_go_from_bos_to_eos(learnt: Any, caplog: pytest.LogCaptureFixture):
+    for text, encoded in zip(TEXTS, encoding.encode(learnt, [Document("a", text) for text in TEXTS]), strict=True):
+        assert (encoded.tokens[0], encoded.tokens[-1]) == (tokenizer.BOS_ID, tokenizer.EOS_ID)
+        assert learnt.decode(encoded.tokens[1:-1].tolist()) == text
+        assert encoded.tokens.dtype == np.int32
+        assert encoded.counted.all()
+    assert not caplog.records  # of texts that are longer than the context
+
+
+def test_special_tokens_in_a_document_are_text(learnt: Any):
+    before = learnt("</s>")["input_ids"]
+    (encoded,) = encoding.encode(learnt, [Document("a", "<s>x</s>")])
+    assert set(encoded.tokens[1:-1].tolist()).isdisjoint((tokenizer.BOS_ID, tokenizer.EOS_ID))
+    assert learnt.decode(encoded.tokens[1:-1].tolist()) == "<s>x</s>"
+    assert learnt("</s>")["input_ids"] == before == [tokenizer.BOS_ID, tokenizer.EOS_ID]
+
+
+def test_agrees_with_the_tokenizer_that_is_learnt(folder: Path, learnt: Any):
+    ours = encoding.encode(learnt, [Document("a", text) for text in TEXTS])
+    theirs = tokenizer.encode(tokenizer.learn(TEXTS, 270), TEXTS)
+    assert [each.tokens.tolist() for each in ours] == [row.tolist() for row in theirs]
+
+
+def test_tokenizers_with_an_end_of_their_own_and_with_none(folder: Path):
+    from transformers import ByT5Tokenizer
+
+    (encoded,) = encoding.encode(ByT5Tokenizer(), [Document("a", "</s>")])  # a slow tokenizer, and it writes EOS
+    assert encoded.tokens.tolist() == [*(ord(character) + 3 for character in "</s>"), 1]
+    endless = load_tokenizer(folder)
+    endless.eos_token = None
+    (encoded,) = encoding.encode(endless, [Document("a", "x")])
+    assert encoded.tokens.tolist() == endless("x")["input_ids"]
+
+
+def test_encodes_no_more_than_needed(plain: Any):
+    found = [Document("a", "some text"), talk("hi", "some text")] * 200
+    some = encoding.encode(plain, found, enough=100)
+    assert 100 <= sum(len(each.tokens) for each in some) < 3000
+    assert len(encoding.encode(plain, found)) == len(encoding.encode(plain, found, enough=10**9)) == 400
+
+
+def test_documents_and_conversations_keep_their_order(plain: Any):
+    found = [talk("hi", "one"), Document("a", "two"), Document("b", "three"), talk("hi", "four")]
+    decoded = [runs(plain, each) for each in encoding.encode(plain, found)]
+    assert decoded == [["one</s>"], ["<s>two</s>"], ["<s>three</s>"], ["four</s>"]]
+
+
+def test_only_the_turns_of_the_assistant_count(plain: Any, marked: Any):
+    conversation = talk("hi", "naïve 🙂", "and\n", " again \n", "bye", system="be brief")
+    for loaded in (plain, marked):
+        (encoded,) = encoding.encode(loaded, [conversation])
+        assert runs(loaded, encoded) == ["naïve 🙂</s>", " again \n</s>"]
+        assert loaded.decode(encoded.tokens.tolist()) == (
+            "<s><system>be brief</s>\n<user>hi</s>\n<assistant>naïve 🙂</s>\n<user>and\n</s>\n"
+            "<assistant> again \n</s>\n<user>bye</s>\n"
+        )
+
+
+@given(st.lists(st.text(min_size=1, max_size=12).filter(str.strip), min_size=2, max_size=6))
+def test_marks_and_prefixes_agree(plain: Any, marked: Any, contents: list[str]):
+    (one,), (other,) = (encoding.encode(each, [talk(*contents)], strict=True) for each in (plain, marked))
+    assert one.tokens.tolist() == other.tokens.tolist()
+    assert one.counted.tolist() == other.counted.tolist()
+    assert runs(plain, one) == [f"{content}</s>" for content in contents[1::2]]
+
+
+def test_all_bytes_of_a_last_character_count(folder: Path):
+    loaded = with_template(folder, ENDS_IN_BYTES)
+    (encoded,) = encoding.encode(loaded, [talk("hi", "é日")])
+    assert runs(loaded, encoded) == ["é日"]
+
+
+def test_a_template_without_an_end_of_turn_ends_it_with_the_line(folder: Path):
+    loaded = with_template(folder, NO_END)
+    (encoded,) = encoding.encode(loaded, [talk("hi", "one", "and", "two")])
+    assert runs(loaded, encoded) == ["assistant: one\n", "assistant: two\n"]  # for it has no prompt to generate from
+
+
+@pytest.mark.parametrize(
+    ("template", "bad", "reason"),
+    [
+        (NO_SYSTEM, talk("hi", "hello", name="a:7", system="be brief"), "no system role"),
+        (
+            LAST_ONLY,
+            talk("hi", "hello", "and", "again", name="a:7"),
+            "what it writes up to turn 2 depends on the turns that follow",
+        ),
+        (
+            PLAIN.replace("<assistant>", "<assistant>(thinks)"),
+            talk("hi", "hello", name="a:7"),
+            "what it writes up to turn 2 depends on the turns that follow",
+        ),
+        (UNMARKED, talk("hi", "hello", name="a:7"), "it marks nothing as the assistant's"),
+    ],
+    ids=["refuses", "rewrites", "prompts otherwise", "marks nothing"],
+)
+def test_conversations_that_the_template_cannot_write(
+    folder: Path, template: str, bad: Conversation, reason: str, capsys: pytest.CaptureFixture
+):
+    loaded, document = with_template(folder, template), Document("b", "text")
+    assert len(encoding.encode(loaded, [bad, document])) == 1
+    reason = f"a:7: the chat template will not do: {reason}"
+    assert capsys.readouterr().err == f"skipped 1 of 2 records: {reason}\n"
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        encoding.encode(loaded, [document, bad], strict=True)
+    assert str(refusal.value) == f"{reason}; mend this record or take it out"
+    with pytest.raises(ValueError, match=f"^none of 1 records can be used: {reason}$"):
+        encoding.encode(loaded, [bad])
+
+
+def test_tokenizers_that_cannot_do_conversations(learnt: Any):
+    from transformers import ByT5Tokenizer
+
+    with pytest.raises(ValueError, match="the tokenizer has no chat template; train on plain text"):
+        encoding.encode(learnt, [Document("a", "x"), talk("hi", "hello")])
+    slow = ByT5Tokenizer(chat_template=PLAIN)
+    with pytest.raises(ValueError, match="does not say which characters a token stands for; train on plain text, or"):
+        encoding.encode(slow, [talk("hi", "hello")])
+
+
+def test_spans_of_the_text(plain: Any, marked: Any):
+    for loaded in (plain, marked):
+        rendered = chat.render(loaded, talk("hi", "one", "and", "two"))
+        assert isinstance(rendered, chat.Rendered)
+        assert [rendered.text[start:end] for start, end in rendered.spans] == ["one</s>", "two</s>"]

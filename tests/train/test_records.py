@@ -1,0 +1,186 @@
+"""Every format of record, and every way in which one can be bad."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxspec.train import records, text
+from jaxspec.train.records import Conversation, Message
+from jaxspec.train.sift import Bad, sift
+from jaxspec.train.text import Document
+
+TALK = (Message("user", "hi"), Message("assistant", "hello"))
+USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+HUMAN, GPT = {"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}
+GOOD = {"text": "good"}
+
+
+def lines(path: Path, *values: Any) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+def test_lines_of_every_format(tmp_path: Path):
+    system = {"role": "system", "content": "be brief"}
+    path = lines(
+        tmp_path / "all.jsonl",
+        GOOD,
+        {"messages": [system, USER, ASSISTANT]},
+        {"id": "x", "conversations": [HUMAN, GPT]},
+    )
+    assert records.read(path, strict=True) == [
+        Document("all.jsonl:1", "good"),
+        Conversation("all.jsonl:2", (Message("system", "be brief"), *TALK)),
+        Conversation("all.jsonl:3", TALK),
+    ]
+
+
+def test_a_list_of_every_format(tmp_path: Path):
+    path = tmp_path / "all.json"
+    path.write_text(
+        json.dumps([{"conversations": [HUMAN, GPT, HUMAN]}, GOOD, {"messages": [USER, ASSISTANT]}], indent=1)
+    )
+    assert records.read(path, strict=True) == [
+        Conversation("all.json#0", (*TALK, TALK[0])),
+        Document("all.json#1", "good"),
+        Conversation("all.json#2", TALK),
+    ]
+
+
+@pytest.mark.parametrize(("user", "assistant"), [("human", "gpt"), ("user", "chatgpt"), ("user", "assistant")])
+def test_names_of_the_speakers(tmp_path: Path, user: str, assistant: str):
+    turns = [{"from": user, "value": "hi"}, {"from": assistant, "value": "hello"}]
+    assert records.read(lines(tmp_path / "a.jsonl", {"conversations": turns})) == [Conversation("a.jsonl:1", TALK)]
+
+
+def test_lines_end_at_line_feeds_only(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('\ufeff{"text": "one\u2028two"}\r\n\n  \n{"text": "three"}'.encode())
+    assert records.read(path, strict=True) == [
+        Document("a.jsonl:1", "one\u2028two"),
+        Document("a.jsonl:4", "three"),
+    ]
+
+
+def test_any_other_file_is_one_text(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text('{"text": "no record"}\n')
+    assert records.read(path) == [Document("a.txt", '{"text": "no record"}\n')]
+
+
+def test_a_folder_of_everything(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    lines(tmp_path / "b" / "chat.jsonl", {"messages": [USER, ASSISTANT]}, GOOD)
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "package.json").write_text('{"text": "an object, no list"}')
+    (tmp_path / "numbers.JSON").write_text("[1, 2]")
+    lines(tmp_path / "log.jsonl", {"level": 1}, {"level": 2})
+    assert records.read(tmp_path, strict=True) == [
+        Document("a.py", "x = 1\n"),
+        Conversation("b/chat.jsonl:1", TALK),
+        Document("b/chat.jsonl:2", "good"),
+        Document("log.jsonl", '{"level": 1}\n{"level": 2}\n'),
+        Document("numbers.JSON", "[1, 2]"),
+        Document("package.json", '{"text": "an object, no list"}'),
+    ]
+
+
+def test_held_out_split_of_both_kinds():
+    found = [Document(f"a.jsonl:{i}", "x") if i % 2 else Conversation(f"a.jsonl:{i}", TALK) for i in range(1, 401)]
+    kept, held_out = text.split(found)
+    assert len(kept) + len(held_out) == 400
+    assert {type(each) for each in held_out} == {Document, Conversation}
+    assert all(text.is_held_out(each.name) for each in held_out)
+
+
+BAD = {
+    "{": "it is not JSON",
+    "[" * 100_000: "it is not JSON",
+    "1" * 5000: "it is not JSON",
+    "null": "it is not a JSON object",
+    '["text"]': "it is not a JSON object",
+    '{"prompt": "hi"}': "it has none of the keys messages, conversations, text",
+    '{"text": 3}': "its text is not a string",
+    '{"text": " "}': "its text is empty",
+    '{"text": "\\ud83d"}': "its text holds half a surrogate pair, which is no character",
+    '{"messages": "hi"}': "its messages are not a list",
+    '{"conversations": []}': "its conversations are empty",
+    '{"messages": ["hi"]}': "turn 1 is not an object with role and content",
+    '{"conversations": [{"role": "user", "content": "hi"}]}': "turn 1 is not an object with from and value",
+    '{"messages": [{"role": "tool", "content": "hi"}]}': (
+        "turn 1 is of 'tool', who is none of system, user, human, assistant, gpt, chatgpt"
+    ),
+    '{"messages": [{"role": [], "content": "hi"}]}': (
+        "turn 1 is of [], who is none of system, user, human, assistant, gpt, chatgpt"
+    ),
+    '{"messages": [{"role": "user", "content": ["hi"]}]}': "the content of turn 1 is not a string",
+    '{"conversations": [{"from": "human", "value": ""}]}': "the value of turn 1 is empty",
+    json.dumps({"messages": [ASSISTANT, USER]}): "turn 1 is the assistant's, and the user's is due",
+    json.dumps({"messages": [USER, ASSISTANT, ASSISTANT]}): "turn 3 is the assistant's, and the user's is due",
+    json.dumps({"conversations": [HUMAN, {"from": "system", "value": "x"}]}): (
+        "turn 2 is the system's, and the assistant's is due"
+    ),
+    json.dumps({"messages": [USER]}): "the assistant has no turn",
+    json.dumps({"messages": [{"role": "system", "content": "x"}, USER]}): "the assistant has no turn",
+}
+
+
+@pytest.mark.parametrize(("line", "reason"), BAD.items(), ids=[f"{i}" for i in range(len(BAD))])
+def test_bad_records(line: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "good"}}\n\n{line}\n')
+    assert records.read(path) == [Document("a.jsonl:1", "good")]
+    assert capsys.readouterr().err == f"skipped 1 of 2 records: a.jsonl:3: {reason}\n"
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        records.read(path, strict=True)
+    assert str(refusal.value) == f"a.jsonl:3: {reason}; mend this record or take it out"
+
+
+def test_bad_records_of_a_list_and_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "a.json").write_text('[1, {"text": "good"}, {"text": ""}]')
+    (tmp_path / "b.jsonl").write_text('{\n{"text": "good"}\n[]\n')
+    (tmp_path / "c.txt").write_text("plain")
+    assert [each.name for each in records.read(tmp_path)] == ["a.json#1", "b.jsonl:2", "c.txt"]
+    assert capsys.readouterr().err == (
+        "skipped 4 of 7 records: a.json#0: it is not a JSON object; a.json#2: its text is empty; "
+        "b.jsonl:1: it is not JSON; and 1 more\n"
+    )
+    with pytest.raises(ValueError, match=r"^a\.json#0: it is not a JSON object; mend this record or take it out$"):
+        records.read(tmp_path, strict=True)
+
+
+def test_nothing_good_is_left(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{\n{"text": ""}\n')
+    with pytest.raises(
+        ValueError, match=r"^none of 2 records can be used: a\.jsonl:1: it is not JSON; a\.jsonl:2: its"
+    ):
+        records.read(path)
+    for name, content in (("b.json", '{"text": "hi"}'), ("c.json", "[]"), ("d.json", '{"text": "hi"}\n{}')):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=f"{name} holds no records; a .jsonl file has one a line and a .json file"):
+            records.read(tmp_path / name)
+
+
+def test_paths_without_text(tmp_path: Path):
+    (tmp_path / "latin1.jsonl").write_bytes(b"\xe9")
+    with pytest.raises(ValueError, match=r"latin1\.jsonl holds no text: it is empty or not UTF-8"):
+        records.read(tmp_path / "latin1.jsonl")
+    with pytest.raises(ValueError, match="nowhere is neither a file nor a folder"):
+        records.read(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="holds no text"):
+        records.read(tmp_path)
+
+
+def test_strict_stops_at_the_first():
+    def results():
+        yield 1
+        yield Bad("a", "first")
+        raise AssertionError
+
+    with pytest.raises(ValueError, match=r"^a: first; mend"):
+        sift(results(), strict=True)
+    assert sift([1, 2], strict=True) == [1, 2]
+    assert sift([], strict=False) == []

@@ -1,0 +1,80 @@
+"""The checkpoints of a run: the last one and the best one, written by Orbax while training goes on."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+State = TypeVar("State")
+
+
+class Checkpoints:
+    """A folder of them. One holds a state of training, the place of the data, and what was measured.
+
+    One that was not finished when the process was killed does not count.
+    """
+
+    def __init__(self, folder: Path):
+        import orbax.checkpoint.experimental.v1 as ocp
+
+        policies: Any = ocp.training.preservation_policies
+        keep = policies.AnyPreservationPolicy(
+            [
+                policies.LatestN(1),
+                policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False),
+            ]
+        )
+        self.orbax = ocp.training.Checkpointer(
+            str(folder.absolute()), preservation_policy=keep, cleanup_tmp_directories=True
+        )
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.orbax.close()
+
+    def save(self, step: int, state: Any, place: Any, measured: dict[str, Any] | None) -> None:
+        """Begins to write; waits only for the one before.
+
+        Args:
+            place: of the data, ready for JSON.
+            measured: with a `score`, higher being better; None where nothing was measured.
+        """
+        self.wait()
+        self.orbax.save_async(step, flat(state), custom_metadata={"data": place}, metrics=measured)
+
+    def wait(self) -> None:
+        """Waits until all is on disk."""
+        self.orbax.wait()
+
+    def restore(self, state: State) -> tuple[State, Any]:
+        """The last state and the place of its data; `state` itself and None where there is none."""
+        if self.orbax.latest is None:
+            return state, None
+        about: Any = self.orbax.metadata().custom_metadata
+        return self._load(self.orbax.latest.step, state), about["data"]
+
+    def best(self, state: State) -> State:
+        """The state that measured best, the last of several; `state` itself where nothing was measured."""
+        measured = [each for each in self.orbax.checkpoints if each.metrics]
+        if not measured:
+            return state
+        return self._load(max(measured, key=lambda each: (_score(each.metrics), each.step)).step, state)
+
+    def _load(self, step: int, state: State) -> State:
+        shapes = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            for name, leaf in flat(state).items()
+        }
+        loaded = self.orbax.load(step, shapes)
+        return jax.tree.unflatten(jax.tree.structure(state), [loaded[name] for name in shapes])
+
+
+def flat(state: Any) -> dict[str, jax.Array]:
+    """A name for every array."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
+
+
+def _score(metrics: Any) -> float:
+    return metrics["score"]

@@ -1,0 +1,79 @@
+"""A small LLaMA distilled from the target: the draft model of speculative decoding (arXiv:2211.17192)."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from jaxspec import checkpoint
+from jaxspec.checkpoint import dict_to_module, module_to_dict
+from jaxspec.convert import tokenizer
+from jaxspec.convert.progress import say
+from jaxspec.llama import Llama, unembed
+from jaxspec.train import heads, lm
+from jaxspec.train.heads import Job, target_features
+from jaxspec.train.objectives import Distillation
+from jaxspec.train.packed import hidden_states
+from jaxspec.train.text import Windows
+from jaxspec.train.trainer import Sums
+
+_SHARED = ("embedding", "head.kernel", "norm")
+
+
+def train(job: Job, goal: Distillation, layers: int, hidden_size: int | None, dtype: str) -> Llama:
+    """Trains a LLaMA with the target's vocabulary; see `heads.train`.
+
+    Args:
+        goal: KL(target ‖ draft), or the cross-entropy of the text's own tokens.
+        layers: one makes the vanilla draft model (VDM) that EDD's paper compares with.
+        hidden_size: None for the target's own; embedding, final norm and LM head then start from the target's.
+        dtype: of the checkpoint on disk.
+    """
+    target = job.target.config.model
+    if hidden_size is None:
+        shape = dataclasses.replace(target, num_layers=layers)
+    else:
+        small = lm.shape(target.vocab_size, layers, hidden_size, target.head_dim, target.max_length)
+        shape = dataclasses.replace(small, rope=target.rope, norm_eps=target.norm_eps, max_length=target.max_length)
+    model = Llama(shape, rngs=nnx.Rngs(job.recipe.seed))
+    if shape.hidden_size == target.hidden_size:
+        say("embedding, final norm and LM head start from the target's")
+        theirs, own = module_to_dict(job.target.target), module_to_dict(model)
+        # A copy: training donates its arrays, and the target needs its own.
+        own |= {name: jnp.array(theirs[name], jnp.float32, copy=True) for name in _SHARED if name in own}
+        model = dict_to_module(model, own)
+    described = dataclasses.replace(
+        job.target.config, model=shape, dtype=dtype, source_dtype=dtype, source_format="jaxspec"
+    )
+
+    def write(folder: Path, trained: Llama) -> None:
+        checkpoint.write_config(folder, described)
+        tokenizer.copy(job.target.path, folder)
+        params = module_to_dict(trained).items()
+        checkpoint.write_params(folder / "params", ((name, param.astype(dtype)) for name, param in params))
+
+    losses = {"forward-kl": forward_kl, "cross-entropy": cross_entropy}
+    return heads.train(job, "draft-model", model, losses[goal], write)
+
+
+def cross_entropy(
+    model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None
+) -> tuple[Float[Array, ""], Sums]:
+    """Of the next token of the text, over the tokens that count; the target is not asked."""
+    return lm.loss(model, None, batch, key)
+
+
+def forward_kl(
+    model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None
+) -> tuple[Float[Array, ""], Sums]:
+    """KL(target ‖ draft) of the next token's distribution, over the tokens that count."""
+    tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
+    says = unembed(target, target_features(target, batch))[:, :-1]
+    drafts = unembed(model, hidden_states(model, tokens, segment))[:, :-1]
+    each = optax.kl_divergence(jax.nn.log_softmax(drafts), jax.nn.softmax(says))
+    counted = jnp.asarray(batch.counted)[:, 1:]
+    return (each * counted).sum(), {"count": counted.sum().astype(jnp.float32)}

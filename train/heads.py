@@ -1,0 +1,123 @@
+"""What training any head has in common: the frozen target, its text, measurements, and the head on disk."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxspec import caches, checkpoint
+from jaxspec.bundled import FOLDER
+from jaxspec.convert.files import staged
+from jaxspec.convert.interrupts import deferred
+from jaxspec.convert.progress import say
+from jaxspec.llama import Llama
+from jaxspec.loading import Checkpoint, compute_dtype
+from jaxspec.train import features, figure, prepare
+from jaxspec.train.acceptance import measure_chain
+from jaxspec.train.held_out import mean_loss
+from jaxspec.train.packed import hidden_states
+from jaxspec.train.recipe import Recipe
+from jaxspec.train.runs import Run
+from jaxspec.train.text import Windows
+from jaxspec.train.trainer import Loss, Task, fit
+
+Head = TypeVar("Head", bound=nnx.Module)
+_LONGEST = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What to train a head on, and where to put it.
+
+    Attributes:
+        found: documents and conversations; those whose name `text.is_held_out` only measure the result.
+        length: of a window, in tokens; None for the target's context, at most 2048.
+        cache: folder for the target's features; None computes them in every step.
+        strict: refuse the first conversation that the chat template cannot write.
+    """
+
+    target: Checkpoint
+    found: prepare.Found
+    out: Path
+    run: Run
+    recipe: Recipe
+    length: int | None = None
+    cache: Path | None = None
+    strict: bool = False
+
+
+def train(job: Job, drafter: str, head: Head, loss: Loss, write: Callable[[Path, Head], None]) -> Head:
+    """Trains a head beside its frozen target and writes it to `job.out`, whole or not at all.
+
+    Args:
+        drafter: what decodes with it, and measures its acceptance.
+        head: initial weights, float32; donated.
+        write: writes the trained head into a folder.
+
+    Raises:
+        ValueError: too little text, or a learning rate that makes the loss overflow.
+        CheckpointError: `out` exists, or the folder that is to hold it does not.
+        DiskFullError: no room.
+    """
+    caches.keep_compilations()
+    recipe, run, target = job.recipe, job.run, job.target
+    if target.tokenizer is None:
+        raise ValueError(f"{target.path} has no tokenizer, so no text can be made into tokens for it")
+    length = min(job.length or _LONGEST, target.config.model.usable_length)
+    if length < 4:
+        raise ValueError(f"--context must be at least 4, not {length}")
+    params = checkpoint.module_to_dict(head)
+    with staged(job.out, sum(param.size for param in params.values()) * 4) as folder:
+        prepare.ready(run, target.tokenizer, job.found, length, recipe, job.strict)
+        packed, held_out = prepare.windows(run)
+        complete = features.open_cache(job.cache, target.target, packed).complete if job.cache else None
+        measure = None
+        if held_out is not None:
+            accepted = measure_chain(target, drafter, held_out)
+            lost = mean_loss(loss, held_out, max(1, recipe.batch_size // recipe.accumulate))
+            measure = partial(_measure, lost, accepted, target.target)
+        else:
+            say("no text was held out, so nothing is measured and the last weights are taken")
+        trained = fit(Task(loss, measure), head, target.target, packed, recipe, run, complete)
+        figure.draw(run.metrics, run.figure)
+        with deferred():
+            write(folder, trained)
+    said = ""
+    if measure is not None:
+        found = measure(trained)
+        said = f", chain tau {found['tau']:.2f} on held-out text"
+    say(f"wrote {job.out}: {drafter}, {sum(param.size for param in params.values()):,} parameters{said}")
+    return trained
+
+
+def target_features(target: Llama, batch: Windows) -> Float[Array, "B T D"]:
+    """The target's features of a batch: computed here, unless they came with it."""
+    if batch.features is not None:
+        return jnp.asarray(batch.features)
+    return jax.lax.stop_gradient(hidden_states(target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment)))
+
+
+def _measure(lost: Any, accepted: Any, target: Llama, head: Any) -> dict[str, Any]:
+    dtype = target.norm[...].dtype
+    found = accepted(jax.tree.map(lambda param: param.astype(dtype), head))
+    return {"loss": lost(head, target), **found, "score": found["tau"]}
+
+
+def folder_of(target: Path, drafter: str, out: Path | None) -> Path:
+    """Where a head goes: `out`, or CKPT/heads/NAME."""
+    if out is None and target == FOLDER:
+        raise ValueError("a head for the builtin target needs --out: what comes with the package is left as it is")
+    if out is None:
+        (target / "heads").mkdir(exist_ok=True)
+    return out or target / "heads" / drafter
+
+
+def target_dtype(recipe: Recipe) -> str:
+    """The dtype that the frozen target is loaded and computed in."""
+    return compute_dtype(recipe.dtype).name

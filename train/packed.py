@@ -1,0 +1,75 @@
+"""The model over packed windows: every token at once, each seeing the tokens before it in its own document.
+
+What `llama.forward` computes over an empty cache, without its N x N scores: queries go in blocks, and a block of them
+never meets the keys behind it.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.config import LlamaConfig
+from jaxspec.llama import Attention, Layer, Llama, attention_input, embed, linear, mlp, project, rms_norm, rotary
+
+_QUERIES = 128  # of a block
+
+
+def hidden_states(
+    model: Llama,
+    tokens: Int[Array, "B T"],
+    segment: Int[Array, "B T"],
+    keep: Bool[Array, " L"] | None = None,
+) -> Float[Array, "B T D"]:
+    """The target's features: its hidden states after the final norm.
+
+    Args:
+        segment: number of the document that a token is of.
+        keep: layers to run; the residual stream passes by the others. None runs them all.
+    """
+    x, config = embed(model, tokens), model.config
+    for i, layer in enumerate(model.layers):
+        run = lambda x, layer=layer: decoder_layer(layer, config, x, segment)
+        x = run(x) if keep is None else jax.lax.cond(keep[i], run, lambda x: x, x)
+    return rms_norm(x, model.norm[...], config.norm_eps)
+
+
+def decoder_layer(
+    layer: Layer, config: LlamaConfig, x: Float[Array, "B T D"], segment: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    """One decoder layer on the residual stream."""
+    x = x + attention(layer.attention, config, attention_input(layer, config, x), segment)
+    return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps))
+
+
+def attention(
+    p: Attention, config: LlamaConfig, x: Float[Array, "B T D"], segment: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    """Causal attention inside each document."""
+    batch, length, _ = x.shape
+    query, key, value = project(p, config, x, *rotary(config, positions(segment)))
+    blocks: Sequence[Array] = [
+        _attend(query[:, :, :, start:end] * config.head_dim**-0.5, key[:, :, :end], value[:, :, :end], segment, start)
+        for start in range(0, length, _QUERIES)
+        if (end := min(start + _QUERIES, length))
+    ]
+    out = jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4)
+    return linear(out.reshape(batch, length, -1), p.o)
+
+
+def _attend(query: Array, key: Array, value: Array, segment: Array, start: int) -> Float[Array, "B K G Q H"]:
+    """A block of queries, the first of them at `start`, over the keys up to its last."""
+    end = key.shape[2]
+    causal = jnp.arange(start, end)[:, None] >= jnp.arange(end)
+    seen = causal & (segment[:, start:end, None] == segment[:, None, :end])
+    scores = jnp.einsum("bkgwh,bksh->bkgws", query, key, preferred_element_type=jnp.float32)
+    scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    return jnp.einsum("bkgws,bksh->bkgwh", jax.nn.softmax(scores).astype(value.dtype), value)
+
+
+def positions(segment: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """How many tokens of its document stand before each token in its window; a document's tokens stand together."""
+    index = jnp.arange(segment.shape[1])
+    begins = jnp.concatenate([jnp.ones_like(segment[:, :1], bool), segment[:, 1:] != segment[:, :-1]], axis=1)
+    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
