@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from tyro import conf
 
+from jaxspec.bundled import locate
 from jaxspec.console import parse, run
 
 
@@ -62,7 +63,7 @@ class Head:
     def run(self) -> None:
         from jaxspec.convert import eagle, hub
 
-        eagle.convert(hub.locate(self.src, self.revision), self.out, self.target, self.dtype)
+        eagle.convert(hub.locate(self.src, self.revision), self.out, locate(self.target), self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +91,11 @@ class Export:
         from jaxspec.convert import eagle, export
 
         if self.format == "eagle":
-            eagle.export(self.path, self.out, self.target)
+            eagle.export(self.path, self.out, None if self.target is None else locate(self.target))
         elif self.target is not None:
             raise ValueError("--target names the target of a head, so it needs --format eagle")
         else:
-            export.export(self.path, self.out)
+            export.export(locate(self.path), self.out)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Inspect:
     def run(self) -> None:
         from jaxspec.convert import inspect
 
-        print(inspect.describe(self.path))
+        print(inspect.describe(locate(self.path)))
 
 
 Command = (

@@ -41,7 +41,7 @@ class Cache:
         index = np.asarray(batch.index)
         if not self.known[index].all():
             # All rows, although some may be known: of another batch size a row may differ in its last bits.
-            found = np.asarray(self.compute(self.target, batch.tokens, batch.segment))
+            found = np.asarray(self.compute(self.target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment)))
             self.rows[index] = found.view(self.rows.dtype)
             self.known[index] = True  # after the features, so that a killed run believes nothing too early
         return dataclasses.replace(batch, features=self.rows[index].view(self.dtype))

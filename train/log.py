@@ -16,12 +16,14 @@ from jaxspec.convert.progress import say
 
 _SECONDS = 10  # between lines of progress
 _FRAME = 0.5  # between updates of the bar
+_AHEAD = 2  # steps that the host may be ahead of the device
 
 
 class Log:
     """Writes `{"step": 1, "loss": …}` a step and `{"step": 500, "evaluation": {…}}` an evaluation.
 
-    Measures wait on the device until they are shown or flushed, so that it need not wait for the host in between.
+    Measures wait on the device until they are shown or flushed, so that it need not wait for the host in between; the
+    host waits for it, a few steps behind.
 
     Args:
         done: steps done before; what the file says of later ones, which are done again, is cut off.
@@ -57,6 +59,8 @@ class Log:
             jax.block_until_ready(measures)
             self.began, self.since = time.monotonic(), step
         self.waiting.append((step, measures))
+        if len(self.waiting) > _AHEAD:  # so that what is shown is true, and a signal is heeded soon
+            jax.block_until_ready(self.waiting[-1 - _AHEAD][1])
         if step == self.steps or time.monotonic() - self.shown >= self.every:
             self.flush()
             self.shown = time.monotonic()

@@ -18,10 +18,11 @@ COLUMNS = {
 }
 
 
-NOTES = """\
-modelled: the speedup that this run's counts imply, from the measured times below.
-flat: the same where verifying a whole tree costs what one token does, as it nearly does on an accelerator; modelled,
-not measured."""
+NOTES = (
+    "modelled: the speedup that this run's counts imply, from the times above.",
+    "flat: the same where verifying a tree costs what one token does, as it nearly does on an accelerator; modelled, "
+    "not measured.",
+)
 
 
 def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, float], console: Console) -> None:
@@ -65,7 +66,8 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
         f"of {values['draft_cost']:.2f} s_t, verifies {values['nodes_per_round'] + 1:.1f} tokens for at most "
         f"{values['verify_cost']:.2f} s_t, and commits {values['tau']:.2f} tokens."
     )
-    say(NOTES)
+    for note in NOTES:
+        say(note)
 
 
 def _divergences(values: Mapping[str, Any]) -> str:

@@ -26,9 +26,13 @@ QUESTIONS = [
 KEYS = {
     "resolved", "tokens", "rounds", "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "tau",
     "tau_drafted", "acceptance_rate", "acceptance_by_position", "draft_share", "harmonic_mean", "nodes_per_round",
-    "nodes_drafted_per_round", "depth_per_round", "modelled_speedup", "divergences", "unexplained_divergences",
+    "nodes_drafted_per_round", "depth_per_round", "modelled_speedup", "flat_speedup", "draft_cost",
+    "verify_cost", "divergences", "unexplained_divergences",
 }  # fmt: skip
-TIMED = {"prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup"}
+TIMED = {
+    "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup", "flat_speedup", "draft_cost",
+    "verify_cost",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +89,8 @@ def untimed(results: dict[str, Any]) -> dict[str, Any]:
 
 def test_json_has_the_keys_that_are_promised(finished: Finished):
     found = finished.json
-    assert found.keys() == {"device", "dtype", "versions", "settings", "noise", "methods"}
+    about = {"device", "dtype", "versions", "settings", "noise"}
+    assert found.keys() == {*about, "target_seconds", "level_seconds", "methods"}
     assert list(found["methods"]) == ["plain", METHOD]
     assert all(values.keys() == KEYS for values in found["methods"].values())
     assert found["dtype"] == "float32"

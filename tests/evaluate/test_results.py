@@ -41,6 +41,8 @@ def test_rows_of_a_batch_share_its_time():
     assert (found["plain"]["tokens"], found["plain"]["tokens_per_second"]) == (10, 2.5)
     assert found["m"]["speedup"] == 2.0
     assert found["m"]["modelled_speedup"] == pytest.approx(8 / (4 * (2 * 0.25 + 1.5)))
+    assert found["m"]["flat_speedup"] == pytest.approx(8 / (4 * (2 * 0.25 + 1.0)))
+    assert (found["m"]["draft_cost"], found["m"]["verify_cost"], found["plain"]["draft_cost"]) == (0.25, 1.5, 0.0)
     assert (found["m"]["resolved"], found["m"]["unexplained_divergences"]) == ("m,full", 1)
 
 

@@ -36,21 +36,6 @@ def test_windows_keep_every_token_once_and_in_order(counted: list[list[bool]], l
     assert not counts[total:].any()
 
 
-def test_batches_show_every_window_once_an_epoch():
-    packed = text.windows([numbered(40)], 4, FILL)
-    seen = [tuple(batch.tokens[:, 0].tolist()) for batch in itertools.islice(text.batches(packed, 2, seed=3), 10)]
-    first, second = seen[:5], seen[5:]
-    assert sorted(sum(first, ())) == sorted(sum(second, ())) == list(range(0, 40, 4))
-    assert first != second
-    again = text.batches(packed, 2, seed=3)
-    assert seen[0] == tuple(next(again).tokens[:, 0].tolist())
-
-
-def test_too_few_windows_for_a_batch():
-    with pytest.raises(ValueError, match="too little text: it fills 3 windows of 4 tokens and a batch takes 5"):
-        next(text.batches(text.windows([numbered(10)], 4, FILL), 5, seed=0))
-
-
 def test_held_out_split_is_stable_and_disjoint():
     names = [f"package/module{i}.py" for i in range(2000)]
     found = [Document(name, "x") for name in names]

@@ -113,6 +113,11 @@ def test_every_epoch_shuffles_anew_and_a_place_is_kept(packed):
     assert np.asarray(next(dataset.batches(packed, 3, seed=2)).index).tolist() != order[0, :3].tolist()
 
 
+def test_too_few_windows_for_a_batch(packed):
+    with pytest.raises(ValueError, match=r"too little text: it fills 21 windows of 12 tokens and a batch takes 22"):
+        dataset.batches(packed, 22, seed=0)
+
+
 def test_best_is_kept_beside_last(packed, tmp_path):
     scores, seen = iter([1.0, 3.0, 2.0]), []
 

@@ -1,0 +1,75 @@
+"""What comes with the package: that it is whole, small, and does what it is there for."""
+
+import json
+import zlib
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import jaxspec
+from jaxspec import cli, demo
+from jaxspec.bundled import FOLDER
+from jaxspec.evaluate.suites import read_questions
+from jaxspec.train.text import HELD_OUT, is_held_out
+
+MEGABYTES = 17  # with the EAGLE head
+
+
+@pytest.fixture(scope="module")
+def model():
+    return jaxspec.load("builtin")
+
+
+def test_it_is_small_and_says_what_it_is(model):
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < MEGABYTES * 10**6
+    assert model.heads == ("eagle",)
+    assert model.config.dtype == "bfloat16"
+    assert model.config.model.max_length >= 512
+    card = (FOLDER / "README.md").read_text()
+    for line in ("jaxspec-train lm", "jaxspec-train eagle", "--seed", "Python Software Foundation"):
+        assert line in card
+
+
+def test_its_prompts_were_held_out(model):
+    questions = read_questions("builtin")
+    assert len(questions) == 40
+    for question in questions:
+        assert zlib.crc32(str(question.category).encode()) % HELD_OUT == 0
+        assert is_held_out(str(question.category))
+        assert 32 < len(model.tokenizer(question.turns[0])["input_ids"]) < 300
+
+
+def test_the_head_drafts_what_the_target_says(model):
+    """A trained head: far more than the 1 token a round of plain decoding, and not one token changed."""
+    prompts = [question.turns[0] for question in read_questions("builtin")[::10]]
+    plain = jaxspec.Engine(model, "plain").generate(prompts, max_new_tokens=48)
+    for method in ("eagle+chain", "eagle+static"):
+        found = jaxspec.Engine(model, method).generate(prompts, max_new_tokens=48)
+        assert [each.tokens for each in found] == [each.tokens for each in plain]
+        assert np.mean([each.statistics.tau for each in found]) > 1.7
+
+
+def test_generate_names_it_like_any_other(monkeypatch, capsys):
+    monkeypatch.setattr(
+        "sys.argv",
+        ["jaxspec", "generate", "--target", "builtin", "--prompts", "builtin", "--limit", "1", "--max-new-tokens", "8",
+         "--format", "json"],
+    )  # fmt: skip
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert exit_.value.code == 0
+    assert len(json.loads(out)["tokens"]) == 8
+    assert "method: eagle+" in err
+
+
+def test_demo_shows_a_text_and_a_table(monkeypatch, capsys):
+    monkeypatch.setattr(demo, "NEW_TOKENS", 16)
+    monkeypatch.setattr(demo, "REPEATS", 1)
+    monkeypatch.setattr(demo, "Console", lambda **options: Console(**options, width=100))
+    demo.run()
+    out = capsys.readouterr().out
+    assert "class Stack:" in out
+    for word in (*demo.METHODS, "tokens/s", "speedup", "tau", "divergences"):
+        assert word in out
