@@ -58,9 +58,7 @@ class CheckpointConfig:
     pad: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "source_dtype"):
-            if getattr(self, name) not in DTYPES:
-                raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, not {getattr(self, name)!r}")
+        check_dtypes(self.dtype, self.source_dtype)
 
     def to_json(self) -> str:
         """Text of `config.json`, read back by `from_json`."""
@@ -69,14 +67,27 @@ class CheckpointConfig:
     @classmethod
     def from_json(cls, text: str) -> "CheckpointConfig":
         """Inverse of `to_json`. Raises ValueError naming a missing, unknown or wrong key."""
-        values = json.loads(text)
-        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-            raise ValueError(f'it has no "format": "{FORMAT}"; convert the model with `jaxspec-convert llama`')
-        if (version := values.pop("version", None)) != FORMAT_VERSION:
-            raise ValueError(f"its version is {version}, this jaxspec reads version {FORMAT_VERSION}")
-        if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(cls)}):
-            raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
-        return cls(**{**values, "model": LlamaConfig.from_dict(values["model"]), "eos": tuple(values["eos"])})
+        values = fields_of(text, cls, FORMAT, FORMAT_VERSION, "; convert the model with `jaxspec-convert llama`")
+        return cls(**{**values, "eos": tuple(values["eos"])})
+
+
+def fields_of(text: str, kind: type, format_name: str, version: int, advice: str = "") -> dict[str, Any]:
+    """Fields of a config dataclass from its JSON. Raises ValueError naming a missing, unknown or wrong key."""
+    values = json.loads(text)
+    if not isinstance(values, dict) or values.pop("format", None) != format_name:
+        raise ValueError(f'it has no "format": "{format_name}"{advice}')
+    if (found := values.pop("version", None)) != version:
+        raise ValueError(f"its version is {found}, this jaxspec reads version {version}")
+    if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(kind)}):
+        raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
+    return {**values, "model": LlamaConfig.from_dict(values["model"])}
+
+
+def check_dtypes(dtype: str, source_dtype: str) -> None:
+    """Raises ValueError where one is not a dtype that checkpoints may have."""
+    for name, value in (("dtype", dtype), ("source_dtype", source_dtype)):
+        if value not in DTYPES:
+            raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, not {value!r}")
 
 
 def read_config(path: Path | str) -> CheckpointConfig:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from flax import nnx
 
 from jaxspec import checkpoint
-from jaxspec.checkpoint import DTYPES, CheckpointError
+from jaxspec.checkpoint import CheckpointError, check_dtypes, fields_of
 from jaxspec.config import LlamaConfig
 
 FORMAT = "jaxspec-head"
@@ -37,9 +37,7 @@ class HeadConfig:
     settings: dict[str, Any]
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "source_dtype"):
-            if getattr(self, name) not in DTYPES:
-                raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, not {getattr(self, name)!r}")
+        check_dtypes(self.dtype, self.source_dtype)
 
     def to_json(self) -> str:
         """Text of `config.json`, read back by `read_config`."""
@@ -50,14 +48,7 @@ def read_config(path: Path) -> HeadConfig:
     """Reads the config of a head. Raises CheckpointError where it is missing or damaged."""
     file = path / "config.json"
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-            raise ValueError(f'it has no "format": "{FORMAT}"')
-        if (version := values.pop("version", None)) != FORMAT_VERSION:
-            raise ValueError(f"its version is {version}, this jaxspec reads version {FORMAT_VERSION}")
-        if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(HeadConfig)}):
-            raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
-        return HeadConfig(**{**values, "model": LlamaConfig.from_dict(values["model"])})
+        return HeadConfig(**fields_of(file.read_text(encoding="utf-8"), HeadConfig, FORMAT, FORMAT_VERSION))
     except OSError as error:
         raise CheckpointError(f"there is no readable head at {path}: {file}: {error.strerror}") from error
     except (ValueError, TypeError) as error:

@@ -30,8 +30,8 @@ KEYS = {
     "verify_cost", "divergences", "unexplained_divergences",
 }  # fmt: skip
 TIMED = {
-    "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup", "flat_speedup", "draft_cost",
-    "verify_cost",
+    "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup", "flat_speedup",
+    "draft_cost", "verify_cost",
 }  # fmt: skip
 
 

@@ -52,8 +52,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("weight", [0.0, 0.1])
 def test_loss_is_the_papers(weight, target, head, batch):
     """SmoothL1 + 0.1 · cross-entropy, pair after pair, over drafts that count and stay in their document."""
-    features = np.asarray(hidden_states(target, batch.tokens, batch.segment))
-    predicted = np.asarray(eagle.predict(head, target, batch.tokens[:, 1:-1], features[:, :-2], batch.segment[:, :-2]))
+    known = hidden_states(target, batch.tokens, batch.segment)
+    predicted = np.asarray(eagle.predict(head, target, batch.tokens[:, 1:-1], known[:, :-2], batch.segment[:, :-2]))
+    features = np.asarray(known)
     total = count = 0.0
     for row, i in np.ndindex(2, LENGTH - 2):
         if not batch.counted[row, i + 2] or batch.segment[row, i] != batch.segment[row, i + 2]:
