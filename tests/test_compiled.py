@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec import decode
 from jaxspec.methods import parse_method
-from tests.lossless.harness import models, requests, speculation, start
+from tests.lossless.harness import models, requests, speculation, start, weights
 
 ROWS = 96
 LOOP: Any = decode.decode  # a jitted function has methods that its type does not show
@@ -21,14 +21,15 @@ def copies_of_the_cache(text: str, batch: int, rows: int) -> list[str]:
 
 
 def compiled(name: str, batch: int = 1) -> str:
-    spec, weights = speculation(parse_method(name), True), models(vocab_size=23)
-    state = start(spec, weights, requests([[1, 2, 3]] * batch, 8), (), ROWS)
-    text = LOOP.lower(spec, weights, state, jnp.int32(ROWS)).compile().as_text()
+    spec = speculation(parse_method(name), True)
+    chosen = weights(spec, models(vocab_size=23))
+    state = start(spec, chosen, requests([[1, 2, 3]] * batch, 8), (), ROWS)
+    text = LOOP.lower(spec, chosen, state, jnp.int32(ROWS)).compile().as_text()
     assert text
     return text
 
 
-@pytest.mark.parametrize("name", ["plain", "ngram+chain", "ngram+static", "draft-model+chain"])
+@pytest.mark.parametrize("name", ["plain", "ngram+chain", "ngram+static", "draft-model+chain", "eagle+static"])
 def test_the_loop_never_copies_the_cache(name):
     assert copies_of_the_cache(compiled(name), 1, ROWS) == []
 

@@ -113,8 +113,6 @@ def folder_of(target: Path, drafter: str, out: Path | None) -> Path:
     """Where a head goes: `out`, or CKPT/heads/NAME."""
     if out is None and target == FOLDER:
         raise ValueError("a head for the builtin target needs --out: what comes with the package is left as it is")
-    if out is None:
-        (target / "heads").mkdir(exist_ok=True)
     return out or target / "heads" / drafter
 
 

@@ -57,6 +57,7 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
         _check_same(file, settings)
     elif folder.exists():
         shutil.rmtree(folder)  # killed before its first checkpoint: nothing is lost
+    first = not folder.parent.exists()  # of a checkpoint's heads
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".*.part"):
@@ -66,6 +67,9 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
     finally:
         if not run.started:
             shutil.rmtree(folder, ignore_errors=True)
+            if first:
+                with contextlib.suppress(OSError):  # there is something in it by now
+                    folder.parent.rmdir()
 
 
 def _check_same(file: Path, settings: dict[str, Any]) -> None:

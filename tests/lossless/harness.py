@@ -26,7 +26,7 @@ CHUNK = 8
 def models(vocab_size: int, num_layers: int = 2) -> Models:
     """A random target, and for every drafter with weights some that agree with it often but not always.
 
-    They are a dictionary by drafter, from which `run` takes the one that it needs.
+    They are a dictionary by drafter, from which `run` takes what it needs.
     """
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -64,11 +64,16 @@ def requests(prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 
     ]
 
 
+def weights(spec: decode.Speculation, models: Models) -> Models:
+    """The target and what the drafter brings."""
+    return Models(target=models.target, draft=models.draft.get(type(spec.drafter)))
+
+
 def run(
     spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
 ) -> tuple[list[list[int]], np.ndarray]:
     """New tokens of every request, and the histories [B, rounds, 5]; `rows` bounds prompt, text and margin."""
-    models = Models(target=models.target, draft=models.draft.get(type(spec.drafter)))
+    models = weights(spec, models)
     state = start(spec, models, requests, eos, rows)
     state = prefill(spec.drafter, models, state, CHUNK)
     state = decode.decode(spec, models, state, jnp.int32(rows))
