@@ -121,12 +121,12 @@ def test_interrupt_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_only_held_out_files(tmp_path: Path):
     (tmp_path / "shutil.py").write_text("x = 1\n")
-    recipe = Recipe(steps=1, batch_size=1, learning_rate=1e-3)
+    recipe, found = Recipe(steps=1, batch_size=1, learning_rate=1e-3), list(text.documents(tmp_path))
     with (
         open_run(tmp_path / "run", {}) as run,
         pytest.raises(ValueError, match="every file in it is one that is held out"),
     ):
-        lm.train(tmp_path / "out", list(text.documents(tmp_path)), MODEL, recipe, run)
+        lm.train(tmp_path / "out", found, MODEL, recipe, run)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shutil.py"]
 
 
