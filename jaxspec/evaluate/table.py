@@ -12,9 +12,9 @@ COLUMNS = {
     "tau": ("tau", ".2f"),
     "tau\ndrafted": ("tau_drafted", ".2f"),
     "accep-\ntance": ("acceptance_rate", ".2f"),
-    "nodes/\nround": ("nodes_per_round", ".1f"),
-    "model-\nled": ("modelled_speedup", ".2f"),
-    "model-\nled,\nflat": ("flat_speedup", ".2f"),
+    "nodes": ("nodes_per_round", ".1f"),
+    "mod-\nelled": ("modelled_speedup", ".2f"),
+    "flat": ("flat_speedup", ".2f"),
 }
 
 

@@ -273,4 +273,12 @@ def test_table_fits_a_narrow_page(finished: Finished, monkeypatch, capsys: pytes
     finished(finished.out)
     printed = capsys.readouterr().out.splitlines()
     assert max(map(len, printed)) <= 80
-    assert [line.split()[0] for line in printed[-2:]] == ["plain", METHOD]
+    assert [line.split()[0] for line in printed if " 1.00 1.00 " in line or line.startswith(METHOD)] == [
+        "plain",
+        METHOD,
+    ]
+    said = " ".join(" ".join(printed).split())
+    assert "Verifying n tokens, in s_t: 1: 1.00" in said
+    assert f"One drafted level, in s_t: {METHOD}: " in said
+    assert f"Fastest: {METHOD}, " in said
+    assert "modelled, not measured" in said

@@ -237,17 +237,19 @@ def whole(folder, tmp_path_factory) -> tuple[Path, float]:
 def test_killed_at_random_moments(kills, folder, whole, tmp_path):
     """SIGKILL, again and again; then the very same parameters and the very same curve."""
     reference, seconds = whole
-    rng = random.Random(kills)
+    rng, run = random.Random(kills), Run(tmp_path / "lm.run")
+    step = lambda: max((int(path.name) for path in run.checkpoints.glob("*") if path.name.isdecimal()), default=0)
     for _ in range(kills):
+        # At a random moment of its start, or soon after it has got on by one checkpoint: so it is there to be killed.
+        before, deadline = step(), time.monotonic() + rng.uniform(0, 3 * seconds)
         running = process(tmp_path / "lm", folder)
-        time.sleep(rng.uniform(0.3, 0.95) * seconds)
+        while step() == before and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.05))
         running.kill()
-        finish(running)
-        if (tmp_path / "lm").exists():  # it was quicker than we: what is left to kill is the writing of the output
-            break
-    if not (tmp_path / "lm").exists():
-        code, err = finish(process(tmp_path / "lm", folder))
-        assert code == 0, err
+        assert finish(running)[0] == -signal.SIGKILL, "it had ended before"
+    code, err = finish(process(tmp_path / "lm", folder))
+    assert code == 0, err
     assert same(jaxspec.load(tmp_path / "lm").target, jaxspec.load(reference).target)
     curve = lambda out: (out.with_name("lm.run") / "metrics.jsonl").read_text()
     assert curve(tmp_path / "lm") == curve(reference)
