@@ -1,5 +1,6 @@
 """From documents to the packed windows that a run trains on and those that it measures with."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxspec.train.text import Document, Windows
 
 _EVALUATED = 64  # held-out windows, at most
 
-Found = list[Document | Conversation]
+Found = Sequence[Document | Conversation]
 
 
 def split(found: Found) -> tuple[Found, Found]:
