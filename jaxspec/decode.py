@@ -123,7 +123,8 @@ def draft(
         new, onward = builder.grow(propose, tree, frontier, logits, going)
         going &= onward.live.any(axis=1)
         evidence = gather_evidence(new, onward, frontier, logits, hidden, state.feature)
-        going &= spec.controller.keep_drafting(fold(control_keys, frontier.level), state.controller, evidence)
+        level_keys = fold(control_keys, frontier.level)
+        going &= spec.controller.keep_drafting(models, level_keys, state.controller, evidence)
         return new, onward, going
 
     def level(carry):
@@ -167,7 +168,7 @@ def target_forward(
     """The target over the first `size` nodes, padded to the whole tree. Reads the cache, returns none of it."""
     first = head(tree, size)
     positions = prefix.length[:, None] - 1 + first.depth
-    taps = spec.drafter.taps(models.target.config.num_layers)
+    taps = spec.drafter.taps(models)
     out = forward(models.target, first.token, positions, first.ancestors, prefix.cache, prefix.length - 1, taps=taps)
     logits = unembed(models.target, out.hidden)
     missing = tree.token.shape[1] - size
@@ -210,6 +211,7 @@ def commit(
     if log_prob is not None:
         log_prob = write_block(log_prob, log_prob_of(take(logits, path), new), state.length)
     rows = [kv.gather_path(layer, path) for layer in out.nodes]
+    counts = count_round(state, grown, tree, cut, count)
     return DecodeState(
         tokens=write_block(state.tokens, new, state.length),
         length=length,
@@ -221,9 +223,9 @@ def commit(
         cache=tuple(kv.append(layer, new, start) for layer, new in zip(state.cache, rows, strict=True)),
         feature=take(committed.hidden, jnp.maximum(count - 1, 0)[:, None])[:, 0],
         drafter=spec.drafter.observe(models, state.drafter, committed),
-        controller=spec.controller.update(state.controller, tree, cut),
+        controller=spec.controller.update(state.controller, counts[:, 1], counts[:, 2]),
         round=state.round + 1,
-        history=record_round(state, grown, tree, cut, count),
+        history=jax.lax.dynamic_update_slice_in_dim(state.history, counts[:, None], state.round, 1),
         log_prob=log_prob,
         trace=None if state.trace is None else record_tree(state.trace, state.round, tree, cut),
     )
@@ -247,16 +249,15 @@ def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
     return jax.vmap(put)(rows, block, start)
 
 
-def record_round(
+def count_round(
     state: DecodeState, grown: DraftTree, tree: DraftTree, cut: Verdict, count: Int[Array, " B"]
-) -> Int[Array, "B S 5"]:
-    """Adds this round's row to the history. A cut inside the accepted run hides the levels beyond it."""
+) -> Int[Array, "B 5"]:
+    """This round's row of the history. A cut inside the accepted run hides the levels beyond it."""
     inside = count <= cut.accepted
     depth = jnp.where(inside, jnp.minimum(levels(tree), count), levels(tree))
     nodes = lambda tree: tree.live.sum(axis=1) - 1
     row = jnp.stack([count, cut.accepted, depth, nodes(grown), nodes(tree)], axis=1)
-    row = jnp.where(state.done[:, None], 0, row).astype(jnp.int32)
-    return jax.lax.dynamic_update_slice_in_dim(state.history, row[:, None], state.round, 1)
+    return jnp.where(state.done[:, None], 0, row).astype(jnp.int32)
 
 
 def record_tree(trace: Trace, at: Int[Array, ""], tree: DraftTree, cut: Verdict) -> Trace:
@@ -312,7 +313,7 @@ def new_state(
         cache=kv.allocate(config, batch, rows, dtype),
         feature=jnp.zeros((batch, config.hidden_size), dtype),
         drafter=spec.drafter.init(models, batch, rows),
-        controller=spec.controller.init(batch),
+        controller=spec.controller.init(models, batch),
         round=jnp.zeros((), jnp.int32),
         history=jnp.zeros((batch, rows, len(HISTORY)), jnp.int32),
         log_prob=jnp.zeros((batch, rows), jnp.float32) if spec.log_probs else None,

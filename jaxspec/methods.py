@@ -21,6 +21,7 @@ from jaxspec.verify import Candidates, Greedy, Rule, Sampled
 DRAFTERS: dict[str, type] = {"plain": Plain, "draft-model": DraftModel, "ngram": Ngram, "eagle": Eagle}
 BUILDERS: dict[str, type] = {"chain": Chain, "static": Static, "eagle2": Eagle2}
 CONTROLLERS: dict[str, type] = {"fixed": Fixed}
+LONGEST = 12  # tokens of a chain, unless told, where a controller decides when to stop (Draft & Verify's K)
 PREFERRED = ("eagle", "draft-model")
 """Drafters with a trained head, the best first: what runs where no method is named and the head is there."""
 
@@ -92,11 +93,13 @@ def parse_method(text: str) -> Method:
             raise ValueError(f"method {text!r}: no builder or controller is called {name_of_part!r}; {offers}")
         if kind in parts or (kind == "builder" and "controller" in parts):
             raise ValueError(f"method {text!r}: the form is DRAFTER[@HEAD][+BUILDER][+CONTROLLER], each once, in order")
-        parts[kind] = _build(table[name_of_part], name_of_part, settings, text)
+        bare = name_of_part == "chain" and not settings  # its length is the controller's to decide, or the default
+        parts[kind] = None if bare else _build(table[name_of_part], name_of_part, settings, text)
+    controller = parts.get("controller") or Fixed()
     return Method(
         drafter=drafter,
-        builder=parts.get("builder", Chain()),
-        controller=parts.get("controller", Fixed()),
+        builder=parts.get("builder") or Chain(length=LONGEST if controller.stops else Chain.length),
+        controller=controller,
         head=(head or name) if needs_head(drafter) else None,
     )
 

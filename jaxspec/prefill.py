@@ -21,7 +21,7 @@ def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) ->
     Rows may have any lengths. Needs room for the longest prompt rounded up to whole chunks, and `margin` rows.
     """
     batch, prompt = state.length.shape[0], state.length
-    taps = drafter.taps(models.target.config.num_layers)
+    taps = drafter.taps(models)
     causal = jnp.broadcast_to(jnp.tril(jnp.ones((chunk, chunk), bool)), (batch, chunk, chunk))
     keys = fold(fold(state.keys, prompt), FIRST)
 

@@ -12,17 +12,18 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.cache import KV
 from jaxspec.llama import Llama
 from jaxspec.tree import DraftTree, Frontier
-from jaxspec.verify import Propose, Verdict
+from jaxspec.verify import Propose
 
 State = Any  # a pytree of arrays, whatever the strategy needs
 
 
 @chex.dataclass(frozen=True)
 class Models:
-    """The weights of a run: the target, and what the drafter brought (None where it has no weights)."""
+    """The weights of a run: the target, what the drafter brought, and what the controller did (None: no weights)."""
 
     target: Llama
     draft: Any
+    control: Any = None
 
 
 @chex.dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Drafter(Protocol):
 
     abstains: ClassVar[bool]  # may propose nothing after a node, by logits of -inf
 
-    def taps(self, num_layers: int) -> tuple[int, ...]:
+    def taps(self, models: Models) -> tuple[int, ...]:
         """Target layers whose inputs `observe` wants."""
         ...
 
@@ -142,8 +143,19 @@ class Controller(Protocol):
 
     stops: ClassVar[bool]  # ever
 
-    def init(self, batch: int) -> State: ...
+    def init(self, models: Models, batch: int) -> State:
+        """State of `batch` sequences that have seen nothing: a pytree whose arrays all begin with the axis B."""
+        ...
 
-    def keep_drafting(self, keys: Key[Array, " B"], state: State, evidence: Evidence) -> Bool[Array, " B"]: ...
+    def keep_drafting(
+        self, models: Models, keys: Key[Array, " B"], state: State, evidence: Evidence
+    ) -> Bool[Array, " B"]:
+        """Whether each row drafts on, once a level is drafted. What it drafted so far is verified either way."""
+        ...
 
-    def update(self, state: State, tree: DraftTree, verdict: Verdict) -> State: ...
+    def update(self, state: State, accepted: Int[Array, " B"], levels: Int[Array, " B"]) -> State:
+        """Learns from a round: drafts accepted and levels drafted, both after the cut at EOS and budget.
+
+        Both are 0 in a row that was done, or in which nothing was drafted.
+        """
+        ...

@@ -23,6 +23,7 @@ class DraftTree:
     log_confidence: Float[Array, "B N"]  # of the whole path
     live: Bool[Array, "B N"]  # False: padding
     ancestors: Bool[Array, "B N N"]  # [i, j]: j is i or above i; what node i attends to
+    slot: Int[Array, "B N"]  # where the node stood when it was drafted, whatever moved it since
     draft_probs: Float[Array, "B N V"] | None  # q that each node's children were drawn from; None for candidates
 
 
@@ -46,6 +47,7 @@ def plant(root: Int[Array, " B"], size: int, vocab_size: int | None) -> DraftTre
         log_confidence=jnp.where(first, 0.0, -jnp.inf),
         live=first,
         ancestors=jnp.broadcast_to(jnp.eye(size, dtype=bool), (batch, size, size)),
+        slot=jnp.broadcast_to(jnp.arange(size), (batch, size)),
         draft_probs=None if vocab_size is None else jnp.zeros((batch, size, vocab_size), jnp.float32),
     )
 
@@ -81,6 +83,7 @@ def add(
         log_confidence=put(tree.log_confidence, jnp.where(live, log_confidence, -jnp.inf)),
         live=put(tree.live, live),
         ancestors=put(tree.ancestors, own | (take(tree.ancestors, parent) & live[..., None])),
+        slot=tree.slot,
         draft_probs=tree.draft_probs,
     )
 
@@ -111,6 +114,7 @@ def select(tree: DraftTree, node: Int[Array, "B M"], live: Bool[Array, "B M"]) -
         log_confidence=jnp.where(live, take(tree.log_confidence, node), -jnp.inf),
         live=live,
         ancestors=own | (ancestors & live[:, :, None] & live[:, None, :]),
+        slot=take(tree.slot, node),
         draft_probs=None if tree.draft_probs is None else take(tree.draft_probs, node),
     )
 
@@ -130,6 +134,7 @@ def head(tree: DraftTree, size: int) -> DraftTree:
         log_confidence=tree.log_confidence[:, :size],
         live=tree.live[:, :size],
         ancestors=tree.ancestors[:, :size, :size],
+        slot=tree.slot[:, :size],
         draft_probs=None if tree.draft_probs is None else tree.draft_probs[:, :size],
     )
 

@@ -12,11 +12,11 @@ class Fixed:
 
     stops: ClassVar[bool] = False
 
-    def init(self, batch: int) -> Any:
+    def init(self, models, batch) -> Any:
         return ()
 
-    def keep_drafting(self, keys, state, evidence):
+    def keep_drafting(self, models, keys, state, evidence):
         return jnp.ones(evidence.top_prob.shape, bool)
 
-    def update(self, state, tree, verdict):
+    def update(self, state, accepted, levels):
         return state

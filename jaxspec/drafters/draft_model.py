@@ -38,7 +38,7 @@ class DraftModel:
         check_fits(read_config(path).model, dtype)
         return restore(path, dtype)
 
-    def taps(self, num_layers: int) -> tuple[int, ...]:
+    def taps(self, models) -> tuple[int, ...]:
         return ()
 
     def init(self, models, batch, rows) -> DraftModelState:

@@ -79,7 +79,7 @@ class Eagle:
         check_same_shape(path, config.model, target.config.model)
         return load_head(path, lambda: EagleHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype)
 
-    def taps(self, num_layers: int) -> tuple[int, ...]:
+    def taps(self, models) -> tuple[int, ...]:
         return ()
 
     def init(self, models, batch, rows) -> EagleState:

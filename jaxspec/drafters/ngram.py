@@ -29,7 +29,7 @@ class Ngram:
         if self.sharpness <= 1:
             raise ValueError(f"ngram: sharpness must exceed 1, the weight of recency, not {self.sharpness}")
 
-    def taps(self, num_layers: int) -> tuple[int, ...]:
+    def taps(self, models) -> tuple[int, ...]:
         return ()
 
     def init(self, models, batch, rows) -> Any:

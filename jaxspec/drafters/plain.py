@@ -10,7 +10,7 @@ class Plain:
 
     abstains: ClassVar[bool] = False
 
-    def taps(self, num_layers: int) -> tuple[int, ...]:
+    def taps(self, models) -> tuple[int, ...]:
         return ()
 
     def init(self, models, batch, rows) -> Any:

@@ -177,7 +177,7 @@ def _draft_many(
             token=token,
             next_token=jnp.roll(token, -1, axis=1),
             hidden=hidden,
-            taps=tuple(hidden for _ in spec.drafter.taps(models.target.config.num_layers)),
+            taps=tuple(hidden for _ in spec.drafter.taps(models)),
         )
         blank = kv.allocate(models.target.config, batch, 1, state.feature.dtype)
         state = dataclasses.replace(
