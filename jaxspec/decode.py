@@ -11,7 +11,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
 from jaxspec.llama import Output, forward, unembed
-from jaxspec.protocols import Committed, Controller, Drafter, Evidence, Models, Prefix, TreeBuilder
+from jaxspec.protocols import Committed, Controller, Drafter, Evidence, Models, Prefix, Reuse, TreeBuilder
+from jaxspec.reuse import resume
 from jaxspec.sampling import Sampling, fold
 from jaxspec.tree import DraftTree, Frontier, compact, head, levels, plant, root_frontier, sizes, smallest, take
 from jaxspec.verify import Rule, Verdict
@@ -102,7 +103,8 @@ def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeSt
     if len(spec.verify_sizes) > 1 and spec.builder.width > 1:  # a chain has no gaps
         tree = compact(tree)
     branches = [partial(target_forward, spec, size) for size in spec.verify_sizes]
-    out, logits = jax.lax.switch(smallest(tree, spec.verify_sizes), branches, models, prefix, tree)
+    reuse = spec.drafter.reuse(drafter)
+    out, logits = jax.lax.switch(smallest(tree, spec.verify_sizes), branches, models, prefix, tree, reuse)
     verdict = spec.rule.verify(fold(keys, VERIFY), state.sampling, tree, logits, spec.builder.depth)
     return commit(spec, models, dataclasses.replace(state, drafter=drafter), grown, tree, out, logits, verdict)
 
@@ -163,13 +165,16 @@ def gather_evidence(
 
 
 def target_forward(
-    spec: Speculation, size: int, models: Models, prefix: Prefix, tree: DraftTree
+    spec: Speculation, size: int, models: Models, prefix: Prefix, tree: DraftTree, reuse: Reuse | None
 ) -> tuple[Output, Float[Array, "B N V"]]:
     """The target over the first `size` nodes, padded to the whole tree. Reads the cache, returns none of it."""
-    first = head(tree, size)
-    positions = prefix.length[:, None] - 1 + first.depth
-    taps = spec.drafter.taps(models)
-    out = forward(models.target, first.token, positions, first.ancestors, prefix.cache, prefix.length - 1, taps=taps)
+    first, taps = head(tree, size), spec.drafter.taps(models)
+    if reuse is None:
+        positions, cached = prefix.length[:, None] - 1 + first.depth, prefix.length - 1
+        out = forward(models.target, first.token, positions, first.ancestors, prefix.cache, cached, taps=taps)
+    else:
+        leaves = 1 if spec.builder.width == 1 else max(1, size - 1)  # the root is always expanded
+        out = resume(models.target, reuse, prefix, first, leaves, taps)
     logits = unembed(models.target, out.hidden)
     missing = tree.token.shape[1] - size
     pad = lambda x, axis: jnp.pad(x, [(0, missing if i == axis % x.ndim else 0) for i in range(x.ndim)])

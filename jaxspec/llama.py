@@ -253,17 +253,43 @@ def forward(
         slots: where the W tokens stand among the N nodes; needed with `nodes`.
         taps: layers whose input to return. Tap i is what Hugging Face calls `hidden_states[i]`, i < num_layers.
     """
-    config = model.config
-    attend = attend_to(config, positions, mask, cached, capacity(cache), slots)
-    x = embed(model, tokens)
+    attend = attend_to(model.config, positions, mask, cached, capacity(cache), slots)
+    every = range(model.config.num_layers)
+    x, filled, tapped = run_layers(model, every, embed(model, tokens), attend, cache, nodes, taps)
+    return Output(hidden=final_norm(model, x), nodes=filled, taps=tapped)
+
+
+def run_layers(
+    model: Llama,
+    layers: range,
+    x: Float[Array, "B W D"],
+    attend: Attend,
+    cache: tuple[KV, ...],
+    nodes: tuple[KV, ...] | None,
+    taps: tuple[int, ...] = (),
+) -> tuple[Float[Array, "B W D"], tuple[KV, ...], tuple[Float[Array, "B W D"], ...]]:
+    """Some of the model's layers on the residual stream.
+
+    Args:
+        cache: of the whole model.
+        nodes: of these layers alone, as what is returned; None: the W tokens are all the nodes.
+        taps: layers among these whose input to return.
+
+    Returns:
+        the residual stream, keys and values of the nodes a layer, the tapped inputs.
+    """
     filled, tapped = [], {}
-    for i, layer in enumerate(model.layers):
+    for at, i in enumerate(layers):
         if i in taps:
             tapped[i] = x
-        x, new = decoder_layer(layer, config, x, attend, cache[i], None if nodes is None else nodes[i])
+        x, new = decoder_layer(model.layers[i], model.config, x, attend, cache[i], None if nodes is None else nodes[at])
         filled.append(new)
-    hidden = rms_norm(x, model.norm[...], config.norm_eps)
-    return Output(hidden=hidden, nodes=tuple(filled), taps=tuple(tapped[i] for i in taps))
+    return x, tuple(filled), tuple(tapped[i] for i in taps)
+
+
+def final_norm(model: Llama, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    """The feature: the residual stream after the last layer, normalised for the LM head."""
+    return rms_norm(x, model.norm[...], model.config.norm_eps)
 
 
 def embed(model: Llama, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:

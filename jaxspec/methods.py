@@ -13,16 +13,23 @@ from jaxspec.controllers.fixed import Fixed
 from jaxspec.decode import Speculation
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
+from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.drafters.plain import Plain
 from jaxspec.protocols import Controller, Drafter, TreeBuilder
 from jaxspec.verify import Candidates, Greedy, Rule, Sampled
 
-DRAFTERS: dict[str, type] = {"plain": Plain, "draft-model": DraftModel, "ngram": Ngram, "eagle": Eagle}
+DRAFTERS: dict[str, type] = {
+    "plain": Plain,
+    "draft-model": DraftModel,
+    "ngram": Ngram,
+    "eagle": Eagle,
+    "early-exit": EarlyExit,
+}
 BUILDERS: dict[str, type] = {"chain": Chain, "static": Static, "eagle2": Eagle2}
 CONTROLLERS: dict[str, type] = {"fixed": Fixed}
 LONGEST = 12  # tokens of a chain, unless told, where a controller decides when to stop (Draft & Verify's K)
-PREFERRED = ("eagle", "draft-model")
+PREFERRED = ("eagle", "early-exit", "draft-model")
 """Drafters with a trained head, the best first: what runs where no method is named and the head is there."""
 
 

@@ -51,6 +51,15 @@ class Committed:
 
 
 @chex.dataclass(frozen=True)
+class Reuse:
+    """What drafting computed of the target's first layers, as many as `nodes` has, at the slots of the grown tree."""
+
+    nodes: tuple[KV, ...]  # keys and values of N nodes, one a layer
+    hidden: Float[Array, "B N D"]  # the input of the layer after them
+    known: Bool[Array, "B N"]  # nodes that it was computed for
+
+
+@chex.dataclass(frozen=True)
 class Evidence:
     """What a controller may judge by once a level is drafted, along each row's likeliest path."""
 
@@ -92,6 +101,10 @@ class Drafter(Protocol):
         self, models: Models, state: State, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Array, Array, State]:
         """Logits [B W V] and hidden states [B W E] after each node of the frontier."""
+        ...
+
+    def reuse(self, state: State) -> Reuse | None:
+        """What verification need not compute again; None for all drafters that are not made of the target."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,8 +13,9 @@ from jaxspec.train.objectives import Distillation, EagleObjective
 from jaxspec.train.recipe import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from jaxspec.loading import Checkpoint
     from jaxspec.train.heads import Job
     from jaxspec.train.prepare import Found
 
@@ -106,9 +108,10 @@ class Where:
     """Of the head's parameters on disk."""
 
     @contextlib.contextmanager
-    def job(self, name: str, command: Any, data: Data, recipe: Recipe) -> "Iterator[Job]":
-        """Loads the target and opens the run."""
-        from jaxspec.loading import load
+    def job(
+        self, name: str, command: Any, data: Data, recipe: Recipe, load: "Callable[[Path, str], Checkpoint]"
+    ) -> "Iterator[Job]":
+        """Loads of the target what `load` does, and opens the run."""
         from jaxspec.train import heads
         from jaxspec.train.runs import open_run
 
@@ -138,9 +141,10 @@ class Eagle:
     )
 
     def run(self) -> None:
+        from jaxspec.loading import load
         from jaxspec.train import eagle
 
-        with self.where.job("eagle", self, self.data, self.recipe) as job:
+        with self.where.job("eagle", self, self.data, self.recipe, load) as job:
             eagle.train(job, self.objective, self.bias, self.where.save_dtype)
 
 
@@ -163,12 +167,38 @@ class DraftModel:
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=3e-4)
 
     def run(self) -> None:
+        from jaxspec.loading import load
         from jaxspec.train import draft_model
 
         if self.layers < 1:
             raise ValueError(f"--layers must be at least 1, not {self.layers}")
-        with self.where.job("draft-model", self, self.data, self.recipe) as job:
+        with self.where.job("draft-model", self, self.data, self.recipe, load) as job:
             draft_model.train(job, self.goal, self.layers, self.hidden_size, self.where.save_dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyExit:
+    """Train an early exit (EESD): a decoder layer, norm and LM head after the target's first layers.
+
+    Only those layers and the exit run and are loaded. The recipe is the paper's, for 100,000 samples.
+
+    For example: jaxspec-train early-exit --target tinyllama --data generated.jsonl --open-data ~/src
+    """
+
+    where: conf.OmitArgPrefixes[Where]
+    data: conf.OmitArgPrefixes[Data] = Data()
+    first: int | None = None
+    """Layers of the target before the exit; 7 % of them if not given, at least one."""
+    exit_layers: int = 1
+    """Decoder layers of the exit."""
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=6250, batch_size=64, learning_rate=1e-3)
+
+    def run(self) -> None:
+        from jaxspec.train import early_exit
+
+        load = functools.partial(early_exit.load, first=self.first)
+        with self.where.job("early-exit", self, self.data, self.recipe, load) as job:
+            early_exit.train(job, self.exit_layers, self.where.save_dtype)
 
 
 def run_folder(out: Path, chosen: Path | None) -> Path:
@@ -196,6 +226,7 @@ Command = (
     Annotated[Lm, conf.subcommand("lm")]
     | Annotated[Eagle, conf.subcommand("eagle")]
     | Annotated[DraftModel, conf.subcommand("draft-model")]
+    | Annotated[EarlyExit, conf.subcommand("early-exit")]
 )
 
 

@@ -28,6 +28,7 @@ from jaxspec.train.text import Windows
 from jaxspec.train.trainer import Loss, Task, fit
 
 Head = TypeVar("Head", bound=nnx.Module)
+Acceptance = Callable[[Any], dict[str, Any]]
 _LONGEST = 2048
 
 
@@ -52,13 +53,22 @@ class Job:
     strict: bool = False
 
 
-def train(job: Job, drafter: str, head: Head, loss: Loss, write: Callable[[Path, Head], None]) -> Head:
+def train(
+    job: Job,
+    drafter: str,
+    head: Head,
+    loss: Loss,
+    write: Callable[[Path, Head], None],
+    acceptance: Callable[[Checkpoint, str, Windows], Acceptance] = measure_chain,
+) -> Head:
     """Trains a head beside its frozen target and writes it to `job.out`, whole or not at all.
 
     Args:
         drafter: what decodes with it, and measures its acceptance.
         head: initial weights, float32; donated.
         write: writes the trained head into a folder.
+        acceptance: (target, drafter, held-out text) → what measures how much is accepted, whose `tau` is to be high;
+            where it measures nothing, the held-out loss is to be low.
 
     Raises:
         ValueError: too little text, or a learning rate that makes the loss overflow.
@@ -79,7 +89,7 @@ def train(job: Job, drafter: str, head: Head, loss: Loss, write: Callable[[Path,
         complete = features.open_cache(job.cache, target.target, packed).complete if job.cache else None
         measure = None
         if held_out is not None:
-            accepted = measure_chain(target, drafter, held_out)
+            accepted = acceptance(target, drafter, held_out)
             lost = mean_loss(loss, held_out, max(1, recipe.batch_size // recipe.accumulate))
             measure = partial(_measure, lost, accepted, target.target)
         else:
@@ -91,7 +101,8 @@ def train(job: Job, drafter: str, head: Head, loss: Loss, write: Callable[[Path,
     said = ""
     if measure is not None:
         found = measure(trained)
-        said = f", chain tau {found['tau']:.2f} on held-out text"
+        name, value = ("chain tau", found["tau"]) if "tau" in found else ("loss", found["loss"])
+        said = f", {name} {value:.2f} on held-out text"
     say(f"wrote {job.out}: {drafter}, {sum(param.size for param in params.values()):,} parameters{said}")
     return trained
 
@@ -106,7 +117,13 @@ def target_features(target: Llama, batch: Windows) -> Float[Array, "B T D"]:
 def _measure(lost: Any, accepted: Any, target: Llama, head: Any) -> dict[str, Any]:
     dtype = target.norm[...].dtype
     found = accepted(jax.tree.map(lambda param: param.astype(dtype), head))
-    return {"loss": lost(head, target), **found, "score": found["tau"]}
+    loss = lost(head, target)
+    return {"loss": loss, **found, "score": found.get("tau", -loss)}
+
+
+def no_acceptance(target: Checkpoint, drafter: str, held_out: Windows) -> Acceptance:
+    """Measures nothing: for drafters that are trained without the target to decode with."""
+    return lambda weights: {}
 
 
 def folder_of(target: Path, drafter: str, out: Path | None) -> Path:

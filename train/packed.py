@@ -22,7 +22,17 @@ def hidden_states(
     segment: Int[Array, "B T"],
     keep: Bool[Array, " L"] | None = None,
 ) -> Float[Array, "B T D"]:
-    """The target's features: its hidden states after the final norm.
+    """The target's features: its hidden states after the final norm. Arguments as for `residual_stream`."""
+    return rms_norm(residual_stream(model, tokens, segment, keep), model.norm[...], model.config.norm_eps)
+
+
+def residual_stream(
+    model: Llama,
+    tokens: Int[Array, "B T"],
+    segment: Int[Array, "B T"],
+    keep: Bool[Array, " L"] | None = None,
+) -> Float[Array, "B T D"]:
+    """The residual stream after the model's last layer.
 
     Args:
         segment: number of the document that a token is of.
@@ -32,7 +42,7 @@ def hidden_states(
     for i, layer in enumerate(model.layers):
         run = lambda x, layer=layer: decoder_layer(layer, config, x, segment)
         x = run(x) if keep is None else jax.lax.cond(keep[i], run, lambda x: x, x)
-    return rms_norm(x, model.norm[...], config.norm_eps)
+    return x
 
 
 def decoder_layer(

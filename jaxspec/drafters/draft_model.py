@@ -41,6 +41,9 @@ class DraftModel:
     def taps(self, models) -> tuple[int, ...]:
         return ()
 
+    def reuse(self, state) -> None:
+        return None
+
     def init(self, models, batch, rows) -> DraftModelState:
         config, dtype = models.draft.config, models.draft.norm[...].dtype
         return DraftModelState(

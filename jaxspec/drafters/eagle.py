@@ -82,6 +82,9 @@ class Eagle:
     def taps(self, models) -> tuple[int, ...]:
         return ()
 
+    def reuse(self, state) -> None:
+        return None
+
     def init(self, models, batch, rows) -> EagleState:
         config, dtype = models.draft.config, models.target.norm[...].dtype
         return EagleState(

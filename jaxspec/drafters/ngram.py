@@ -32,6 +32,9 @@ class Ngram:
     def taps(self, models) -> tuple[int, ...]:
         return ()
 
+    def reuse(self, state) -> None:
+        return None
+
     def init(self, models, batch, rows) -> Any:
         return ()
 

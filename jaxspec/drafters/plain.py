@@ -13,6 +13,9 @@ class Plain:
     def taps(self, models) -> tuple[int, ...]:
         return ()
 
+    def reuse(self, state) -> None:
+        return None
+
     def init(self, models, batch, rows) -> Any:
         return ()
 

@@ -14,11 +14,13 @@ from jaxspec.checkpoint import dict_to_module, module_to_dict
 from jaxspec.config import LlamaConfig
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle, EagleHead
+from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.engine import CPU_SIZES, Request, start
 from jaxspec.llama import Llama
 from jaxspec.methods import Method
 from jaxspec.prefill import prefill
 from jaxspec.protocols import Models
+from jaxspec.train.early_exit import initial
 
 CHUNK = 8
 
@@ -40,7 +42,8 @@ def models(vocab_size: int, num_layers: int = 2) -> Models:
     target = Llama(config, rngs=nnx.Rngs(0))
     noise = Llama(config, rngs=nnx.Rngs(1))
     draft_model = jax.tree.map(lambda x, y: x + 0.25 * y, target, noise)
-    return Models(target=target, draft={DraftModel: draft_model, Eagle: eagle_head(config)})
+    heads = {DraftModel: draft_model, Eagle: eagle_head(config), EarlyExit: early_exit_head(target)}
+    return Models(target=target, draft=heads)
 
 
 def eagle_head(config: LlamaConfig) -> EagleHead:
@@ -48,6 +51,13 @@ def eagle_head(config: LlamaConfig) -> EagleHead:
     head = jax.tree.map(lambda x: 0.25 * x, EagleHead(config, rngs=nnx.Rngs(2), bias=True))
     width = config.hidden_size
     return dict_to_module(head, {**module_to_dict(head), "fc.kernel": jnp.eye(2 * width, width)})
+
+
+def early_exit_head(target: Llama) -> EarlyExitHead:
+    """An exit after the first of two layers, as training begins it but shaken: else it would always agree."""
+    config = dataclasses.replace(target.config, num_layers=1)
+    head = EarlyExitHead(config, rngs=nnx.Rngs(3), first=1)
+    return jax.tree.map(lambda x, y: x + 0.25 * y, initial(target, head), head)
 
 
 def speculation(method: Method, greedy: bool) -> decode.Speculation:

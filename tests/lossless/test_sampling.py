@@ -29,7 +29,7 @@ BATCHES = 4
 
 @pytest.fixture(scope="module")
 def target() -> Models:
-    return models(VOCAB, num_layers=1)
+    return models(VOCAB)
 
 
 def reference(logits: np.ndarray, temperature: float, top_p: float) -> np.ndarray:

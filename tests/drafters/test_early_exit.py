@@ -1,0 +1,87 @@
+"""Early exit: what is drafted, and that nothing of the target is computed twice."""
+
+import dataclasses
+from collections import Counter
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxspec import decode, llama
+from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, default_first
+from jaxspec.engine import start
+from jaxspec.methods import parse_method
+from jaxspec.prefill import prefill
+from jaxspec.protocols import Models, Prefix
+from jaxspec.train.early_exit import initial
+from jaxspec.tree import compact
+from tests.lossless.harness import models, requests, run, speculation
+
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 4, 5]]
+
+
+@pytest.mark.parametrize(("first", "num_layers", "expected"), [(1, 16, 1), (3, 40, 3), (6, 80, 6), (1, 2, 1)])
+def test_default_first(first: int, num_layers: int, expected: int):
+    assert default_first(num_layers) == first == expected
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "first", "builder"), [(3, 1, "chain,length=3"), (3, 2, "static,paths=0:1:00:01:10:000")]
+)
+def test_an_exit_through_all_other_layers_is_the_target(num_layers: int, first: int, builder: str):
+    """With the target's own other layers as exit layers, every draft is accepted: caches and positions are right."""
+    target = models(50, num_layers).target
+    config = dataclasses.replace(target.config, num_layers=num_layers - first)
+    head = initial(target, EarlyExitHead(config, rngs=nnx.Rngs(0), first=first))
+    spec = speculation(parse_method(f"early-exit+{builder}"), greedy=True)
+    _, history = run(spec, Models(target=target, draft={EarlyExit: head}), requests(PROMPTS, 17))
+    committed, accepted, levels = history[:, :, 0], history[:, :, 1], history[:, :, 2]
+    assert (accepted == levels).all() and (committed.sum(axis=1) == 16).all()
+    assert (committed.max(axis=1) == 4).all()
+
+
+class Passes:
+    """Counts how often each slot of the grown tree passes each layer of the target."""
+
+    def __init__(self, target: llama.Llama):
+        self.number = {id(layer.mlp): i for i, layer in enumerate(target.layers)}
+        self.found: Counter = Counter()
+        self.slots: np.ndarray | None = None  # of the nodes of a verified tree in the grown one
+
+    def layer(self, layer, config, x, attend, prefix, nodes):
+        if (i := self.number.get(id(layer.mlp))) is not None:
+            at = np.arange(x.shape[1])[None].repeat(len(x), 0) if attend.slots is None else np.asarray(attend.slots)
+            for row, node in np.ndindex(at.shape):
+                where = int(at[row, node])
+                if self.slots is not None:
+                    where = int(self.slots[row, where]) if where < self.slots.shape[1] else -1
+                self.found[i, row, where] += 1
+        return self.original(layer, config, x, attend, prefix, nodes)
+
+    original = staticmethod(llama.decoder_layer)
+
+
+@pytest.mark.parametrize(
+    "builder", ["chain,length=3", "static,paths=0:1:2:00:01:10:000", "eagle2,total=6,depth=3,width=2"]
+)
+def test_every_live_node_passes_every_layer_once(builder: str):
+    target = models(20, num_layers=3).target
+    head = EarlyExitHead(dataclasses.replace(target.config, num_layers=1), rngs=nnx.Rngs(1), first=2)
+    weights = Models(target=target, draft=head)
+    spec = speculation(parse_method(f"early-exit+{builder}"), greedy=True)
+    state = start(spec, weights, requests(PROMPTS, 8), (), 64)
+    state = prefill(spec.drafter, weights, state, 8)
+    passes = Passes(target)
+    with mock.patch.object(llama, "decoder_layer", passes.layer), jax.disable_jit():
+        prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
+        grown, drafter = decode.draft(spec, weights, state, prefix, state.keys, state.keys)
+        tree = compact(spec.builder.prune(grown))
+        passes.slots = np.asarray(tree.slot)
+        size = tree.token.shape[1]
+        decode.target_forward(spec, size, weights, prefix, tree, spec.drafter.reuse(drafter))
+    live = np.asarray(tree.live)
+    assert live.sum() > live.shape[0] * 2
+    counts = [passes.found[i, row, int(passes.slots[row, n])] for i in range(3) for row, n in np.argwhere(live)]
+    assert counts == [1] * len(counts)
