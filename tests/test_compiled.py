@@ -29,7 +29,9 @@ def compiled(name: str, batch: int = 1) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", ["plain", "ngram+chain", "ngram+static", "draft-model+chain", "eagle+static"])
+@pytest.mark.parametrize(
+    "name", ["plain", "ngram+chain", "ngram+static", "draft-model+chain", "eagle+static", "early-exit+chain"]
+)
 def test_the_loop_never_copies_the_cache(name):
     assert copies_of_the_cache(compiled(name), 1, ROWS) == []
 

@@ -86,6 +86,8 @@ def load(path: Path, dtype: str, first: int | None) -> Checkpoint:
     folder = locate(path)
     config = checkpoint.read_config(folder)
     count = default_first(config.model.num_layers) if first is None else first
+    if config.model.num_layers < 2:
+        raise ValueError(f"{path} has a single layer, so there is none to exit before")
     if not 0 < count < config.model.num_layers:
         raise ValueError(f"--first must be from 1 to {config.model.num_layers - 1} for this target, not {count}")
     bottom = load_bottom(folder, config.model, count, jnp.dtype(dtype))

@@ -1,5 +1,6 @@
 """A random checkpoint with a byte-level tokenizer, and prompts for it."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -24,11 +25,12 @@ MODEL = LlamaConfig(
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
 
-def checkpoint(path: Path) -> Path:
+def checkpoint(path: Path, num_layers: int = 1) -> Path:
     """Writes one at `path`."""
     path.mkdir()
-    write_config(path, CheckpointConfig("llama", MODEL, "float32", "float32", "jaxspec"))
-    write_params(path / "params", module_to_dict(Llama(MODEL, rngs=nnx.Rngs(0))).items())
+    model = dataclasses.replace(MODEL, num_layers=num_layers)
+    write_config(path, CheckpointConfig("llama", model, "float32", "float32", "jaxspec"))
+    write_params(path / "params", module_to_dict(Llama(model, rngs=nnx.Rngs(0))).items())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
