@@ -1,0 +1,104 @@
+"""What a step of training an early exit costs beside one of an EAGLE head (EESD, Table 6).
+
+    python benchmarks/training_cost.py flops              # compiled FLOPs at the shapes of LLaMA-2 13B; allocates nothing
+    python benchmarks/training_cost.py seconds            # seconds on the builtin target, both steps taking turns
+
+The paper compares with Medusa and a separate 7B model (Table 6: 1.6 s a batch against 9.5 s and 15.5 s at 13B); EAGLE,
+like Medusa, runs the whole target in a step.
+"""
+
+import dataclasses
+import functools
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.bundled import FOLDER
+from jaxspec.checkpoint import abstract
+from jaxspec.config import LlamaConfig
+from jaxspec.drafters.early_exit import EarlyExitHead, default_first
+from jaxspec.drafters.eagle import EagleHead
+from jaxspec.loading import load
+from jaxspec.train import eagle, early_exit
+from jaxspec.train.objectives import EagleObjective
+from jaxspec.train.optimizer import make_optimizer
+from jaxspec.train.recipe import Recipe
+from jaxspec.train.text import Windows
+from jaxspec.train.trainer import make_step, start
+
+LLAMA_13B = LlamaConfig(
+    vocab_size=32000,
+    hidden_size=5120,
+    intermediate_size=13824,
+    num_layers=40,
+    num_heads=40,
+    num_kv_heads=40,
+    head_dim=128,
+    max_length=4096,
+)
+REPEATS = 15
+
+
+def steps(model: LlamaConfig, recipe: Recipe) -> dict[str, tuple[Any, Any, Any]]:
+    """By head: the compiled step, a function that makes its head, and one that cuts the target to what it needs."""
+    optimizer = make_optimizer(recipe)
+    one = dataclasses.replace(model, num_layers=1)
+    first = default_first(model.num_layers)
+    losses = {
+        "eagle": functools.partial(eagle.loss, objective=EagleObjective()),
+        "early-exit": early_exit.loss,
+    }
+    heads = {
+        "eagle": lambda: EagleHead(one, rngs=nnx.Rngs(0), bias=True),
+        "early-exit": lambda: EarlyExitHead(one, rngs=nnx.Rngs(0), first=first),
+    }
+    frozen = {"eagle": abstract(model), "early-exit": abstract(early_exit.bottom_config(model, first))}
+    return {name: (make_step(losses[name], optimizer, recipe), heads[name], frozen[name]) for name in losses}
+
+
+def flops(batch: int = 1, length: int = 2048) -> dict[str, float]:
+    """Floating-point operations of each compiled step, from shapes alone."""
+    recipe = Recipe(steps=10, batch_size=batch, learning_rate=1e-3)
+    shape = lambda dtype: jax.ShapeDtypeStruct((batch, length), dtype)
+    windows = Windows(tokens=shape(jnp.int32), segment=shape(jnp.int32), counted=shape(bool))
+    found = {}
+    for name, (step, head, frozen) in steps(LLAMA_13B, recipe).items():
+        state = jax.eval_shape(lambda head=head: start(head(), make_optimizer(recipe)))
+        found[name] = step.lower(state, frozen, windows).compile().cost_analysis()["flops"]
+    return found
+
+
+def seconds(batch: int = 8) -> dict[str, float]:
+    """Median seconds of each step on the builtin target, at its context."""
+    target = load("builtin", "float32")
+    model = target.config.model
+    recipe = Recipe(steps=10, batch_size=batch, learning_rate=1e-3)
+    tokens = jax.random.randint(jax.random.key(0), (batch, model.max_length), 0, model.vocab_size)
+    windows = Windows(tokens=tokens, segment=jnp.zeros_like(tokens), counted=jnp.ones(tokens.shape, bool))
+    bottom = early_exit.load_bottom(FOLDER, model, default_first(model.num_layers), jnp.dtype("float32"))
+    frozen = {"eagle": target.target, "early-exit": bottom}
+    running = {}
+    for name, (step, head, _) in steps(model, recipe).items():
+        state, _ = step(start(head(), make_optimizer(recipe)), frozen[name], windows)  # compiles
+        running[name] = (step, state)
+    samples: dict[str, list[float]] = {name: [] for name in running}
+    for _ in range(REPEATS):
+        for name, (step, state) in running.items():
+            began = time.perf_counter()
+            state, _ = jax.block_until_ready(step(state, frozen[name], windows))
+            samples[name].append(time.perf_counter() - began)
+            running[name] = (step, state)
+    return {name: statistics.median(found) for name, found in samples.items()}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in (["flops"], ["seconds"]):
+        sys.exit(__doc__)
+    measured = flops() if sys.argv[1] == "flops" else seconds()
+    print(json.dumps({**measured, "ratio": measured["early-exit"] / measured["eagle"]}, indent=2))
