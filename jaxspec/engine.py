@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import caches, decode
+from jaxspec.calibrator import draft_width
 from jaxspec.evaluate.metrics import Counts, count
 from jaxspec.loading import Checkpoint, find_head, load
-from jaxspec.methods import Method, default_method, needs_head, parse_method
+from jaxspec.methods import Method, default_method, needs_head, needs_weights, parse_method
 from jaxspec.prefill import prefill
 from jaxspec.prompts import Prompt, encode, stateful_refusal
 from jaxspec.protocols import Models
@@ -82,6 +83,7 @@ class Engine:
         method: such as `ngram+chain,length=6`; None takes the best trained head in the checkpoint.
         dtype: float32 or bfloat16, where `model` is a path.
         draft: the drafter's weights, where they are in memory; None loads the head that the method names.
+        control: the controller's weights, likewise; None loads them from that head, where the controller needs any.
 
     Compilation happens on first use of a shape and is kept in the user's cache folder; `warmup` does it ahead.
     """
@@ -93,12 +95,14 @@ class Engine:
         *,
         dtype: str | None = None,
         draft: Any = None,
+        control: Any = None,
     ):
         caches.keep_compilations()
         self.model = model if isinstance(model, Checkpoint) else load(model, dtype)
         self.method = parse_method(method) if isinstance(method, str) else method or default_method(self.model.heads)
         weights = load_head(self.model, self.method) if draft is None else draft
-        self.models = Models(target=self.model.target, draft=weights)
+        learned = load_control(self.model, self.method, weights) if control is None else control
+        self.models = Models(target=self.model.target, draft=weights, control=learned)
         on_cpu = jax.default_backend() == "cpu"
         self.tree_sizes = CPU_SIZES if on_cpu else ACCELERATOR_SIZES
 
@@ -359,6 +363,16 @@ def load_head(model: Checkpoint, method: Method) -> Any:
     assert method.head is not None
     kind: Any = method.drafter
     return kind.load_head(model, find_head(model.path, method.head), model.target.norm[...].dtype)
+
+
+def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
+    """The weights that the method's controller brings, None where it has none; `draft` are the drafter's."""
+    if not needs_weights(method.controller):
+        return None
+    assert method.head is not None
+    kind: Any = method.controller
+    width = draft_width(method.drafter, Models(target=model.target, draft=draft))
+    return kind.load_weights(model, find_head(model.path, method.head), width, model.target.norm[...].dtype)
 
 
 def check_settings(request: Request) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from jaxspec.builders.chain import Chain
 from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.builders.static import Static
+from jaxspec.controllers.beta_ts import BetaTS
+from jaxspec.controllers.cali_ts import CaliTS
 from jaxspec.controllers.fixed import Fixed
 from jaxspec.decode import Speculation
 from jaxspec.drafters.draft_model import DraftModel
@@ -27,7 +29,7 @@ DRAFTERS: dict[str, type] = {
     "early-exit": EarlyExit,
 }
 BUILDERS: dict[str, type] = {"chain": Chain, "static": Static, "eagle2": Eagle2}
-CONTROLLERS: dict[str, type] = {"fixed": Fixed}
+CONTROLLERS: dict[str, type] = {"fixed": Fixed, "beta-ts": BetaTS, "cali-ts": CaliTS}
 LONGEST = 12  # tokens of a chain, unless told, where a controller decides when to stop (Draft & Verify's K)
 PREFERRED = ("eagle", "early-exit", "draft-model")
 """Drafters with a trained head, the best first: what runs where no method is named and the head is there."""
@@ -103,6 +105,11 @@ def parse_method(text: str) -> Method:
         bare = name_of_part == "chain" and not settings  # its length is the controller's to decide, or the default
         parts[kind] = None if bare else _build(table[name_of_part], name_of_part, settings, text)
     controller = parts.get("controller") or Fixed()
+    if needs_weights(controller) and not needs_head(drafter):
+        raise ValueError(
+            f"method {text!r}: {_name(controller, CONTROLLERS)} predicts from the drafter's hidden states, and {name} "
+            "has none; take beta-ts, or cali-ts,prediction=sampled"
+        )
     return Method(
         drafter=drafter,
         builder=parts.get("builder") or Chain(length=LONGEST if controller.stops else Chain.length),
@@ -114,6 +121,11 @@ def parse_method(text: str) -> Method:
 def needs_head(drafter: Drafter) -> bool:
     """Whether the drafter brings weights of its own."""
     return hasattr(drafter, "load_head")
+
+
+def needs_weights(controller: Controller) -> bool:
+    """Whether the controller brings weights of its own, which lie in the drafter's head."""
+    return getattr(controller, "needs_weights", False)
 
 
 def runnable(heads: Collection[str]) -> list[tuple[str, bool]]:

@@ -3,7 +3,7 @@
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 
 @chex.dataclass(frozen=True)
@@ -61,6 +61,11 @@ def fold(keys: Key[Array, " B"], data: Int[Array, " B"] | Int[Array, ""] | int) 
 def gumbel(keys: Key[Array, " B"], shape: tuple[int, ...]) -> Float[Array, "B *S"]:
     """Standard Gumbel noise: adding it to log-probabilities and taking the k largest draws k without replacement."""
     return jax.vmap(lambda key: jax.random.gumbel(key, shape, jnp.float32))(keys)
+
+
+def toss(keys: Key[Array, " B"], chance: Float[Array, " B"]) -> Bool[Array, " B"]:
+    """A coin a row, true with the given chance."""
+    return jax.vmap(jax.random.uniform)(keys) < chance
 
 
 def draw(keys: Key[Array, " B"], probs: Float[Array, "B *W V"]) -> Int[Array, "B *W"]:

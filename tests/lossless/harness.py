@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxspec import decode
+from jaxspec.calibrator import Calibrator
 from jaxspec.checkpoint import dict_to_module, module_to_dict
 from jaxspec.config import LlamaConfig
 from jaxspec.drafters.draft_model import DraftModel
@@ -17,7 +18,7 @@ from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.engine import CPU_SIZES, Request, start
 from jaxspec.llama import Llama
-from jaxspec.methods import Method
+from jaxspec.methods import Method, needs_weights
 from jaxspec.prefill import prefill
 from jaxspec.protocols import Models
 from jaxspec.train.early_exit import initial
@@ -28,7 +29,8 @@ CHUNK = 8
 def models(vocab_size: int, num_layers: int = 2) -> Models:
     """A random target, and for every drafter with weights some that agree with it often but not always.
 
-    They are a dictionary by drafter, from which `run` takes what it needs.
+    They are a dictionary by drafter, from which `run` takes what it needs. Cali-TS's predictor is random too, and fits
+    all of these drafters: their hidden states are as wide as the target's.
     """
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -42,8 +44,11 @@ def models(vocab_size: int, num_layers: int = 2) -> Models:
     target = Llama(config, rngs=nnx.Rngs(0))
     noise = Llama(config, rngs=nnx.Rngs(1))
     draft_model = jax.tree.map(lambda x, y: x + 0.25 * y, target, noise)
-    heads = {DraftModel: draft_model, Eagle: eagle_head(config), EarlyExit: early_exit_head(target)}
-    return Models(target=target, draft=heads)
+    return Models(
+        target=target,
+        draft={DraftModel: draft_model, Eagle: eagle_head(config), EarlyExit: early_exit_head(target)},
+        control=Calibrator(config.hidden_size, config.hidden_size, rngs=nnx.Rngs(3)),
+    )
 
 
 def eagle_head(config: LlamaConfig) -> EagleHead:
@@ -75,22 +80,31 @@ def requests(prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 
 
 
 def weights(spec: decode.Speculation, models: Models) -> Models:
-    """The target and what the drafter brings."""
-    return Models(target=models.target, draft=models.draft.get(type(spec.drafter)))
+    """The target, what the drafter brings, and what the controller does."""
+    control = models.control if needs_weights(spec.controller) else None
+    return Models(target=models.target, draft=models.draft.get(type(spec.drafter)), control=control)
 
 
 def run(
     spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
 ) -> tuple[list[list[int]], np.ndarray]:
     """New tokens of every request, and the histories [B, rounds, 5]; `rows` bounds prompt, text and margin."""
+    state = decoded(spec, models, requests, eos, rows)
+    tokens, length = np.asarray(state.tokens), np.asarray(state.length)
+    new = [tokens[i, len(r.tokens) : length[i]].tolist() for i, r in enumerate(requests)]
+    return new, np.asarray(state.history)[: len(requests), : int(state.round)]
+
+
+def decoded(
+    spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
+) -> decode.DecodeState:
+    """The state after the last round."""
     models = weights(spec, models)
     state = start(spec, models, requests, eos, rows)
     state = prefill(spec.drafter, models, state, CHUNK)
     state = decode.decode(spec, models, state, jnp.int32(rows))
     assert bool(state.done.all())
-    tokens, length = np.asarray(state.tokens), np.asarray(state.length)
-    new = [tokens[i, len(r.tokens) : length[i]].tolist() for i, r in enumerate(requests)]
-    return new, np.asarray(state.history)[: len(requests), : int(state.round)]
+    return state
 
 
 def with_rule(method: Method, rule: Any) -> decode.Speculation:

@@ -1,4 +1,7 @@
-"""Every rule that is known to be wrong fails the battery's own distribution test: so the battery can see."""
+"""Every rule that is known to be wrong fails the battery's own distribution test: so the battery can see.
+
+So does every controller that takes back the token at which it stopped, if it looked at that token to decide.
+"""
 
 import contextlib
 import dataclasses
@@ -12,12 +15,14 @@ import pytest
 from jaxspec import verify
 from jaxspec.builders.chain import Chain
 from jaxspec.builders.static import Static, parse_paths
+from jaxspec.controllers.beta_ts import BetaTS
+from jaxspec.controllers.cali_ts import CaliTS
 from jaxspec.controllers.fixed import Fixed
 from jaxspec.drafters.draft_model import DraftModel
-from jaxspec.methods import Method
+from jaxspec.methods import Method, needs_weights
 from jaxspec.protocols import Models
 from jaxspec.sampling import gumbel
-from jaxspec.tree import select
+from jaxspec.tree import levels, select
 from jaxspec.verify import Candidates, Greedy, Proposal, Sampled
 from tests.lossless.harness import models, with_rule
 from tests.lossless.test_sampling import FALSE_ALARM, VOCAB, enumerate_joint, p_value, sample
@@ -32,6 +37,7 @@ def target() -> Models:
 
 
 SAMPLED = Sampled()
+FIXED = Fixed()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +129,52 @@ class DropsByConfidence:
         return select(tree, jnp.broadcast_to(jnp.arange(keep.shape[1]), keep.shape), keep)
 
 
-def score(builder: Any, rule: Any, target: Models) -> float:
-    method = Method(drafter=DraftModel(), builder=builder, controller=Fixed(), head="draft-model")
+@dataclasses.dataclass(frozen=True)
+class DropsTheStopper(Sampled):
+    """Does not verify the token at which a chain stopped short of its cap."""
+
+    def verify(self, keys, sampling, tree, logits, depth):
+        last = levels(tree)[:, None]
+        stopper = (tree.depth == last) & (last < depth)
+        return Sampled().verify(keys, sampling, dataclasses.replace(tree, live=tree.live & ~stopper), logits, depth)
+
+
+@dataclasses.dataclass(frozen=True)
+class Looks:
+    """A controller that decides by something else than `inner` would, which still keeps the state."""
+
+    decide: Any
+    inner: Any = FIXED
+    stops: ClassVar[bool] = True
+
+    @property
+    def needs_weights(self) -> bool:
+        return needs_weights(self.inner)
+
+    def init(self, models, batch):
+        return self.inner.init(models, batch)
+
+    def keep_drafting(self, models, keys, state, evidence):
+        return self.decide(self.inner, models, keys, state, evidence)
+
+    def update(self, state, accepted, levels):
+        return self.inner.update(state, accepted, levels)
+
+
+def by_own_probability(inner, models, keys, state, evidence):
+    return evidence.token_prob >= 0.3
+
+
+def by_prediction_from_the_token(inner, models, keys, state, evidence):
+    """Cali-TS, with a predictor that sees the token's own probability where it should see what gave the token."""
+    kernel = models.control.head.kernel[...][-evidence.draft_hidden.shape[1] :]
+    likely = 20 * (evidence.token_prob - 0.3)
+    seen = likely[:, None] * (kernel[:, 1] - kernel[:, 0])
+    return inner.keep_drafting(models, keys, state, dataclasses.replace(evidence, draft_hidden=seen))
+
+
+def score(builder: Any, rule: Any, target: Models, controller: Any = FIXED) -> float:
+    method = Method(drafter=DraftModel(), builder=builder, controller=controller, head="draft-model")
     counts = sample(with_rule(method, rule), target, TEMPERATURE, 1.0)
     return p_value(counts, enumerate_joint(target, TEMPERATURE, 1.0))
 
@@ -150,6 +200,26 @@ RIGHT = {
     "candidates, pruned by confidence": (DropsByConfidence(BUSHY, 0.2), Candidates()),
     "independent draws, duplicates tested again": (BUSHY, Wrong(independent, replaced=(("without", untouched),))),
 }
+
+
+CHAIN = Chain(3)
+STOPS = {  # a chain's last token is dropped where one of these stopped; whether the decision looked at that token
+    "by the token's own probability": (Looks(by_own_probability), True),
+    "by a prediction from the token": (Looks(by_prediction_from_the_token, inner=CaliTS()), True),
+    "by a coin": (BetaTS(prior_alpha=1.0), False),
+    "by a prediction from what gave the token": (CaliTS(), False),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_stop_that_takes_its_token_back(name: str, target):
+    controller, looks = STOPS[name]
+    dropped = score(CHAIN, DropsTheStopper(), target, controller)
+    assert dropped < FALSE_ALARM if looks else dropped > FALSE_ALARM
+
+
+def test_a_stop_that_looks_at_its_token_and_keeps_it(target):
+    assert score(CHAIN, SAMPLED, target, Looks(by_own_probability)) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -1,0 +1,213 @@
+"""Cali-TS: its estimate against numbers worked out by hand, its coin against the draws that the paper writes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxspec import Engine, load
+from jaxspec.calibrator import Calibrator, draft_width, predict, write_calibrator
+from jaxspec.checkpoint import CheckpointError
+from jaxspec.controllers.cali_ts import CaliState, CaliTS, clipped_mean
+from jaxspec.methods import parse_method
+from jaxspec.protocols import Evidence, Models
+from tests import checkpoints
+from tests.lossless.harness import models, speculation, weights
+
+NUMBER = 100_000
+NOISE = 5 * np.sqrt(0.25 / NUMBER)
+ROUNDS = [(0, 4), (2, 4), (4, 4), (2, 2), (0, 0), (0, 1), (12, 12)]  # accepted, levels
+
+
+def counts(*values: int):
+    return jnp.asarray(values, jnp.int32)
+
+
+class TestEstimate:
+    def test_is_accepted_by_compared(self):
+        """The prior is one comparison: (prior + accepted) / (1 + compared)."""
+        controller = CaliTS(prior=0.5)
+        state, found = controller.init(None, 1), []
+        for accepted, levels in ROUNDS:
+            state = controller.update(state, counts(accepted), counts(levels))
+            found.append(state.estimate.item())
+        # accepted in all:  0        2        6        8        8        8         20
+        # compared in all:  1        4        8        10       10       11        23
+        assert found == pytest.approx([0.5 / 2, 2.5 / 5, 6.5 / 9, 8.5 / 11, 8.5 / 11, 8.5 / 12, 20.5 / 24])
+        assert state.rounds.item() == 6  # all but the one in which nothing was drafted
+
+    def test_as_printed_goes_to_one_whatever_is_accepted(self):
+        """1 - theta_t = (1 - theta_0) / (t + 1): the rejections never enter (Eqs. 8 and 10)."""
+        controller = CaliTS(prior=0.25, estimate="printed")
+        good = bad = controller.init(None, 1)
+        for accepted in (3, 1, 4):
+            good = controller.update(good, counts(accepted), counts(accepted))
+            bad = controller.update(bad, counts(accepted), counts(12))
+        assert good.estimate.item() == bad.estimate.item() == pytest.approx(1 - 0.75 / 9)
+        for _ in range(100):
+            bad = controller.update(bad, counts(1), counts(12))
+        assert bad.estimate.item() == pytest.approx(1 - 0.75 / 109)
+        assert CaliTS(prior=0.25).update(bad, counts(0), counts(12)).estimate < bad.estimate
+
+    def test_rows_do_not_see_each_other(self):
+        controller = CaliTS()
+        state = controller.init(None, len(ROUNDS))
+        accepted, levels = zip(*ROUNDS, strict=True)
+        for _ in range(2):
+            state = controller.update(state, counts(*accepted), counts(*levels))
+        for row, (one, many) in enumerate(ROUNDS):
+            alone = controller.init(None, 1)
+            for _ in range(2):
+                alone = controller.update(alone, counts(one), counts(many))
+            assert [x[row].item() for x in jax.tree.leaves(state)] == [x.item() for x in jax.tree.leaves(alone)]
+        idle = jax.tree.map(lambda x: x[4], state)
+        assert jax.tree.leaves(idle) == jax.tree.leaves(jax.tree.map(lambda x: x[0], controller.init(None, 1)))
+
+
+class TestCoin:
+    """Against theta ~ N(mu, sigma²), clipped, and chi ~ Bernoulli(theta), drawn by NumPy from Eqs. 6 and 7."""
+
+    @pytest.mark.parametrize(("mean", "deviation"), [(0.5, 0.3), (0.9, 0.5), (1.2, 0.1), (0.0, 2.0), (0.3, 1e-4)])
+    def test_mean_of_the_clipped_normal(self, mean: float, deviation: float):
+        drawn = np.clip(np.random.default_rng(0).normal(mean, deviation, 10**6), 0, 1)
+        found = clipped_mean(jnp.array([mean]), jnp.array([deviation]))
+        assert found.item() == pytest.approx(drawn.mean(), abs=5 * drawn.std() / 1000 + 1e-6)
+
+    @pytest.mark.parametrize("prediction", ["both", "model", "sampled"])
+    @pytest.mark.parametrize("rounds", [0, 3, 1000])
+    def test_is_the_papers(self, prediction: str, rounds: int):
+        controller = CaliTS(sigma_model=0.3, sigma_sample=0.6, prediction=prediction)
+        own = Calibrator(4, 3, rngs=nnx.Rngs(1))
+        target, draft = 0.3 * np.random.default_rng(2).normal(size=(2, 4))
+        evidence = evidence_of(2, target, draft[:3])
+        predicted = predict(own, evidence.level, evidence.target_hidden, evidence.draft_hidden)[0].item()
+        assert 0.1 < predicted < 0.9 and abs(predicted - 0.2) > 0.1, "the two say the same, so nothing is tested"
+        state = CaliState(
+            estimate=jnp.full(NUMBER, 0.2), trials=jnp.zeros(NUMBER), rounds=jnp.full(NUMBER, float(rounds))
+        )
+        models = Models(target=tiny(), draft=None, control=own)
+        found = controller.keep_drafting(models, jax.random.split(jax.random.key(0), NUMBER), state, evidence)
+
+        n = {"both": rounds, "model": 0, "sampled": rounds}[prediction]
+        mu = (0.36 * predicted + n * 0.09 * 0.2) / (0.36 + n * 0.09)
+        variance = 1 / (1 / 0.09 + n / 0.36)
+        if prediction == "sampled":
+            mu, variance = 0.2, 0.36 / (n + 1)
+        rng = np.random.default_rng(3)
+        chi = rng.random(NUMBER) < np.clip(rng.normal(mu, np.sqrt(variance), NUMBER), 0, 1)
+        assert abs(found.mean().item() - chi.mean()) < 2 * NOISE
+
+
+def evidence_of(level: int, target, draft) -> Evidence:
+    wide = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.float32), (NUMBER, len(x)))
+    half = jnp.full(NUMBER, 0.5)
+    return Evidence(
+        level=jnp.int32(level), top_prob=half, token_prob=half, log_confidence=jnp.log(half),
+        draft_hidden=wide(draft), target_hidden=wide(target),
+    )  # fmt: skip
+
+
+def tiny():
+    return models(5, num_layers=1).target
+
+
+class TestPredictor:
+    def test_is_the_formula(self):
+        own = Calibrator(4, 3, rngs=nnx.Rngs(0))
+        rng = np.random.default_rng(0)
+        target, draft = rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(6, 3)).astype(np.float32)
+        transform, head = np.asarray(own.transform[...]), np.asarray(own.head.kernel[...])
+        for level, matrix in ((1, 0), (2, 1), (10, 9), (11, 9), (40, 9)):
+            logits = np.concatenate([target @ transform[matrix], draft], axis=1) @ head
+            expected = np.exp(logits[:, 1]) / np.exp(logits).sum(axis=1)
+            found = predict(own, jnp.int32(level), jnp.asarray(target), jnp.asarray(draft))
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+    def test_low_precision_weights_give_a_float32(self):
+        own = Calibrator(4, 4, rngs=nnx.Rngs(0), dtype=jnp.dtype("bfloat16"))
+        hidden = jnp.ones((2, 4), jnp.bfloat16)
+        assert predict(own, jnp.int32(1), hidden, hidden).dtype == jnp.float32
+
+    def test_width_of_every_drafters_hidden_states(self):
+        for name, width in (("ngram", 1), ("draft-model", 16), ("eagle", 16)):
+            method = parse_method(name)
+            assert draft_width(method.drafter, weights(speculation(method, True), models(5))) == width
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load(checkpoints.make(tmp_path_factory.mktemp("cali")))
+
+
+@pytest.fixture(scope="module")
+def own(model):
+    width = model.config.model.hidden_size
+    return Calibrator(width, width, rngs=nnx.Rngs(0))
+
+
+class TestEngine:
+    METHOD = "draft-model+cali-ts"
+
+    def test_from_memory_and_from_the_heads_folder(self, model, own):
+        plain = Engine(model, "plain").generate("abcabc", max_new_tokens=24)[0]
+        with pytest.raises(CheckpointError, match=r"`jaxspec-train calibrator --target .*ckpt --head draft-model`"):
+            Engine(model, self.METHOD)
+        settings = {"max_new_tokens": 24, "temperature": 0.0}
+        in_memory = Engine(model, self.METHOD, control=own).generate("abcabc", **settings)[0]
+        folder = model.path / "heads" / "draft-model" / "calibrator"
+        folder.mkdir()
+        write_calibrator(folder, model.config.model, own)
+        restored = Engine(model, self.METHOD)
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, restored.models.control, own))
+        found = restored.generate("abcabc", **settings)[0]
+        assert found.tokens == in_memory.tokens == plain.tokens
+        assert found.history.tolist() == in_memory.history.tolist()
+        assert len(set(found.history[:, 2].tolist())) > 1, "it never stopped at another length"
+
+    def test_without_its_predictor(self, model):
+        free = f"{self.METHOD},prediction=sampled"
+        assert Engine(model, free).models.control is None
+        assert Engine(model, "ngram+cali-ts,prediction=sampled").generate("abcabc", max_new_tokens=8)
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"hidden_size": 999}, "trained for a target with a hidden size of 999"),
+            ({"vocab_size": 9}, "trained for a target with a vocabulary of 9"),
+        ],
+    )
+    def test_of_another_target(self, change: dict, says: str, model, own, tmp_path):
+        (tmp_path / "calibrator").mkdir()
+        write_calibrator(tmp_path / "calibrator", dataclasses.replace(model.config.model, **change), own)
+        with pytest.raises(CheckpointError, match=says):
+            CaliTS.load_weights(model, tmp_path, model.config.model.hidden_size, jnp.dtype("float32"))
+
+    def test_of_another_drafter(self, model, own, tmp_path):
+        (tmp_path / "calibrator").mkdir()
+        write_calibrator(tmp_path / "calibrator", model.config.model, own)
+        with pytest.raises(CheckpointError, match=r"trained for \{.*\}, and here it is \{.*'draft_hidden': 7\}"):
+            CaliTS.load_weights(model, tmp_path, 7, jnp.dtype("float32"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"estimate": "other"}, "estimate is one of compared, printed, not 'other'"),
+        ({"prediction": "other"}, "prediction is one of both, model, sampled, not 'other'"),
+        ({"sigma_model": 0.0}, "sigma_model must be above 0"),
+        ({"sigma_sample": -1.0}, "sigma_sample must be above 0"),
+        ({"prior": 1.5}, "prior is a probability"),
+    ],
+)
+def test_settings_out_of_range(settings, says):
+    with pytest.raises(ValueError, match=says):
+        CaliTS(**settings)
+
+
+def test_a_drafter_without_hidden_states_is_refused():
+    with pytest.raises(ValueError, match="predicts from the drafter's hidden states, and ngram has none; take beta-ts"):
+        parse_method("ngram+cali-ts")
+    assert parse_method("ngram+beta-ts").builder.depth == parse_method("ngram+cali-ts,prediction=sampled").builder.depth

@@ -1,0 +1,113 @@
+"""What the loop tells Beta-TS of a round: the counts after the cut at EOS and budget, to each sequence its own."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.controllers.beta_ts import BetaState
+from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.methods import parse_method
+from jaxspec.protocols import Models
+from tests.lossless.harness import decoded, models, requests, run, speculation
+
+ALPHA, BETA = 2.0**20, 0.5  # so sure that every round drafts to its cap, whatever the first rounds say
+CAP = 4
+READINGS = ("compared", "printed", "bonus")
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
+
+
+@pytest.fixture(scope="module")
+def target() -> Models:
+    return models(vocab_size=23)
+
+
+@pytest.fixture(scope="module")
+def oracle(target) -> Models:
+    """Drafts by the target itself: every draft is accepted."""
+    return Models(target=target.target, draft={DraftModel: target.target})
+
+
+@pytest.fixture(scope="module")
+def contrarian(target) -> Models:
+    """Drafts what the target likes least: no draft is accepted."""
+    return Models(target=target.target, draft={DraftModel: jax.tree.map(lambda x: -x, target.target)})
+
+
+@pytest.fixture(scope="module")
+def texts(oracle):
+    return run(speculation(parse_method("plain"), True), oracle, requests(PROMPTS, 40))[0]
+
+
+def method(reading: str):
+    return parse_method(
+        f"draft-model+chain,length={CAP}+beta-ts,prior_alpha={ALPHA},prior_beta={BETA},reading={reading}"
+    )
+
+
+def learnt(state) -> list[tuple[float, float]]:
+    """What alpha and beta got, a row each."""
+    found: BetaState = state.controller
+    return list(zip((found.alpha - ALPHA).tolist(), (found.beta - BETA).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("reading", READINGS)
+class TestRounds:
+    """Prefill gives the first token. Then a round commits the accepted drafts and the bonus token."""
+
+    def test_cap_reached(self, reading: str, oracle, texts):
+        # 1 + 5 + 5 tokens: two rounds, in each 4 of 4 accepted.
+        state = decoded(speculation(method(reading), True), oracle, requests(PROMPTS[:1], 11))
+        assert state.history[0, :2, 1:3].tolist() == [[4, 4], [4, 4]]
+        assert learnt(state) == [{"compared": (8, 0), "printed": (6, 2), "bonus": (8, 0)}[reading]]
+
+    def test_nothing_accepted(self, reading: str, contrarian):
+        # 1 + 1 + 1 + 1 tokens: three rounds, in each 0 of 4; the last one cut by the budget, after its only token.
+        state = decoded(speculation(method(reading), True), contrarian, requests(PROMPTS[:1], 4))
+        assert state.history[0, :3, :3].tolist() == [[1, 0, 4]] * 3
+        assert learnt(state) == [{"compared": (0, 3), "printed": (-3, 6), "bonus": (0, 6)}[reading]]
+
+    def test_cut_by_eos(self, reading: str, oracle, texts):
+        # EOS is a draft of the first round: those up to it are accepted, the levels after it were never there.
+        at = next(i for i in (3, 2) if texts[0][i] not in texts[0][:i])
+        state = decoded(speculation(method(reading), True), oracle, requests(PROMPTS[:1], 40), [texts[0][at]])
+        assert state.history[0, :1, :3].tolist() == [[at, at, at]]
+        assert learnt(state) == [{"compared": (at, 0), "printed": (at - 1, 1), "bonus": (at, 0)}[reading]]
+
+    def test_a_sequence_that_is_done_learns_no_more(self, reading: str, oracle):
+        # The first row stops inside its first round, after 2 tokens; the second goes through two whole ones.
+        short, long = requests(PROMPTS[:1], 3)[0], requests(PROMPTS, 11)[1]
+        state = decoded(speculation(method(reading), True), oracle, [short, long])
+        assert int(state.round) == 2
+        first = {"compared": (2, 0), "printed": (1, 1), "bonus": (2, 0)}[reading]
+        assert learnt(state) == [first, {"compared": (8, 0), "printed": (6, 2), "bonus": (8, 0)}[reading]]
+
+
+@pytest.mark.parametrize("controller", ["beta-ts,prior_alpha=2", "cali-ts"])
+def test_posterior_follows_from_the_history(controller: str, target):
+    """Recounted by hand from rounds of every kind; the stops differ, and rows of a batch go their own ways."""
+    spec = speculation(parse_method(f"draft-model+{controller}"), True)
+    state = decoded(spec, target, requests(PROMPTS, 40))
+    history = np.asarray(state.history)
+    assert len({tuple(row) for row in history[:, :, 1:3].reshape(-1, 2).tolist()}) > 5
+    for row in range(len(PROMPTS)):
+        accepted, levels = history[row, :, 1], history[row, :, 2]
+        compared = np.minimum(accepted + 1, levels).sum()
+        if controller == "cali-ts":
+            expected = [(0.75 + accepted.sum()) / (1 + compared), (levels > 0).sum(), compared]  # leaves go by name
+        else:
+            expected = [2 + accepted.sum(), 1 + compared - accepted.sum()]
+        assert [leaf[row].item() for leaf in jax.tree.leaves(state.controller)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("controller", ["beta-ts", "cali-ts"])
+def test_stops_are_the_same_in_any_batch(controller: str, target):
+    """Its draws are bound to seed, position and level: neither the batch nor the row's place in it enters."""
+    spec = speculation(parse_method(f"draft-model+{controller}"), False)
+    together = requests([*PROMPTS, [7], [1, 2]], 30, seed=5, temperature=0.9)
+    texts, history = run(spec, target, together)
+    for row in (0, 1, 3):
+        ((text,), alone) = run(spec, target, [together[row]])
+        assert text == texts[row]
+        assert alone[0].tolist() == history[row, : alone.shape[1]].tolist()
+    other, _ = run(spec, target, requests(PROMPTS, 30, seed=6, temperature=0.9))
+    assert other != texts[:2]
