@@ -41,7 +41,7 @@ def compare(settings: Bench) -> dict[str, Any]:
     if REFERENCE not in asked:
         console.print(f"{REFERENCE} runs too: it is what the others are measured against")
     methods = {name: parse_method(name) for name in (REFERENCE, *asked)}
-    questions = tuple(suites.read_questions(settings.prompts, settings.limit))
+    questions = tuple(suites.read_questions(settings.prompts, settings.limit, settings.shots))
     if settings.json is not None and not settings.json.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {settings.json.absolute().parent} to write {settings.json.name} into")
 
@@ -113,7 +113,9 @@ def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict
             "resolved": [str(engine.method) for engine in engines.values()],
             "prompts": str(settings.prompts),
             "questions": len(plan.questions),
-            "questions_sha256": hashlib.sha256(repr([q.turns for q in plan.questions]).encode()).hexdigest(),
+            "questions_sha256": hashlib.sha256(
+                repr([(q.examples, q.turns) for q in plan.questions]).encode()
+            ).hexdigest(),
         },
     }
 

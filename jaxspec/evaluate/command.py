@@ -16,6 +16,9 @@ class Comparison:
     """JSONL file of questions: {"turns": [...]} or {"prompt": ...} a line; or `builtin`."""
     limit: int | None = None
     """Take only the first questions."""
+    shots: int = 0
+    """Put this many worked examples before every question: the first questions of the file that have an answer
+    ("reference": [...] or "answer": "..."), which are then not asked."""
     max_new_tokens: int = 128
     """Tokens generated for each turn, at most."""
     temperature: float = 0.0
