@@ -1,7 +1,7 @@
 """What a step of training an early exit costs beside one of an EAGLE head (EESD, Table 6).
 
-    python benchmarks/training_cost.py flops              # compiled FLOPs at the shapes of LLaMA-2 13B; allocates nothing
-    python benchmarks/training_cost.py seconds            # seconds on the builtin target, both steps taking turns
+    python benchmarks/training_cost.py flops      # compiled FLOPs at the shapes of LLaMA-2 13B; allocates nothing
+    python benchmarks/training_cost.py seconds    # seconds on the builtin target, both steps taking turns
 
 The paper compares with Medusa and a separate 7B model (Table 6: 1.6 s a batch against 9.5 s and 15.5 s at 13B); EAGLE,
 like Medusa, runs the whole target in a step.
@@ -22,8 +22,8 @@ from flax import nnx
 from jaxspec.bundled import FOLDER
 from jaxspec.checkpoint import abstract
 from jaxspec.config import LlamaConfig
-from jaxspec.drafters.early_exit import EarlyExitHead, default_first
 from jaxspec.drafters.eagle import EagleHead
+from jaxspec.drafters.early_exit import EarlyExitHead, default_first
 from jaxspec.loading import load
 from jaxspec.train import eagle, early_exit
 from jaxspec.train.objectives import EagleObjective

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro import conf
 
 from jaxspec.console import parse, run
-from jaxspec.evaluate.command import Bench
+from jaxspec.evaluate.command import Bench, Sweep
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine, Generation
@@ -208,6 +208,7 @@ def say(text: str) -> None:
 Command = (
     Annotated[Generate, conf.subcommand("generate")]
     | Annotated[Bench, conf.subcommand("bench")]
+    | Annotated[Sweep, conf.subcommand("sweep")]
     | Annotated[Methods, conf.subcommand("methods")]
     | Annotated[Env, conf.subcommand("env")]
     | Annotated[Demo, conf.subcommand("demo")]

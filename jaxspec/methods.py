@@ -52,10 +52,10 @@ class Method:
         """The method with every setting, in the form that `parse_method` reads."""
         if isinstance(self.drafter, Plain):
             return "plain"
-        drafter = _name(self.drafter, DRAFTERS)
+        drafter = name_of(self.drafter)
         head = "" if self.head in (None, drafter) else f"@{self.head}"
         settings = [_settings(part) for part in (self.drafter, self.builder, self.controller)]
-        names = [drafter + head, _name(self.builder, BUILDERS), _name(self.controller, CONTROLLERS)]
+        names = [drafter + head, name_of(self.builder), name_of(self.controller)]
         return "+".join(name + values for name, values in zip(names, settings, strict=True))
 
     def rule(self, greedy: bool) -> Rule:
@@ -107,7 +107,7 @@ def parse_method(text: str) -> Method:
     controller = parts.get("controller") or Fixed()
     if needs_weights(controller) and not needs_head(drafter):
         raise ValueError(
-            f"method {text!r}: {_name(controller, CONTROLLERS)} predicts from the drafter's hidden states, and {name} "
+            f"method {text!r}: {name_of(controller)} predicts from the drafter's hidden states, and {name} "
             "has none; take beta-ts, or cali-ts,prediction=sampled"
         )
     return Method(
@@ -138,6 +138,12 @@ def default_method(heads: Collection[str]) -> Method:
     return parse_method(next((name for name in PREFERRED if name in heads), "ngram"))
 
 
+def name_of(part: Drafter | TreeBuilder | Controller) -> str:
+    """What users type for a strategy."""
+    kinds = {**DRAFTERS, **BUILDERS, **CONTROLLERS}
+    return next(name for name, kind in kinds.items() if kind is type(part))
+
+
 def describe_settings(kind: type) -> str:
     """`length=4` and the like: the settings of a strategy with their defaults."""
     shown = _settings(kind())[1:].split(",")
@@ -154,11 +160,12 @@ def _build(kind: type, name: str, settings: list[str], text: str) -> Any:
             raise ValueError(
                 f"method {text!r}: {name} has no setting {setting!r}; write KEY=VALUE with one of: {offers}"
             )
-        values[key] = _convert(fields[key], value, f"method {text!r}: {name},{setting}")
+        values[key] = read_value(fields[key], value, f"method {text!r}: {name},{setting}")
     return kind(**values)
 
 
-def _convert(field: dataclasses.Field, text: str, where: str) -> Any:
+def read_value(field: dataclasses.Field, text: str, where: str) -> Any:
+    """The value of a strategy's setting, from its text; a ValueError says `where` it stood."""
     if parse := field.metadata.get("parse"):
         return parse(text)
     kind = typing.get_origin(field.type) or field.type
@@ -181,7 +188,3 @@ def _settings(part: Any) -> str:
         return f",{field.name}={text.lower() if isinstance(value, bool) else text}"
 
     return "".join(map(show, dataclasses.fields(part)))
-
-
-def _name(part: Any, table: dict[str, type]) -> str:
-    return next(name for name, kind in table.items() if kind is type(part))

@@ -11,20 +11,29 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jaxspec.engine import Engine
+from jaxspec.engine import Engine, load_head
 from jaxspec.evaluate import cost, divergence, environment, results, runner, suites, table
 from jaxspec.evaluate.command import Bench
 from jaxspec.evaluate.results import Measured
 from jaxspec.evaluate.runlog import RunLog, write_whole
 from jaxspec.evaluate.runner import REFERENCE, Plan
-from jaxspec.loading import load
-from jaxspec.methods import parse_method
+from jaxspec.loading import Checkpoint, load
+from jaxspec.methods import Method, parse_method
+from jaxspec.protocols import Drafter
 
 NOISE_BATCHES = 4  # the noise of rounding is measured on the texts of this many batches
 
 
 def run(settings: Bench) -> None:
     """Runs the benchmark, writes its results and prints the table."""
+    found = compare(settings)
+    if settings.json is not None:
+        write_whole(settings.json, to_json(found))
+    table.show(found["methods"], found["target_seconds"], Console())
+
+
+def compare(settings: Bench) -> dict[str, Any]:
+    """Runs all methods on all questions, or what OUT.jsonl lacks of that; returns the values of bench's JSON."""
     console = Console(stderr=True)
     asked = dict.fromkeys(settings.methods)
     if not asked:
@@ -32,12 +41,12 @@ def run(settings: Bench) -> None:
     if REFERENCE not in asked:
         console.print(f"{REFERENCE} runs too: it is what the others are measured against")
     methods = {name: parse_method(name) for name in (REFERENCE, *asked)}
-    questions = tuple(suites.read_questions(settings.prompts, settings.limit))
+    questions = tuple(suites.read_questions(settings.prompts, settings.limit, settings.shots))
     if settings.json is not None and not settings.json.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {settings.json.absolute().parent} to write {settings.json.name} into")
 
     model = load(settings.target, settings.dtype)
-    engines = {name: Engine(model, method) for name, method in methods.items()}
+    engines = build(model, methods)
     plan = Plan(
         questions=questions,
         max_new_tokens=settings.max_new_tokens,
@@ -64,12 +73,22 @@ def run(settings: Bench) -> None:
     measured = Measured(**log.measured)
     verified = {name: (str(engine.method), _sizes(plan, engine)) for name, engine in engines.items()}
     found = results.tally(log.answers, measured, verified)
-    if settings.json is not None:
-        write_whole(
-            settings.json,
-            json.dumps({**about, "noise": measured.noise, **times(measured), "methods": found}, indent=2) + "\n",
-        )
-    table.show(found, measured.target_seconds, Console())
+    return {**about, "noise": measured.noise, **times(measured), "methods": found}
+
+
+def to_json(found: dict[str, Any]) -> str:
+    """The text of a file of results."""
+    return json.dumps(found, indent=2) + "\n"
+
+
+def build(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str, Engine]:
+    """An engine for each method; those with the same drafter and head share its weights."""
+    weights: dict[tuple[Drafter, str | None], Any] = {}
+    for method in methods.values():
+        key = (method.drafter, method.head)
+        if key not in weights:
+            weights[key] = load_head(model, method)
+    return {name: Engine(model, method, draft=weights[method.drafter, method.head]) for name, method in methods.items()}
 
 
 def times(measured: Measured) -> dict[str, Any]:
@@ -94,7 +113,9 @@ def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict
             "resolved": [str(engine.method) for engine in engines.values()],
             "prompts": str(settings.prompts),
             "questions": len(plan.questions),
-            "questions_sha256": hashlib.sha256(repr([q.turns for q in plan.questions]).encode()).hexdigest(),
+            "questions_sha256": hashlib.sha256(
+                repr([(q.examples, q.turns) for q in plan.questions]).encode()
+            ).hexdigest(),
         },
     }
 

@@ -1,25 +1,24 @@
-"""The command `jaxspec bench`: its options. Kept apart from its work, so that `--help` need not load JAX."""
+"""The commands `jaxspec bench` and `sweep`: their options. Kept apart from their work, so that `--help` need not load
+JAX."""
 
 import dataclasses
 from pathlib import Path
 from typing import Literal
 
 
-@dataclasses.dataclass(frozen=True)
-class Bench:
-    """Time methods against plain decoding on a file of prompts, all in one process and taking turns.
-
-    For example: jaxspec bench --target tinyllama --methods ngram draft-model+chain --prompts questions.jsonl
-    """
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What methods are compared on, and how their answers are decoded: the options that `bench` and `sweep` share."""
 
     target: Path
     """Checkpoint that `jaxspec-convert llama` made, or `builtin`."""
-    methods: tuple[str, ...]
-    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; `plain`, the reference, always runs too."""
     prompts: Path
     """JSONL file of questions: {"turns": [...]} or {"prompt": ...} a line; or `builtin`."""
     limit: int | None = None
     """Take only the first questions."""
+    shots: int = 0
+    """Put this many worked examples before every question: the first questions of the file that have an answer
+    ("reference": [...] or "answer": "..."), which are then not asked."""
     max_new_tokens: int = 128
     """Tokens generated for each turn, at most."""
     temperature: float = 0.0
@@ -36,12 +35,51 @@ class Bench:
     """Timed passes of every method over every question; times are medians."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
-    json: Path | None = None
-    """Write the results here, and beside it, in OUT.jsonl, every answer as it comes; a killed run resumes from it."""
     chat: bool = False
     """Put the turns through the tokenizer's chat template."""
 
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bench(Comparison):
+    """Time methods against plain decoding on a file of prompts, all in one process and taking turns.
+
+    For example: jaxspec bench --target tinyllama --methods ngram draft-model+chain --prompts questions.jsonl
+    """
+
+    methods: tuple[str, ...]
+    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; `plain`, the reference, always runs too."""
+    json: Path | None = None
+    """Write the results here, and beside it, in OUT.jsonl, every answer as it comes; a killed run resumes from it."""
+
     def run(self) -> None:
         from jaxspec.evaluate.bench import run
+
+        run(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep(Comparison):
+    """Run one method over several values of a setting, with other methods beside it, and draw what comes out.
+
+    For example: jaxspec sweep --target builtin --method eagle+chain --over length=1,2,3,4 --against ngram --prompts
+    builtin --limit 4 --out sweep.json
+
+    It is a `bench` in which each value is a method, with the same table and JSON. The figure shows speedup, tau and
+    harmonic mean over the values.
+    """
+
+    method: str
+    """The method DRAFTER[@HEAD][+BUILDER][+CONTROLLER] that is varied."""
+    over: str
+    """SETTING=VALUE,VALUE,...: a setting of the drafter, builder or controller, such as length=1,2,3,4, written
+    chain.length=... where several of them have it; or head=NAME,NAME,... for trained heads."""
+    against: tuple[str, ...] = ()
+    """Methods to compare with; horizontal lines in the figure."""
+    out: Path | None = None
+    """Write the results to this .json file and the figure to the .svg beside it; in OUT.jsonl every answer as it comes,
+    from which a killed sweep resumes."""
+
+    def run(self) -> None:
+        from jaxspec.evaluate.sweep import run
 
         run(self)

@@ -129,10 +129,10 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in ended]
     except ValueError as error:
         raise ValueError(
-            f"{path} is not the log of a bench run ({error}); delete it or choose another --json"
+            f"{path} is not the log of a bench run ({error}); delete it or write to another file"
         ) from error
     if lines and not (isinstance(lines[0], dict) and isinstance(lines[0].get("settings"), dict)):
-        raise ValueError(f"{path} is not the log of a bench run; delete it or choose another --json")
+        raise ValueError(f"{path} is not the log of a bench run; delete it or write to another file")
     return lines
 
 
@@ -146,7 +146,7 @@ def _check_same(found: dict[str, Any], wanted: dict[str, Any], path: Path) -> No
         if theirs != ours:
             raise ValueError(
                 f"{path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); "
-                "delete it or choose another --json"
+                "delete it or write to another file"
             )
 
 

@@ -60,7 +60,7 @@ def check(plan: Plan, engine: Engine) -> None:
         if needed > room:
             raise ValueError(
                 f"question {number} needs up to {needed} positions (its turns and {plan.max_new_tokens} new tokens for "
-                f"each) and the model has {room}: shorten the question or lower --max-new-tokens"
+                f"each) and the model has {room}: shorten the question, lower --max-new-tokens or give fewer --shots"
             )
 
 

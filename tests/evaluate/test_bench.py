@@ -21,7 +21,7 @@ TURNS, TOKENS = 3, 3 * 39  # in all; the first token of an answer is prefill's
 # All prompts, that of the second turn too, have 33 to 64 tokens: one shape, so few compilations.
 QUESTIONS = [
     {"turns": ["one two three four one two three four", "and?"], "question_id": 81, "category": "counting"},
-    {"prompt": "a prompt that is as long as the first one", "source": "ignored"},
+    {"prompt": "a prompt that is as long as the first one", "source": "ignored", "answer": "it is"},
 ]
 KEYS = {
     "resolved", "tokens", "rounds", "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "tau",
@@ -190,6 +190,7 @@ def test_a_killed_run_resumes(finished: Finished, tmp_path: Path, monkeypatch: p
     [
         ({"max_new_tokens": 41}, r"other settings \(max_new_tokens is 40 there and 41 here\)"),
         ({"methods": ("ngram",)}, r"other settings \(methods is "),
+        ({"shots": 1}, r"other settings \(shots is 0 there and 1 here"),
     ],
 )
 def test_another_runs_log_is_refused(changes: dict, says: str, finished: Finished, tmp_path: Path):
@@ -215,6 +216,7 @@ def test_a_file_that_is_no_log_is_refused_and_kept(text: str, finished: Finished
         ({"methods": ("draft-model",)}, "no head 'draft-model'"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"shots": 2}, "2 shots need as many questions with a worked answer"),
         ({"repeats": 0}, "repeats must be at least 1, not 0"),
         ({"temperature": -1.0}, "temperature must be 0 or above"),
         ({"max_new_tokens": 120}, r"question 0 needs up to \d+ positions .* and the model has 256"),

@@ -48,6 +48,50 @@ def test_a_file_that_cannot_be_read(tmp_path: Path):
         read(tmp_path, '{"prompt": "a"}\n', limit=0)
 
 
+WORKED = """
+{"prompt": "1+1?", "answer": "2"}
+{"turns": ["a?", "b?"]}
+{"turns": ["2+2?", "3+3?"], "reference": ["4", "6"]}
+{"prompt": "3+4?", "answer": "7"}
+{"prompt": "c?", "answer": 5, "category": "number"}
+"""
+
+
+def shots(tmp_path: Path, number: int, limit: int | None = None) -> list[Question]:
+    file = tmp_path / "worked.jsonl"
+    file.write_text(WORKED, encoding="utf-8")
+    return read_questions(file, limit, number)
+
+
+def test_the_first_questions_with_an_answer_become_examples(tmp_path: Path):
+    examples = (("1+1?", "2"), ("2+2?", "4"), ("3+3?", "6"))
+    asked = shots(tmp_path, 2)
+    assert [question.turns for question in asked] == [("a?", "b?"), ("3+4?",), ("c?",)]
+    assert all(question.examples == examples for question in asked)
+    assert asked[2].category == "number"
+    assert shots(tmp_path, 2, limit=1) == asked[:1]  # of those that are asked
+    assert [question.examples for question in shots(tmp_path, 0)] == [()] * 5
+
+
+def test_examples_stand_before_the_first_turn(tmp_path: Path):
+    question = shots(tmp_path, 1)[0]
+    assert next_prompt(question, [], chat=False) == "1+1?\n2\n\na?"
+    assert next_prompt(question, [" yes"], chat=False) == "1+1?\n2\n\na? yes\nb?"
+    said = [("user", "1+1?"), ("assistant", "2"), ("user", "a?"), ("assistant", "yes"), ("user", "b?")]
+    assert next_prompt(question, ["yes"], chat=True) == [{"role": role, "content": text} for role, text in said]
+
+
+def test_too_few_answers_for_the_examples(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"4 shots need as many .* \(a key reference or answer\), .* has 3"):
+        shots(tmp_path, 4)
+    with pytest.raises(ValueError, match="shots must be 0 or above, not -1"):
+        shots(tmp_path, -1)
+    file = tmp_path / "all.jsonl"
+    file.write_text('{"prompt": "a", "reference": "b"}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="no question left beside its worked examples"):
+        read_questions(file, shots=1)
+
+
 def test_conversations():
     question = Question(("Who?", "Why?"))
     assert next_prompt(question, [], chat=False) == "Who?"

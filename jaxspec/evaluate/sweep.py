@@ -1,0 +1,76 @@
+"""What `jaxspec sweep` does: a benchmark of one method at several values of a setting, and its figure."""
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jaxspec.evaluate import bench, table
+from jaxspec.evaluate.command import Bench, Comparison, Sweep
+from jaxspec.evaluate.metrics import ratio
+from jaxspec.evaluate.runlog import write_whole
+from jaxspec.evaluate.sweep_figure import draw
+from jaxspec.methods import parse_method
+from jaxspec.variants import Variant, vary
+
+
+def run(settings: Sweep) -> None:
+    """Runs the sweep, writes its results and its figure, prints bench's table and which value is the best."""
+    if settings.out is not None and settings.out.suffix != ".json":
+        raise ValueError(f"--out must name a .json file, not {settings.out}: the figure goes to the .svg beside it")
+    setting, values = read_over(settings.over)
+    variants = vary(parse_method(settings.method), setting, values)
+    shared = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Comparison)}
+    methods = (*(str(variant.method) for variant in variants), *settings.against)
+    found = bench.compare(Bench(**shared, methods=methods, json=settings.out))
+    sweep = summarise(setting, variants, settings.against, found["methods"])
+    if settings.out is not None:
+        write(settings.out, {**found, "sweep": sweep})
+    table.show(found["methods"], found["target_seconds"], Console())
+    Console(highlight=False, markup=False).print("\n" + conclude(sweep, found["methods"]))
+
+
+def write(out: Path, found: dict[str, Any]) -> None:
+    """Writes the results to `out` and the figure to the .svg beside it, or says that there can be none."""
+    figure = draw(found["sweep"], found["methods"])
+    if figure is None:
+        print("no figure: matplotlib is not installed (pip install 'jaxspec[report]')", file=sys.stderr)
+    else:
+        write_whole(out.with_suffix(".svg"), figure)
+    write_whole(out, bench.to_json(found))
+
+
+def read_over(text: str) -> tuple[str, list[str]]:
+    """Reads `length=1,2,3`: the setting and its values, as text."""
+    setting, equals, values = text.partition("=")
+    if not setting or not equals:
+        raise ValueError(f"--over is SETTING=VALUE,VALUE,... such as length=1,2,3,4, not {text!r}")
+    return setting, values.split(",")
+
+
+def summarise(
+    setting: str, variants: Sequence[Variant], against: Sequence[str], methods: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`sweep` of the JSON: which of `methods` are its points, and the value with the highest modelled speedup."""
+    best = max(variants, key=lambda variant: methods[str(variant.method)]["modelled_speedup"])
+    return {
+        "setting": setting,
+        "values": [variant.value for variant in variants],
+        "methods": [str(variant.method) for variant in variants],
+        "against": list(dict.fromkeys(against)),
+        "best": best.value,
+    }
+
+
+def conclude(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
+    """The best value in a sentence, and how far from it the other methods are."""
+    speedup = lambda name: methods[name]["modelled_speedup"]
+    best = speedup(sweep["methods"][sweep["values"].index(sweep["best"])])
+    others = [
+        f"{name} has {speedup(name):.2f}x, {100 * (ratio(speedup(name), best) - 1):+.1f} %" for name in sweep["against"]
+    ]
+    said = f"Best by modelled speedup: {sweep['setting']}={sweep['best']}, {best:.2f}x plain"
+    return said + ("; against it " + ", ".join(others) if others else "") + "."
