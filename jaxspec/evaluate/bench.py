@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jaxspec.engine import Engine, load_head
 from jaxspec.evaluate import cost, divergence, environment, results, runner, suites, table
 from jaxspec.evaluate.command import Bench
-from jaxspec.evaluate.results import Measured
+from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import RunLog, write_whole
 from jaxspec.evaluate.runner import REFERENCE, Plan
 from jaxspec.loading import Checkpoint, load
@@ -71,8 +71,7 @@ def compare(settings: Bench) -> dict[str, Any]:
         log.finish(dataclasses.asdict(measure(plan, engines, log)))
     assert log.measured is not None
     measured = Measured(**log.measured)
-    verified = {name: (str(engine.method), _sizes(plan, engine)) for name, engine in engines.items()}
-    found = results.tally(log.answers, measured, verified)
+    found = results.tally(log.answers, measured, {name: _form(plan, engine) for name, engine in engines.items()})
     return {**about, "noise": measured.noise, **times(measured), "methods": found}
 
 
@@ -91,9 +90,9 @@ def build(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str, Engine]
     return {name: Engine(model, method, draft=weights[method.drafter, method.head]) for name, method in methods.items()}
 
 
-def times(measured: Measured) -> dict[str, Any]:
-    """The measured seconds that `modelled_speedup` is made of: s_t by tokens verified, and s_d by method."""
-    return {"target_seconds": measured.target_seconds, "level_seconds": measured.level_seconds}
+def times(measured: Measured) -> dict[str, dict[str, float]]:
+    """The measured seconds that `modelled_speedup` is made of: s_t by tokens verified, the others by method."""
+    return {name: seconds for name, seconds in dataclasses.asdict(measured).items() if name.endswith("_seconds")}
 
 
 def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict[str, Any]:
@@ -145,6 +144,8 @@ def measure(plan: Plan, engines: Mapping[str, Engine], log: RunLog) -> Measured:
         noise=noise,
         target_seconds={str(size): seconds for size, seconds in costs.target.items()},
         level_seconds=dict(costs.level),
+        control_level_seconds=dict(costs.control_level),
+        control_round_seconds=dict(costs.control_round),
         divergences=divergences,
     )
 
@@ -160,6 +161,11 @@ def progress(total: int, console: Console) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("questions", total=total)
         yield lambda: bar.advance(task)
+
+
+def _form(plan: Plan, engine: Engine) -> Form:
+    builder = engine.method.builder
+    return Form(resolved=str(engine.method), sizes=_sizes(plan, engine), is_chain=builder.size == builder.depth + 1)
 
 
 def _sizes(plan: Plan, engine: Engine) -> tuple[int, ...]:

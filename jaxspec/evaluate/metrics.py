@@ -41,13 +41,18 @@ class Counts:
 
     @property
     def draft_share(self) -> float:
-        """r_d, the share of the text that was drafted (EESD, appendix D)."""
+        """r_d, the share of the text that was drafted (EESD, appendix D, Eq. 12)."""
         return ratio(self.accepted, self.tokens)
 
     @property
+    def draft_accuracy(self) -> float:
+        """v_d, accepted / nodes drafted (EESD, appendix D, Eq. 11)."""
+        return ratio(self.accepted, self.drafted)
+
+    @property
     def harmonic_mean(self) -> float:
-        """HM of v_d = accepted / nodes drafted and r_d (EESD, appendix D)."""
-        v, r = ratio(self.accepted, self.drafted), self.draft_share
+        """HM of v_d and r_d (EESD, section 4, Metrics)."""
+        v, r = self.draft_accuracy, self.draft_share
         return ratio(2 * v * r, v + r)
 
     @property

@@ -2,13 +2,13 @@
 
 import dataclasses
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluate.cost import modelled_speedup
 from jaxspec.evaluate.metrics import count, ratio
+from jaxspec.evaluate.modelled import Bill, Prices, add_up, eq14_speedup
 from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.evaluate.runner import REFERENCE
 
@@ -20,7 +20,7 @@ class Measured:
     Attributes:
         noise: see `divergence.noise`.
         target_seconds: s_t(n) by n, as a string, for that is what JSON has.
-        level_seconds: s_d by method.
+        level_seconds, control_level_seconds, control_round_seconds: by method, see `cost.Costs`.
         divergences: by method, fields of `divergence.Divergence` and whether it is `explained`; None where the
             methods' texts differ by design, since they are sampled.
     """
@@ -28,37 +28,68 @@ class Measured:
     noise: float
     target_seconds: dict[str, float]
     level_seconds: dict[str, float]
+    control_level_seconds: dict[str, float]
+    control_round_seconds: dict[str, float]
     divergences: dict[str, list[dict[str, Any]] | None]
 
 
-def tally(
-    answers: Sequence[Answer], measured: Measured, methods: Mapping[str, tuple[str, Collection[int]]]
-) -> dict[str, Any]:
-    """`methods` of bench's JSON.
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What the results need to know of a method.
 
-    Args:
-        methods: by name as typed, the method with all its settings and the tree sizes that it verifies.
+    Attributes:
+        resolved: the method with all its settings.
+        sizes: tree sizes that it verifies.
+        is_chain: whether it drafts a single path.
     """
-    by_method = {name: [answer for answer in answers if answer.method == name] for name in methods}
+
+    resolved: str
+    sizes: tuple[int, ...]
+    is_chain: bool
+
+
+def tally(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, Form]) -> dict[str, Any]:
+    """`methods` of bench's JSON; `forms` has the methods by their names as typed."""
+    by_method = {name: [answer for answer in answers if answer.method == name] for name in forms}
     counted = {name: _counted(found) for name, found in by_method.items()}
     target = {int(size): seconds for size, seconds in measured.target_seconds.items()}
     flat = dict.fromkeys(target, target[1])  # a device on which verifying a tree costs what one token does
     results = {}
-    for name, (resolved, sizes) in methods.items():
-        histories = [list(map(_history, turns)) for turns in together(by_method[name])]
+    for name, form in forms.items():
+        side_by_side = [list(map(_history, turns)) for turns in together(by_method[name])]
+        prices = Prices(
+            target=target,
+            level=measured.level_seconds[name],
+            control_level=measured.control_level_seconds[name],
+            control_round=measured.control_round_seconds[name],
+        )
+        bill = add_up(side_by_side, prices, form.sizes)
+        draft_cost = ratio(prices.level, target[1])
+        counts = count([history for batch in side_by_side for history in batch])
         divergences = measured.divergences[name]
         results[name] = {
-            "resolved": resolved,
+            "resolved": form.resolved,
             **counted[name],
             "speedup": ratio(counted[name]["tokens_per_second"], counted[REFERENCE]["tokens_per_second"]),
-            "modelled_speedup": modelled_speedup(histories, target, measured.level_seconds[name], sizes),
-            "flat_speedup": modelled_speedup(histories, flat, measured.level_seconds[name], sizes),
-            "draft_cost": ratio(measured.level_seconds[name], target[1]),
-            "verify_cost": ratio(target[max(sizes)], target[1]),
+            "modelled_speedup": bill.speedup,
+            "flat_speedup": add_up(side_by_side, dataclasses.replace(prices, target=flat), form.sizes).speedup,
+            "eq14_speedup": eq14_speedup(counts, draft_cost) if form.is_chain else None,
+            "draft_cost": draft_cost,
+            "verify_cost": ratio(target[max(form.sizes)], target[1]),
+            "breakdown": breakdown(bill, counted[name]["decode_seconds"]),
             "divergences": divergences,
             "unexplained_divergences": None if divergences is None else sum(not d["explained"] for d in divergences),
         }
     return results
+
+
+def breakdown(bill: Bill, decode_seconds: float) -> dict[str, float]:
+    """Where the seconds of decoding went (EESD, Table 8): pieces that were timed alone, and `other`, what is left.
+
+    The loop itself is not interrupted for this, so noise can make `other` negative.
+    """
+    parts = {"drafting": bill.drafting, "verification": bill.verification, "control": bill.control}
+    return {**parts, "other": decode_seconds - sum(parts.values())}
 
 
 def together(answers: Sequence[Answer]) -> list[list[Turn]]:
@@ -86,6 +117,7 @@ def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
         "tau_drafted": counts.tau_drafted,
         "acceptance_rate": counts.acceptance_rate,
         "acceptance_by_position": list(counts.acceptance_by_position),
+        "draft_accuracy": counts.draft_accuracy,
         "draft_share": counts.draft_share,
         "harmonic_mean": counts.harmonic_mean,
         "nodes_per_round": counts.nodes_per_round,

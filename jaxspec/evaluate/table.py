@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jaxspec.evaluate.metrics import ratio
+
 COLUMNS = {
     "tok/s": ("tokens_per_second", ".1f"),
     "speed-\nup": ("speedup", ".2f"),
@@ -19,7 +21,7 @@ COLUMNS = {
 
 
 NOTES = (
-    "modelled: the speedup that this run's counts imply, from the times above.",
+    "modelled: the speedup that this run's counts imply, from the times of its pieces, each measured alone.",
     "flat: the same where verifying a tree costs what one token does, as it nearly does on an accelerator; modelled, "
     "not measured.",
 )
@@ -60,6 +62,10 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
     table = "  ".join(f"{size}: {seconds / one:.2f}" for size, seconds in target_seconds.items())
     say(f"\nOne forward of the target takes s_t = {one * 1e3:.2f} ms. Verifying n tokens, in s_t:  {table}")
     say("One drafted level, in s_t:  " + "  ".join(f"{name}: {v['draft_cost']:.2f}" for name, v in drafting.items()))
+    say("Time of decoding went to:")
+    for name, values in methods.items():
+        shares = ((part, 100 * ratio(spent, values["decode_seconds"])) for part, spent in values["breakdown"].items())
+        say(f"  {name}: " + ", ".join(f"{part} {share:.0f} %" for part, share in shares))
     best, values = max(drafting.items(), key=lambda item: item[1]["speedup"])
     say(
         f"Fastest: {best}, {values['speedup']:.2f}x plain. A round of it drafts {values['depth_per_round']:.1f} levels "

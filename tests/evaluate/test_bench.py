@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ QUESTIONS = [
 ]
 KEYS = {
     "resolved", "tokens", "rounds", "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "tau",
-    "tau_drafted", "acceptance_rate", "acceptance_by_position", "draft_share", "harmonic_mean", "nodes_per_round",
-    "nodes_drafted_per_round", "depth_per_round", "modelled_speedup", "flat_speedup", "draft_cost",
-    "verify_cost", "divergences", "unexplained_divergences",
+    "tau_drafted", "acceptance_rate", "acceptance_by_position", "draft_accuracy", "draft_share", "harmonic_mean",
+    "nodes_per_round", "nodes_drafted_per_round", "depth_per_round", "modelled_speedup", "flat_speedup",
+    "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "divergences", "unexplained_divergences",
 }  # fmt: skip
 TIMED = {
     "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup", "flat_speedup",
-    "draft_cost", "verify_cost",
+    "eq14_speedup", "draft_cost", "verify_cost", "breakdown",
 }  # fmt: skip
 
 
@@ -90,7 +91,8 @@ def untimed(results: dict[str, Any]) -> dict[str, Any]:
 def test_json_has_the_keys_that_are_promised(finished: Finished):
     found = finished.json
     about = {"device", "dtype", "versions", "settings", "noise"}
-    assert found.keys() == {*about, "target_seconds", "level_seconds", "methods"}
+    seconds = {"target_seconds", "level_seconds", "control_level_seconds", "control_round_seconds"}
+    assert found.keys() == {*about, *seconds, "methods"}
     assert list(found["methods"]) == ["plain", METHOD]
     assert all(values.keys() == KEYS for values in found["methods"].values())
     assert found["dtype"] == "float32"
@@ -112,6 +114,7 @@ def test_numbers_follow_from_the_log(finished: Finished):
     assert ours["rounds"] == len(rounds) < TOKENS
     assert ours["tau"] == pytest.approx(TOKENS / len(rounds))
     assert ours["tau_drafted"] == pytest.approx(sum(row[1] for row in rounds) / len(rounds))
+    assert sum(ours["breakdown"].values()) == pytest.approx(ours["decode_seconds"])
     assert ours["resolved"] == str(parse_method(METHOD))
     assert ours["divergences"] == []
     assert ours["unexplained_divergences"] == 0
@@ -282,5 +285,7 @@ def test_table_fits_a_narrow_page(finished: Finished, monkeypatch, capsys: pytes
     said = " ".join(" ".join(printed).split())
     assert "Verifying n tokens, in s_t: 1: 1.00" in said
     assert f"One drafted level, in s_t: {METHOD}: " in said
+    assert re.search(r"plain: drafting 0 %, verification \d+ %, control 0 %, other -?\d+ %", said)
+    assert f" {METHOD}: drafting " in said
     assert f"Fastest: {METHOD}, " in said
     assert "modelled, not measured" in said

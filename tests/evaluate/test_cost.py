@@ -1,44 +1,91 @@
-"""The modelled speedup on made-up tables, and the measuring of real ones."""
+"""Pieces of a round run alone, and how they are timed."""
 
-import numpy as np
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
 import pytest
 
-from jaxspec.evaluate import cost
-from jaxspec.evaluate.cost import modelled_speedup
-
-TARGET = {1: 1.0, 4: 1.5, 8: 2.0}
-SIZES = (1, 4, 8)
-
-
-def rounds(*rows: tuple[int, int, int]) -> np.ndarray:
-    """Histories from (committed, levels, verified)."""
-    return np.array([(committed, committed - 1, levels, verified, verified) for committed, levels, verified in rows])
+from jaxspec.decode import Speculation
+from jaxspec.engine import Engine, Request
+from jaxspec.evaluate import cost, pieces
+from jaxspec.loading import load
+from jaxspec.methods import Method, parse_method
+from tests.evaluate import tiny
 
 
-def test_plain_is_one():
-    assert modelled_speedup([[rounds((1, 0, 0), (1, 0, 0))]], TARGET, 0.0, (1,)) == 1
+@dataclasses.dataclass(frozen=True)
+class Wavering:
+    """Drafts on with this probability, and remembers what it was told; stops for good where the evidence is odd."""
+
+    stops: ClassVar[bool] = True
+    going: float = 0.5
+
+    def init(self, models, batch):
+        return jnp.zeros((batch, 3), jnp.int32)
+
+    def keep_drafting(self, models, keys, state, evidence):
+        usual = (evidence.level == 1) & (evidence.top_prob > 0.9) & (evidence.draft_hidden.shape[-1] == 1)
+        return usual & (jax.vmap(jax.random.uniform)(keys) < self.going)
+
+    def update(self, state, accepted, levels):
+        return state + jnp.stack([jnp.ones_like(accepted), accepted, levels], axis=1)
 
 
-def test_by_hand():
-    """Three nodes and the root fit 4, four do not; a round without drafts pays one token."""
-    history = rounds((3, 3, 3), (5, 4, 4), (1, 0, 0))
-    assert modelled_speedup([[history]], TARGET, 0.1, SIZES) == pytest.approx(9 / ((0.3 + 1.5) + (0.4 + 2.0) + 1.0))
+REQUESTS = [Request([5, 6, 7], 8, 0.0, 0, 1.0, 0, 0), Request([5], 8, 0.0, 0, 1.0, 0, 1)]
 
 
-def test_only_compiled_sizes_are_used():
-    assert modelled_speedup([[rounds((2, 1, 1))]], TARGET, 0.0, (8,)) == pytest.approx(2 / 2.0)
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return Engine(load(tiny.checkpoint(tmp_path_factory.mktemp("cost") / "ckpt")), "ngram")
 
 
-def test_a_batch_goes_at_the_pace_of_its_slowest_row():
-    batch = [rounds((4, 3, 3), (1, 1, 1)), rounds((1, 2, 7), (1, 0, 0), (1, 0, 0))]
-    modelled = (3 * 0.1 + 2.0) + (1 * 0.1 + 1.5) + 1.0
-    assert modelled_speedup([batch], TARGET, 0.1, SIZES) == pytest.approx(5 / modelled)
-    alone = [[row] for row in batch]
-    assert modelled_speedup(alone, TARGET, 0.1, SIZES) != pytest.approx(5 / modelled)
+def wavering(going: float, length: int = 3) -> Method:
+    return dataclasses.replace(parse_method(f"ngram+chain,length={length}"), controller=Wavering(going))
 
 
-def test_nothing_decoded():
-    assert modelled_speedup([[np.zeros((0, 5), int)]], TARGET, 0.1, SIZES) == 0
+def half_way(engine: Engine, method: Method, *, greedy: bool = True) -> tuple[Speculation, pieces.decode.DecodeState]:
+    spec = method.speculation(greedy)
+    return spec, pieces.half_way(spec, engine.models, REQUESTS, 32)
+
+
+def test_drafting_is_of_full_depth_whatever_the_controller(engine: Engine):
+    spec, state = half_way(engine, wavering(0.0))
+    assert pieces.draft_job(spec, engine.models, state)(5) == 5 * 3
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_every_decision_is_made_anew_and_from_real_evidence(engine: Engine, greedy: bool):
+    def often(going: float) -> list[int]:
+        spec, state = half_way(engine, wavering(going), greedy=greedy)
+        return pieces.judge(spec, engine.models, state, jnp.int32(100)).tolist()
+
+    assert often(1.0) == [100, 100]
+    assert often(0.0) == [0, 0]
+    assert all(25 < times < 75 for times in often(0.5))
+
+
+def test_rounds_are_learnt_from_one_after_the_other(engine: Engine):
+    """Of five rounds of three levels, with 0, 1, 2, 3 and 0 drafts accepted."""
+    spec, state = half_way(engine, wavering(0.5))
+    assert pieces.learn(spec, state, jnp.int32(5)).tolist() == [[5, 6, 15]] * 2
+    assert pieces.learn_job(spec, state)(5) == pieces.judge_job(spec, engine.models, state)(5) == 5
+
+
+def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+    """Times of its own for each piece; a controller that never stops costs nothing."""
+    methods = {"plain": parse_method("plain"), "fixed": parse_method("ngram"), "wavering": wavering(0.5)}
+    engines = {name: Engine(engine.model, method) for name, method in methods.items()}
+    monkeypatch.setattr(cost, "seconds_per_unit", lambda jobs: [float(2**i) for i in range(len(jobs))])
+    for each in engines.values():
+        monkeypatch.setattr(each, "tree_sizes", ())
+    found = cost.measure(engines, REQUESTS)
+    sizes = sorted({1, 4, 5})
+    assert found.target == {size: 2.0**i for i, size in enumerate(sizes)}
+    assert found.level == {"plain": 0.0, "fixed": 8.0, "wavering": 16.0}
+    assert found.control_level == {"plain": 0.0, "fixed": 0.0, "wavering": 32.0}
+    assert found.control_round == {"plain": 0.0, "fixed": 0.0, "wavering": 64.0}
 
 
 def test_jobs_take_turns_and_a_unit_is_what_the_job_says(monkeypatch: pytest.MonkeyPatch):

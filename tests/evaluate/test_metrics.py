@@ -19,6 +19,7 @@ def test_a_chain():
     assert counts.acceptance_rate == counts.draft_share * 9 / 12 == 0.5
     # Position 0 was accepted in 2 of 3 rounds; of these, position 1 in 2; of these, position 2 in 1; and then 3.
     assert counts.acceptance_by_position == pytest.approx((2 / 3, 1, 1 / 2, 1))
+    assert counts.draft_accuracy == 6 / 12
     assert counts.harmonic_mean == pytest.approx(2 * (6 / 12) * (6 / 9) / (6 / 12 + 6 / 9))
 
 

@@ -1,16 +1,18 @@
 """From made-up answers to reported numbers, and divergences of made-up texts."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from flax import nnx
 
 from jaxspec.evaluate.divergence import diverges, first_difference, next_logits, noise
-from jaxspec.evaluate.results import Measured, tally
+from jaxspec.evaluate.results import Form, Measured, tally
 from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.llama import Llama
 from tests.evaluate import tiny
 
-SIZES = {"plain": ("plain", (1,)), "m": ("m,full", (1, 4))}
+FORMS = {"plain": Form("plain", (1,), True), "m": Form("m,full", (1, 4), True)}
 
 
 def answer(question: int, method: str, batch: int, rounds: list[list[int]], seconds: list[float]) -> Answer:
@@ -33,17 +35,29 @@ def test_rows_of_a_batch_share_its_time():
         noise=0.1,
         target_seconds={"1": 1.0, "4": 1.5},
         level_seconds={"plain": 0.0, "m": 0.25},
+        control_level_seconds={"plain": 0.0, "m": 0.05},
+        control_round_seconds={"plain": 0.0, "m": 0.1},
         divergences={"plain": [], "m": [{"explained": True}, {"explained": False}]},
     )
-    found = tally(answers, measured, SIZES)
+    found = tally(answers, measured, FORMS)
     assert (found["plain"]["decode_seconds"], found["m"]["decode_seconds"]) == (4.0, 2.0)
     assert found["plain"]["prefill_seconds"] == 2.0
     assert (found["plain"]["tokens"], found["plain"]["tokens_per_second"]) == (10, 2.5)
     assert found["m"]["speedup"] == 2.0
-    assert found["m"]["modelled_speedup"] == pytest.approx(8 / (4 * (2 * 0.25 + 1.5)))
-    assert found["m"]["flat_speedup"] == pytest.approx(8 / (4 * (2 * 0.25 + 1.0)))
+    assert found["m"]["modelled_speedup"] == pytest.approx(8 / (4 * (2 * 0.3 + 0.1 + 1.5)))
+    assert found["m"]["flat_speedup"] == pytest.approx(8 / (4 * (2 * 0.3 + 0.1 + 1.0)))
+    assert (found["m"]["draft_accuracy"], found["m"]["draft_share"]) == (5 / 10, 5 / 10)
+    assert found["m"]["eq14_speedup"] == pytest.approx(0.5 / ((0.25 - 0.5) * 0.5 + 0.5))
+    assert found["plain"]["eq14_speedup"] == 1
+    # The first batch goes through two rounds together; what is left of 2 seconds is less than nothing.
+    parts = {"drafting": 4 * 2 * 0.25, "verification": 4 * 1.5, "control": 4 * (2 * 0.05 + 0.1)}
+    assert found["m"]["breakdown"] == pytest.approx({**parts, "other": 2 - sum(parts.values())})
+    assert found["plain"]["breakdown"] == {"drafting": 0, "verification": 8, "control": 0, "other": -4}
     assert (found["m"]["draft_cost"], found["m"]["verify_cost"], found["plain"]["draft_cost"]) == (0.25, 1.5, 0.0)
     assert (found["m"]["resolved"], found["m"]["unexplained_divergences"]) == ("m,full", 1)
+
+    trees = {**FORMS, "m": dataclasses.replace(FORMS["m"], is_chain=False)}
+    assert tally(answers, measured, trees)["m"]["eq14_speedup"] is None
 
 
 def test_first_difference():
