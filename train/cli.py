@@ -8,34 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro import conf
 
 from jaxspec.console import parse, run
+from jaxspec.train.generate import Generate
 from jaxspec.train.objectives import Distillation, EagleObjective
+from jaxspec.train.options import Data, settings
 from jaxspec.train.recipe import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jaxspec.train.heads import Job
-    from jaxspec.train.prepare import Found
 
 Dtype = Literal["float32", "bfloat16"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """What to train on."""
-
-    data: Path | None = None
-    """Folder of text, such as a source tree; or a file: plain text, JSONL with {"text": ...} or {"messages": ...} a
-    line, or ShareGPT's JSON. The source of this Python's standard library if not given. What is named so that a hash
-    picks it, one file or record in 40, is held out: it only measures."""
-    strict: bool = False
-    """Refuse the data for its first bad record, instead of skipping and naming it."""
-
-    def read(self) -> "Found":
-        """The documents and conversations."""
-        from jaxspec.train import records, text
-
-        return list(text.standard_library()) if self.data is None else records.read(self.data, self.strict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,26 +159,11 @@ def run_folder(out: Path, chosen: Path | None) -> Path:
     return chosen or out.with_name(out.name + ".run")
 
 
-def settings(name: str, command: Any) -> dict[str, Any]:
-    """What decides a run, as it was typed: every option but places, and how often to measure and save."""
-
-    def flat(value: Any) -> dict[str, Any]:
-        found = {}
-        for field in dataclasses.fields(value):
-            inner = getattr(value, field.name)
-            if dataclasses.is_dataclass(inner):
-                found |= flat(inner)
-            elif field.name not in ("out", "run_dir", "evaluate_every", "save_every", "cache_features"):
-                found["--" + field.name.replace("_", "-")] = str(inner) if isinstance(inner, Path) else inner
-        return found
-
-    return {"command": name, **flat(command)}
-
-
 Command = (
     Annotated[Lm, conf.subcommand("lm")]
     | Annotated[Eagle, conf.subcommand("eagle")]
     | Annotated[DraftModel, conf.subcommand("draft-model")]
+    | Annotated[Generate, conf.subcommand("generate")]
 )
 
 

@@ -15,8 +15,9 @@ from jaxspec.engine import Engine
 from jaxspec.evaluate import cost, divergence, environment, results, runner, suites, table
 from jaxspec.evaluate.command import Bench
 from jaxspec.evaluate.results import Measured
-from jaxspec.evaluate.runlog import RunLog, write_whole
+from jaxspec.evaluate.runlog import RunLog
 from jaxspec.evaluate.runner import REFERENCE, Plan
+from jaxspec.linelog import write_whole
 from jaxspec.loading import load
 from jaxspec.methods import parse_method
 
