@@ -49,7 +49,7 @@ class Generate:
     """Sample from the likeliest tokens that make up this probability; 1: from all."""
     top_k: int = 0
     """Sample from this many likeliest tokens; 0: from all."""
-    batch_size: int = 8
+    batch_size: int = 16
     """Texts written together."""
     seed: int = 0
     """Decides where prompts are cut; and text i draws from fold_in(key(seed), i)."""
