@@ -10,7 +10,7 @@ from tyro import conf
 from jaxspec.console import parse, run
 from jaxspec.train.generate import Generate
 from jaxspec.train.objectives import Distillation, EagleObjective
-from jaxspec.train.options import Data, settings
+from jaxspec.train.options import Data, Mixture, settings
 from jaxspec.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Where:
     """Of the head's parameters on disk."""
 
     @contextlib.contextmanager
-    def job(self, name: str, command: Any, data: Data, recipe: Recipe) -> "Iterator[Job]":
+    def job(self, name: str, command: Any, data: Mixture, recipe: Recipe) -> "Iterator[Job]":
         """Loads the target and opens the run."""
         from jaxspec.loading import load
         from jaxspec.train import heads
@@ -97,9 +97,9 @@ class Where:
 
         target = load(self.target, heads.target_dtype(recipe))
         out = heads.folder_of(target.path, name, self.out)
-        found = data.read()
+        sources = data.sources()
         with open_run(run_folder(out, self.run_dir), settings(name, command)) as opened:
-            yield heads.Job(target, found, out, opened, recipe, self.context, self.cache_features, data.strict)
+            yield heads.Job(target, sources, out, opened, recipe, self.context, self.cache_features, data.strict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Eagle:
     """
 
     where: conf.OmitArgPrefixes[Where]
-    data: conf.OmitArgPrefixes[Data] = Data()
+    data: conf.OmitArgPrefixes[Mixture] = Mixture()
     objective: conf.OmitArgPrefixes[EagleObjective] = EagleObjective()
     bias: bool = True
     """Give the layer that fuses token and feature a bias, as most published heads have."""
@@ -135,7 +135,7 @@ class DraftModel:
     """
 
     where: conf.OmitArgPrefixes[Where]
-    data: conf.OmitArgPrefixes[Data] = Data()
+    data: conf.OmitArgPrefixes[Mixture] = Mixture()
     layers: int = 1
     """Decoder layers; one makes the papers' vanilla draft model."""
     hidden_size: int | None = None

@@ -36,14 +36,13 @@ class Job:
     """What to train a head on, and where to put it.
 
     Attributes:
-        found: documents and conversations; those whose name `text.is_held_out` only measure the result.
         length: of a window, in tokens; None for the target's context, at most 2048.
         cache: folder for the target's features; None computes them in every step.
         strict: refuse the first conversation that the chat template cannot write.
     """
 
     target: Checkpoint
-    found: prepare.Found
+    sources: prepare.Sources
     out: Path
     run: Run
     recipe: Recipe
@@ -74,7 +73,7 @@ def train(job: Job, drafter: str, head: Head, loss: Loss, write: Callable[[Path,
         raise ValueError(f"--context must be at least 4, not {length}")
     params = checkpoint.module_to_dict(head)
     with staged(job.out, sum(param.size for param in params.values()) * 4) as folder:
-        prepare.ready(run, target.tokenizer, job.found, length, recipe, job.strict)
+        prepare.ready(run, target.tokenizer, job.sources, length, recipe, job.strict)
         packed, held_out = prepare.windows(run)
         complete = features.open_cache(job.cache, target.target, packed).complete if job.cache else None
         measure = None

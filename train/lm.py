@@ -114,7 +114,7 @@ def learn(run: Run, found: prepare.Found, model: LlamaConfig, recipe: Recipe) ->
         (place / "tokenizer").mkdir()
         learnt = tokenizer.learn([each.text for each in kept if isinstance(each, Document)], model.vocab_size)
         tokenizer.save(learnt, place / "tokenizer", model.max_length)
-        prepare.write(place, load_tokenizer(place / "tokenizer"), found, model.max_length, recipe)
+        prepare.write(place, load_tokenizer(place / "tokenizer"), prepare.Sources(found), model.max_length, recipe)
 
 
 def describe(model: LlamaConfig, dtype: str) -> CheckpointConfig:

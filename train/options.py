@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxspec.train.prepare import Found
+    from jaxspec.train.prepare import Found, Sources
 
 STDLIB = "stdlib"
 _PLACES = ("out", "run_dir", "cache_features")
@@ -26,6 +26,30 @@ class Data:
     def read(self) -> "Found":
         """The documents and conversations."""
         return read(self.data, self.strict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture(Data):
+    """What to train a head on."""
+
+    open_data: Path | None = None
+    """Open text to mix into the data, which is what `jaxspec-train generate` wrote then: named like --data, `stdlib`
+    too. One file or record in 40 of it is held out, and nothing of the generated text, so that runs with and without
+    that can be compared."""
+    generated_share: float = 0.5
+    """Of the training windows; the rest is open text. Only with --open-data."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.generated_share < 1:
+            raise ValueError(f"{option('generated_share')} must be between 0 and 1, not {self.generated_share}")
+
+    def sources(self) -> "Sources":
+        """What is open and what is generated."""
+        from jaxspec.train.prepare import Sources
+
+        if self.open_data is None:
+            return Sources(self.read())
+        return Sources(read(self.open_data, self.strict), self.read(), self.generated_share)
 
 
 def read(data: Path, strict: bool) -> "Found":
