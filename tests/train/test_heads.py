@@ -138,8 +138,12 @@ def test_features_are_computed_once(tmp_path):
     again = features.open_cache(tmp_path / "features", target, packed)
     again = features.Cache(again.target, again.dtype, again.rows, again.known, never)
     np.testing.assert_array_equal(again.complete(batch([1, 4])).features, found[::-1])
+    (tmp_path / "features/features.json").unlink()  # as if it had been killed before it was whole
+    assert not features.open_cache(tmp_path / "features", target, packed).known.any()
+    other = Llama(shape, rngs=nnx.Rngs(0))
+    other.layers[0].attention.o.kernel[...] = other.layers[0].attention.o.kernel[...] + 1e-3
     with pytest.raises(ValueError, match="holds the features of another target or text"):
-        features.open_cache(tmp_path / "features", Llama(shape, rngs=nnx.Rngs(1)), packed)
+        features.open_cache(tmp_path / "features", other, packed)
 
 
 @pytest.mark.parametrize(
