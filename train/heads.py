@@ -83,14 +83,11 @@ def train(job: Job, drafter: str, head: Head, loss: Loss, write: Callable[[Path,
             measure = partial(_measure, lost, accepted, target.target)
         else:
             say("no text was held out, so nothing is measured and the last weights are taken")
-        trained = fit(Task(loss, measure), head, target.target, packed, recipe, run, complete)
+        trained, measured = fit(Task(loss, measure), head, target.target, packed, recipe, run, complete)
         figure.draw(run.metrics, run.figure)
         with deferred():
             write(folder, trained)
-    said = ""
-    if measure is not None:
-        found = measure(trained)
-        said = f", chain tau {found['tau']:.2f} on held-out text"
+    said = "" if measured is None else f", chain tau {measured['tau']:.2f} on held-out text"
     say(f"wrote {job.out}: {drafter}, {sum(param.size for param in params.values()):,} parameters{said}")
     return trained
 
