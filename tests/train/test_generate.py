@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import jaxspec
-from jaxspec.train import beginnings, generation, records
+from jaxspec.train import beginnings, dataset, encoding, generation, records
 from jaxspec.train.generation import Plan
 from jaxspec.train.text import Document
 from tests.evaluate.tiny import MODEL, checkpoint
@@ -229,3 +229,18 @@ def test_bad_input_ends_in_one_sentence(arguments: tuple, words: str, target: Pa
     assert code == 2, err
     assert words in err.splitlines()[-1]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_head_learns_from_both(whole: Path, target: Path, data: Path, tmp_path: Path):
+    code, err = command(
+        *("draft-model", "--target", target, "--out", tmp_path / "head", "--data", whole, "--open-data", data),
+        *("--steps", 2, "--batch-size", 4, "--context", 8, "--generated-share", 0.25),
+    )
+    assert code == 0, err
+    assert "chain tau" in err.splitlines()[-1]
+    settings = json.loads((tmp_path / "head.run/settings.json").read_text())
+    assert (settings["--open-data"], settings["--generated-share"]) == (str(data), 0.25)
+    train = dataset.read(tmp_path / "head.run/data/train")
+    assert train.tokens.shape == (8, 8)
+    first = encoding.encode(jaxspec.load(target).tokenizer, records.read(whole))
+    assert any(train.tokens[0].tolist() == each.tokens[:8].tolist() for each in first)
