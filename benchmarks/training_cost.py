@@ -65,7 +65,7 @@ def steps(model: LlamaConfig, recipe: Recipe) -> dict[str, tuple[Any, Any, Any]]
 def flops(batch: int = 1, length: int = 2048) -> dict[str, float]:
     """Floating-point operations of each compiled step, from shapes alone."""
     recipe = Recipe(steps=10, batch_size=batch, learning_rate=1e-3)
-    shape = lambda dtype: jax.ShapeDtypeStruct((batch, length), dtype)
+    shape: Any = lambda dtype: jax.ShapeDtypeStruct((batch, length), dtype)
     windows = Windows(tokens=shape(jnp.int32), segment=shape(jnp.int32), counted=shape(bool))
     found = {}
     for name, (step, head, frozen) in steps(LLAMA_13B, recipe).items():

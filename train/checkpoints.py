@@ -55,12 +55,17 @@ class Checkpoints:
         about: Any = self.orbax.metadata().custom_metadata
         return self._load(self.orbax.latest.step, state), about["data"]
 
-    def best(self, state: State) -> State:
-        """The state that measured best, the last of several; `state` itself where nothing was measured."""
+    def best(self, state: State) -> tuple[State, dict[str, Any] | None]:
+        """The state that measured best, the last of several, and what was measured.
+
+        `state` itself and None where nothing was measured.
+        """
         measured = [each for each in self.orbax.checkpoints if each.metrics]
         if not measured:
-            return state
-        return self._load(max(measured, key=lambda each: (_score(each.metrics), each.step)).step, state)
+            return state, None
+        best = max(measured, key=lambda each: (_score(each.metrics), each.step))
+        metrics: Any = best.metrics
+        return self._load(best.step, state), metrics
 
     def _load(self, step: int, state: State) -> State:
         shapes = {

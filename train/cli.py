@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro import conf
 
 from jaxspec.console import parse, run
+from jaxspec.train.generate import Generate
 from jaxspec.train.objectives import Distillation, EagleObjective
+from jaxspec.train.options import Data, Mixture, settings
 from jaxspec.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -17,27 +19,8 @@ if TYPE_CHECKING:
 
     from jaxspec.loading import Checkpoint
     from jaxspec.train.heads import Job
-    from jaxspec.train.prepare import Found
 
 Dtype = Literal["float32", "bfloat16"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """What to train on."""
-
-    data: Path | None = None
-    """Folder of text, such as a source tree; or a file: plain text, JSONL with {"text": ...} or {"messages": ...} a
-    line, or ShareGPT's JSON. The source of this Python's standard library if not given. What is named so that a hash
-    picks it, one file or record in 40, is held out: it only measures."""
-    strict: bool = False
-    """Refuse the data for its first bad record, instead of skipping and naming it."""
-
-    def read(self) -> "Found":
-        """The documents and conversations."""
-        from jaxspec.train import records, text
-
-        return list(text.standard_library()) if self.data is None else records.read(self.data, self.strict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +92,7 @@ class Where:
 
     @contextlib.contextmanager
     def job(
-        self, name: str, command: Any, data: Data, recipe: Recipe, load: "Callable[[Path, str], Checkpoint]"
+        self, name: str, command: Any, data: Mixture, recipe: Recipe, load: "Callable[[Path, str], Checkpoint]"
     ) -> "Iterator[Job]":
         """Loads of the target what `load` does, and opens the run."""
         from jaxspec.train import heads
@@ -117,9 +100,9 @@ class Where:
 
         target = load(self.target, heads.target_dtype(recipe))
         out = heads.folder_of(target.path, name, self.out)
-        found = data.read()
+        sources = data.sources()
         with open_run(run_folder(out, self.run_dir), settings(name, command)) as opened:
-            yield heads.Job(target, found, out, opened, recipe, self.context, self.cache_features, data.strict)
+            yield heads.Job(target, sources, out, opened, recipe, self.context, self.cache_features, data.strict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +115,7 @@ class Eagle:
     """
 
     where: conf.OmitArgPrefixes[Where]
-    data: conf.OmitArgPrefixes[Data] = Data()
+    data: conf.OmitArgPrefixes[Mixture] = Mixture()
     objective: conf.OmitArgPrefixes[EagleObjective] = EagleObjective()
     bias: bool = True
     """Give the layer that fuses token and feature a bias, as most published heads have."""
@@ -156,7 +139,7 @@ class DraftModel:
     """
 
     where: conf.OmitArgPrefixes[Where]
-    data: conf.OmitArgPrefixes[Data] = Data()
+    data: conf.OmitArgPrefixes[Mixture] = Mixture()
     layers: int = 1
     """Decoder layers; one makes the papers' vanilla draft model."""
     hidden_size: int | None = None
@@ -186,7 +169,7 @@ class EarlyExit:
     """
 
     where: conf.OmitArgPrefixes[Where]
-    data: conf.OmitArgPrefixes[Data] = Data()
+    data: conf.OmitArgPrefixes[Mixture] = Mixture()
     first: int | None = None
     """Layers of the target before the exit; 7 % of them if not given, at least one."""
     exit_layers: int = 1
@@ -206,27 +189,12 @@ def run_folder(out: Path, chosen: Path | None) -> Path:
     return chosen or out.with_name(out.name + ".run")
 
 
-def settings(name: str, command: Any) -> dict[str, Any]:
-    """What decides a run, as it was typed: every option but places, and how often to measure and save."""
-
-    def flat(value: Any) -> dict[str, Any]:
-        found = {}
-        for field in dataclasses.fields(value):
-            inner = getattr(value, field.name)
-            if dataclasses.is_dataclass(inner):
-                found |= flat(inner)
-            elif field.name not in ("out", "run_dir", "evaluate_every", "save_every", "cache_features"):
-                found["--" + field.name.replace("_", "-")] = str(inner) if isinstance(inner, Path) else inner
-        return found
-
-    return {"command": name, **flat(command)}
-
-
 Command = (
     Annotated[Lm, conf.subcommand("lm")]
     | Annotated[Eagle, conf.subcommand("eagle")]
     | Annotated[DraftModel, conf.subcommand("draft-model")]
     | Annotated[EarlyExit, conf.subcommand("early-exit")]
+    | Annotated[Generate, conf.subcommand("generate")]
 )
 
 

@@ -18,9 +18,9 @@ def encode(
 ) -> list[Encoded]:
     """Tokens of documents and conversations; of the first only, where those make `enough` tokens already.
 
-    A document begins as the tokenizer begins a text, mostly with BOS, and ends with EOS, and all of it counts. A
-    special token spelt out in it is text there. A conversation is what the chat template writes, and the assistant's
-    turns count, each with the token that ends it.
+    A document begins as the tokenizer begins a text, mostly with BOS, and ends with EOS where it is complete, and all
+    of it counts. A special token spelt out in it is text there. A conversation is what the chat template writes, and
+    the assistant's turns count, each with the token that ends it.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -66,9 +66,9 @@ def _texts(tokenizer: Any, documents: list[Document]) -> Iterator[Encoded]:
         verbose=False,  # about a text that is longer than the context, which windows cut
     )["input_ids"]
     eos = tokenizer.eos_token_id
-    for row in rows:
-        ended = eos is None or row[-1:] == [eos]  # by the tokenizer: in the text it would be spelt out
-        tokens = np.array(row if ended else [*row, eos], np.int32)
+    for document, row in zip(documents, rows, strict=True):
+        bare = row[:-1] if row[-1:] == [eos] else row  # by the tokenizer: in the text it would be spelt out
+        tokens = np.array([*bare, eos] if document.complete and eos is not None else bare, np.int32)
         yield Encoded(tokens, np.ones(len(tokens), bool))
 
 

@@ -1,10 +1,9 @@
 """The target's features on disk: for small runs that see the same windows again and again."""
 
 import dataclasses
-import hashlib
 import json
-from collections.abc import Callable
-from functools import partial
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -15,9 +14,13 @@ from rich import filesize
 
 from jaxspec.convert.files import check_room
 from jaxspec.convert.progress import say
+from jaxspec.linelog import write_whole
 from jaxspec.llama import Llama
+from jaxspec.train.fingerprint import fingerprint
 from jaxspec.train.packed import hidden_states
 from jaxspec.train.text import Windows
+
+_FEATURES, _KNOWN = "features.npy", "known.npy"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,30 +57,29 @@ def open_cache(folder: Path, target: Llama, packed: Windows) -> Cache:
         ValueError: the folder holds features of another target or text.
         DiskFullError: no room for them.
     """
-    count, length = packed.tokens.shape
-    dtype, width = target.norm[...].dtype, target.config.hidden_size
-    weights = hashlib.sha256(np.asarray(target.norm[...]).tobytes())
-    weights.update(np.asarray(target.layers[-1].mlp.down.kernel[...]).tobytes())
-    weights.update(np.asarray(packed.tokens).tobytes())
-    of = {"shape": [count, length, width], "dtype": dtype.name, "of": weights.hexdigest()}
-    file, plain = folder / "features.json", np.dtype(f"u{dtype.itemsize}")
-    if file.exists():
-        if json.loads(file.read_text(encoding="utf-8")) != of:
-            raise ValueError(
-                f"{folder} holds the features of another target or text; name another folder with --cache-features"
-            )
-        mode = "r+"
-    else:
-        size = count * length * width * dtype.itemsize
-        say(f"the features of {count * length:,} tokens will take {filesize.decimal(size)} in {folder}")
-        folder.mkdir(parents=True, exist_ok=True)
-        check_room(folder / "features.npy", size)
-        mode = "w+"
-    on_disk = partial(np.lib.format.open_memmap, mode=mode)
-    if mode == "w+":
-        rows = on_disk(folder / "features.npy", dtype=plain, shape=(count, length, width))
-        known = on_disk(folder / "known.npy", dtype=bool, shape=(count,))
-        file.write_text(json.dumps(of) + "\n", encoding="utf-8")
-    else:
-        rows, known = on_disk(folder / "features.npy"), on_disk(folder / "known.npy")
+    dtype = target.norm[...].dtype
+    of = {
+        "shape": [*packed.tokens.shape, target.config.hidden_size],
+        "dtype": dtype.name,
+        "of": fingerprint(target, packed.tokens, packed.segment),
+    }
+    file = folder / "features.json"
+    if not file.exists():
+        _make(folder, of["shape"], dtype)
+        write_whole(file, json.dumps(of) + "\n")  # last: without it the folder holds no cache
+    elif json.loads(file.read_text(encoding="utf-8")) != of:
+        raise ValueError(
+            f"{folder} holds the features of another target or text; name another folder with --cache-features"
+        )
+    rows, known = (np.load(folder / name, mmap_mode="r+") for name in (_FEATURES, _KNOWN))
     return Cache(target, dtype, rows, known, jax.jit(hidden_states))
+
+
+def _make(folder: Path, shape: Sequence[int], dtype: jnp.dtype) -> None:
+    """Files for features of this shape, of which none is known; what a killed run left of them is written over."""
+    size = math.prod(shape) * dtype.itemsize
+    say(f"the features of {shape[0] * shape[1]:,} tokens will take {filesize.decimal(size)} in {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    check_room(folder / _FEATURES, size)
+    for name, kind, width in ((_FEATURES, f"u{dtype.itemsize}", tuple(shape)), (_KNOWN, "bool", (shape[0],))):
+        np.lib.format.open_memmap(folder / name, mode="w+", dtype=np.dtype(kind), shape=width).flush()

@@ -37,14 +37,13 @@ class Job:
     """What to train a head on, and where to put it.
 
     Attributes:
-        found: documents and conversations; those whose name `text.is_held_out` only measure the result.
         length: of a window, in tokens; None for the target's context, at most 2048.
         cache: folder for the target's features; None computes them in every step.
         strict: refuse the first conversation that the chat template cannot write.
     """
 
     target: Checkpoint
-    found: prepare.Found
+    sources: prepare.Sources
     out: Path
     run: Run
     recipe: Recipe
@@ -84,7 +83,7 @@ def train(
         raise ValueError(f"--context must be at least 4, not {length}")
     params = checkpoint.module_to_dict(head)
     with staged(job.out, sum(param.size for param in params.values()) * 4) as folder:
-        prepare.ready(run, target.tokenizer, job.found, length, recipe, job.strict)
+        prepare.ready(run, target.tokenizer, job.sources, length, recipe, job.strict)
         packed, held_out = prepare.windows(run)
         complete = features.open_cache(job.cache, target.target, packed).complete if job.cache else None
         measure = None
@@ -94,14 +93,13 @@ def train(
             measure = partial(_measure, lost, accepted, target.target)
         else:
             say("no text was held out, so nothing is measured and the last weights are taken")
-        trained = fit(Task(loss, measure), head, target.target, packed, recipe, run, complete)
+        trained, measured = fit(Task(loss, measure), head, target.target, packed, recipe, run, complete)
         figure.draw(run.metrics, run.figure)
         with deferred():
             write(folder, trained)
     said = ""
-    if measure is not None:
-        found = measure(trained)
-        name, value = ("chain tau", found["tau"]) if "tau" in found else ("loss", found["loss"])
+    if measured is not None:
+        name, value = ("chain tau", measured["tau"]) if "tau" in measured else ("loss", measured["loss"])
         said = f", {name} {value:.2f} on held-out text"
     say(f"wrote {job.out}: {drafter}, {sum(param.size for param in params.values()):,} parameters{said}")
     return trained

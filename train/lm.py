@@ -60,7 +60,7 @@ def train(
     *,
     layer_dropout: float = 0.0,
     dtype: str = "float32",
-) -> float | None:
+) -> None:
     """Trains a model on documents and writes the checkpoint `out`, whole or not at all.
 
     Args:
@@ -70,9 +70,6 @@ def train(
         run: where it goes on if it was killed.
         layer_dropout: probability of leaving out the last layer; see `kept_layers`.
         dtype: of the parameters in the checkpoint.
-
-    Returns:
-        The held-out loss, nats a token; None where no document was held out.
 
     Raises:
         ValueError: too little text, or a learning rate that makes the loss overflow.
@@ -89,7 +86,7 @@ def train(
             measure = partial(_measure, mean_loss(loss, held_out, recipe.batch_size // recipe.accumulate))
         initial = Llama(model, rngs=nnx.Rngs(recipe.seed))
         task = Task(loss=partial(loss, layer_dropout=layer_dropout), measure=measure)
-        trained = fit(task, initial, None, packed, recipe, run)
+        trained, measured = fit(task, initial, None, packed, recipe, run)
         figure.draw(run.metrics, run.figure)
 
         for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -98,10 +95,8 @@ def train(
         narrow = jax.tree.map(lambda param: param.astype(dtype), trained)
         with deferred():
             checkpoint.write_params(folder / "params", checkpoint.module_to_dict(narrow).items())
-    held_out_loss = None if measure is None else measure(narrow)["loss"]
-    measured = "no file was held out" if held_out_loss is None else f"held-out loss {held_out_loss:.3f}"
-    say(f"wrote {out}: llama, {checkpoint.parameter_count(model):,} parameters, {dtype}, {measured}")
-    return held_out_loss
+    said = "no file was held out" if measured is None else f"held-out loss {measured['loss']:.3f}"
+    say(f"wrote {out}: llama, {checkpoint.parameter_count(model):,} parameters, {dtype}, {said}")
 
 
 def learn(run: Run, found: prepare.Found, model: LlamaConfig, recipe: Recipe) -> None:
@@ -114,7 +109,7 @@ def learn(run: Run, found: prepare.Found, model: LlamaConfig, recipe: Recipe) ->
         (place / "tokenizer").mkdir()
         learnt = tokenizer.learn([each.text for each in kept if isinstance(each, Document)], model.vocab_size)
         tokenizer.save(learnt, place / "tokenizer", model.max_length)
-        prepare.write(place, load_tokenizer(place / "tokenizer"), found, model.max_length, recipe)
+        prepare.write(place, load_tokenizer(place / "tokenizer"), prepare.Sources(found), model.max_length, recipe)
 
 
 def describe(model: LlamaConfig, dtype: str) -> CheckpointConfig:

@@ -4,18 +4,16 @@ import contextlib
 import json
 import math
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxspec.convert.progress import say
+from jaxspec.train.progress import Pace, progress
 
-_SECONDS = 10  # between lines of progress
-_FRAME = 0.5  # between updates of the bar
 _AHEAD = 2  # steps that the host may be ahead of the device
 
 
@@ -37,9 +35,8 @@ class Log:
         cut(file, done)
         self.file = file.open("a", encoding="utf-8")
         self.closing = contextlib.ExitStack()
-        self.show = self.closing.enter_context(_progress(done, steps))
-        self.began, self.since, self.shown = time.monotonic(), done, time.monotonic()
-        self.every = _FRAME if sys.stderr.isatty() else _SECONDS
+        self.show = self.closing.enter_context(progress("step", done, steps))
+        self.began, self.since, self.pace = time.monotonic(), done, Pace()
 
     def __enter__(self) -> "Log":
         return self
@@ -61,11 +58,11 @@ class Log:
         self.waiting.append((step, measures))
         if len(self.waiting) > _AHEAD:  # so that what is shown is true, and a signal is heeded soon
             jax.block_until_ready(self.waiting[-1 - _AHEAD][1])
-        if step == self.steps or time.monotonic() - self.shown >= self.every:
+        if self.pace.due() or step == self.steps:
             self.flush()
-            self.shown = time.monotonic()
-            rate = (step - self.since) / (self.shown - self.began) if step > self.since else 0.0
-            self.show(step, float(measures["loss"]), rate * self.tokens, (self.steps - step) / rate if rate else 0.0)
+            rate = (step - self.since) / (time.monotonic() - self.began) if step > self.since else 0.0
+            said = f"loss {float(measures['loss']):.3f}, {rate * self.tokens:,.0f} tokens/s"
+            self.show(step, said, (self.steps - step) / rate if rate else 0.0)
 
     def evaluation(self, step: int, measured: Mapping[str, Any]) -> None:
         """Takes what was measured on held-out text. The time that it took counts in no speed."""
@@ -109,22 +106,3 @@ def _short(value: Any) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(_short, value))
     return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-@contextlib.contextmanager
-def _progress(done: int, steps: int) -> Iterator[Callable[[int, float, float, float], None]]:
-    """Yields a function that is told step, loss, tokens a second and seconds left: a bar on a terminal, else a line."""
-    if not sys.stderr.isatty():
-        yield lambda step, loss, rate, left: say(
-            f"step {step} of {steps}: loss {loss:.3f}, {rate:,.0f} tokens/s, {left:.0f} s left"
-        )
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("compiling", total=steps, completed=done)
-        yield lambda step, loss, rate, left: bar.update(
-            task, completed=step, description=f"loss {loss:.3f}  {rate:,.0f} tokens/s"
-        )

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from jaxspec.train.options import option
+
 Distillation = Literal["forward-kl", "cross-entropy"]
 
 
@@ -20,4 +22,4 @@ class EagleObjective:
     def __post_init__(self) -> None:
         for name in ("cross_entropy", "noise"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"--{name.replace('_', '-')} must not be below 0, not {getattr(self, name)}")
+                raise ValueError(f"{option(name)} must not be below 0, not {getattr(self, name)}")

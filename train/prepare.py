@@ -1,5 +1,6 @@
 """From documents to the packed windows that a run trains on and those that it measures with."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.convert.files import staged
+from jaxspec.convert.progress import say
 from jaxspec.train import dataset, text
 from jaxspec.train.encoding import encode
 from jaxspec.train.recipe import Recipe
@@ -19,6 +21,21 @@ _EVALUATED = 64  # held-out windows, at most
 Found = Sequence[Document | Conversation]
 
 
+@dataclasses.dataclass(frozen=True)
+class Sources:
+    """What to train on.
+
+    Attributes:
+        found: those whose name `text.is_held_out` only measure the result.
+        generated: what a target wrote; none of it is held out.
+        share: how much of the training windows are to be `generated`.
+    """
+
+    found: Found
+    generated: Found = ()
+    share: float = 0.0
+
+
 def split(found: Found) -> tuple[Found, Found]:
     """What to train on and what is held out. Raises ValueError where nothing is left to train on."""
     kept, held_out = text.split(found)
@@ -27,30 +44,40 @@ def split(found: Found) -> tuple[Found, Found]:
     return kept, held_out
 
 
-def write(place: Path, tokenizer: Any, found: Found, length: int, recipe: Recipe, strict: bool = False) -> None:
+def write(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe, strict: bool = False) -> None:
     """Packs as much text as the steps take into `place`/train, and a fixed amount of held-out text beside it.
+
+    A source that is too small for its share gives all that it has, and stderr says what the share is then.
 
     Args:
         tokenizer: a transformers tokenizer.
         length: of a window, in tokens.
         strict: refuse the first conversation that the chat template cannot write.
     """
-    kept, held_out = split(found)
-    for name, documents, seed, count in (
-        ("held-out", held_out, 0, _EVALUATED),
-        ("train", kept, recipe.seed, recipe.steps * recipe.batch_size),
-    ):
-        if documents:
-            encoded = encode(tokenizer, shuffled(documents, seed), count * length, strict)
-            packed = text.windows(encoded, length, tokenizer.eos_token_id or 0)
-            dataset.write(place / name, text.take(packed, slice(count)))
+
+    def pack(found: Found, seed: int, count: int) -> Windows:
+        encoded = encode(tokenizer, shuffled(found, seed), count * length, strict)
+        return text.take(text.windows(encoded, length, tokenizer.eos_token_id or 0), slice(count))
+
+    kept, held_out = split(sources.found)
+    if held_out:
+        dataset.write(place / "held-out", pack(held_out, 0, _EVALUATED))
+    count = recipe.steps * recipe.batch_size
+    generated = round(count * sources.share)
+    wanted = ((sources.generated, generated), (kept, count - generated))
+    packed = [pack(found, recipe.seed, number) for found, number in wanted if number]
+    dataset.write(place / "train", whole := text.join(packed))  # batches are drawn from all of them
+    first, total = len(packed[0].tokens), len(whole.tokens)
+    if generated and abs(first - sources.share * total) > 1:
+        share = f"a share of {first / total:.2f} and not {sources.share}"
+        say(f"{first} windows are generated and {total - first} open text, which is all there is: {share}")
 
 
-def ready(run: Run, tokenizer: Any, found: Found, length: int, recipe: Recipe, strict: bool) -> None:
+def ready(run: Run, tokenizer: Any, sources: Sources, length: int, recipe: Recipe, strict: bool) -> None:
     """Packs text for a run with the tokenizer of its target, unless it was done before."""
     if not run.data.exists():
         with staged(run.data, 0) as place:
-            write(place, tokenizer, found, length, recipe, strict)
+            write(place, tokenizer, sources, length, recipe, strict)
 
 
 def windows(run: Run) -> tuple[Windows, Windows | None]:

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from jaxspec.train.options import option
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -51,8 +53,3 @@ class Recipe:
                 raise ValueError(f"{option(name)} must be from 0 to below 1, not {getattr(self, name)}")
         if self.batch_size % self.accumulate:
             raise ValueError(f"--batch-size {self.batch_size} is not a multiple of --accumulate {self.accumulate}")
-
-
-def option(name: str) -> str:
-    """How a field is spelt on the command line."""
-    return "--" + name.replace("_", "-")

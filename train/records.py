@@ -1,7 +1,8 @@
 """Files and folders → documents and conversations.
 
-A record is a JSON object with a `text`; with `messages`, each of a `role` and a `content`; or with `conversations`,
-each `from` somebody and with a `value`, as ShareGPT has them. A `.jsonl` file has one a line, a `.json` file a list.
+A record is a JSON object with a `text`, and with `"complete": false` where that was broken off; with `messages`, each
+of a `role` and a `content`; or with `conversations`, each `from` somebody and with a `value`, as ShareGPT has them. A
+`.jsonl` file has one a line, a `.json` file a list.
 """
 
 import dataclasses
@@ -112,7 +113,9 @@ def _record(name: str, value: Any) -> Document | Conversation | Bad:
                 return Conversation(name, _messages(key, value[key], role, content))
         if "text" not in value:
             raise ValueError(f"it has none of the keys {', '.join(_KEYS)}")
-        return Document(name, _string("its text", value["text"]))
+        if not isinstance(complete := value.get("complete", True), bool):
+            raise ValueError("its complete is neither true nor false")
+        return Document(name, _string("its text", value["text"]), complete)
     except ValueError as error:
         return Bad(name, str(error))
 

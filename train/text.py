@@ -36,10 +36,15 @@ Found = TypeVar("Found", bound=Named)
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """The text of a file and its name: the path inside its folder, the same on every machine."""
+    """The text of a file and its name: the path inside its folder, the same on every machine.
+
+    Attributes:
+        complete: whether the text ends where it ends; else it was broken off, and nothing is known of its end.
+    """
 
     name: str
     text: str
+    complete: bool = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,6 +163,11 @@ def windows(encoded: Sequence[Encoded], length: int, fill: int) -> Windows:
         segment=shape(np.repeat(np.arange(len(encoded) + 1), [*sizes, padding]), np.int32),
         counted=shape(np.concatenate([*(each.counted for each in encoded), np.zeros(padding, bool)]), bool),
     )
+
+
+def join(packed: Sequence[Windows]) -> Windows:
+    """The windows of all, one after another."""
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *packed)
 
 
 def take(packed: Windows, rows: np.ndarray | slice) -> Windows:

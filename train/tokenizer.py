@@ -4,14 +4,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 BOS, EOS = "<s>", "</s>"
 BOS_ID, EOS_ID = 0, 1
 SMALLEST = 256 + len((BOS, EOS))
 _CHARACTERS_A_TOKEN = 2000  # of text to learn from; more takes longer and changes little
-_AT_ONCE = 64  # documents; what `tokenizers` returns weighs fifty times the ids in it
 
 
 def learn(texts: Sequence[str], vocab_size: int) -> Tokenizer:
@@ -44,22 +42,6 @@ def learn(texts: Sequence[str], vocab_size: int) -> Tokenizer:
         )
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)])
     return tokenizer
-
-
-def encode(tokenizer: Tokenizer, texts: Sequence[str], enough: int | None = None) -> list[np.ndarray]:
-    """Ids of the texts, each from BOS to EOS; of the first texts only, where those make `enough` tokens already.
-
-    A special token spelt out in a text is text there.
-    """
-    rows: list[np.ndarray] = []
-    tokenizer.encode_special_tokens = True
-    for start in range(0, len(texts), _AT_ONCE):
-        if enough is not None and sum(map(len, rows)) >= enough:
-            break
-        group = tokenizer.encode_batch_fast(list(texts[start : start + _AT_ONCE]))
-        rows += [np.array([*encoding.ids, EOS_ID], np.int32) for encoding in group]
-    tokenizer.encode_special_tokens = False
-    return rows
 
 
 def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:

@@ -59,8 +59,10 @@ def fit(
     recipe: Recipe,
     run: Run,
     complete: Callable[[Windows], Windows] | None = None,
-) -> Params:
-    """Trains, going on where the run stopped, and returns the best parameters measured, or the last ones.
+) -> tuple[Params, Measured | None]:
+    """Trains, going on where the run stopped, and returns the best parameters and what was measured of them.
+
+    The last parameters and None where nothing is measured.
 
     The arrays of `params` are donated. `complete` gets every batch before its step.
 
@@ -94,7 +96,8 @@ def fit(
                     say(f"saved at step {done} of {recipe.steps}; the same command goes on from there")
                     interrupts.release()
         checkpoints.wait()
-        return checkpoints.best(state).params
+        best, measured = checkpoints.best(state)
+        return best.params, measured
 
 
 def start(params: Params, optimizer: optax.GradientTransformation) -> State:

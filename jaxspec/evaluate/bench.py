@@ -15,8 +15,9 @@ from jaxspec.engine import Engine, load_head
 from jaxspec.evaluate import cost, divergence, environment, results, runner, suites, table
 from jaxspec.evaluate.command import Bench
 from jaxspec.evaluate.results import Form, Measured
-from jaxspec.evaluate.runlog import RunLog, write_whole
+from jaxspec.evaluate.runlog import RunLog
 from jaxspec.evaluate.runner import REFERENCE, Plan
+from jaxspec.linelog import write_whole
 from jaxspec.loading import Checkpoint, load
 from jaxspec.methods import Method, parse_method
 from jaxspec.protocols import Drafter

@@ -2,11 +2,11 @@
 
 import dataclasses
 import json
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec.linelog import LineLog
 from jaxspec.trace import Round
 
 
@@ -62,49 +62,32 @@ class RunLog:
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], is_whole: Callable[[list[Answer]], bool]):
-        self.path, self.measured, self.answers = path, None, list[Answer]()
-        lines = [] if path is None or not path.exists() else _lines(path)
-        if path is None:
+        self.measured, self.answers = None, list[Answer]()
+        self.log = None if path is None else LineLog(path, "the log of a bench run", "another --json")
+        if self.log is None:
             return
-        if lines:
-            _check_same(lines[0]["settings"], json.loads(json.dumps(settings)), path)
-        answers = [(line, _answer(line)) for line in lines[1:] if "question" in line]
+        lines = self.log.read(settings)
+        answers = [(line, _answer(line)) for line in lines if "question" in line]
         batches: dict[int, list[Answer]] = {}
         for _, answer in answers:
             batches.setdefault(answer.batch, []).append(answer)
         whole = {batch for batch, members in batches.items() if is_whole(members)}
         self.answers = [answer for _, answer in answers if answer.batch in whole]
         self.measured = next((line["measured"] for line in lines if "measured" in line), None)
-        kept = [{"settings": settings}, *(line for line, answer in answers if answer.batch in whole)]
-        kept += [{"measured": self.measured}] if self.measured else []
-        write_whole(path, "".join(map(_to_line, kept)))
+        kept = [line for line, answer in answers if answer.batch in whole]
+        self.log.write(settings, kept + ([{"measured": self.measured}] if self.measured else []))
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Adds one whole batch."""
         self.answers += answers
-        self._append(map(dataclasses.asdict, answers))
+        if self.log is not None:
+            self.log.append(map(dataclasses.asdict, answers))
 
     def finish(self, measured: dict[str, Any]) -> None:
         """Adds what was measured once, after the last batch."""
         self.measured = json.loads(json.dumps(measured))  # as it will be read back
-        self._append([{"measured": measured}])
-
-    def _append(self, lines: Iterable[dict[str, Any]]) -> None:
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write("".join(map(_to_line, lines)))
-                file.flush()
-                os.fsync(file.fileno())
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file that appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        if self.log is not None:
+            self.log.append([{"measured": measured}])
 
 
 def tree_to_json(round_: Round) -> dict[str, list]:
@@ -118,42 +101,6 @@ def tree_to_json(round_: Round) -> dict[str, list]:
     }
 
 
-def _to_line(values: dict[str, Any]) -> str:
-    return json.dumps(values, separators=(",", ":")) + "\n"
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; a last one without its end was torn by a kill and is left out."""
-    *ended, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    try:
-        lines = [json.loads(line) for line in ended]
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not the log of a bench run ({error}); delete it or write to another file"
-        ) from error
-    if lines and not (isinstance(lines[0], dict) and isinstance(lines[0].get("settings"), dict)):
-        raise ValueError(f"{path} is not the log of a bench run; delete it or write to another file")
-    return lines
-
-
 def _answer(line: dict[str, Any]) -> Answer:
     turns = [Turn(**{**turn, "trees": None}) for turn in line["turns"]]  # trees are for reports, and large
     return Answer(**{**line, "turns": turns})
-
-
-def _check_same(found: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
-    for (name, ours), theirs in zip(_flat(wanted).items(), map(_flat(found).get, _flat(wanted)), strict=True):
-        if theirs != ours:
-            raise ValueError(
-                f"{path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); "
-                "delete it or write to another file"
-            )
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """One level of nesting less; the inner keys are distinct."""
-    return {
-        name: inner
-        for key, value in values.items()
-        for name, inner in (value.items() if isinstance(value, dict) else [(key, value)])
-    }

@@ -11,8 +11,8 @@ from rich.console import Console
 from jaxspec.evaluate import bench, table
 from jaxspec.evaluate.command import Bench, Comparison, Sweep
 from jaxspec.evaluate.metrics import ratio
-from jaxspec.evaluate.runlog import write_whole
 from jaxspec.evaluate.sweep_figure import draw
+from jaxspec.linelog import write_whole
 from jaxspec.methods import parse_method
 from jaxspec.variants import Variant, vary
 

@@ -1,10 +1,7 @@
 """`jaxspec-train eagle` and `draft-model`, from a target to a head that drafts for it."""
 
-import contextlib
-import io
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import jax
@@ -18,22 +15,13 @@ from jaxspec import heads
 from jaxspec.checkpoint import CheckpointError, module_to_dict
 from jaxspec.drafters.eagle import EagleHead
 from jaxspec.llama import Llama
-from jaxspec.train import cli, draft_model, features, lm
+from jaxspec.train import draft_model, features, lm
 from jaxspec.train.packed import hidden_states
 from jaxspec.train.text import Windows
 from tests.evaluate.tiny import checkpoint
+from tests.train.command import command
 
 QUICK = ("--steps", 30, "--batch-size", 4, "--context", 48, "--learning-rate", 1e-2, "--evaluate-every", 15)
-
-
-def command(*arguments: object) -> tuple[int, str]:
-    """Exit code and stderr of `jaxspec-train ARGUMENTS`."""
-    err = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(err):
-        patch.setattr(sys, "argv", ["jaxspec-train", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-    return int(exit_.value.code or 0), err.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +138,12 @@ def test_features_are_computed_once(tmp_path):
     again = features.open_cache(tmp_path / "features", target, packed)
     again = features.Cache(again.target, again.dtype, again.rows, again.known, never)
     np.testing.assert_array_equal(again.complete(batch([1, 4])).features, found[::-1])
+    (tmp_path / "features/features.json").unlink()  # as if it had been killed before it was whole
+    assert not features.open_cache(tmp_path / "features", target, packed).known.any()
+    other = Llama(shape, rngs=nnx.Rngs(0))
+    other.layers[0].attention.o.kernel[...] = other.layers[0].attention.o.kernel[...] + 1e-3
     with pytest.raises(ValueError, match="holds the features of another target or text"):
-        features.open_cache(tmp_path / "features", Llama(shape, rngs=nnx.Rngs(1)), packed)
+        features.open_cache(tmp_path / "features", other, packed)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +153,8 @@ def test_features_are_computed_once(tmp_path):
         (("eagle", "--target", "builtin"), "a head for the builtin target needs --out"),
         (("eagle", "--target", "TARGET", "--noise", -1), "--noise must not be below 0"),
         (("eagle", "--target", "TARGET", "--context", 3), "--context must be at least 4"),
+        (("eagle", "--target", "TARGET", "--generated-share", 1), "--generated-share must be between 0 and 1, not 1"),
+        (("eagle", "--target", "TARGET", "--open-data", "/nowhere"), "/nowhere is neither a file nor a folder"),
         (("eagle", "--target", "TARGET", "--strict"), "talk.json#30: its conversations are empty"),
         (("draft-model", "--target", "TARGET", "--layers", 0), "--layers must be at least 1"),
         (("draft-model", "--target", "TARGET", "--hidden-size", 33), "--hidden-size 33 is not a multiple"),

@@ -126,8 +126,9 @@ def test_best_is_kept_beside_last(packed, tmp_path):
         return {"score": next(scores)}
 
     with open_run(tmp_path / "run", {}) as run:
-        best = fit(Task(lm.loss, measure), model(), None, packed, RECIPE, run)
+        best, measured = fit(Task(lm.loss, measure), model(), None, packed, RECIPE, run)
     assert same(best, seen[1])
+    assert measured == {"score": 3.0}
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["12", "8"]
     evaluations = [line for line in log.read(run.metrics) if "evaluation" in line]
     assert [(line["step"], line["evaluation"]["score"]) for line in evaluations] == [(4, 1.0), (8, 3.0), (12, 2.0)]
@@ -139,7 +140,7 @@ class CrashError(Exception):
 
 def test_an_interrupted_run_goes_on_bit_for_bit(packed, tmp_path):
     with open_run(tmp_path / "whole", {}) as run:
-        whole = fit(TASK, model(), None, packed, RECIPE, run)
+        whole, measured = fit(TASK, model(), None, packed, RECIPE, run)
 
     with open_run(tmp_path / "cut", {}) as cut:
         for at in (1, 5, 6, 11):  # before the first checkpoint, between two, just after one, near the end
@@ -152,7 +153,8 @@ def test_an_interrupted_run_goes_on_bit_for_bit(packed, tmp_path):
 
             with contextlib.suppress(CrashError):
                 fit(TASK, model(), None, packed, RECIPE, cut, complete)
-        resumed = fit(TASK, model(), None, packed, RECIPE, cut)
+        resumed, _ = fit(TASK, model(), None, packed, RECIPE, cut)
+    assert measured is None
     assert same(resumed, whole)
     assert cut.metrics.read_bytes() == run.metrics.read_bytes()
     assert [line["step"] for line in log.read(cut.metrics)] == list(range(1, 13))

@@ -1,0 +1,19 @@
+"""The command under test, in this process."""
+
+import contextlib
+import io
+import sys
+
+import pytest
+
+from jaxspec.train import cli
+
+
+def command(*arguments: object) -> tuple[int, str]:
+    """Exit code and stderr of `jaxspec-train ARGUMENTS`."""
+    err = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["jaxspec-train", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+    return int(exit_.value.code or 0), err.getvalue()

@@ -1,0 +1,84 @@
+"""The options that several commands share. Kept apart from the work, so that `--help` need not load JAX."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxspec.train.prepare import Found, Sources
+
+STDLIB = "stdlib"
+_PLACES = ("out", "run_dir", "cache_features")
+_NO_MATTER = ("evaluate_every", "save_every")
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What to train on."""
+
+    data: Path = Path(STDLIB)
+    """Folder of text, such as a source tree; or a file: plain text, JSONL with {"text": ...} or {"messages": ...} a
+    line, or ShareGPT's JSON; or `stdlib`, the source of this Python's standard library. What is named so that a hash
+    picks it, one file or record in 40, is held out: it only measures."""
+    strict: bool = False
+    """Refuse the data for its first bad record, instead of skipping and naming it."""
+
+    def read(self) -> "Found":
+        """The documents and conversations."""
+        return read(self.data, self.strict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture(Data):
+    """What to train a head on."""
+
+    open_data: Path | None = None
+    """Open text to mix into the data, which is what `jaxspec-train generate` wrote then: named like --data, `stdlib`
+    too. One file or record in 40 of it is held out, and nothing of the generated text, so that runs with and without
+    that can be compared."""
+    generated_share: float = 0.5
+    """Of the training windows; the rest is open text. Only with --open-data."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.generated_share < 1:
+            raise ValueError(f"{option('generated_share')} must be between 0 and 1, not {self.generated_share}")
+
+    def sources(self) -> "Sources":
+        """What is open and what is generated."""
+        from jaxspec.train.prepare import Sources
+
+        if self.open_data is None:
+            return Sources(self.read())
+        return Sources(read(self.open_data, self.strict), self.read(), self.generated_share)
+
+
+def read(data: Path, strict: bool) -> "Found":
+    """The documents and conversations of a file or folder, or of the standard library.
+
+    Raises:
+        ValueError: nothing is there or can be used, or one record cannot and `strict` is set.
+    """
+    from jaxspec.train import records, text
+
+    return text.standard_library() if str(data) == STDLIB else records.read(data, strict)
+
+
+def option(name: str) -> str:
+    """How a field is spelt on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def settings(name: str, command: Any) -> dict[str, Any]:
+    """What decides a run, as it was typed: every option but places, and how often to measure and save."""
+
+    def flat(value: Any) -> dict[str, Any]:
+        found = {}
+        for field in dataclasses.fields(value):
+            inner = getattr(value, field.name)
+            if dataclasses.is_dataclass(inner):
+                found |= flat(inner)
+            elif field.name not in (*_PLACES, *_NO_MATTER):
+                found[option(field.name)] = str(inner) if isinstance(inner, Path) else inner
+        return found
+
+    return {"command": name, **flat(command)}
