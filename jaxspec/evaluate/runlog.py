@@ -63,7 +63,7 @@ class RunLog:
 
     def __init__(self, path: Path | None, settings: dict[str, Any], is_whole: Callable[[list[Answer]], bool]):
         self.measured, self.answers = None, list[Answer]()
-        self.log = None if path is None else LineLog(path, "the log of a bench run", "another --json")
+        self.log = None if path is None else LineLog(path, "the log of a bench run", "another file")
         if self.log is None:
             return
         lines = self.log.read(settings)
