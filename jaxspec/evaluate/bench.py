@@ -48,6 +48,7 @@ def run(settings: Bench) -> None:
         batch_size=settings.batch_size,
         repeats=settings.repeats,
         chat=settings.chat,
+        keep_state=settings.keep_state,
     )
     runner.check(plan, engines[REFERENCE])
 

@@ -34,6 +34,8 @@ class Bench:
     """Questions decoded together."""
     repeats: int = 3
     """Timed passes of every method over every question; times are medians."""
+    keep_state: bool = False
+    """A controller that learns goes on from the question before, row by row; each timed pass by itself."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
     json: Path | None = None
