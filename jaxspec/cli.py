@@ -56,6 +56,8 @@ class Generate:
     """json: a line for each prompt, with text, tokens and statistics."""
     batch_size: int | None = None
     """Prompts decoded together; 8 at most if not given."""
+    keep_state: bool = False
+    """A controller that learns goes on from the prompt before: row i of a batch from row i of the last batch."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
     repetition_penalty: float = 1.0
@@ -90,7 +92,8 @@ class Generate:
             return
         if self.show_drafts and engine.model.tokenizer is None:
             raise ValueError(f"{self.target} has no tokenizer, so there is no text to colour")
-        found = engine.generate(prompts, batch_size=self.batch_size, record=self.show_drafts, **settings)
+        settings |= {"batch_size": self.batch_size, "record": self.show_drafts, "keep_state": self.keep_state}
+        found = engine.generate(prompts, **settings)
         for prompt, generation in zip(prompts, found, strict=True):
             self._print(engine, prompt, generation)
 

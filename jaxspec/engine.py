@@ -44,6 +44,8 @@ class Generation:
         log_probs: [tokens] float, log p of each under the target at temperature 1; None unless asked for.
         rounds: every round's tree and verdict; None unless recorded.
         prefill_seconds, decode_seconds: of the batch that this prompt was in.
+        controller: what the controller had learnt at the end: its state's arrays, without the axis B. Rounds past a
+            stop string count in it; those of other rows do not.
     """
 
     prompt_tokens: list[int]
@@ -55,6 +57,7 @@ class Generation:
     rounds: list[Round] | None
     prefill_seconds: float
     decode_seconds: float
+    controller: Any
 
     @property
     def statistics(self) -> Counts:
@@ -121,6 +124,7 @@ class Engine:
         batch_size: int | None = None,
         log_probs: bool = False,
         record: bool = False,
+        keep_state: bool = False,
         **unsupported: Any,
     ) -> list[Generation]:
         """Generates for every prompt; prompts may have any lengths.
@@ -134,6 +138,9 @@ class Engine:
             batch_size: prompts decoded together; None: all of them, at most 8.
             log_probs: also return log p of each token.
             record: also return every round's tree and verdict.
+            keep_state: the controller goes on with what it has learnt: row i of each batch from row i of the batch
+                before; with `batch_size` 1, one posterior over all prompts. At temperature 0 it changes no text, only
+                how fast it comes; above it, what is drawn (not its distribution) then depends on the prompts before.
 
         Raises:
             ValueError: an empty prompt without a BOS to stand for it, one that does not fit, or a setting out of range.
@@ -155,7 +162,9 @@ class Engine:
         stops = StopStrings(stop, self.model.tokenizer)
         done: list[Generation] = []
         for i in range(0, len(requests), size):
-            done += self.run(requests[i : i + size], stops, log_probs, record)
+            batch = requests[i : i + size]
+            learnt = [one.controller for one in done[i - size : i][: len(batch)]] if keep_state and i else None
+            done += self.run(batch, stops, log_probs, record, learnt)
         return done
 
     def stream(self, prompt: Prompt, *, rounds: int = 4, stop: Sequence[str] = (), **settings: Any) -> Iterator[str]:
@@ -230,16 +239,27 @@ class Engine:
                 )
         return requests
 
-    def run(self, requests: list[Request], stops: StopStrings, log_probs: bool, record: bool) -> list[Generation]:
-        """Decodes one batch; what `generate` does with each, and what a measurement times."""
+    def run(
+        self,
+        requests: list[Request],
+        stops: StopStrings,
+        log_probs: bool,
+        record: bool,
+        learnt: Sequence[Any] | None = None,
+    ) -> list[Generation]:
+        """Decodes one batch; what `generate` does with each, and what a measurement times.
+
+        Args:
+            learnt: what each row's controller starts from, a `Generation.controller` or None; None: all from nothing.
+        """
         rounds = 8 if stops else UNLIMITED
         state, seconds = None, (0.0, 0.0)
         stopped: dict[int, int] = {}
-        for state, seconds in self._stages(requests, log_probs, record, rounds, stopped):  # noqa: B007
+        for state, seconds in self._stages(requests, log_probs, record, rounds, stopped, learnt):  # noqa: B007
             if stops:
                 stopped |= self._find_stops(state, requests, stops, stopped)
         assert state is not None
-        wanted = ("tokens", "length", "round", "history", "log_prob", "trace")
+        wanted = ("tokens", "length", "round", "history", "log_prob", "trace", "controller")
         host = SimpleNamespace(**jax.device_get({name: getattr(state, name) for name in wanted}))
         return [self._result(host, request, row, stops, seconds) for row, request in enumerate(requests)]
 
@@ -250,6 +270,7 @@ class Engine:
         record: bool,
         rounds: int | np.int32,
         stopped: dict[int, int] | None = None,
+        learnt: Sequence[Any] | None = None,
     ) -> Iterator[tuple[decode.DecodeState, tuple[float, float]]]:
         """Decodes in calls of `rounds` rounds, yielding the state after each, and (prefill, decode) seconds so far.
 
@@ -260,6 +281,8 @@ class Engine:
         chunk, rows = shapes(spec, requests)
         with self.precision():
             state = start(spec, self.models, requests, self.model.config.eos, rows)
+            if learnt is not None:
+                state = dataclasses.replace(state, controller=take_up(state.controller, learnt))
             jax.block_until_ready(state.length)
             began = time.perf_counter()
             state = prefill(spec.drafter, self.models, state, chunk)
@@ -309,6 +332,7 @@ class Engine:
             rounds=rounds,
             prefill_seconds=seconds[0],
             decode_seconds=seconds[1],
+            controller=jax.tree.map(lambda leaf: leaf[row], host.controller),
         )
 
     def precision(self) -> contextlib.AbstractContextManager:
@@ -354,6 +378,16 @@ def start(
             top_p=column(lambda r: r.top_p, jnp.float32) if any(r.top_p < 1 for r in requests) else None,
         ),
     )
+
+
+def take_up(controller: Any, learnt: Sequence[Any]) -> Any:
+    """A controller's state of B rows, of which the first go on from what was learnt, where it is not None."""
+    state = jax.tree.map(np.array, jax.device_get(controller))
+    for row, known in enumerate(learnt):
+        if known is not None:
+            for leaf, value in zip(jax.tree.leaves(state), jax.tree.leaves(known), strict=True):
+                leaf[row] = value
+    return jax.tree.map(jnp.array, state)
 
 
 def load_head(model: Checkpoint, method: Method) -> Any:

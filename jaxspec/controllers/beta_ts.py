@@ -54,7 +54,8 @@ class BetaTS:
                 raise ValueError(f"beta-ts: {name} must be at least {FLOOR}, and is {getattr(self, name)}")
 
     def init(self, models, batch) -> BetaState:
-        return BetaState(alpha=jnp.full(batch, self.prior_alpha), beta=jnp.full(batch, self.prior_beta))
+        of = lambda prior: jnp.full(batch, prior, jnp.float32)
+        return BetaState(alpha=of(self.prior_alpha), beta=of(self.prior_beta))
 
     def keep_drafting(self, models, keys, state, evidence):
         return toss(keys, state.alpha / (state.alpha + state.beta))

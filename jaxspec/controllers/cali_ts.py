@@ -99,7 +99,8 @@ class CaliTS:
 
     def init(self, models, batch) -> CaliState:
         # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
-        return CaliState(estimate=jnp.full(batch, self.prior), trials=jnp.zeros(batch), rounds=jnp.zeros(batch))
+        of = lambda value: jnp.full(batch, value, jnp.float32)
+        return CaliState(estimate=of(self.prior), trials=of(0), rounds=of(0))
 
     def keep_drafting(self, models, keys, state, evidence):
         model, sample = self.sigma_model**2, self.sigma_sample**2

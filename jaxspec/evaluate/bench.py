@@ -58,6 +58,7 @@ def compare(settings: Bench) -> dict[str, Any]:
         batch_size=settings.batch_size,
         repeats=settings.repeats,
         chat=settings.chat,
+        keep_state=settings.keep_state,
     )
     runner.check(plan, engines[REFERENCE])
 

@@ -33,6 +33,8 @@ class Comparison:
     """Questions decoded together."""
     repeats: int = 3
     """Timed passes of every method over every question; times are medians."""
+    keep_state: bool = False
+    """A controller that learns goes on from the question before, row by row; each timed pass by itself."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
     chat: bool = False

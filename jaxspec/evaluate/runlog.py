@@ -21,6 +21,7 @@ class Turn:
         trees: of each round, as `tree_to_json` writes them; None where the recorded pass took other rounds than the
             timed ones, as a near-tie can make it, or where this was read back from a log.
         prefill_seconds, decode_seconds: of the whole batch that this answer was in, a number a repeat.
+        learnt: what the controller had learnt at the end: for each repeat, the arrays of its state.
     """
 
     prompt: list[int]
@@ -30,6 +31,7 @@ class Turn:
     trees: list[dict[str, list]] | None
     prefill_seconds: list[float]
     decode_seconds: list[float]
+    learnt: list[list] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,10 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import jax
+import numpy as np
 
 from jaxspec.engine import Engine, Generation, Request, check_settings
 from jaxspec.evaluate.runlog import Answer, RunLog, Turn, tree_to_json
@@ -13,6 +15,7 @@ from jaxspec.prompts import encode
 from jaxspec.text import StopStrings
 
 REFERENCE = "plain"
+Learnt = list[list] | None  # `Turn.learnt`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Plan:
     batch_size: int
     repeats: int
     chat: bool
+    keep_state: bool = False
 
     @property
     def batches(self) -> list[range]:
@@ -72,14 +76,17 @@ def run(plan: Plan, engines: Mapping[str, Engine], log: RunLog, advance: Callabl
     done = {answer.batch for answer in log.answers}
     for batch, numbers in enumerate(plan.batches):
         if batch not in done:
-            log.add(run_batch(plan, engines, batch, numbers))
+            log.add(run_batch(plan, engines, batch, numbers, log.answers))
         advance()
 
 
-def run_batch(plan: Plan, engines: Mapping[str, Engine], batch: int, numbers: Sequence[int]) -> list[Answer]:
+def run_batch(
+    plan: Plan, engines: Mapping[str, Engine], batch: int, numbers: Sequence[int], before: Sequence[Answer]
+) -> list[Answer]:
     """All turns of some questions by all methods.
 
-    Every method answers the same prompts: the answers between two turns are the reference's.
+    Every method answers the same prompts: the answers between two turns are the reference's. With `keep_state`, the
+    controllers of a row go on from its last turn, at first that of the answers `before`.
     """
     turns: dict[tuple[int, str], list[Turn]] = {(number, name): [] for number in numbers for name in engines}
     for turn in range(max(len(plan.questions[number].turns) for number in numbers)):
@@ -87,7 +94,10 @@ def run_batch(plan: Plan, engines: Mapping[str, Engine], batch: int, numbers: Se
         said = [[answer.text for answer in turns[number, REFERENCE]] for number in open_]
         engine = engines[REFERENCE]
         requests = [plan.request(engine, number, answers) for number, answers in zip(open_, said, strict=True)]
-        for name, found in measure(engines, requests, plan.repeats).items():
+        learnt = {
+            name: [_learnt(plan, before, turns[number, name], number, name) for number in open_] for name in engines
+        }
+        for name, found in measure(engines, requests, plan.repeats, learnt).items():
             for number, answer in zip(open_, found, strict=True):
                 turns[number, name].append(answer)
     return [
@@ -104,28 +114,36 @@ def run_batch(plan: Plan, engines: Mapping[str, Engine], batch: int, numbers: Se
     ]
 
 
-def measure(engines: Mapping[str, Engine], requests: list[Request], repeats: int) -> dict[str, list[Turn]]:
-    """One batch by all methods, which take turns within each repeat; then once more to see the trees, untimed."""
-    passes = [{name: warm(engine, requests) for name, engine in engines.items()} for _ in range(repeats)]
+def measure(
+    engines: Mapping[str, Engine], requests: list[Request], repeats: int, learnt: Mapping[str, Sequence[Learnt]]
+) -> dict[str, list[Turn]]:
+    """One batch by all methods, which take turns within each repeat; then the first pass again, to see its trees.
+
+    `learnt` is what each method's rows start from.
+    """
+    passes = [
+        {name: warm(engine, requests, _of_pass(learnt[name], i)) for name, engine in engines.items()}
+        for i in range(repeats)
+    ]
     return {
         name: [
             _turn([one[name][row] for one in passes], recorded)
-            for row, recorded in enumerate(decode(engine, requests, record=True))
+            for row, recorded in enumerate(decode(engine, requests, _of_pass(learnt[name], 0), record=True))
         ]
         for name, engine in engines.items()
     }
 
 
-def warm(engine: Engine, requests: list[Request]) -> list[Generation]:
+def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
     """Decodes a batch; once more if the first time had to compile something, since its times are worthless."""
     with compilations() as compiled:
-        found = decode(engine, requests, record=False)
-    return decode(engine, requests, record=False) if compiled else found
+        found = decode(engine, requests, learnt, record=False)
+    return decode(engine, requests, learnt, record=False) if compiled else found
 
 
-def decode(engine: Engine, requests: list[Request], *, record: bool) -> list[Generation]:
-    """Decodes a batch."""
-    return engine.run(requests, StopStrings((), engine.model.tokenizer), False, record)
+def decode(engine: Engine, requests: list[Request], learnt: Sequence[Any], *, record: bool) -> list[Generation]:
+    """Decodes a batch whose controllers start from what they have learnt."""
+    return engine.run(requests, StopStrings((), engine.model.tokenizer), False, record, learnt)
 
 
 @contextmanager
@@ -155,4 +173,19 @@ def _turn(passes: Sequence[Generation], recorded: Generation) -> Turn:
         trees=[tree_to_json(round_) for round_ in recorded.rounds or ()] if same else None,
         prefill_seconds=[one.prefill_seconds for one in passes],
         decode_seconds=[one.decode_seconds for one in passes],
+        learnt=[[leaf.tolist() for leaf in jax.tree.leaves(one.controller)] for one in passes],
     )
+
+
+def _learnt(plan: Plan, before: Sequence[Answer], turns: Sequence[Turn], number: int, name: str) -> Learnt:
+    """What a row of a method starts from: where its last turn ended, of this question or of one before."""
+    if not plan.keep_state:
+        return None
+    row = number % plan.batch_size
+    earlier = [a.turns[-1] for a in before if a.method == name and a.question % plan.batch_size == row]
+    return next((turn.learnt for turn in reversed([*earlier, *turns])), None)
+
+
+def _of_pass(learnt: Sequence[Learnt], at: int) -> list[list[np.ndarray] | None]:
+    """The arrays that each row of pass `at` starts from."""
+    return [None if row is None else [np.asarray(leaf) for leaf in row[at]] for row in learnt]

@@ -157,11 +157,11 @@ def test_a_killed_run_resumes(finished: Finished, tmp_path: Path, monkeypatch: p
     real, asked = bench.runner.run_batch, []
 
     def killed_at(last: int):
-        def run_batch(plan, engines, batch, numbers):
+        def run_batch(plan, engines, batch, numbers, before):
             if batch == last:
                 raise Killed
             asked.append(batch)
-            return real(plan, engines, batch, numbers)
+            return real(plan, engines, batch, numbers, before)
 
         return run_batch
 
@@ -186,6 +186,29 @@ def test_a_killed_run_resumes(finished: Finished, tmp_path: Path, monkeypatch: p
     monkeypatch.undo()
     assert untimed(again) == untimed(finished.json)
     assert sorted(tmp_path.iterdir()) == [out, Path(f"{out}.jsonl")]  # and no temporary file
+
+
+def test_controllers_go_on_where_they_were(finished: Finished, tmp_path: Path):
+    """A state of their own for each pass, over turns and questions; from the log where the run was killed."""
+    method, prior = "ngram+chain,length=2+beta-ts", [3.0, 1.0]
+    kept = {"methods": (method,), "keep_state": True}
+    finished(tmp_path / "out.json", **kept)
+    _, _, first, _, second, _ = lines(tmp_path / "out.json")  # the others are settings, plain, and measurements
+    alpha, beta = prior
+    for turn in [*first["turns"], *second["turns"]]:
+        assert turn["trees"] is not None, "the recorded pass started from another state than the timed one"
+        for _, accepted, depth, *_ in turn["rounds"]:
+            alpha, beta = alpha + accepted, beta + min(accepted + 1, depth) - accepted
+        assert turn["learnt"] == [[alpha, beta]] * 2
+    assert alpha + beta > sum(prior) + 20, "hardly anything was learnt, so nothing was tested"
+
+    log = tmp_path / "killed.json.jsonl"
+    log.write_text("".join(Path(f"{tmp_path / 'out.json'}.jsonl").read_text().splitlines(keepends=True)[:3]))
+    finished(tmp_path / "killed.json", **kept)
+    *_, resumed, _ = lines(tmp_path / "killed.json")
+    same = ("tokens", "rounds", "trees", "learnt")
+    for ours, theirs in zip(resumed["turns"], second["turns"], strict=True):
+        assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""`keep_state`: what a controller has learnt goes on to the next prompts, a row each, and no greedy text changes."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec import Engine, load
+from jaxspec.cli import Generate
+from jaxspec.controllers.beta_ts import BetaTS
+from jaxspec.engine import take_up
+from tests import checkpoints
+
+PROMPTS = ["abcabc", "the first of the two", "x", "one two one two", "zz"]
+METHOD = "ngram+beta-ts,prior_alpha=1"
+SETTINGS = {"max_new_tokens": 24}
+PRIOR = (1.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load(checkpoints.make(tmp_path_factory.mktemp("keep")))
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    return Engine(model, METHOD)
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    return [g.tokens for g in Engine(model, "plain").generate(PROMPTS, **SETTINGS)]
+
+
+def learnt(generation) -> tuple[float, float]:
+    return generation.controller.alpha.item(), generation.controller.beta.item()
+
+
+def gained(generation) -> np.ndarray:
+    """What its rounds add to (alpha, beta)."""
+    accepted, levels = generation.history[:, 1], generation.history[:, 2]
+    return np.array([accepted.sum(), (np.minimum(accepted + 1, levels) - accepted).sum()])
+
+
+def test_every_prompt_starts_from_the_prior_unless_asked(engine, plain):
+    found = engine.generate(PROMPTS, **SETTINGS, batch_size=2)
+    assert [g.tokens for g in found] == plain
+    assert [learnt(g) for g in found] == [tuple(PRIOR + gained(g)) for g in found]
+
+
+@pytest.mark.parametrize("size", [1, 2])  # the last batch of two is not full
+def test_a_row_goes_on_from_the_row_of_the_batch_before(size: int, engine, plain):
+    found = engine.generate(PROMPTS, **SETTINGS, batch_size=size, keep_state=True)
+    assert [g.tokens for g in found] == plain
+    for row in range(size):
+        expected = np.array(PRIOR)
+        for one in found[row::size]:
+            expected = expected + gained(one)
+            assert learnt(one) == tuple(expected)
+    assert sum(expected) > sum(PRIOR) + 10
+
+
+def test_rows_without_a_past_start_from_the_prior():
+    fresh = BetaTS(prior_alpha=1.0).init(None, 4)
+    state = take_up(fresh, [None, [np.array(9.0), np.array(2.5)]])
+    assert [leaf.tolist() for leaf in jax.tree.leaves(state)] == [[1, 9, 1, 1], [1, 2.5, 1, 1]]
+    assert jax.tree.map(lambda x: (x.dtype, x.weak_type), state) == jax.tree.map(
+        lambda x: (x.dtype, x.weak_type), fresh
+    )
+
+
+def test_it_compiles_nothing(engine):
+    engine.generate(PROMPTS[:1], **SETTINGS, batch_size=1)
+    compiled = []
+    count = lambda event, *_, **__: compiled.append(event) if event.endswith("backend_compile_duration") else None
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        engine.generate(PROMPTS[:1] * 2, **SETTINGS, batch_size=1, keep_state=True)
+        assert compiled == []
+    finally:
+        jax.monitoring.clear_event_listeners()
+
+
+def test_from_the_command_line(model, engine, tmp_path, capsys):
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    asked = {"max_new_tokens": 24, "batch_size": 1, "dtype": "float32", "format": "json"}
+    command = {"target": model.path, "method": METHOD, "prompts": tmp_path / "prompts.jsonl", **asked}
+
+    def rounds(**keep) -> list[int]:
+        Generate(**command, **keep).run()
+        return [json.loads(line)["rounds"] for line in capsys.readouterr().out.splitlines()]
+
+    with_state = [len(g.history) for g in engine.generate(PROMPTS, **SETTINGS, batch_size=1, keep_state=True)]
+    assert rounds(keep_state=True) == with_state
+    assert rounds() != with_state, "the state made no difference, so nothing was tested"
