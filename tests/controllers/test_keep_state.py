@@ -1,6 +1,7 @@
 """`keep_state`: what a controller has learnt goes on to the next prompts, a row each, and no greedy text changes."""
 
 import json
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from tests import checkpoints
 
 PROMPTS = ["abcabc", "the first of the two", "x", "one two one two", "zz"]
 METHOD = "ngram+beta-ts,prior_alpha=1"
-SETTINGS = {"max_new_tokens": 24}
+SETTINGS: dict[str, Any] = {"max_new_tokens": 24}
 PRIOR = (1.0, 1.0)
 
 
