@@ -173,7 +173,7 @@ class Engine:
             raise ValueError(f"rounds must be at least 1, not {rounds}")
         (request,) = self._requests([prompt], **settings)
         stops, unfinished = StopStrings(stop, self.model.tokenizer), Unfinished(self.model.tokenizer)
-        for state, _ in self._stages([request], False, False, rounds):
+        for state, _ in self.stages([request], False, False, rounds):
             length, done = jax.device_get((state.length, state.done))
             tokens = _new_tokens(state, request, 0, int(length[0]))
             _, text, stopped = stops.cut(tokens)
@@ -191,7 +191,7 @@ class Engine:
         """
         prompts = [[0] * max_prompt_tokens] * batch_size
         requests = self._requests(prompts, max_new_tokens=max_new_tokens, temperature=0.0 if greedy else 1.0)
-        for state, _ in self._stages(requests, False, False, 1):
+        for state, _ in self.stages(requests, False, False, 1):
             jax.block_until_ready(state.length)
             return
 
@@ -255,7 +255,7 @@ class Engine:
         rounds = 8 if stops else UNLIMITED
         state, seconds = None, (0.0, 0.0)
         stopped: dict[int, int] = {}
-        for state, seconds in self._stages(requests, log_probs, record, rounds, stopped, learnt):  # noqa: B007
+        for state, seconds in self.stages(requests, log_probs, record, rounds, stopped, learnt):  # noqa: B007
             if stops:
                 stopped |= self._find_stops(state, requests, stops, stopped)
         assert state is not None
@@ -263,7 +263,7 @@ class Engine:
         host = SimpleNamespace(**jax.device_get({name: getattr(state, name) for name in wanted}))
         return [self._result(host, request, row, stops, seconds) for row, request in enumerate(requests)]
 
-    def _stages(
+    def stages(
         self,
         requests: list[Request],
         log_probs: bool,

@@ -11,7 +11,7 @@ from tyro import conf
 from jaxspec.console import parse, run
 from jaxspec.train.generate import Generate
 from jaxspec.train.objectives import Distillation, EagleObjective
-from jaxspec.train.options import Data, Mixture, settings
+from jaxspec.train.options import Data, Mixture, option, settings
 from jaxspec.train.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -184,6 +184,73 @@ class EarlyExit:
             early_exit.train(job, self.exit_layers, self.where.save_dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class Calibrator:
+    """Train Cali-TS's predictor for a trained head: will the target accept what was just drafted?
+
+    It collects its own labels, by decoding with that head. A run that was killed goes on when the same command is given
+    again.
+
+    For example: jaxspec-train calibrator --target tinyllama --head eagle
+    """
+
+    target: Path
+    """Checkpoint that the head is for, or `builtin`."""
+    head: str
+    """Trained head: its name in the checkpoint, or its folder."""
+    out: Path | None = None
+    """Predictor to make; `calibrator` in the head's folder if not given, where `cali-ts` looks for it."""
+    run_dir: Annotated[Path | None, conf.arg(name="run")] = None
+    """Folder of the run; OUT.run if not given."""
+    data: conf.OmitArgPrefixes[Data] = Data()
+    samples: int = 400
+    """Texts to decode, from prompts that are cut from the data where it is not held out."""
+    prompt_tokens: int = 64
+    """Tokens of a prompt, at most."""
+    max_new_tokens: int = 128
+    """Tokens of a text after its prompt, at most."""
+    length: int = 10
+    """Tokens of a drafted chain; the predictor has a matrix for each of the first ten."""
+    batch_size: int = 16
+    """Texts decoded together."""
+    steps: int = 2000
+    """Optimizer steps."""
+    rounds: int = 64
+    """Drafted chains in a step's batch."""
+    learning_rate: float = 1e-3
+    """Its peak; a cosine takes it to a tenth."""
+    seed: int = 0
+    """Decides where prompts are cut, the initial weights, and the order of training."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of decoding; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    save_dtype: Dtype = "bfloat16"
+    """Of the predictor on disk."""
+
+    def run(self) -> None:
+        for name in ("samples", "prompt_tokens", "max_new_tokens", "length", "batch_size", "steps", "rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{option(name)} must be at least 1, not {getattr(self, name)}")
+        from jaxspec.prompts import encode
+        from jaxspec.train import beginnings, calibrator
+        from jaxspec.train.generation import load_with_tokenizer
+        from jaxspec.train.runs import open_run
+
+        model = load_with_tokenizer(self.target, self.dtype)
+        out = calibrator.folder_of(model, self.head, self.out)
+        cut = beginnings.cut(self.data.read(), model.tokenizer, self.samples, self.prompt_tokens, self.seed)
+        plan = calibrator.Plan(
+            max_new_tokens=self.max_new_tokens,
+            length=self.length,
+            batch_size=self.batch_size,
+            steps=self.steps,
+            rounds=self.rounds,
+            learning_rate=self.learning_rate,
+            seed=self.seed,
+        )
+        with open_run(run_folder(out, self.run_dir), settings("calibrator", self)) as opened:
+            calibrator.train(out, model, self.head, encode([*cut], model, chat=False), plan, opened, self.save_dtype)
+
+
 def run_folder(out: Path, chosen: Path | None) -> Path:
     """Where the run of an output is kept."""
     return chosen or out.with_name(out.name + ".run")
@@ -194,6 +261,7 @@ Command = (
     | Annotated[Eagle, conf.subcommand("eagle")]
     | Annotated[DraftModel, conf.subcommand("draft-model")]
     | Annotated[EarlyExit, conf.subcommand("early-exit")]
+    | Annotated[Calibrator, conf.subcommand("calibrator")]
     | Annotated[Generate, conf.subcommand("generate")]
 )
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxspec.convert.progress import say
 from jaxspec.engine import Engine, Request, check_settings
 from jaxspec.linelog import LineLog, to_line, write_whole
-from jaxspec.loading import load
+from jaxspec.loading import Checkpoint, load
 from jaxspec.text import StopStrings, text_of
 from jaxspec.train.fingerprint import fingerprint
 from jaxspec.train.progress import Pace, progress
@@ -58,10 +58,15 @@ def open_engine(target: Path, method: str | None, dtype: str | None) -> Engine:
         ValueError: it has no tokenizer, or there is no such method.
         CheckpointError: no such target or head.
     """
+    return Engine(load_with_tokenizer(target, dtype), method)
+
+
+def load_with_tokenizer(target: Path, dtype: str | None) -> Checkpoint:
+    """A checkpoint. Raises ValueError where it has no tokenizer."""
     model = load(target, dtype)
     if model.tokenizer is None:
         raise ValueError(f"{model.path} has no tokenizer, so what it says cannot be made into text")
-    return Engine(model, method)
+    return model
 
 
 def check(plan: Plan, engine: Engine) -> None:

@@ -47,7 +47,7 @@ def split(found: Found) -> tuple[Found, Found]:
 def write(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe, strict: bool = False) -> None:
     """Packs as much text as the steps take into `place`/train, and a fixed amount of held-out text beside it.
 
-    A source that is too small for its share gives all that it has, and stderr says what the share is then.
+    Of two sources, one that is too small for its share is repeated, and stderr says how often.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -65,12 +65,13 @@ def write(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Re
     count = recipe.steps * recipe.batch_size
     generated = round(count * sources.share)
     wanted = ((sources.generated, generated), (kept, count - generated))
-    packed = [pack(found, recipe.seed, number) for found, number in wanted if number]
-    dataset.write(place / "train", whole := text.join(packed))  # batches are drawn from all of them
-    first, total = len(packed[0].tokens), len(whole.tokens)
-    if generated and abs(first - sources.share * total) > 1:
-        share = f"a share of {first / total:.2f} and not {sources.share}"
-        say(f"{first} windows are generated and {total - first} open text, which is all there is: {share}")
+    packed = [(pack(found, recipe.seed, number), number) for found, number in wanted if number]
+    if generated:
+        for name, (some, number) in zip(("generated", "open"), packed, strict=True):
+            if (there := len(some.tokens)) < number:
+                say(f"the {name} text fills {there} windows of its {number}: each is seen {number / there:.1f} times")
+        packed = [(text.take(some, np.arange(number) % len(some.tokens)), number) for some, number in packed]
+    dataset.write(place / "train", text.join([some for some, _ in packed]))  # batches are drawn from all of them
 
 
 def ready(run: Run, tokenizer: Any, sources: Sources, length: int, recipe: Recipe, strict: bool) -> None:

@@ -21,13 +21,18 @@ class Run:
 
     @property
     def started(self) -> bool:
-        """Whether there is a checkpoint to go on from: Orbax names those that are whole by their steps."""
-        return any(path.name.isdecimal() for path in self.checkpoints.glob("*"))
+        """Whether there is something to go on from: a checkpoint, which Orbax names by its step, or labels."""
+        return any(path.name.isdecimal() for path in self.checkpoints.glob("*")) or any(self.labels.glob("*.npz"))
 
     @property
     def data(self) -> Path:
         """Packed windows."""
         return self.folder / "data"
+
+    @property
+    def labels(self) -> Path:
+        """What Cali-TS's predictor is trained on, a file a batch of texts."""
+        return self.folder / "labels"
 
     @property
     def metrics(self) -> Path:

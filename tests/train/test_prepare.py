@@ -58,7 +58,5 @@ def test_batches_hold_both(learnt: Any, tmp_path: Path):
 def test_a_source_that_is_too_small(learnt: Any, tmp_path: Path, capsys: pytest.CaptureFixture):
     prepare.write(tmp_path, learnt, Sources(OPEN, GENERATED[:1], 0.5), 16, RECIPE)
     found = generated(learnt, tmp_path / "train")
-    assert (len(found), sum(found)) == (33, 13)
-    assert capsys.readouterr().err == (
-        "13 windows are generated and 20 open text, which is all there is: a share of 0.39 and not 0.5\n"
-    )
+    assert (len(found), sum(found)) == (40, 20)
+    assert capsys.readouterr().err == "the generated text fills 13 windows of its 20: each is seen 1.5 times\n"
