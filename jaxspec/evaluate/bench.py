@@ -142,9 +142,11 @@ def measure(plan: Plan, engines: Mapping[str, Engine], log: RunLog) -> Measured:
                 for i, (turn, ours) in enumerate(zip(plain[answer.question].turns, answer.turns, strict=True))
             )
             divergences[name] = [{**dataclasses.asdict(d), "explained": d.explained(noise)} for d in found if d]
+    by_size = lambda seconds: {str(size): value for size, value in seconds.items()}
     return Measured(
         noise=noise,
-        target_seconds={str(size): seconds for size, seconds in costs.target.items()},
+        target_seconds=by_size(costs.target),
+        resumed_seconds={name: by_size(seconds) for name, seconds in costs.resumed.items()},
         level_seconds=dict(costs.level),
         control_level_seconds=dict(costs.control_level),
         control_round_seconds=dict(costs.control_round),

@@ -5,10 +5,9 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jaxspec.engine import Engine, Request, shapes, start
-from jaxspec.evaluate.pieces import Job, draft_job, half_way, judge_job, learn_job, target_job
+from jaxspec.evaluate.pieces import Job, draft_job, half_way, judge_job, learn_job, resume_job, resumes, target_job
 
 REPEATS = 7
 LEAST_SECONDS = 0.1  # that one timed call takes
@@ -20,6 +19,7 @@ class Costs:
 
     Attributes:
         target: s_t(n) by n: one forward of the target over n tree nodes, and their logits.
+        resumed: by method whose verification begins where drafting left off, by n: that instead of s_t(n).
         level: s_d by method: one drafted level, with its share of what the drafter learns from the verified tokens, and
             without the controller.
         control_level: by method: the controller's decision after a level, with what it reads of that level.
@@ -27,6 +27,7 @@ class Costs:
     """
 
     target: Mapping[int, float]
+    resumed: Mapping[str, Mapping[int, float]]
     level: Mapping[str, float]
     control_level: Mapping[str, float]
     control_round: Mapping[str, float]
@@ -44,7 +45,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Costs
     engine = next(iter(engines.values()))
     batch = start(specs[next(iter(engines))], engine.models, requests, (), rows).length.shape[0]
     with engine.precision():
-        jobs: dict[tuple[str, Any], Job] = {
+        jobs: dict[tuple, Job] = {
             ("target", size): target_job(engine.models.target, batch, size, rows) for size in sizes
         }
         for name, spec in specs.items():
@@ -52,6 +53,10 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Costs
             if spec.builder.depth:
                 state = half_way(spec, models, requests, rows)
                 jobs["level", name] = draft_job(spec, models, state)
+                if resumes(spec, models, state):
+                    for size in spec.verify_sizes:
+                        if (key := resumed_key(engines[name], size)) not in jobs:
+                            jobs[key] = resume_job(spec, models, state, size)
                 if spec.controller.stops:
                     jobs["control level", name] = judge_job(spec, models, state)
                     jobs["control round", name] = learn_job(spec, state)
@@ -59,10 +64,20 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Costs
     by_method = lambda piece: {name: seconds.get((piece, name), 0.0) for name in specs}
     return Costs(
         target={size: seconds["target", size] for size in sizes},
+        resumed={
+            name: found
+            for name, spec in specs.items()
+            if (found := {n: seconds[key] for n in spec.verify_sizes if (key := resumed_key(engines[name], n)) in jobs})
+        },
         level=by_method("level"),
         control_level=by_method("control level"),
         control_round=by_method("control round"),
     )
+
+
+def resumed_key(engine: Engine, size: int) -> tuple:
+    """What the time of a verification that goes on from drafting depends on: methods that share it are timed once."""
+    return ("resumed", id(engine.models.draft), engine.method.builder.width == 1, size)
 
 
 def seconds_per_unit(jobs: Sequence[Job]) -> list[float]:

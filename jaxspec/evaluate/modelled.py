@@ -14,13 +14,15 @@ class Prices:
     """Seconds that each piece of a method's rounds takes.
 
     Attributes:
-        target: s_t(n) by n: one forward of the target over n tree nodes.
+        plain: s_t(1): one forward of the target over one token.
+        verify: by n: verification of n tree nodes; s_t(n), or less where drafting has done part of it.
         level: s_d: one drafted level.
         control_level: the controller's decision after a level.
         control_round: what the controller learns from a round.
     """
 
-    target: Mapping[int, float]
+    plain: float
+    verify: Mapping[int, float]
     level: float = 0.0
     control_level: float = 0.0
     control_round: float = 0.0
@@ -46,7 +48,7 @@ def add_up(batches: Sequence[Sequence[np.ndarray]], prices: Prices, sizes: Colle
 
         plain         s_t(1) · tokens
         drafting      Σ_rounds levels · s_d
-        verification  Σ_rounds s_t(smallest compiled size that holds the round's nodes)
+        verification  Σ_rounds verify(smallest compiled size that holds the round's nodes)
         control       Σ_rounds (levels · control_level + control_round)
 
     A batch goes through its rounds together: its tokens are those of its longest row, the levels and nodes of a round
@@ -66,9 +68,9 @@ def add_up(batches: Sequence[Sequence[np.ndarray]], prices: Prices, sizes: Colle
         levels += int(together[:, 2].sum())
         rounds += len(together)
         for verified in together[:, 4].tolist():
-            verification += prices.target[min((size for size in sizes if size > verified), default=max(sizes))]
+            verification += prices.verify[min((size for size in sizes if size > verified), default=max(sizes))]
     return Bill(
-        plain=prices.target[1] * tokens,
+        plain=prices.plain * tokens,
         drafting=levels * prices.level,
         verification=verification,
         control=levels * prices.control_level + rounds * prices.control_round,

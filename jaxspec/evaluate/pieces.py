@@ -14,9 +14,9 @@ from jaxspec import decode
 from jaxspec.controllers.fixed import Fixed
 from jaxspec.engine import Request, start
 from jaxspec.llama import Llama, forward, unembed
-from jaxspec.protocols import Committed, Models, Prefix
+from jaxspec.protocols import Committed, Models, Prefix, Reuse
 from jaxspec.sampling import fold
-from jaxspec.tree import levels, plant, root_frontier
+from jaxspec.tree import DraftTree, compact, levels, plant, root_frontier
 
 Job = Callable[[int], int]  # iterations to run -> units of work done
 
@@ -44,6 +44,16 @@ def draft_job(spec: decode.Speculation, models: Models, state: decode.DecodeStat
     """Iterations are draft phases of full depth, whatever the controller; units are the levels that they drafted."""
     fixed = dataclasses.replace(spec, controller=Fixed())
     return lambda iterations: int(_draft_many(fixed, models, state, jnp.int32(iterations)))
+
+
+def resumes(spec: decode.Speculation, models: Models, state: decode.DecodeState) -> bool:
+    """Whether verification goes on from what drafting computed. Traced only: nothing is computed."""
+    return jax.eval_shape(lambda models, state: _draft(spec, models, state)[1], models, state) is not None
+
+
+def resume_job(spec: decode.Speculation, models: Models, state: decode.DecodeState, size: int) -> Job:
+    """Iterations are verifications of `size` nodes that go on from what drafting computed."""
+    return _job(lambda iterations: _resume_many(spec, size, models, state, iterations))
 
 
 def judge_job(spec: decode.Speculation, models: Models, state: decode.DecodeState) -> Job:
@@ -87,6 +97,37 @@ def _verify_many(
         return says, _append(cache, rows, cached + jnp.minimum(says[:, 0], 0))
 
     return jax.lax.fori_loop(0, iterations, once, (tokens, cache))[0]
+
+
+def _draft(spec: decode.Speculation, models: Models, state: decode.DecodeState) -> tuple[DraftTree, Reuse | None]:
+    """A tree of full depth, and what drafting it computed of the target."""
+    fixed = dataclasses.replace(spec, controller=Fixed())
+    prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
+    tree, drafter = decode.draft(fixed, models, state, prefix, state.keys, state.keys)
+    return compact(spec.builder.prune(tree)), spec.drafter.reuse(drafter)
+
+
+@partial(jax.jit, static_argnames=("spec", "size"))
+def _resume_many(
+    spec: decode.Speculation, size: int, models: Models, state: decode.DecodeState, iterations: Int[Array, ""]
+) -> Int[Array, "B N"]:
+    """`iterations` verifications, each of the tokens that the one before says; the last node is always a leaf."""
+    tree, reuse = _draft(spec, models, state)
+    assert reuse is not None
+    batch = state.length.shape[0]
+    leaf = jnp.arange(reuse.known.shape[1]) == tree.slot[:, size - 1, None]
+    reuse = dataclasses.replace(reuse, known=reuse.known & ~leaf)
+
+    def once(_, carry):
+        token, cache = carry
+        prefix = Prefix(token=state.tokens, length=state.length, cache=cache)
+        drafted = dataclasses.replace(tree, token=token)
+        out, logits = decode.target_forward(spec, size, models, prefix, drafted, reuse)
+        says = logits.argmax(axis=-1).astype(jnp.int32)
+        rows = (kv.gather_path(layer, jnp.zeros((batch, 1), jnp.int32)) for layer in out.nodes)
+        return says, _append(cache, rows, state.length + jnp.minimum(says[:, 0], 0))
+
+    return jax.lax.fori_loop(0, iterations, once, (tree.token, state.cache))[0]
 
 
 @partial(jax.jit, static_argnames="spec")

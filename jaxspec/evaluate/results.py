@@ -20,6 +20,7 @@ class Measured:
     Attributes:
         noise: see `divergence.noise`.
         target_seconds: s_t(n) by n, as a string, for that is what JSON has.
+        resumed_seconds: by method whose verification begins where drafting left off, the same for it.
         level_seconds, control_level_seconds, control_round_seconds: by method, see `cost.Costs`.
         divergences: by method, fields of `divergence.Divergence` and whether it is `explained`; None where the
             methods' texts differ by design, since they are sampled.
@@ -27,6 +28,7 @@ class Measured:
 
     noise: float
     target_seconds: dict[str, float]
+    resumed_seconds: dict[str, dict[str, float]]
     level_seconds: dict[str, float]
     control_level_seconds: dict[str, float]
     control_round_seconds: dict[str, float]
@@ -52,13 +54,14 @@ def tally(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, For
     """`methods` of bench's JSON; `forms` has the methods by their names as typed."""
     by_method = {name: [answer for answer in answers if answer.method == name] for name in forms}
     counted = {name: _counted(found) for name, found in by_method.items()}
-    target = {int(size): seconds for size, seconds in measured.target_seconds.items()}
+    target = _by_size(measured.target_seconds)
     flat = dict.fromkeys(target, target[1])  # a device on which verifying a tree costs what one token does
     results = {}
     for name, form in forms.items():
         side_by_side = [list(map(_history, turns)) for turns in together(by_method[name])]
         prices = Prices(
-            target=target,
+            plain=target[1],
+            verify=_by_size(measured.resumed_seconds.get(name)) or target,
             level=measured.level_seconds[name],
             control_level=measured.control_level_seconds[name],
             control_round=measured.control_round_seconds[name],
@@ -72,10 +75,10 @@ def tally(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, For
             **counted[name],
             "speedup": ratio(counted[name]["tokens_per_second"], counted[REFERENCE]["tokens_per_second"]),
             "modelled_speedup": bill.speedup,
-            "flat_speedup": add_up(side_by_side, dataclasses.replace(prices, target=flat), form.sizes).speedup,
+            "flat_speedup": add_up(side_by_side, dataclasses.replace(prices, verify=flat), form.sizes).speedup,
             "eq14_speedup": eq14_speedup(counts, draft_cost) if form.is_chain else None,
             "draft_cost": draft_cost,
-            "verify_cost": ratio(target[max(form.sizes)], target[1]),
+            "verify_cost": ratio(prices.verify[max(form.sizes)], target[1]),
             "breakdown": breakdown(bill, counted[name]["decode_seconds"]),
             "divergences": divergences,
             "unexplained_divergences": None if divergences is None else sum(not d["explained"] for d in divergences),
@@ -124,6 +127,10 @@ def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
         "nodes_drafted_per_round": counts.nodes_drafted_per_round,
         "depth_per_round": counts.depth_per_round,
     }
+
+
+def _by_size(seconds: Mapping[str, float] | None) -> dict[int, float]:
+    return {int(size): value for size, value in (seconds or {}).items()}
 
 
 def _history(turn: Turn) -> np.ndarray:

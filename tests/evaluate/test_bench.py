@@ -91,7 +91,7 @@ def untimed(results: dict[str, Any]) -> dict[str, Any]:
 def test_json_has_the_keys_that_are_promised(finished: Finished):
     found = finished.json
     about = {"device", "dtype", "versions", "settings", "noise"}
-    seconds = {"target_seconds", "level_seconds", "control_level_seconds", "control_round_seconds"}
+    seconds = {"target_seconds", "resumed_seconds", "level_seconds", "control_level_seconds", "control_round_seconds"}
     assert found.keys() == {*about, *seconds, "methods"}
     assert list(found["methods"]) == ["plain", METHOD]
     assert all(values.keys() == KEYS for values in found["methods"].values())

@@ -13,6 +13,7 @@ from jaxspec.evaluate import cost, pieces
 from jaxspec.loading import load
 from jaxspec.methods import Method, parse_method
 from tests.evaluate import tiny
+from tests.lossless.harness import early_exit_head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,17 @@ def half_way(engine: Engine, method: Method, *, greedy: bool = True) -> tuple[Sp
 def test_drafting_is_of_full_depth_whatever_the_controller(engine: Engine):
     spec, state = half_way(engine, wavering(0.0))
     assert pieces.draft_job(spec, engine.models, state)(5) == 5 * 3
+
+
+def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path):
+    model = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=2))
+    head = early_exit_head(model.target)
+    methods = {"plain": "plain", "short": "early-exit+chain,length=1", "long": "early-exit+chain,length=3"}
+    engines = {name: Engine(model, method, draft=head) for name, method in methods.items()}
+    found = cost.measure(engines, REQUESTS)
+    assert found.resumed.keys() == {"short", "long"}
+    assert found.resumed["short"].keys() == {2} and found.resumed["long"].keys() == {4}
+    assert all(seconds > 0 for each in found.resumed.values() for seconds in each.values())
 
 
 @pytest.mark.parametrize("greedy", [True, False])

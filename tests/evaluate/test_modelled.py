@@ -16,31 +16,31 @@ def rounds(*rows: tuple[int, int, int]) -> np.ndarray:
 
 
 def test_plain_is_one():
-    assert add_up([[rounds((1, 0, 0), (1, 0, 0))]], Prices(TARGET), (1,)).speedup == 1
+    assert add_up([[rounds((1, 0, 0), (1, 0, 0))]], Prices(TARGET[1], TARGET), (1,)).speedup == 1
 
 
 def test_by_hand():
     """Three nodes and the root fit 4, four do not; a round without drafts pays one token."""
     history = rounds((3, 3, 3), (5, 4, 4), (1, 0, 0))
-    bill = add_up([[history]], Prices(TARGET, 0.1), SIZES)
+    bill = add_up([[history]], Prices(TARGET[1], TARGET, 0.1), SIZES)
     assert (bill.plain, bill.drafting, bill.verification, bill.control) == pytest.approx((9, 0.7, 1.5 + 2.0 + 1.0, 0))
     assert bill.speedup == pytest.approx(9 / (0.7 + 4.5))
 
 
 def test_control_is_paid_by_level_and_by_round():
     history = rounds((3, 3, 3), (5, 4, 4), (1, 0, 0))
-    bill = add_up([[history]], Prices(TARGET, 0.1, control_level=0.01, control_round=0.2), SIZES)
+    bill = add_up([[history]], Prices(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2), SIZES)
     assert bill.control == pytest.approx(7 * 0.01 + 3 * 0.2)
     assert bill.speedup == pytest.approx(9 / (0.7 + 4.5 + 0.67))
 
 
 def test_only_compiled_sizes_are_used():
-    assert add_up([[rounds((2, 1, 1))]], Prices(TARGET), (8,)).speedup == pytest.approx(2 / 2.0)
+    assert add_up([[rounds((2, 1, 1))]], Prices(TARGET[1], TARGET), (8,)).speedup == pytest.approx(2 / 2.0)
 
 
 def test_a_batch_goes_at_the_pace_of_its_slowest_row():
     batch = [rounds((4, 3, 3), (1, 1, 1)), rounds((1, 2, 7), (1, 0, 0), (1, 0, 0))]
-    prices = Prices(TARGET, 0.1, control_level=0.01, control_round=0.2)
+    prices = Prices(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2)
     together = Bill(plain=5.0, drafting=0.4, verification=2.0 + 1.5 + 1.0, control=0.04 + 0.6)
     found = add_up([batch], prices, SIZES)
     assert vars(found) == pytest.approx(vars(together))
@@ -50,7 +50,7 @@ def test_a_batch_goes_at_the_pace_of_its_slowest_row():
 
 
 def test_nothing_decoded():
-    assert add_up([[np.zeros((0, 5), int)]], Prices(TARGET, 0.1), SIZES).speedup == 0
+    assert add_up([[np.zeros((0, 5), int)]], Prices(TARGET[1], TARGET, 0.1), SIZES).speedup == 0
 
 
 def test_eq14_as_the_paper_prints_it():

@@ -34,6 +34,7 @@ def test_rows_of_a_batch_share_its_time():
     measured = Measured(
         noise=0.1,
         target_seconds={"1": 1.0, "4": 1.5},
+        resumed_seconds={},
         level_seconds={"plain": 0.0, "m": 0.25},
         control_level_seconds={"plain": 0.0, "m": 0.05},
         control_round_seconds={"plain": 0.0, "m": 0.1},
@@ -56,6 +57,8 @@ def test_rows_of_a_batch_share_its_time():
     assert (found["m"]["draft_cost"], found["m"]["verify_cost"], found["plain"]["draft_cost"]) == (0.25, 1.5, 0.0)
     assert (found["m"]["resolved"], found["m"]["unexplained_divergences"]) == ("m,full", 1)
 
+    resumed = dataclasses.replace(measured, resumed_seconds={"m": {"4": 1.25}})
+    assert tally(answers, resumed, FORMS)["m"]["modelled_speedup"] == pytest.approx(8 / (4 * (2 * 0.3 + 0.1 + 1.25)))
     trees = {**FORMS, "m": dataclasses.replace(FORMS["m"], is_chain=False)}
     assert tally(answers, measured, trees)["m"]["eq14_speedup"] is None
 

@@ -1,0 +1,137 @@
+"""`jaxspec-train calibrator`: the labels that it collects, and the predictor that it fits to them."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxspec
+from jaxspec.builders.chain import Chain
+from jaxspec.calibrator import Calibrator, predict
+from jaxspec.checkpoint import module_to_dict
+from jaxspec.engine import Request
+from jaxspec.loading import load
+from jaxspec.methods import parse_method
+from jaxspec.train import calibrator
+from jaxspec.train.calibrator import Labels, Plan
+from jaxspec.train.watch import Watched
+from tests.checkpoints import make
+from tests.lossless.harness import early_exit_head
+from tests.train.test_heads import command
+
+K = 3
+PLAN = Plan(max_new_tokens=16, length=K, batch_size=2, steps=200, rounds=32, learning_rate=1e-2, seed=0)
+SMALL = ("--samples", 6, "--prompt-tokens", 6, "--max-new-tokens", 16, "--batch-size", 2, "--steps", 50, "--length", 4)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint with a draft model."""
+    return make(tmp_path_factory.mktemp("target"))
+
+
+def watched(path: Path) -> tuple[Any, Any]:
+    """An engine that watches an early exit, and one that records it."""
+    model = load(path, "float32")
+    head = early_exit_head(model.target)
+    method = parse_method(f"early-exit+chain,length={K}")
+    spy = dataclasses.replace(method, drafter=Watched(inner=method.drafter, length=K), builder=Chain(K))
+    return jaxspec.Engine(model, spy, draft=head), jaxspec.Engine(model, method, draft=head)
+
+
+def test_labels_are_what_decoding_saw(target):
+    """Against the recorded rounds of the engine, and hidden states that give the drafted tokens themselves."""
+    spy, engine = watched(target)
+    prompts = [[1, 40, 41, 42, 43], [1, 50]]
+    labels = calibrator.labels_of(spy, [Request(p, 20, 0.0, 0, 1.0, 0, 0) for p in prompts])
+    head = engine.models.draft.head.kernel[...]
+    target_head = engine.models.target.head
+    for found, generation in zip(labels, engine.generate(prompts, max_new_tokens=20, record=True), strict=True):
+        rounds = generation.rounds[:-1]
+        assert len(found.accepted) == len(rounds) > 3
+        for i, round_ in enumerate(rounds):
+            count = int(generation.history[i, 1])
+            assert found.accepted[i].tolist() == [level < count for level in range(K)]
+            assert found.compared[i].tolist() == [level <= count for level in range(K)]
+            assert (jnp.asarray(found.draft_hidden[i]) @ head).argmax(-1).tolist() == round_.token[1:].tolist()
+            # The feature before the round says the token that is the round's root.
+            assert int((found.target_hidden[i] @ target_head.kernel[...]).argmax()) == int(round_.token[0])
+
+
+def made_up(seed: int, rounds: int = 400) -> Labels:
+    """Rounds whose drafts are accepted where the first number of the draft's hidden state is positive."""
+    draw = np.random.default_rng(seed)
+    hidden = draw.normal(size=(rounds, K, 4)).astype(np.float32)
+    right = hidden[:, :, 0] > 0
+    accepted = np.cumprod(right, axis=1).astype(bool)
+    before = np.concatenate([np.ones((rounds, 1), bool), accepted[:, :-1]], axis=1)
+    target_hidden = draw.normal(size=(rounds, 5)).astype(np.float32)
+    return Labels(target_hidden=target_hidden, draft_hidden=hidden, accepted=accepted, compared=before)
+
+
+def test_what_can_be_told_apart_is():
+    found, measured = calibrator.fit(made_up(0), made_up(1), PLAN)
+    assert measured["loss"] < 0.5 * measured["base"]
+    assert measured["share"] == pytest.approx(0.5, abs=0.1)
+    ask = lambda sign: predict(found, jnp.array(2), jnp.zeros((1, 5)), jnp.array([[sign * 2.0, 0, 0, 0]]))[0]
+    assert ask(1) > 0.9 and ask(-1) < 0.1
+
+
+def test_what_was_not_compared_does_not_count():
+    labels = made_up(0)
+    weights = Calibrator(5, 4, rngs=nnx.Rngs(0))
+    lost = lambda labels: float(calibrator.loss(weights, labels))
+    flipped = np.where(labels.compared, labels.accepted, ~np.asarray(labels.accepted))
+    assert lost(dataclasses.replace(labels, accepted=flipped)) == lost(labels)
+    assert lost(dataclasses.replace(labels, accepted=~np.asarray(labels.accepted))) != lost(labels)
+
+
+def test_drafts_of_one_kind_are_refused():
+    labels = made_up(0)
+    with pytest.raises(ValueError, match="accepted all drafts or none"):
+        calibrator.fit(dataclasses.replace(labels, accepted=np.zeros_like(labels.accepted)), labels, PLAN)
+
+
+def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target, tmp_path):
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    shutil.copytree(target, whole)
+    shutil.copytree(target, torn)
+    code, err = command("calibrator", "--target", whole, "--head", "draft-model", *SMALL)
+    assert code == 0, err
+    place = whole / "heads/draft-model/calibrator"
+    assert err.splitlines()[-1].startswith(f"wrote {place}: a predictor for draft-model, loss ")
+
+    real, calls = calibrator.labels_of, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrator, "labels_of", lambda *a: calls.append(a) or (real(*a) if len(calls) < 3 else 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            command("calibrator", "--target", torn, "--head", "draft-model", *SMALL)
+    assert not (torn / "heads/draft-model/calibrator").exists()
+    code, err = command("calibrator", "--target", torn, "--head", "draft-model", *SMALL)
+    assert code == 0, err
+    weights = [jaxspec.Engine(load(path), "draft-model+cali-ts").models.control for path in (whole, torn)]
+    first, again = (jax.tree.map(np.asarray, module_to_dict(each)) for each in weights)
+    assert all((first[name] == again[name]).all() for name in first)
+    model = load(whole)
+    plain = jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=20)[0]
+    assert jaxspec.Engine(model, "draft-model+cali-ts").generate("def f", max_new_tokens=20)[0].tokens == plain.tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--head", "nothing"), "no head 'nothing' under"),
+        (("--head", "draft-model", "--samples", 0), "--samples must be at least 1, not 0"),
+        (("--head", "draft-model", "--prompt-tokens", 9999), "lower --prompt-tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, said, target, tmp_path):
+    code, err = command("calibrator", "--target", target, "--out", tmp_path / "predictor", *options)
+    assert code == 2 and said in err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
