@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -66,7 +67,7 @@ class Static:
 
     def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
         tables, size = _tables(self.paths), self.size
-        at_level = lambda table: jnp.asarray(table)[frontier.level]
+        at_level = lambda table: jax.lax.dynamic_index_in_dim(table, frontier.level, keepdims=False)
         slot, rank, node = at_level(tables.slot), at_level(tables.rank), at_level(tables.node)
         slot = jnp.minimum(slot, frontier.node.shape[1] - 1)  # the root's frontier is one node wide
         proposal = propose(logits, tables.branching)

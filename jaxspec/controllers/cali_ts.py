@@ -42,7 +42,9 @@ class CaliTS:
 
     Attributes:
         sigma_model, sigma_sample: standard deviations of the predictor's error and of a round's mean. The paper gives
-            none; with these the estimate outweighs the predictor from the third round on ((0.5 / 0.3)² = 2.8).
+            none; with these the estimate outweighs the predictor after a hundred rounds ((0.5 / 0.05)²). Where tokens
+            of a text differ in how likely they are accepted, only the predictor can tell, and trusting it for longer
+            was better in simulation (benchmarks/thompson_simulation.py); where they do not, it made no difference.
         prior: theta_hat before the first round, which the paper does not give either.
         estimate: `compared`: accepted drafts / comparisons made, of which a round with a of D levels accepted makes
             min(a + 1, D). `printed`: Eqs. 8 and 10 to the letter, whose trials are the accepted drafts alone; that
@@ -52,7 +54,7 @@ class CaliTS:
     """
 
     stops: ClassVar[bool] = True
-    sigma_model: float = 0.3
+    sigma_model: float = 0.05
     sigma_sample: float = 0.5
     prior: float = 0.75
     estimate: str = "compared"

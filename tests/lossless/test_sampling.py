@@ -13,6 +13,7 @@ import pytest
 import scipy.stats
 
 from jaxspec import cache as kv
+from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.llama import forward, unembed
 from jaxspec.methods import parse_method
 from jaxspec.protocols import Models
@@ -29,7 +30,13 @@ BATCHES = 4
 
 @pytest.fixture(scope="module")
 def target() -> Models:
-    return models(VOCAB)
+    return models(VOCAB, num_layers=1)
+
+
+@pytest.fixture(scope="module")
+def deeper() -> Models:
+    """A target that has a layer to exit before."""
+    return models(VOCAB, num_layers=2)
 
 
 def reference(logits: np.ndarray, temperature: float, top_p: float) -> np.ndarray:
@@ -86,7 +93,8 @@ def p_value(counts: np.ndarray, joint: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("row", combinations.sampled())
-def test_joint_distribution_is_the_targets(row: combinations.Sampled, target):
+def test_joint_distribution_is_the_targets(row: combinations.Sampled, target, deeper):
+    target = deeper if isinstance(row.method.drafter, EarlyExit) else target
     joint = enumerate_joint(target, row.temperature, row.top_p)
     counts = sample(speculation(row.method, False), target, row.temperature, row.top_p)
     assert p_value(counts, joint) > FALSE_ALARM

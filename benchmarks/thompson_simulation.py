@@ -1,0 +1,127 @@
+"""Thompson sampling against every fixed length, on made-up drafts that are accepted as often as the paper's.
+
+    python benchmarks/thompson_simulation.py
+
+A drafted token is accepted with a chance whose log-odds are those of its text (mean, spread over texts) and its own
+(spread over tokens); Cali-TS's predictor sees the log-odds of the token with an error. The controllers are the
+library's own, the speedup is Eq. 14 of EESD (arXiv:2406.03853), which takes verification to be flat. MEAN is set for
+each kind of text such that Beta-TS has the paper's v_d and r_d for LLaMA-2 13B on Gsm8k (Table 10: 0.50 and 0.67);
+alpha is what the paper's Table 8 comes to: 3.66 s of drafting and 7.99 s of verification at some four drafts a round.
+"""
+
+import argparse
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxspec.calibrator import Calibrator
+from jaxspec.checkpoint import dict_to_module
+from jaxspec.controllers.beta_ts import BetaTS
+from jaxspec.controllers.cali_ts import CaliTS
+from jaxspec.protocols import Evidence
+
+TEXTS, ROUNDS, CAP, ALPHA = 1000, 150, 12, 0.113
+PAPER = (0.50, 0.67)  # v_d and r_d of Beta-TS
+
+
+def oracle_calibrator() -> Calibrator:
+    """A predictor whose theta is the sigmoid of the draft's one hidden number."""
+    blank = Calibrator(1, 1, rngs=nnx.Rngs(0))
+    return dict_to_module(
+        blank,
+        {"transform": jnp.zeros((10, 1, 1)), "head.kernel": jnp.array([[0.0, 0.0], [0.0, 1.0]])},
+    )
+
+
+class Weights:
+    """What a controller reads of `protocols.Models`."""
+
+    control = oracle_calibrator()
+
+
+def simulate(controller: Any, length: int, odds: np.ndarray, error: float, seed: int) -> tuple[float, float, float]:
+    """v_d, r_d and the speedup by Eq. 14; `controller` None drafts `length` tokens always.
+
+    Args:
+        odds: [texts, rounds, cap], log-odds of each draft's acceptance.
+    """
+    texts, rounds, _ = odds.shape
+    draw = np.random.default_rng(seed)
+    right = draw.random(odds.shape) < 1 / (1 + np.exp(-odds))
+    seen = (odds + error * draw.normal(size=odds.shape)).astype(np.float32)
+    if controller is None:
+        drafted = np.full((texts, rounds), length)
+    else:
+        drafted = np.asarray(_lengths(controller, jnp.asarray(seen), jnp.asarray(right), jax.random.key(seed)))
+    run = np.cumprod(right, axis=2).sum(axis=2)
+    accepted = np.minimum(run, drafted).sum()
+    tokens = accepted + texts * rounds
+    v, r = accepted / drafted.sum(), accepted / tokens
+    return v, r, v / ((ALPHA - v) * r + v)
+
+
+def _lengths(controller: Any, seen: jax.Array, right: jax.Array, key: jax.Array) -> jax.Array:
+    """[texts, rounds]: how many tokens the controller lets each round draft."""
+    texts, rounds, cap = seen.shape
+
+    def one_round(state, at):
+        def level(carry, i):
+            going, length = carry
+            evidence = Evidence(
+                level=i + 1,
+                top_prob=jnp.ones(texts),
+                token_prob=jnp.ones(texts),
+                log_confidence=jnp.zeros(texts),
+                draft_hidden=seen[:, at, i, None],
+                target_hidden=jnp.zeros((texts, 1)),
+            )
+            length = length + going
+            keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, at), i), texts)
+            return (going & controller.keep_drafting(Weights, keys, state, evidence), length), None
+
+        start = (jnp.ones(texts, bool), jnp.zeros(texts, jnp.int32))
+        (_, length), _ = jax.lax.scan(level, start, jnp.arange(cap))
+        run = jnp.cumprod(right[:, at], axis=1).sum(axis=1)
+        return controller.update(state, jnp.minimum(run, length), length), length
+
+    _, lengths = jax.lax.scan(one_round, controller.init(Weights, texts), jnp.arange(rounds))
+    return lengths.T
+
+
+def odds_of(mean: float, over_texts: float, over_tokens: float) -> np.ndarray:
+    """[texts, rounds, cap] log-odds."""
+    draw = np.random.default_rng(1)
+    text = mean + over_texts * draw.normal(size=(TEXTS, 1, 1))
+    return text + over_tokens * draw.normal(size=(TEXTS, ROUNDS, CAP))
+
+
+def fitted(over_texts: float, over_tokens: float) -> np.ndarray:
+    """Log-odds with which Beta-TS has the paper's r_d."""
+    low, high = -2.0, 5.0
+    for _ in range(10):
+        mean = (low + high) / 2
+        _, share, _ = simulate(BetaTS(), 0, odds_of(mean, over_texts, over_tokens), 0.0, 0)
+        low, high = (mean, high) if share < PAPER[1] else (low, mean)
+    return odds_of(mean, over_texts, over_tokens)
+
+
+def main() -> None:
+    """Prints a table for each kind of text."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
+    for over_texts, over_tokens in ((0.0, 0.0), (1.0, 0.0), (2.0, 0.0), (1.0, 2.0)):
+        odds = fitted(over_texts, over_tokens)
+        print(f"\nspread over texts {over_texts}, over tokens {over_tokens}\n{'':22} v_d   r_d   speedup")
+        fixed = {k: simulate(None, k, odds, 1.0, 0) for k in range(1, CAP + 1)}
+        best = max(fixed, key=lambda k: fixed[k][2])
+        rows = {f"K={best}, the best": fixed[best], "K=10": fixed[10], "beta-ts": simulate(BetaTS(), 0, odds, 1.0, 0)}
+        for prediction in ("both", "model", "sampled"):
+            rows[f"cali-ts, {prediction}"] = simulate(CaliTS(prediction=prediction), 0, odds, 1.0, 0)
+        for name, (v, r, speedup) in rows.items():
+            print(f"{name:20} {v:5.2f} {r:5.2f} {speedup:7.2f}  {speedup / fixed[best][2] - 1:+.1%}")
+
+
+if __name__ == "__main__":
+    main()
