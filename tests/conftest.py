@@ -1,5 +1,6 @@
 """What every test runs under: the CPU, checked shapes, one compilation cache for the checkout."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -19,6 +20,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import hypothesis
+import jax
 import jaxtyping
 import pytest
 
@@ -42,3 +44,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if waiting:
         config.hook.pytest_deselected(items=waiting)
         items[:] = [item for item in items if item not in waiting]
+
+
+MAPS = Path("/proc/self/maps")  # on Linux; a compiled program takes several, and a process may have 65,530
+MOST_MAPS = 25_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten_programs():
+    """Lets go of compiled programs before a process has more than the system allows, which aborts it."""
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
