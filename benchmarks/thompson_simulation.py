@@ -6,7 +6,8 @@ A drafted token is accepted with a chance whose log-odds are those of its text (
 (spread over tokens); Cali-TS's predictor sees the log-odds of the token with an error. The controllers are the
 library's own, the speedup is Eq. 14 of EESD (arXiv:2406.03853), which takes verification to be flat. The mean is set
 for each kind of text such that Beta-TS has the r_d that the paper has for LLaMA-2 13B on Gsm8k (Table 10: 0.67; its v_d
-is 0.50); alpha is what the paper's Table 8 comes to: 3.66 s of drafting and 7.99 s of verification at some four drafts a round.
+is 0.50); alpha is what the paper's Table 8 comes to: 3.66 s of drafting and 7.99 s of verification, at some four drafts
+a round.
 """
 
 import argparse
