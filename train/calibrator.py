@@ -18,10 +18,12 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from jaxspec import checkpoint
 from jaxspec.builders.chain import Chain
 from jaxspec.bundled import FOLDER
 from jaxspec.calibrator import FOLDER as PREDICTOR
 from jaxspec.calibrator import Calibrator, classify, write_calibrator
+from jaxspec.checkpoint import CheckpointError
 from jaxspec.controllers.fixed import Fixed
 from jaxspec.convert.files import staged
 from jaxspec.convert.interrupts import deferred
@@ -74,11 +76,16 @@ class Plan:
 
 
 def drafter_of(model: Checkpoint, head: str) -> Drafter:
-    """The drafter whose weights a head holds. Raises CheckpointError where there is no such head."""
+    """The drafter whose weights a head holds. Raises CheckpointError where there is none, or it is no drafter's."""
     folder = find_head(model.path, head)
-    if (folder / "config.json").exists() and '"jaxspec-head"' not in (folder / "config.json").read_text("utf-8"):
-        return DraftModel()  # a checkpoint of its own, or else refused when it is loaded
-    return DRAFTERS[read_config(folder).drafter]()
+    try:
+        checkpoint.read_config(folder)
+        return DraftModel()  # a checkpoint of its own
+    except CheckpointError:
+        name = read_config(folder).drafter
+    if name not in DRAFTERS:
+        raise CheckpointError(f"what is at {folder} is for {name}, which is no drafter; name a drafter's head")
+    return DRAFTERS[name]()
 
 
 def folder_of(model: Checkpoint, head: str, out: Path | None) -> Path:

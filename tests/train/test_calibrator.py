@@ -14,9 +14,11 @@ from flax import nnx
 import jaxspec
 from jaxspec.builders.chain import Chain
 from jaxspec.calibrator import Calibrator, predict
-from jaxspec.checkpoint import module_to_dict
+from jaxspec.checkpoint import CheckpointError, module_to_dict
+from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.engine import Request
-from jaxspec.heads import HeadConfig, write_head
+from jaxspec.heads import HeadConfig, write_config, write_head
 from jaxspec.loading import load
 from jaxspec.methods import parse_method
 from jaxspec.train import calibrator
@@ -125,6 +127,15 @@ def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target
     model = load(whole)
     plain = jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=20)[0]
     assert jaxspec.Engine(model, "early-exit+cali-ts").generate("def f", max_new_tokens=20)[0].tokens == plain.tokens
+
+
+def test_each_head_has_its_drafter(target, tmp_path):
+    model = load(target)
+    assert calibrator.drafter_of(model, "early-exit") == EarlyExit()
+    assert calibrator.drafter_of(model, str(target)) == DraftModel()
+    write_config(tmp_path, HeadConfig("cali-ts", model.config.model, "float32", "float32", {}))
+    with pytest.raises(CheckpointError, match="is for cali-ts, which is no drafter"):
+        calibrator.drafter_of(model, str(tmp_path))
 
 
 @pytest.mark.parametrize(
