@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro import conf
 
 from jaxspec.console import parse, run
-from jaxspec.evaluate.command import Bench, Sweep
+from jaxspec.evaluate.command import Bench, Calibrate, Sweep
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine, Generation
@@ -163,7 +163,7 @@ class Env:
     def run(self) -> None:
         import jax
 
-        from jaxspec import caches, checkpoint
+        from jaxspec import caches, checkpoint, costs
         from jaxspec.evaluate import environment
 
         for name, version in environment.versions().items():
@@ -173,6 +173,7 @@ class Env:
             print(f"{'device':10} {device.platform}:{device.id} {device.device_kind}, {free:.1f} GB free")
         print(f"{'processor':10} {environment.device()}")
         print(f"{'cache':10} {caches.folder()}")
+        print(f"{'costs':10} {costs.folder()}")
         print(f"{'compiled':10} {caches.keep_compilations() or 'not kept'}")
 
 
@@ -212,6 +213,7 @@ Command = (
     Annotated[Generate, conf.subcommand("generate")]
     | Annotated[Bench, conf.subcommand("bench")]
     | Annotated[Sweep, conf.subcommand("sweep")]
+    | Annotated[Calibrate, conf.subcommand("calibrate")]
     | Annotated[Methods, conf.subcommand("methods")]
     | Annotated[Env, conf.subcommand("env")]
     | Annotated[Demo, conf.subcommand("demo")]

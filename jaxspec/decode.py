@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
 from jaxspec.llama import Output, forward, unembed
-from jaxspec.protocols import Committed, Controller, Drafter, Evidence, Models, Prefix, Reuse, TreeBuilder
+from jaxspec.protocols import Committed, Controller, Drafter, Evidence, Models, Prefix, Reuse, TreeBuilder, is_chain
 from jaxspec.reuse import resume
 from jaxspec.sampling import Sampling, fold
 from jaxspec.tree import DraftTree, Frontier, compact, head, levels, plant, root_frontier, sizes, smallest, take
@@ -21,8 +21,9 @@ from jaxspec.verify import Rule, Verdict
 DRAFT, VERIFY, CONTROL, FIRST = range(4)
 
 HISTORY = ("committed", "accepted", "levels", "drafted", "verified")
-"""Columns of `DecodeState.history`: tokens committed, drafts accepted, levels drafted (the deepest live path), nodes
-drafted before pruning, nodes verified without the root. All after the cut at EOS and budget; 0 where a row was done."""
+"""Columns of `DecodeState.history`: tokens committed, drafts accepted, levels drafted (the deepest path, before
+pruning), nodes drafted before pruning, nodes verified without the root. All after the cut at EOS and budget; 0 where a
+row was done."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Speculation:
     @property
     def verify_sizes(self) -> tuple[int, ...]:
         """The sizes that verification is compiled for: one, where trees do not vary."""
-        varies = self.drafter.abstains or self.controller.stops or self.builder.prunes
+        varies = self.drafter.abstains or self.controller.stops or self.builder.varies
         return sizes(self.builder.verified, self.tree_sizes if varies else ())
 
 
@@ -100,7 +101,8 @@ def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeSt
     prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
     grown, drafter = draft(spec, models, state, prefix, fold(keys, DRAFT), fold(keys, CONTROL))
     tree = spec.builder.prune(grown) if spec.rule.may_prune else grown
-    if len(spec.verify_sizes) > 1 and spec.builder.width > 1:  # a chain has no gaps
+    has_gaps = not (is_chain(spec.builder) or (spec.builder.prunes and spec.rule.may_prune))
+    if len(spec.verify_sizes) > 1 and has_gaps:
         tree = compact(tree)
     branches = [partial(target_forward, spec, size) for size in spec.verify_sizes]
     reuse = spec.drafter.reuse(drafter)
@@ -173,7 +175,7 @@ def target_forward(
         positions, cached = prefix.length[:, None] - 1 + first.depth, prefix.length - 1
         out = forward(models.target, first.token, positions, first.ancestors, prefix.cache, cached, taps=taps)
     else:
-        leaves = 1 if spec.builder.width == 1 else max(1, size - 1)  # the root is always expanded
+        leaves = 1 if is_chain(spec.builder) else max(1, size - 1)  # the root is always expanded
         out = resume(models.target, reuse, prefix, first, leaves, taps)
     logits = unembed(models.target, out.hidden)
     missing = tree.token.shape[1] - size
@@ -259,7 +261,7 @@ def count_round(
 ) -> Int[Array, "B 5"]:
     """This round's row of the history. A cut inside the accepted run hides the levels beyond it."""
     inside = count <= cut.accepted
-    depth = jnp.where(inside, jnp.minimum(levels(tree), count), levels(tree))
+    depth = jnp.where(inside, jnp.minimum(levels(grown), count), levels(grown))
     nodes = lambda tree: tree.live.sum(axis=1) - 1
     row = jnp.stack([count, cut.accepted, depth, nodes(grown), nodes(tree)], axis=1)
     return jnp.where(state.done[:, None], 0, row).astype(jnp.int32)

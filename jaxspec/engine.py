@@ -16,7 +16,7 @@ from jaxspec import caches, decode
 from jaxspec.calibrator import draft_width
 from jaxspec.evaluate.metrics import Counts, count
 from jaxspec.loading import Checkpoint, find_head, load
-from jaxspec.methods import Method, default_method, needs_head, needs_weights, parse_method
+from jaxspec.methods import Method, default_method, needs_costs, needs_head, needs_weights, parse_method
 from jaxspec.prefill import prefill
 from jaxspec.prompts import Prompt, encode, stateful_refusal
 from jaxspec.protocols import Models
@@ -88,6 +88,9 @@ class Engine:
         draft: the drafter's weights, where they are in memory; None loads the head that the method names.
         control: the controller's weights, likewise; None loads them from that head, where the controller needs any.
 
+    A builder that needs to know what drafting and verification cost gets that from the table that `jaxspec calibrate`
+    keeps; where there is none, it is measured first, and stderr says so. `method` then has the numbers.
+
     Compilation happens on first use of a shape and is kept in the user's cache folder; `warmup` does it ahead.
     """
 
@@ -104,6 +107,10 @@ class Engine:
         self.model = model if isinstance(model, Checkpoint) else load(model, dtype)
         self.method = parse_method(method) if isinstance(method, str) else method or default_method(self.model.heads)
         weights = load_head(self.model, self.method) if draft is None else draft
+        if needs_costs(self.method.builder):
+            from jaxspec.evaluate.calibrate import costs_of  # which measures with engines
+
+            self.method = self.method.with_costs(costs_of(self.model, self.method, weights))
         learned = load_control(self.model, self.method, weights) if control is None else control
         self.models = Models(target=self.model.target, draft=weights, control=learned)
         on_cpu = jax.default_backend() == "cpu"

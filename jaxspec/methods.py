@@ -4,20 +4,30 @@ import dataclasses
 import types
 import typing
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
+from jaxspec import checkpoint
+from jaxspec.builders.budgeted import Budgeted
+from jaxspec.builders.cape import Cape
 from jaxspec.builders.chain import Chain
 from jaxspec.builders.eagle2 import Eagle2
+from jaxspec.builders.pruned import Pruned
 from jaxspec.builders.static import Static
+from jaxspec.builders.uniform import Uniform
+from jaxspec.checkpoint import CheckpointError
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.controllers.cali_ts import CaliTS
 from jaxspec.controllers.fixed import Fixed
+from jaxspec.costs import CostTable
 from jaxspec.decode import Speculation
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.drafters.plain import Plain
+from jaxspec.heads import read_config
+from jaxspec.loading import find_head
 from jaxspec.protocols import Controller, Drafter, TreeBuilder
 from jaxspec.verify import Candidates, Greedy, Rule, Sampled
 
@@ -28,7 +38,15 @@ DRAFTERS: dict[str, type] = {
     "eagle": Eagle,
     "early-exit": EarlyExit,
 }
-BUILDERS: dict[str, type] = {"chain": Chain, "static": Static, "eagle2": Eagle2}
+BUILDERS: dict[str, type] = {
+    "chain": Chain,
+    "static": Static,
+    "uniform": Uniform,
+    "cape": Cape,
+    "eagle2": Eagle2,
+    "pruned": Pruned,
+    "budgeted": Budgeted,
+}
 CONTROLLERS: dict[str, type] = {"fixed": Fixed, "beta-ts": BetaTS, "cali-ts": CaliTS}
 LONGEST = 12  # tokens of a chain, unless told, where a controller decides when to stop (Draft & Verify's K)
 PREFERRED = ("eagle", "early-exit", "draft-model")
@@ -57,6 +75,11 @@ class Method:
         settings = [_settings(part) for part in (self.drafter, self.builder, self.controller)]
         names = [drafter + head, name_of(self.builder), name_of(self.controller)]
         return "+".join(name + values for name, values in zip(names, settings, strict=True))
+
+    def with_costs(self, table: CostTable) -> "Method":
+        """The same with every cost that the builder lacks taken from a measured table."""
+        builder: Any = self.builder
+        return dataclasses.replace(self, builder=builder.with_costs(table))
 
     def rule(self, greedy: bool) -> Rule:
         """The lossless verification for this builder: greedy at temperature 0, else what its children demand."""
@@ -118,6 +141,23 @@ def parse_method(text: str) -> Method:
     )
 
 
+def drafter_of(path: Path, head: str) -> Drafter:
+    """The drafter whose weights a head of the checkpoint at `path` holds, `head` being a name or a path.
+
+    Raises:
+        CheckpointError: there is none, or it is no drafter's.
+    """
+    folder = find_head(path, head)
+    try:
+        checkpoint.read_config(folder)
+        return DraftModel()  # a checkpoint of its own
+    except CheckpointError:
+        name = read_config(folder).drafter
+    if name not in DRAFTERS:
+        raise CheckpointError(f"what is at {folder} is for {name}, which is no drafter; name a drafter's head")
+    return DRAFTERS[name]()
+
+
 def needs_head(drafter: Drafter) -> bool:
     """Whether the drafter brings weights of its own."""
     return hasattr(drafter, "load_head")
@@ -126,6 +166,11 @@ def needs_head(drafter: Drafter) -> bool:
 def needs_weights(controller: Controller) -> bool:
     """Whether the controller brings weights of its own, which lie in the drafter's head."""
     return getattr(controller, "needs_weights", False)
+
+
+def needs_costs(builder: TreeBuilder) -> bool:
+    """Whether the builder decides by costs that are still to be measured (see `costs.CostTable`)."""
+    return getattr(builder, "needs_costs", False)
 
 
 def runnable(heads: Collection[str]) -> list[tuple[str, bool]]:

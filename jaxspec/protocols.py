@@ -113,6 +113,7 @@ class TreeBuilder(Protocol):
     """Decides which nodes a tree gets."""
 
     prunes: ClassVar[bool]  # drops nodes by their own value: sound for candidates, never for sampled children
+    varies: ClassVar[bool]  # how many nodes it leaves depends on the text, even where every row drafts to full depth
 
     @property
     def size(self) -> int:
@@ -129,11 +130,6 @@ class TreeBuilder(Protocol):
         """Most levels below the root."""
         ...
 
-    @property
-    def width(self) -> int:
-        """Most nodes expanded at once."""
-        ...
-
     def grow(
         self,
         propose: Propose,
@@ -146,8 +142,13 @@ class TreeBuilder(Protocol):
         ...
 
     def prune(self, tree: DraftTree) -> DraftTree:
-        """At most `verified` nodes, live ones first."""
+        """At most `verified` nodes; where the builder `prunes`, live ones first."""
         ...
+
+
+def is_chain(builder: TreeBuilder) -> bool:
+    """Whether all its trees are single paths, which have one leaf and no gaps."""
+    return builder.size == builder.depth + 1
 
 
 @runtime_checkable

@@ -26,7 +26,19 @@ def test_heads():
 
 
 @pytest.mark.parametrize(
-    "text", ["plain", "ngram", "draft-model@small+static+fixed", "ngram,longest=2+static,paths=0:1:00+fixed"]
+    "text",
+    [
+        "plain",
+        "ngram",
+        "draft-model@small+static+fixed",
+        "ngram,longest=2+static,paths=0:1:00+fixed",
+        "eagle+pruned",
+        "eagle+pruned,cost=0.0001",
+        "eagle+budgeted",
+        "ngram+budgeted,cost=0.1,verify=1:1/8:1.25/64:12.5",
+        "ngram+cape,depth=2",
+        "ngram+uniform,total=9",
+    ],
 )
 def test_resolved_form_is_read_back(text):
     method = parse_method(text)
@@ -51,6 +63,10 @@ def test_resolved_form_is_read_back(text):
         ("ngram+static,paths=00", "has no parent"),
         ("ngram+static,paths=a", "paths are child ranks"),
         ("ngram+static,paths=0:0", "distinct"),
+        ("ngram+pruned,cost=dear", "a cost is a number such as 0.05, or measured, not 'dear'"),
+        ("ngram+pruned,cost=-1", "a cost is a number such as 0.05"),
+        ("ngram+budgeted,verify=1/2", "costs are given as 1:1.0/8:1.9/64:6.0 or measured"),
+        ("ngram+uniform,width=0", "width must be at least 1"),
     ],
 )
 def test_refusals_say_what_is_wrong(text, says):

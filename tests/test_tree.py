@@ -148,7 +148,7 @@ def test_static_tree_has_exactly_its_paths():
     for builder in (Static(), Static(paths=parse_paths("0:1:2:00:01:10:000"))):
         assert paths_of(build(builder)) == set(builder.paths)
     assert len(EAGLE_TREE) == 25
-    assert (Static().depth, Static().width, Static().size) == (5, 4, 26)
+    assert (Static().depth, Static().size) == (5, 26)
 
 
 def test_static_tree_in_a_vocabulary_smaller_than_its_branching():

@@ -6,7 +6,9 @@ from typing import ClassVar
 import pytest
 
 from jaxspec import methods
+from jaxspec.builders.pruned import Pruned
 from jaxspec.builders.static import Static
+from jaxspec.builders.uniform import Uniform
 from jaxspec.controllers.fixed import Fixed
 from jaxspec.methods import LONGEST, parse_method
 from jaxspec.variants import vary
@@ -52,6 +54,17 @@ def test_what_is_no_number_stays_as_it_was_typed():
     found = vary(parse_method("ngram+static"), "paths", ("0:00", "0:1"))
     assert [variant.value for variant in found] == ["0:00", "0:1"]
     assert [variant.method.builder for variant in found] == [Static(((0,), (0, 0))), Static(((0,), (1,)))]
+
+
+def test_costs_and_thresholds():
+    found = vary(parse_method("ngram+pruned"), "cost", ("0.05", "0.2", "measured"))
+    assert [variant.value for variant in found] == [0.05, 0.2, "measured"]
+    assert [variant.method.builder for variant in found] == [Pruned(cost=0.05), Pruned(cost=0.2), Pruned()]
+    assert texts("ngram+pruned,cost=0.1", "leaf", "0", "0.02")[1].endswith("leaf=0.02,cost=0.1,total=64+fixed")
+    assert [v.method.builder for v in vary(parse_method("ngram+uniform"), "width", ("1", "2"))] == [
+        Uniform(width=1),
+        Uniform(width=2),
+    ]
 
 
 def test_heads():

@@ -18,22 +18,17 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from jaxspec import checkpoint
 from jaxspec.builders.chain import Chain
 from jaxspec.bundled import FOLDER
 from jaxspec.calibrator import FOLDER as PREDICTOR
 from jaxspec.calibrator import Calibrator, classify, write_calibrator
-from jaxspec.checkpoint import CheckpointError
 from jaxspec.controllers.fixed import Fixed
 from jaxspec.convert.files import staged
 from jaxspec.convert.interrupts import deferred
 from jaxspec.convert.progress import say
-from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.engine import UNLIMITED, Engine, Request, load_head
-from jaxspec.heads import read_config
 from jaxspec.loading import Checkpoint, find_head
-from jaxspec.methods import DRAFTERS, Method, name_of
-from jaxspec.protocols import Drafter
+from jaxspec.methods import Method, drafter_of, name_of
 from jaxspec.train.progress import Pace, progress
 from jaxspec.train.runs import Run
 from jaxspec.train.watch import Watched
@@ -75,19 +70,6 @@ class Plan:
     seed: int
 
 
-def drafter_of(model: Checkpoint, head: str) -> Drafter:
-    """The drafter whose weights a head holds. Raises CheckpointError where there is none, or it is no drafter's."""
-    folder = find_head(model.path, head)
-    try:
-        checkpoint.read_config(folder)
-        return DraftModel()  # a checkpoint of its own
-    except CheckpointError:
-        name = read_config(folder).drafter
-    if name not in DRAFTERS:
-        raise CheckpointError(f"what is at {folder} is for {name}, which is no drafter; name a drafter's head")
-    return DRAFTERS[name]()
-
-
 def folder_of(model: Checkpoint, head: str, out: Path | None) -> Path:
     """Where a predictor goes: `out`, or into the folder of the head.
 
@@ -115,7 +97,7 @@ def train(
         CheckpointError: no such head, or `out` exists.
         ValueError: a prompt that leaves no room for a token, or labels of one kind alone.
     """
-    drafter = drafter_of(model, head)
+    drafter = drafter_of(model.path, head)
     method = Method(drafter=drafter, builder=Chain(length=plan.length), controller=Fixed(), head=head)
     weights = load_head(model, method)
     watched = dataclasses.replace(method, drafter=Watched(inner=drafter, length=plan.length))

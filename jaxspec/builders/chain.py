@@ -11,6 +11,7 @@ class Chain:
     """A single path of at most `length` drafted tokens; none at all, with length 0, is plain decoding."""
 
     prunes: ClassVar[bool] = False
+    varies: ClassVar[bool] = False
     length: int = 4
 
     def __post_init__(self) -> None:
@@ -20,10 +21,6 @@ class Chain:
     @property
     def depth(self) -> int:
         return self.length
-
-    @property
-    def width(self) -> int:
-        return 1
 
     @property
     def size(self) -> int:

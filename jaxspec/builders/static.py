@@ -39,6 +39,7 @@ class Static:
     """The nodes whose paths of child ranks are listed; rank 0 is the first proposed child. Default: EAGLE's tree."""
 
     prunes: ClassVar[bool] = False
+    varies: ClassVar[bool] = False
     paths: tuple[Path, ...] = dataclasses.field(default=EAGLE_TREE, metadata={"parse": parse_paths, "show": show_paths})
 
     def __post_init__(self) -> None:
@@ -52,10 +53,6 @@ class Static:
     @property
     def depth(self) -> int:
         return max(map(len, self.paths))
-
-    @property
-    def width(self) -> int:
-        return _tables(self.paths).expand.shape[1]
 
     @property
     def size(self) -> int:

@@ -11,16 +11,18 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jaxspec.costs import CostTable
 from jaxspec.engine import Engine, load_head
 from jaxspec.evaluate import cost, divergence, environment, results, runner, suites, table
+from jaxspec.evaluate.calibrate import costs_of
 from jaxspec.evaluate.command import Bench
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import RunLog
 from jaxspec.evaluate.runner import REFERENCE, Plan
 from jaxspec.linelog import write_whole
 from jaxspec.loading import Checkpoint, load
-from jaxspec.methods import Method, parse_method
-from jaxspec.protocols import Drafter
+from jaxspec.methods import Method, needs_costs, parse_method
+from jaxspec.protocols import Drafter, is_chain
 
 NOISE_BATCHES = 4  # the noise of rounding is measured on the texts of this many batches
 
@@ -83,13 +85,20 @@ def to_json(found: dict[str, Any]) -> str:
 
 
 def build(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str, Engine]:
-    """An engine for each method; those with the same drafter and head share its weights."""
+    """An engine for each method; those with the same drafter and head share its weights, and what these cost."""
     weights: dict[tuple[Drafter, str | None], Any] = {}
-    for method in methods.values():
+    tables: dict[tuple[Drafter, str | None], CostTable] = {}
+    engines = {}
+    for name, method in methods.items():
         key = (method.drafter, method.head)
         if key not in weights:
             weights[key] = load_head(model, method)
-    return {name: Engine(model, method, draft=weights[method.drafter, method.head]) for name, method in methods.items()}
+        if needs_costs(method.builder):
+            if key not in tables:
+                tables[key] = costs_of(model, method, weights[key])
+            method = method.with_costs(tables[key])
+        engines[name] = Engine(model, method, draft=weights[key])
+    return engines
 
 
 def times(measured: Measured) -> dict[str, dict[str, float]]:
@@ -169,7 +178,7 @@ def progress(total: int, console: Console) -> Iterator[Callable[[], None]]:
 
 def _form(plan: Plan, engine: Engine) -> Form:
     builder = engine.method.builder
-    return Form(resolved=str(engine.method), sizes=_sizes(plan, engine), is_chain=builder.size == builder.depth + 1)
+    return Form(resolved=str(engine.method), sizes=_sizes(plan, engine), is_chain=is_chain(builder))
 
 
 def _sizes(plan: Plan, engine: Engine) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-"""The commands `jaxspec bench` and `sweep`: their options. Kept apart from their work, so that `--help` need not load
-JAX."""
+"""The commands `jaxspec bench`, `sweep` and `calibrate`: their options. Kept apart from their work, so that
+`--help` need not load JAX."""
 
 import dataclasses
 from pathlib import Path
@@ -83,5 +83,29 @@ class Sweep(Comparison):
 
     def run(self) -> None:
         from jaxspec.evaluate.sweep import run
+
+        run(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibrate:
+    """Measure what drafting and verification cost on this device, for the builders `pruned` and `budgeted`.
+
+    For example: jaxspec calibrate --target builtin --head eagle
+
+    It times one drafted level at several widths and the target's verification at each tree size that is compiled, and
+    keeps the table in the user's cache folder (`jaxspec env` says where). Without it the first run of such a builder
+    measures the same. Run it again when the machine was busy the first time.
+    """
+
+    target: Path
+    """Checkpoint that `jaxspec-convert llama` made, or `builtin`."""
+    head: str
+    """What drafts: a head under CKPT/heads, the path of one, or DRAFTER[@HEAD] such as ngram or eagle@mine."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+
+    def run(self) -> None:
+        from jaxspec.evaluate.calibrate import run
 
         run(self)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxspec.engine import Engine, Request, shapes, start
 from jaxspec.evaluate.pieces import Job, draft_job, half_way, judge_job, learn_job, resume_job, resumes, target_job
+from jaxspec.protocols import is_chain
 
 REPEATS = 7
 LEAST_SECONDS = 0.1  # that one timed call takes
@@ -77,7 +78,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Costs
 
 def resumed_key(engine: Engine, size: int) -> tuple:
     """What the time of a verification that goes on from drafting depends on: methods that share it are timed once."""
-    return ("resumed", id(engine.models.draft), engine.method.builder.width == 1, size)
+    return ("resumed", id(engine.models.draft), is_chain(engine.method.builder), size)
 
 
 def seconds_per_unit(jobs: Sequence[Job]) -> list[float]:

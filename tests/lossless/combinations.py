@@ -15,7 +15,12 @@ BUILDERS = (
     "chain,length=4",
     "static",
     "static,paths=0:1:2:00:01:10:000",
+    "static,paths=0:1:2",
+    "uniform,width=2,depth=3,total=8",
+    "cape,depth=3",
     "eagle2,total=12,depth=4,width=3",
+    "pruned,width=3,depth=4,leaf=0.02,cost=0.1,total=12",
+    "budgeted,width=2,depth=4,cost=0.1,verify=1:1/2:1.2/4:1.4/8:1.6,total=8",
 )
 CONTROLLERS = ("fixed", "beta-ts,prior_alpha=1", "cali-ts")  # where they stop, they stop often: chance 1/2 or so
 UNSOUND = {("ngram", "cali-ts")}  # drafter, controller: refused by parse_method, as ngram has no hidden states

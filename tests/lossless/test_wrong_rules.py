@@ -103,14 +103,11 @@ class DropsByConfidence:
     inner: Any
     least: float
     prunes: ClassVar[bool] = True
+    varies: ClassVar[bool] = True
 
     @property
     def depth(self) -> int:
         return self.inner.depth
-
-    @property
-    def width(self) -> int:
-        return self.inner.width
 
     @property
     def size(self) -> int:

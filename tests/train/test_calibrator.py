@@ -20,7 +20,7 @@ from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.engine import Request
 from jaxspec.heads import HeadConfig, write_config, write_head
 from jaxspec.loading import load
-from jaxspec.methods import parse_method
+from jaxspec.methods import drafter_of, parse_method
 from jaxspec.train import calibrator
 from jaxspec.train.calibrator import Labels, Plan
 from jaxspec.train.watch import Watched
@@ -131,11 +131,11 @@ def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target
 
 def test_each_head_has_its_drafter(target, tmp_path):
     model = load(target)
-    assert calibrator.drafter_of(model, "early-exit") == EarlyExit()
-    assert calibrator.drafter_of(model, str(target)) == DraftModel()
+    assert drafter_of(target, "early-exit") == EarlyExit()
+    assert drafter_of(target, str(target)) == DraftModel()
     write_config(tmp_path, HeadConfig("cali-ts", model.config.model, "float32", "float32", {}))
     with pytest.raises(CheckpointError, match="is for cali-ts, which is no drafter"):
-        calibrator.drafter_of(model, str(tmp_path))
+        drafter_of(target, str(tmp_path))
 
 
 @pytest.mark.parametrize(

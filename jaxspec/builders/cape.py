@@ -1,0 +1,61 @@
+"""CAPE's tree (Du et al., GLIDE with a CaPE, arXiv:2402.02082), as EDD's paper describes it (appendix A)."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from jaxspec.tree import DraftTree, Frontier, add, keep_probs, take
+
+WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))
+"""(largest token probability up to which, children)."""
+MOST = max(width for _, width in WIDTHS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cape:
+    """A path with siblings beside it: 7, 5, 3 or 1 in a level, the fewer the surer the draft is.
+
+    Each level hangs under the first node of the one above: the likeliest, or, where children are sampled, the first
+    drawn. How many nodes it has is decided by the largest probability p of the distribution that they are taken from:
+    7 for p <= 0.3, 5 for p <= 0.6, 3 for p <= 0.8, and else 1. That does not look at what is drawn, and all of it is
+    verified, so children may be sampled.
+
+    Attributes:
+        depth: levels.
+    """
+
+    prunes: ClassVar[bool] = False
+    varies: ClassVar[bool] = True
+    depth: int = 5
+
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise ValueError(f"cape: depth must be at least 1, and is {self.depth}")
+
+    @property
+    def size(self) -> int:
+        return 1 + MOST * self.depth
+
+    @property
+    def verified(self) -> int:
+        return self.size
+
+    def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
+        proposal = propose(logits, MOST)
+        first = lambda values: values[:, 0]  # the frontier is one node wide
+        offered = proposal.token.shape[2]  # fewer in a small vocabulary
+        top = jnp.exp(proposal.log_prob[..., 0]) if proposal.probs is None else proposal.probs.max(axis=-1)
+        bounds, widths = zip(*WIDTHS, strict=True)
+        width = jnp.array(widths)[(top > jnp.array(bounds[:-1])).sum(axis=1)]
+        live = first(proposal.live) & (jnp.arange(offered) < width[:, None]) & (frontier.live & going[:, None])
+        log_confidence = take(tree.log_confidence, frontier.node) + first(proposal.log_prob)
+        tree = keep_probs(tree, frontier, proposal.probs)
+        slots = 1 + frontier.level * MOST + jnp.arange(offered)
+        parent = jnp.broadcast_to(frontier.node, live.shape)
+        tree = add(tree, slots, first(proposal.token), parent, log_confidence, live)
+        onward = Frontier(node=frontier.node * 0 + slots[0], live=live[:, :1], level=frontier.level + 1)
+        return tree, onward
+
+    def prune(self, tree: DraftTree) -> DraftTree:
+        return tree

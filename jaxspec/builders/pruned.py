@@ -1,0 +1,88 @@
+"""PCT, the pruned candidate tree of EDD's paper (section 3.2; Faster Speculative Decoding via Effective Draft Decoder).
+
+A node is accepted with about the probability that the draft says, its path's confidence p. To draft below it costs s_d
+and saves s_t with probability p, so it pays while p >= s_d / s_t (Eq. 5). What is less likely is still verified, but
+nothing is drafted below it; and in the end what is hardly likely at all is dropped.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from jaxspec.builders import likeliest
+from jaxspec.builders.likeliest import Room
+from jaxspec.costs import CostTable, read_ratio, round_ratio, show_ratio
+from jaxspec.tree import DraftTree, Frontier, take
+
+
+@dataclasses.dataclass(frozen=True)
+class Pruned:
+    """PCT: expand the paths whose confidence is at least `cost`, and drop nodes that are less likely than `leaf`.
+
+    How deep a tree grows is up to each row: it ends where no path is likely enough. The confidences of a level sum to
+    1 at most, so at most 1 / cost of its nodes are expanded; a static bound, which is also cut to `total` - 1, since
+    only that many of a level can be kept.
+
+    Attributes:
+        width: children of an expanded node.
+        depth: levels, at most.
+        leaf: least confidence that is verified.
+        cost: s_d / s_t, the time of a drafted level in forwards of the target over one token; None: as measured on
+            the device in use, for a level of as many nodes as are then expanded at most.
+        total: nodes verified at most, the root included; the likeliest, and of equals the less deep.
+    """
+
+    prunes: ClassVar[bool] = True
+    varies: ClassVar[bool] = True
+    width: int = 5
+    depth: int = 10
+    leaf: float = 0.01
+    cost: float | None = dataclasses.field(default=None, metadata={"parse": read_ratio, "show": show_ratio})
+    total: int = 64
+
+    def __post_init__(self) -> None:
+        for name, least in (("width", 1), ("depth", 1), ("total", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"pruned: {name} must be at least {least}, and is {getattr(self, name)}")
+        if not 0 <= self.leaf <= 1:
+            raise ValueError(f"pruned: leaf is a probability, and is {self.leaf}")
+
+    @property
+    def needs_costs(self) -> bool:
+        return self.cost is None
+
+    def with_costs(self, table: CostTable) -> "Pruned":
+        """The same with `cost`, unless given, as measured: that of the narrowest level that holds what is worth it."""
+        if self.cost is not None:
+            return self
+        widest = table.level[-1][0]
+        costs = [table.level_cost(width) for width in range(1, widest + 1)]
+        found = next((cost for width, cost in enumerate(costs, 1) if int(1 / cost) <= width), costs[-1])
+        return dataclasses.replace(self, cost=round_ratio(found))
+
+    @property
+    def room(self) -> Room:
+        worth_it = int(1 / self.cost) if self.cost else self.total
+        most = max(1, min(worth_it, self.total - 1))
+        frontier = likeliest.widest(self.width, self.depth, most)
+        return Room(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
+
+    @property
+    def size(self) -> int:
+        return self.room.size
+
+    @property
+    def verified(self) -> int:
+        return self.room.verified
+
+    def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
+        if self.cost is None:
+            raise ValueError("pruned: its cost is not measured yet; give cost=, or let an Engine measure it")
+        tree, onward = likeliest.grow(self.room, propose, tree, frontier, logits, going)
+        worth_it = jnp.exp(take(tree.log_confidence, onward.node)) >= self.cost
+        return tree, dataclasses.replace(onward, live=onward.live & worth_it)
+
+    def prune(self, tree: DraftTree) -> DraftTree:
+        likely = jnp.exp(tree.log_confidence) >= self.leaf
+        return likeliest.keep_likeliest(dataclasses.replace(tree, live=tree.live & likely), self.verified)

@@ -1,0 +1,136 @@
+"""The tree of most tokens a second, against every tree that could be kept."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxspec import tree as trees
+from jaxspec.builders.budgeted import Budgeted
+from jaxspec.costs import CostTable
+from tests.builders.tables import Paths, children, confidence, grown, paths_of, prune, tables
+
+FLAT = ((1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0), (16, 1.0))
+STEEP = ((1, 1.0), (2, 1.4), (4, 1.5), (8, 2.0), (16, 3.5))
+JUMP = ((1, 1.0), (4, 1.1), (16, 4.0))
+SMALL = Budgeted(width=2, depth=3, cost=0.1, verify=STEEP)
+
+
+def rate(builder: Budgeted, kept: Any, found: Paths, drafted: int) -> float:
+    """The objective, from its definition: tokens by the time of a forward over one token."""
+    tokens = 1 + sum(found[path] ** builder.power for path in kept)
+    time = next(cost for size, cost in builder.buckets if size > len(kept))
+    return tokens / (drafted * (builder.cost or 0) + time)
+
+
+def verified(builder: Budgeted, table: np.ndarray) -> Paths:
+    return paths_of(prune(builder, grown(builder, table)))
+
+
+def closed(paths: Any) -> bool:
+    return all(len(path) == 1 or path[:-1] in paths for path in paths)
+
+
+@given(
+    tables(),
+    st.sampled_from([FLAT, STEEP, JUMP]),
+    st.sampled_from([0.01, 0.1, 0.5]),
+    st.sampled_from([1.0, 0.6]),
+    st.integers(2, 16),
+)
+def test_no_tree_that_could_be_kept_has_a_higher_rate(table, verify, cost, power, total):
+    builder = dataclasses.replace(SMALL, verify=verify, cost=cost, power=power, total=total)
+    tree = grown(builder, table)
+    kept, found = prune(builder, tree), paths_of(tree)
+    assert kept.token.shape[1] == builder.verified
+    chosen, drafted = set(paths_of(kept)), max(map(len, found))
+    assert closed(chosen)
+    every = (
+        subset
+        for count in range(min(len(found), builder.verified - 1) + 1)
+        for subset in itertools.combinations(found, count)
+        if closed(set(subset))
+    )
+    best = max(rate(builder, subset, found, drafted) for subset in every)
+    assert rate(builder, chosen, found, drafted) == pytest.approx(best, rel=1e-5)
+
+
+def best_of(builder: Budgeted, found: Paths, drafted: int) -> float:
+    likeliest = sorted(found, key=lambda path: -found[path])
+    return max(rate(builder, likeliest[: size - 1], found, drafted) for size, _ in builder.buckets)
+
+
+@given(tables(), st.sampled_from([FLAT, STEEP, JUMP]), st.sampled_from([0.01, 0.1, 0.5]))
+def test_where_a_row_stops_another_level_could_not_pay(table, verify, cost):
+    """Whatever the draft would have said, and it drafts on only where that is open."""
+    builder = dataclasses.replace(SMALL, verify=verify, cost=cost, depth=4)
+    found = paths_of(grown(builder, table))
+    last = max(map(len, found))
+    frontier = lambda level: sorted((p for p in found if len(p) == level), key=lambda p: -found[p])[: builder.width]
+    if last < builder.depth:
+        onward = [child for path in frontier(last) for child in children(table, path, builder.width)]
+        more = found | {path: confidence(table, path) for path in onward}
+        assert best_of(builder, more, last + 1) <= best_of(builder, found, last) * (1 + 1e-5)
+    for level in range(1, last):
+        before = {path: value for path, value in found.items() if len(path) <= level}
+        hoped = before | {(*path, 99): before[path] for path in frontier(level)}
+        assert best_of(builder, hoped, level + 1) >= best_of(builder, before, level) * (1 - 1e-5)
+
+
+SAME = np.tile([0.6, 0.3, 0.08, 0.02], (4, 1))  # after every token
+
+
+def test_trees_worked_out_by_hand():
+    """Paths of 0.6, 0.36, 0.3, 0.216, 0.18 twice, 0.1296 … where two of each level are expanded.
+
+    With one forward as dear as any, the more the better, and a level pays until 0.6^D + 0.3 * 0.6^(D-1) falls below
+    the price of a level in tokens. Where verification is dear, the likeliest few are kept.
+    """
+    chosen = lambda **settings: verified(Budgeted(**settings), SAME).keys()
+    small = {"width": 2, "depth": 2, "cost": 0.1}
+    assert chosen(**small, verify=FLAT) == {(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)}
+    # 1, 1.6, 2.26 and 3.01 tokens in 1, 1.1, 1.5 and 5 forwards, and 0.2 of drafting: 0.83, 1.23, 1.33, 0.58
+    assert chosen(**small, verify=((1, 1.0), (2, 1.1), (4, 1.5), (8, 5.0))) == {(0,), (1,), (0, 0)}
+    assert chosen(**small, verify=((1, 1.0), (2, 9.0), (4, 9.0), (8, 9.0))) == set()
+
+
+def test_dear_levels_are_few():
+    drafted = lambda cost: max(map(len, paths_of(grown(Budgeted(cost=cost, verify=FLAT, width=2), SAME))))
+    assert drafted(0.5) == 1
+    assert drafted(0.5) <= drafted(0.1) <= drafted(0.01) == 10
+
+
+def test_rows_do_not_see_each_other():
+    table = np.array([[0.97, 0.01, 0.01, 0.01], [0.25] * 4, [0.25] * 4, [0.1, 0.1, 0.1, 0.7]])
+    together = grown(SMALL, table, roots=(0, 1, 3))
+    for row, root in enumerate((0, 1, 3)):
+        alone = grown(SMALL, table, roots=(root,))
+        assert paths_of(together, row) == paths_of(alone)
+        assert paths_of(prune(SMALL, together), row) == paths_of(prune(SMALL, alone))
+    assert trees.levels(together).tolist()[0] > trees.levels(together).tolist()[1]
+
+
+def test_a_path_is_trusted_more_where_the_draft_is_unsure_of_itself():
+    """With a power below 1 more of the same tree is worth verifying."""
+    nodes = [len(verified(dataclasses.replace(SMALL, power=power), SAME)) for power in (2.0, 1.0, 0.3)]
+    assert nodes == sorted(nodes) and nodes[0] < nodes[-1]
+
+
+def test_costs_that_are_not_known_are_asked_for_and_filled_in():
+    with pytest.raises(ValueError, match="its costs are not measured yet"):
+        _ = Budgeted(cost=0.1).buckets
+    table = CostTable(plain=2.0, verify=((1, 2.0), (8, 3.0)), level=((1, 0.1), (4, 0.25)))
+    assert Budgeted(width=4).with_costs(table) == Budgeted(width=4, cost=0.125, verify=((1, 1.0), (8, 1.5)))
+    given_ = Budgeted(cost=0.5, verify=FLAT)
+    assert given_.with_costs(table) == given_
+    assert not given_.needs_costs
+
+
+def test_a_tree_smaller_than_the_table_costs_what_holds_it():
+    assert Budgeted(width=1, depth=4, cost=0.1, verify=STEEP).buckets == ((1, 1.0), (2, 1.4), (5, 2.0))
+    with pytest.raises(ValueError, match="budgeted: width must be at least 1"):
+        Budgeted(width=0)

@@ -1,0 +1,162 @@
+"""`jaxspec calibrate`, and what decodes with the table that it keeps."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jaxspec import cli, costs
+from jaxspec.builders.budgeted import Budgeted
+from jaxspec.builders.pruned import Pruned
+from jaxspec.costs import CostTable
+from jaxspec.engine import Engine
+from jaxspec.evaluate import bench, calibrate, cost
+from jaxspec.loading import load
+from jaxspec.methods import parse_method
+from tests.evaluate import tiny
+
+TABLE = CostTable(plain=1e-3, verify=((1, 1e-3), (8, 2e-3)), level=((1, 1e-4), (4, 2e-4)))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory):
+    return tiny.checkpoint(tmp_path_factory.mktemp("calibrate") / "ckpt")
+
+
+@pytest.fixture(scope="module")
+def model(path):
+    return load(path)
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """The cache folder of this test alone; and little to time."""
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cost, "LEAST_SECONDS", 1e-3)
+    monkeypatch.setattr(cost, "REPEATS", 1)
+    return tmp_path / "cache" / "costs"
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Nothing is timed: every measurement gives TABLE, and is counted here by its drafter."""
+    found: list[str] = []
+
+    def measure(model, method, weights):
+        found.append(repr(method.drafter))
+        return TABLE
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    return found
+
+
+def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
+    monkeypatch.setattr(calibrate, "WIDTHS", (1, 2))
+    monkeypatch.setattr("jaxspec.engine.CPU_SIZES", (1, 4))
+    monkeypatch.setattr("sys.argv", ["jaxspec", "calibrate", "--target", str(path), "--head", "ngram"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 0
+    out, err = capsys.readouterr()
+    (file,) = kept.iterdir()
+    assert f"kept in {file}" in err
+    model = load(path)
+    table = costs.read(calibrate.describe(model, parse_method("ngram")))
+    assert [nodes for nodes, _ in table.verify] == [1, 4]
+    assert [nodes for nodes, _ in table.level] == [1, 2]
+    assert f"{1e3 * table.plain:.3f}" in out
+    engine = Engine(model, "ngram+budgeted")
+    assert capsys.readouterr().err == ""  # read, not measured
+    assert isinstance(engine.method.builder, Budgeted)
+    assert [nodes for nodes, _ in engine.method.builder.verify or ()] == [1, 4]
+    assert len(engine.generate([[1, 2, 1, 2]], max_new_tokens=4)[0].tokens) == 4
+
+
+def test_the_first_run_measures_and_says_so(model, measured, capsys):
+    assert Engine(model, "ngram+pruned").method.builder == Pruned(cost=0.2)
+    assert "takes a minute" in capsys.readouterr().err
+    assert Engine(model, "ngram+budgeted").method.builder == Budgeted(cost=0.2, verify=((1, 1.0), (8, 2.0)))
+    assert len(measured) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_given_is_not_measured(model, measured):
+    Engine(model, "ngram+pruned,cost=0.1")
+    Engine(model, "ngram+budgeted,cost=0.1,verify=1:1/8:2")
+    assert measured == []
+    half = Engine(model, "ngram+budgeted,cost=0.1").method.builder
+    assert half == Budgeted(cost=0.1, verify=((1, 1.0), (8, 2.0)))
+    assert len(measured) == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda values: "{", "cannot be read"),
+        (lambda values: json.dumps({**values, "plain": -1}), "cannot be read"),
+        (lambda values: json.dumps({**values, "of": {**values["of"], "versions": {}}}), "measured with other versions"),
+    ],
+)
+def test_a_table_that_is_no_good_is_measured_again(model, kept, measured, capsys, damage, says):
+    Engine(model, "ngram+pruned")
+    (file,) = kept.iterdir()
+    good = file.read_text()
+    file.write_text(damage(json.loads(good)))
+    capsys.readouterr()
+    assert Engine(model, "ngram+pruned").method.builder == Pruned(cost=0.2)
+    assert says in capsys.readouterr().err
+    assert len(measured) == 2
+    assert file.read_text() == good
+
+
+def test_where_nothing_can_be_kept_it_still_decodes(model, kept, measured, capsys):
+    kept.parent.write_text("a file, where the folder would be")
+    assert Engine(model, "ngram+pruned").method.builder == Pruned(cost=0.2)
+    assert "not kept" in capsys.readouterr().err
+
+
+def test_a_table_is_of_its_drafter_and_dtype(model, kept, measured):
+    Engine(model, "ngram+pruned")
+    Engine(model, "ngram,longest=5+pruned")
+    Engine(load(model.path, "bfloat16"), "ngram+pruned")
+    assert len(list(kept.iterdir())) == len(measured) == 3
+
+
+def test_methods_of_a_bench_share_one_table(model, monkeypatch, measured):
+    monkeypatch.setattr(calibrate, "keep", lambda subject, table: None)
+    names = ("ngram+pruned", "ngram+budgeted", "ngram+pruned,leaf=0.1", "ngram,longest=5+pruned")
+    engines = bench.build(model, {name: parse_method(name) for name in names})
+    assert len(measured) == 2
+    assert str(engines["ngram+pruned"].method).endswith("pruned,width=5,depth=10,leaf=0.01,cost=0.2,total=64+fixed")
+
+
+def test_what_can_be_calibrated(model, path):
+    assert calibrate.method_of(path, "ngram,longest=5").drafter == parse_method("ngram,longest=5").drafter
+    assert calibrate.method_of(path, "eagle@mine").head == "mine"
+    by_path = calibrate.method_of(path, str(path))  # a checkpoint is a draft model
+    assert (by_path.drafter, by_path.head) == (parse_method("draft-model").drafter, str(path))
+    with pytest.raises(ValueError, match="plain drafts nothing"):
+        calibrate.method_of(path, "plain")
+    with pytest.raises(ValueError, match="no head 'nothing'"):
+        calibrate.method_of(path, "nothing")
+
+
+def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, monkeypatch):
+    from tests.lossless.harness import early_exit_head
+
+    monkeypatch.setattr(calibrate, "WIDTHS", (2,))
+    monkeypatch.setattr("jaxspec.engine.CPU_SIZES", (1, 4))
+    model = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=2))
+    method = dataclasses.replace(parse_method("early-exit"), head="in memory")
+    seen: list[str] = []
+    monkeypatch.setattr(calibrate, "resume_job", lambda *a: seen.append("resume") or (lambda n: n))
+    monkeypatch.setattr(calibrate, "seconds_per_unit", lambda jobs: [1.0 + i for i in range(len(jobs))])
+    table = calibrate.measure(model, method, early_exit_head(model.target))
+    assert seen == ["resume", "resume"]
+    assert table == CostTable(plain=1.0, level=((2, 2.0),), verify=((1, 3.0), (4, 4.0)))
+
+
+def test_a_level_between_two_measured_ones_is_interpolated():
+    assert TABLE.level_cost(1) == pytest.approx(0.1)
+    assert TABLE.level_cost(2) == pytest.approx(0.1 + 0.1 / 3)
+    assert TABLE.level_cost(9) == pytest.approx(0.2)
