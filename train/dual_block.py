@@ -1,4 +1,4 @@
-"""EDD's dual-block mask (EDD and PCT, §3.1): many rounds of drafting in one forward over packed windows.
+"""EDD's dual-block mask (its paper's §3.1): many rounds of drafting in one forward over packed windows.
 
 Each document is cut into blocks. The tokens of a block are what one round embeds, its first one the root, and before
 it lie the hidden states of all blocks before: what the target has verified by then. A query at a token predicts the

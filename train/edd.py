@@ -1,4 +1,4 @@
-"""EDD's training (EDD and PCT, §3.1): the target encodes a text once, and a one-layer LLaMA learns to draft on it."""
+"""EDD's training (its paper's §3.1): the target encodes a text once, and a one-layer LLaMA learns to draft on it."""
 
 import dataclasses
 from functools import partial
@@ -36,7 +36,7 @@ def train(job: Job, objective: EddObjective, tap: int | None, dtype: str) -> Edd
     tap = default_tap(count) if tap is None else tap
     if not 0 <= tap < count:
         raise ValueError(f"--tap must be from 0 to {count - 1} for this target, not {tap}")
-    head = initial(target, tap, nnx.Rngs(job.recipe.seed))
+    head = initial(target, tap)
     described = HeadConfig(drafter=NAME, model=head.config, dtype=dtype, source_dtype=dtype, settings={"tap": tap})
 
     def write(folder: Path, trained: EddHead) -> None:
@@ -45,7 +45,7 @@ def train(job: Job, objective: EddObjective, tap: int | None, dtype: str) -> Edd
     return heads.train(job, NAME, head, partial(loss, objective=objective), write)
 
 
-def initial(target: Llama, tap: int, rngs: nnx.Rngs) -> EddHead:
+def initial(target: Llama, tap: int) -> EddHead:
     """A head begun with the target's embedding, first layer, final norm and LM head.
 
     The paper starts embedding and LM head so, and says nothing of the layer. The first one is used to embeddings: on
@@ -53,7 +53,7 @@ def initial(target: Llama, tap: int, rngs: nnx.Rngs) -> EddHead:
     2.72, and the last one of 2.64.
     """
     config = dataclasses.replace(target.config, num_layers=1)
-    head, theirs = EddHead(config, rngs=rngs, tap=tap), module_to_dict(target)
+    head, theirs = nnx.eval_shape(lambda: EddHead(config, rngs=nnx.Rngs(0), tap=tap)), module_to_dict(target)
     own = {name: theirs[name.removeprefix("decoder.")] for name in module_to_dict(head)}
     # Copies: training donates them, and the target needs its own.
     return dict_to_module(head, {name: jnp.array(value, jnp.float32, copy=True) for name, value in own.items()})

@@ -1,9 +1,9 @@
-"""EDD: a one-layer LLaMA of its own drafts, and reads the target's hidden states as a soft prompt (EDD and PCT, §3.1).
+"""EDD: a one-layer LLaMA of its own drafts, and reads the target's hidden states as a soft prompt.
 
-Of a verified token the layer sees the target's hidden state, of all later ones the embedding. The hidden states stand
-where embeddings would: the layer's input norm, keys and values are made from them at the token's own rotary position;
-what else the layer would compute there nobody asks for. The newest token, the root, is verified but has no hidden state
-yet, so every round begins with its embedding; the cache holds hidden states' keys and values alone.
+After "Faster Speculative Decoding via Effective Draft Decoder with Pruned Candidate Tree", §3.1. A hidden state stands
+where the token's embedding would: it goes through the layer's input norm, and keys and values are made of it at the
+token's own position; the rest of the layer is not needed there. The newest token, the root, is committed but has no
+hidden state yet. So every round begins with its embedding, and the cache holds none but the tokens before it.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class EddState:
 
 
 def default_tap(num_layers: int) -> int:
-    """The fourth-to-last layer, the best of the paper (§4.3.1); of fewer than four layers, the first one.
+    """The fourth-to-last layer, the best one in the paper (§4.3.1); of fewer than four layers, the first.
 
     Layer 28 of LLaMA2-7B's 32, counted from 0: its output is Hugging Face's `hidden_states[-4]`.
     """
@@ -59,8 +59,8 @@ def soft_prompt(head: EddHead, hidden: Float[Array, "B W D"], positions: Int[Arr
 class Edd:
     """Drafts with a one-layer LLaMA that sees the target's hidden states of verified tokens (EDD).
 
-    The hidden states of the target's last layer, if that is the one tapped, are its features: after the final norm, as
-    Hugging Face's `hidden_states[-1]` are.
+    Of the target's last layer, should that be tapped, it reads the features: after the final norm, as Hugging Face's
+    `hidden_states[-1]` are.
     """
 
     abstains: ClassVar[bool] = False

@@ -46,7 +46,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Llama, np.ndarray,
 def test_the_tap_is_the_hidden_state_of_transformers(tap: int, theirs: int, oracle):
     """In decoding and in training; the last layer's comes after the final norm, as transformers' does."""
     target, tokens, hidden_states = oracle
-    head = edd.initial(target, tap, nnx.Rngs(0))
+    head = edd.initial(target, tap)
     weights = Models(target=target, draft=head)
     causal = jnp.broadcast_to(jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), (2, LENGTH, LENGTH))
     positions = jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))

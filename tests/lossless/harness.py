@@ -73,7 +73,7 @@ def early_exit_head(target: Llama) -> EarlyExitHead:
 
 def edd_head(target: Llama) -> EddHead:
     """As training begins it, but shaken."""
-    head = edd.initial(target, default_tap(target.config.num_layers), nnx.Rngs(0))
+    head = edd.initial(target, default_tap(target.config.num_layers))
     noise = EddHead(head.config, rngs=nnx.Rngs(4), tap=head.tap)
     return jax.tree.map(lambda x, y: x + 0.25 * y, head, noise)
 
