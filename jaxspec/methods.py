@@ -16,6 +16,7 @@ from jaxspec.decode import Speculation
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
+from jaxspec.drafters.edd import Edd
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.drafters.plain import Plain
 from jaxspec.protocols import Controller, Drafter, TreeBuilder
@@ -27,6 +28,7 @@ DRAFTERS: dict[str, type] = {
     "ngram": Ngram,
     "eagle": Eagle,
     "early-exit": EarlyExit,
+    "edd": Edd,
 }
 BUILDERS: dict[str, type] = {"chain": Chain, "static": Static, "eagle2": Eagle2}
 CONTROLLERS: dict[str, type] = {"fixed": Fixed, "beta-ts": BetaTS, "cali-ts": CaliTS}

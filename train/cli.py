@@ -10,7 +10,7 @@ from tyro import conf
 
 from jaxspec.console import parse, run
 from jaxspec.train.generate import Generate
-from jaxspec.train.objectives import Distillation, EagleObjective
+from jaxspec.train.objectives import Distillation, EagleObjective, EddObjective
 from jaxspec.train.options import Data, Mixture, option, settings
 from jaxspec.train.recipe import Recipe
 
@@ -185,6 +185,31 @@ class EarlyExit:
 
 
 @dataclasses.dataclass(frozen=True)
+class Edd:
+    """Train an EDD head: a one-layer LLaMA that reads the target's hidden states of verified tokens as a soft prompt.
+
+    It starts from the target's own weights. The defaults are the paper's, for one epoch of ShareGPT; set --steps to
+    your text.
+
+    For example: jaxspec-train edd --target tinyllama --data sharegpt.json --steps 20000
+    """
+
+    where: conf.OmitArgPrefixes[Where]
+    data: conf.OmitArgPrefixes[Mixture] = Mixture()
+    objective: conf.OmitArgPrefixes[EddObjective] = EddObjective()
+    tap: int | None = None
+    """Layer of the target, counted from 0, whose output the head reads; the fourth-to-last if not given."""
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-4)
+
+    def run(self) -> None:
+        from jaxspec.loading import load
+        from jaxspec.train import edd
+
+        with self.where.job("edd", self, self.data, self.recipe, load) as job:
+            edd.train(job, self.objective, self.tap, self.where.save_dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class Calibrator:
     """Train Cali-TS's predictor for a trained head: will the target accept what was just drafted?
 
@@ -261,6 +286,7 @@ Command = (
     | Annotated[Eagle, conf.subcommand("eagle")]
     | Annotated[DraftModel, conf.subcommand("draft-model")]
     | Annotated[EarlyExit, conf.subcommand("early-exit")]
+    | Annotated[Edd, conf.subcommand("edd")]
     | Annotated[Calibrator, conf.subcommand("calibrator")]
     | Annotated[Generate, conf.subcommand("generate")]
 )

@@ -109,11 +109,11 @@ def test_forward_kl_of_the_target_itself_is_zero():
     model = Llama(shape, rngs=nnx.Rngs(0))
     tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, 40)
     batch = Windows(tokens=tokens, segment=jnp.zeros_like(tokens), counted=jnp.ones(tokens.shape, bool))
-    total, sums = draft_model.forward_kl(model, model, batch, None)
+    total, sums = draft_model.loss(model, model, batch, None, "forward-kl")
     assert float(total) == pytest.approx(0, abs=1e-5)
     assert float(sums["count"]) == 22
     other = Llama(shape, rngs=nnx.Rngs(1))
-    assert float(draft_model.forward_kl(other, model, batch, None)[0]) > 1
+    assert float(draft_model.loss(other, model, batch, None, "forward-kl")[0]) > 1
 
 
 def test_features_are_computed_once(tmp_path):
