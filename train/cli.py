@@ -185,6 +185,36 @@ class EarlyExit:
 
 
 @dataclasses.dataclass(frozen=True)
+class Medusa:
+    """Train Medusa heads: beside the LM head, each reads one token further ahead from the same feature.
+
+    This is Medusa-1: the target is frozen, and runs inside each step. The loss is that of the text's own tokens.
+
+    For example: jaxspec-train medusa --target tinyllama --data sharegpt.json --steps 20000
+    """
+
+    where: conf.OmitArgPrefixes[Where]
+    data: conf.OmitArgPrefixes[Mixture] = Mixture()
+    heads: int = 5
+    """Heads, and so the most tokens of a drafted path. Each has a vocabulary matrix of its own, like the LM head that
+    it starts from."""
+    decay: float = 0.8
+    """The loss of a head weighs this much of that of the head before it."""
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-3)
+
+    def run(self) -> None:
+        from jaxspec.loading import load
+        from jaxspec.train import medusa
+
+        if self.heads < 1:
+            raise ValueError(f"--heads must be at least 1, not {self.heads}")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"--decay must be above 0 and at most 1, not {self.decay}")
+        with self.where.job("medusa", self, self.data, self.recipe, load) as job:
+            medusa.train(job, self.heads, self.decay, self.where.save_dtype)
+
+
+@dataclasses.dataclass(frozen=True)
 class Calibrator:
     """Train Cali-TS's predictor for a trained head: will the target accept what was just drafted?
 
@@ -261,6 +291,7 @@ Command = (
     | Annotated[Eagle, conf.subcommand("eagle")]
     | Annotated[DraftModel, conf.subcommand("draft-model")]
     | Annotated[EarlyExit, conf.subcommand("early-exit")]
+    | Annotated[Medusa, conf.subcommand("medusa")]
     | Annotated[Calibrator, conf.subcommand("calibrator")]
     | Annotated[Generate, conf.subcommand("generate")]
 )

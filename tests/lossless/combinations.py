@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.methods import Method, parse_method
 
-DRAFTERS = ("ngram", "draft-model", "eagle", "early-exit")
+DRAFTERS = ("ngram", "draft-model", "eagle", "early-exit", "medusa")
 BUILDERS = (
     "chain,length=1",
     "chain,length=4",
