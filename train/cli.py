@@ -196,8 +196,8 @@ class Medusa:
     where: conf.OmitArgPrefixes[Where]
     data: conf.OmitArgPrefixes[Mixture] = Mixture()
     heads: int = 5
-    """Heads, and so the most tokens of a drafted path. Each has a vocabulary matrix of its own, like the LM head that
-    it starts from."""
+    """Heads, and so the most tokens of a drafted path. Each has a matrix of the LM head's size, and starts from it.
+    Five are as many as the tokens of the chain that EDD's paper compares drafters on."""
     decay: float = 0.8
     """The loss of a head weighs this much of that of the head before it."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-3)

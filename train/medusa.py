@@ -21,7 +21,8 @@ from jaxspec.train.trainer import Sums
 
 def initial(target: Llama, count: int) -> MedusaHeads:
     """Heads that begin as the target's LM head, behind a residual block that does nothing yet: W and b are 0."""
-    blank = nnx.eval_shape(lambda: MedusaHeads(target.config, rngs=nnx.Rngs(0), heads=count))
+    width, vocab = target.config.hidden_size, target.config.vocab_size
+    blank = nnx.eval_shape(lambda: MedusaHeads.blank(width, vocab, count))
     kernel = target.embedding[...].T if target.head is None else target.head.kernel[...]
 
     def begun(name: str, shape: tuple[int, ...]) -> Array:

@@ -18,32 +18,34 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxspec.config import LlamaConfig
 from jaxspec.heads import check_same_shape, load_head, read_head
 from jaxspec.llama import Linear, linear
 from jaxspec.loading import Checkpoint
 from jaxspec.tree import take
 
 NAME = "medusa"
-HEADS = 5  # unless told: as many as the chain has tokens that EDD compares its baselines on (its Table 1)
 
 
 class MedusaHead(nnx.Module):
     """One head: a residual block (D → D) and an LM head of its own (D → vocabulary)."""
 
-    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.dtype("float32")):
-        width, vocab = config.hidden_size, config.vocab_size
+    def __init__(self, width: int, vocab: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.dtype("float32")):
         self.residual = Linear(rngs, (width, width), ("embed", "embed"), bias=True, dtype=dtype)
         self.head = Linear(rngs, (width, vocab), ("embed", "vocab"), bias=False, dtype=dtype)
 
 
 class MedusaHeads(nnx.Module):
-    """Weights of all heads, random until loaded or begun; `config` is the target's, of which two widths matter."""
+    """Weights of all heads for a target with `width` = D, random until loaded or begun."""
 
     def __init__(
-        self, config: LlamaConfig, *, rngs: nnx.Rngs, heads: int = HEADS, dtype: jnp.dtype = jnp.dtype("float32")
+        self, width: int, vocab: int, *, rngs: nnx.Rngs, heads: int, dtype: jnp.dtype = jnp.dtype("float32")
     ):
-        self.heads = nnx.List([MedusaHead(config, rngs=rngs, dtype=dtype) for _ in range(heads)])
+        self.heads = nnx.List([MedusaHead(width, vocab, rngs=rngs, dtype=dtype) for _ in range(heads)])
+
+    @staticmethod
+    def blank(width: int, vocab: int, heads: int) -> "MedusaHeads":
+        """Heads whose weights do not matter: a shape to restore others into."""
+        return MedusaHeads(width, vocab, rngs=nnx.Rngs(0), heads=heads)
 
 
 @chex.dataclass(frozen=True)
@@ -75,7 +77,8 @@ class Medusa:
         """Restores the heads at `path`; raises CheckpointError where they were trained for another target."""
         config = read_head(path, NAME)
         check_same_shape(path, config.model, target.config.model)
-        return load_head(path, lambda: MedusaHeads(config.model, rngs=nnx.Rngs(0), **config.settings), dtype)
+        width, vocab = config.model.hidden_size, config.model.vocab_size
+        return load_head(path, lambda: MedusaHeads.blank(width, vocab, **config.settings), dtype)
 
     def taps(self, models) -> tuple[int, ...]:
         return ()

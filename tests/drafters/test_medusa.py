@@ -24,7 +24,7 @@ COUNT, VOCAB, WIDTH = 3, 50, 16
 @pytest.fixture(scope="module")
 def weights() -> Models:
     target = models(VOCAB).target
-    found = MedusaHeads(target.config, rngs=nnx.Rngs(1), heads=COUNT)
+    found = MedusaHeads(WIDTH, VOCAB, rngs=nnx.Rngs(1), heads=COUNT)
     for head in found.heads:
         head.residual.bias[...] = jnp.linspace(-1, 1, WIDTH)
     return Models(target=target, draft=found)
@@ -84,7 +84,7 @@ def test_heads_of_another_target_are_refused(tmp_path: Path):
         folder = tmp_path / str(config.vocab_size)
         folder.mkdir()
         described = HeadConfig("medusa", config, "float32", "float32", {"heads": 2})
-        heads.write_head(folder, described, MedusaHeads(config, rngs=nnx.Rngs(0), heads=2))
+        heads.write_head(folder, described, MedusaHeads.blank(config.hidden_size, config.vocab_size, 2))
         if word is None:
             assert len(Medusa.load_head(model, folder, jnp.dtype("bfloat16")).heads) == 2
         else:

@@ -74,7 +74,7 @@ def early_exit_head(target: Llama) -> EarlyExitHead:
 
 def medusa_heads(target: Llama) -> MedusaHeads:
     """Three heads, so that the deepest trees have levels that none of them drafts; begun as in training, but shaken."""
-    noise = MedusaHeads(target.config, rngs=nnx.Rngs(4), heads=3)
+    noise = MedusaHeads(target.config.hidden_size, target.config.vocab_size, rngs=nnx.Rngs(4), heads=3)
     return jax.tree.map(lambda x, y: x + 0.25 * y, medusa.initial(target, 3), noise)
 
 
