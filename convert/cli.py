@@ -110,8 +110,8 @@ class Export:
 class Inspect:
     """Say what a checkpoint or a head is: format, family, shapes, dtype, parameters, heads.
 
-    PATH is a Hugging Face folder, a Meta folder, a published EAGLE head, published Medusa heads, or a checkpoint or head
-    of jaxspec's. Nothing is written.
+    PATH is a Hugging Face folder, a Meta folder, a published EAGLE head or Medusa heads, or a checkpoint or head of
+    jaxspec's. Nothing is written.
 
     For example: jaxspec-convert inspect tinyllama
     """

@@ -136,18 +136,22 @@ class DraftModel:
     """Distil a small LLaMA from a target, to draft for it.
 
     For example: jaxspec-train draft-model --target tinyllama --data ~/src --layers 2 --hidden-size 256
+
+    As it is, it makes the vanilla draft model (VDM) that EDD's paper compares with: one layer of the target's shape,
+    trained as EDD is. Kept beside another draft model, `draft-model@vdm` drafts with it:
+    jaxspec-train draft-model --target tinyllama --out tinyllama/heads/vdm
     """
 
     where: conf.OmitArgPrefixes[Where]
     data: conf.OmitArgPrefixes[Mixture] = Mixture()
     layers: int = 1
-    """Decoder layers; one makes the papers' vanilla draft model."""
+    """Decoder layers."""
     hidden_size: int | None = None
     """Width of the residual stream; the target's if not given, and then embedding and LM head start from the
     target's."""
     goal: Distillation = "forward-kl"
     """KL(target || draft), or the cross-entropy of the text's own tokens."""
-    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=3e-4)
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-4)
 
     def run(self) -> None:
         from jaxspec.loading import load

@@ -37,9 +37,7 @@ class MedusaHead(nnx.Module):
 class MedusaHeads(nnx.Module):
     """Weights of all heads for a target with `width` = D, random until loaded or begun."""
 
-    def __init__(
-        self, width: int, vocab: int, *, rngs: nnx.Rngs, heads: int, dtype: jnp.dtype = jnp.dtype("float32")
-    ):
+    def __init__(self, width: int, vocab: int, *, rngs: nnx.Rngs, heads: int, dtype: jnp.dtype = jnp.dtype("float32")):
         self.heads = nnx.List([MedusaHead(width, vocab, rngs=rngs, dtype=dtype) for _ in range(heads)])
 
     @staticmethod

@@ -118,9 +118,7 @@ def test_logits_of_all_heads_are_never_alive_together():
     wide = dataclasses.replace(CONFIG, vocab_size=4096)
     target = Llama(wide, rngs=nnx.Rngs(0))
     tokens = jnp.zeros((4, 100), jnp.int32)
-    windows = Windows(
-        tokens=tokens, segment=tokens, counted=jnp.ones((4, 100), bool), features=jnp.zeros((4, 100, 8))
-    )
+    windows = Windows(tokens=tokens, segment=tokens, counted=jnp.ones((4, 100), bool), features=jnp.zeros((4, 100, 8)))
 
     def needed(count: int) -> int:
         step = jax.jit(jax.value_and_grad(partial(medusa.loss, decay=0.8), has_aux=True))
