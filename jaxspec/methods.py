@@ -17,6 +17,7 @@ from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.edd import Edd
+from jaxspec.drafters.medusa import Medusa
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.drafters.plain import Plain
 from jaxspec.protocols import Controller, Drafter, TreeBuilder
@@ -29,11 +30,12 @@ DRAFTERS: dict[str, type] = {
     "eagle": Eagle,
     "early-exit": EarlyExit,
     "edd": Edd,
+    "medusa": Medusa,
 }
 BUILDERS: dict[str, type] = {"chain": Chain, "static": Static, "eagle2": Eagle2}
 CONTROLLERS: dict[str, type] = {"fixed": Fixed, "beta-ts": BetaTS, "cali-ts": CaliTS}
 LONGEST = 12  # tokens of a chain, unless told, where a controller decides when to stop (Draft & Verify's K)
-PREFERRED = ("eagle", "early-exit", "draft-model")
+PREFERRED = ("eagle", "early-exit", "medusa", "draft-model")
 """Drafters with a trained head, the best first: what runs where no method is named and the head is there."""
 
 

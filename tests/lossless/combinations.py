@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.methods import Method, parse_method
 
-DRAFTERS = ("ngram", "draft-model", "eagle", "early-exit", "edd")
+DRAFTERS = ("ngram", "draft-model", "eagle", "early-exit", "edd", "medusa")
 BUILDERS = (
     "chain,length=1",
     "chain,length=4",
