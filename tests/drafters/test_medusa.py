@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxspec import heads, loading
 from jaxspec import tree as trees
-from jaxspec.checkpoint import CheckpointError, module_to_dict
+from jaxspec.checkpoint import CheckpointError, dict_to_module, module_to_dict
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.heads import HeadConfig
 from jaxspec.methods import default_method
@@ -25,9 +25,8 @@ COUNT, VOCAB, WIDTH = 3, 50, 16
 def weights() -> Models:
     target = models(VOCAB).target
     found = MedusaHeads(WIDTH, VOCAB, rngs=nnx.Rngs(1), heads=COUNT)
-    for head in found.heads:
-        head.residual.bias[...] = jnp.linspace(-1, 1, WIDTH)
-    return Models(target=target, draft=found)
+    biased = {name: x + jnp.linspace(-1, 1, WIDTH) for name, x in module_to_dict(found).items() if "bias" in name}
+    return Models(target=target, draft=dict_to_module(found, module_to_dict(found) | biased))
 
 
 def oracle(weights: Models, k: int, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -63,8 +62,8 @@ def test_a_level_is_its_heads_whatever_the_path(weights: Models):
     for level in range(1, 5):
         node = jnp.asarray([[1, 2], [3, 0]])
         frontier = Frontier(node=node, live=node > 0, level=jnp.asarray(level))
-        *one, state = drafter.expand(weights, state, prefix, tree, frontier)
-        found.append(tuple(one))
+        logits, hidden, state = drafter.expand(weights, state, prefix, tree, frontier)
+        found.append((logits, hidden))
     for level, (logits, hidden) in enumerate(found):
         width = 1 if level == 0 else 2
         assert logits.shape == (2, width, VOCAB) and hidden.shape == (2, width, WIDTH)

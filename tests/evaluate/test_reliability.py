@@ -90,4 +90,5 @@ def test_what_must_hold_of_every_tree(trees: list[dict[str, Any]]):
             assert at / BINS - 1e-6 <= row["confidence"] <= (at + 1) / BINS + 1e-6
             assert 0 <= row["accepted"] <= 1
     error = expected_calibration_error(counts)
-    assert error is None if not sum(row["count"] for row in rows) else 0 <= error <= 1
+    assert (error is None) == (not sum(row["count"] for row in rows))
+    assert error is None or 0 <= error <= 1

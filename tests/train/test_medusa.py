@@ -51,11 +51,16 @@ def batch() -> Windows:
     return Windows(tokens=tokens, segment=jnp.asarray(segment), counted=counted)
 
 
+def known(target: Llama, windows: Windows) -> jax.Array:
+    """The target's features."""
+    return hidden_states(target, jnp.asarray(windows.tokens), jnp.asarray(windows.segment))
+
+
 @pytest.mark.parametrize(("count", "decay"), [(3, 0.8), (1, 0.8), (2, 0.5)])
 def test_loss_is_the_papers(count: int, decay: float, target: Llama):
     """Head after head, position after position; what lies in another document is no goal."""
     windows, heads = batch(), shaken(target, count)
-    features = np.asarray(hidden_states(target, windows.tokens, windows.segment))
+    features = np.asarray(known(target, windows))
     total, number, right = 0.0, 0, 0
     for k, (row, i) in ((k, at) for k in range(count) for at in np.ndindex(2, LENGTH)):
         goal = i + k + 2
@@ -73,7 +78,7 @@ def test_loss_is_the_papers(count: int, decay: float, target: Llama):
 
 def test_given_features_replace_the_targets_own(target: Llama):
     windows, heads = batch(), shaken(target, 2)
-    given = hidden_states(target, windows.tokens, windows.segment)
+    given = known(target, windows)
     loss = lambda features: float(
         medusa.loss(heads, target, dataclasses.replace(windows, features=features), None, 0.8)[0]
     )
@@ -122,8 +127,9 @@ def test_logits_of_all_heads_are_never_alive_together():
 
     def needed(count: int) -> int:
         step = jax.jit(jax.value_and_grad(partial(medusa.loss, decay=0.8), has_aux=True))
-        compiled = step.lower(medusa.initial(target, count), target, windows, None).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        memory = step.lower(medusa.initial(target, count), target, windows, None).compile().memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
 
     logits, weights = 4 * 100 * 4096 * 4, 5 * 8 * 4096 * 4
     assert needed(1) > logits, "the logits are not seen, so nothing is tested"
