@@ -25,21 +25,6 @@ from tests.convert.eagle_heads import CONFIG, WIDTH, weights, write
 OUT = Path("ckpt", "heads", "eagle")
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds a target: `hf` as Hugging Face has it, `ckpt` converted."""
-    path = tmp_path_factory.mktemp("target")
-    hf_models.make("llama", path / "hf", num_hidden_layers=1)
-    llama.convert(path / "hf", path / "ckpt")
-    return path
-
-
-@pytest.fixture
-def folder(target: Path, tmp_path: Path) -> Path:
-    """A copy of the target to put heads under."""
-    return shutil.copytree(target, tmp_path, dirs_exist_ok=True)
-
-
 def imported(folder: Path, source: Path, *args: object) -> HeadConfig:
     result = run("head", source, folder / OUT, "--target", folder / "ckpt", *args)
     assert result.code == 0, result.err

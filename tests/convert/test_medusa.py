@@ -1,7 +1,6 @@
 """Published Medusa heads in and out: against PyTorch, bit for bit, and what is refused."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +50,6 @@ def write(folder: Path, found: dict[str, np.ndarray], file: str = "medusa_lm_hea
     (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
     save_file(found, folder / file)
     return folder
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("target")
-    hf_models.make("llama", path / "hf", num_hidden_layers=1)
-    llama.convert(path / "hf", path / "ckpt")
-    return path
-
-
-@pytest.fixture
-def folder(target: Path, tmp_path: Path) -> Path:
-    """A copy of the target to put heads under."""
-    return shutil.copytree(target, tmp_path, dirs_exist_ok=True)
 
 
 def imported(folder: Path, source: Path, *args: object) -> heads.HeadConfig:

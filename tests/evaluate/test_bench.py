@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from jaxspec import engine
-from jaxspec.evaluate import bench, cost
+from jaxspec.evaluate import bench
 from jaxspec.evaluate.command import Bench
 from jaxspec.methods import Method, parse_method
 from jaxspec.tree import DraftTree
 from jaxspec.verify import Greedy, follow
 from tests.evaluate import tiny
+
+pytestmark = pytest.mark.usefixtures("little_to_compile_and_time")
 
 METHOD = "ngram+chain,length=2"
 TURNS, TOKENS = 3, 3 * 39  # in all; the first token of an answer is prefill's
@@ -53,15 +54,6 @@ class Finished:
     @property
     def json(self) -> dict[str, Any]:
         return json.loads(self.out.read_text(encoding="utf-8"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _little_to_compile_and_time():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "CPU_SIZES", ())
-        patch.setattr(cost, "LEAST_SECONDS", 1e-3)
-        patch.setattr(cost, "REPEATS", 1)
-        yield
 
 
 @pytest.fixture(scope="module")
