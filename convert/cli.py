@@ -41,18 +41,20 @@ class Llama:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Convert a published head of EAGLE-1 or EAGLE-2 into a head of jaxspec's.
+    """Convert a published head of EAGLE-1 or EAGLE-2, or Medusa heads, into a head of jaxspec's.
 
     SRC is a folder or a hub id, and --target the checkpoint that the head was trained for. What in SRC only repeats the
     target is left out. OUT appears when everything has been checked and written, or not at all.
 
     For example: jaxspec-convert head yuhuili/EAGLE-llama2-chat-7B llama2/heads/eagle --target llama2
+
+    Or: jaxspec-convert head FasterDecoding/medusa-vicuna-7b-v1.3 vicuna/heads/medusa --target vicuna
     """
 
     src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
     """Folder, or hub id such as org/head."""
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
-    """Head to make, usually CKPT/heads/eagle; must not exist."""
+    """Head to make, usually CKPT/heads/eagle or CKPT/heads/medusa; must not exist."""
     target: Annotated[Path, conf.arg(metavar="CKPT")]
     """Checkpoint that `jaxspec-convert llama` made of the head's target."""
     dtype: Literal["bfloat16", "float32"] | None = None
@@ -61,9 +63,12 @@ class Head:
     """Branch, tag or commit of a hub id."""
 
     def run(self) -> None:
-        from jaxspec.convert import eagle, hub
+        from jaxspec.convert import eagle, hub, kinds, medusa
+        from jaxspec.convert.readers import read_config
 
-        eagle.convert(hub.locate(self.src, self.revision), self.out, locate(self.target), self.dtype)
+        source = hub.locate(self.src, self.revision)
+        kind = medusa if kinds.kind_of(source, read_config(source)) == "medusa" else eagle
+        kind.convert(source, self.out, locate(self.target), self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +76,8 @@ class Export:
     """Write a jaxspec checkpoint, or a head, in the format that others read: the same bits in the source's dtype.
 
     A checkpoint's target goes into a Hugging Face folder (--format hf), its safetensors sharded above 5 GB. An EAGLE
-    head goes, with the target's embedding, into the format that its authors publish (--format eagle).
+    head goes, with the target's embedding, into the format that its authors publish (--format eagle), and Medusa heads
+    into theirs, medusa_lm_head.safetensors (--format medusa).
 
     For example: jaxspec-convert export tinyllama tinyllama-hf --format hf
 
@@ -79,21 +85,23 @@ class Export:
     """
 
     path: Annotated[conf.Positional[Path], conf.arg(metavar="PATH")]
-    """Checkpoint that `jaxspec-convert llama` made; with --format eagle a head, such as CKPT/heads/eagle."""
+    """Checkpoint that `jaxspec-convert llama` made; with --format eagle or medusa a head, such as CKPT/heads/eagle."""
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
     """Folder to make; must not exist."""
-    format: Literal["hf", "eagle"] = "hf"
-    """hf for a checkpoint, eagle for a head."""
+    format: Literal["hf", "eagle", "medusa"] = "hf"
+    """hf for a checkpoint, the others for heads of that kind."""
     target: Annotated[Path | None, conf.arg(metavar="CKPT")] = None
-    """Checkpoint of a head's target; by default the one under whose `heads` it lies."""
+    """Checkpoint of an EAGLE head's target; by default the one under whose `heads` it lies."""
 
     def run(self) -> None:
-        from jaxspec.convert import eagle, export
+        from jaxspec.convert import eagle, export, medusa
 
         if self.format == "eagle":
             eagle.export(self.path, self.out, None if self.target is None else locate(self.target))
         elif self.target is not None:
-            raise ValueError("--target names the target of a head, so it needs --format eagle")
+            raise ValueError("--target names the target of an EAGLE head, so it needs --format eagle")
+        elif self.format == "medusa":
+            medusa.export(self.path, self.out)
         else:
             export.export(locate(self.path), self.out)
 
@@ -102,8 +110,8 @@ class Export:
 class Inspect:
     """Say what a checkpoint or a head is: format, family, shapes, dtype, parameters, heads.
 
-    PATH is a Hugging Face folder, a Meta folder, a published EAGLE head, or a checkpoint or head of jaxspec's. Nothing
-    is written.
+    PATH is a Hugging Face folder, a Meta folder, a published EAGLE head or Medusa heads, or a checkpoint or head of
+    jaxspec's. Nothing is written.
 
     For example: jaxspec-convert inspect tinyllama
     """

@@ -18,7 +18,7 @@ from jaxspec import checkpoint, heads
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError
 from jaxspec.config import LlamaConfig
 from jaxspec.convert import hf_config, kinds
-from jaxspec.convert.export import source_dtypes, write_json, write_tensors
+from jaxspec.convert.export import head_arrays, head_config, write_json, write_tensors
 from jaxspec.convert.files import staged
 from jaxspec.convert.names import IGNORED, is_kernel, theirs
 from jaxspec.convert.progress import say
@@ -60,7 +60,7 @@ def plan(source: Path) -> Plan:
     raw, wrapped = outer, outer.get("model_type") == "eagle"
     if wrapped and not isinstance(raw := outer.get("model"), dict):
         raise CheckpointError(f"{source / 'config.json'} wraps no config: its 'model' must be an object")
-    kinds.check_eagle(source, raw)
+    kinds.check(source, raw, "eagle")
     found = _unprefixed(open_directory(source), source)
     check_dtypes(found)
     lm_head = found.pop("lm_head.weight", None) if wrapped else None
@@ -123,17 +123,11 @@ def export(source: Path, out: Path, target: Path | None = None) -> None:
         CheckpointError: `source` is no EAGLE head, the target is unknown or another's, or `out` exists.
         DiskFullError: no room; nothing is left at `out`.
     """
-    if format_of(source) == checkpoint.FORMAT:
-        raise CheckpointError(f"{source} is a checkpoint, which --format hf writes; --format eagle takes a head")
-    config = heads.read_head(source, NAME)
+    config = head_config(source, NAME)
     target = _target_of(source) if target is None else target
     goal = checkpoint.read_config(target)
     heads.check_same_shape(source, config.model, goal.model)
-    stored = checkpoint.read_shapes(source / "params")
-    abstract = checkpoint.module_to_dict(_abstract(config.model, config.settings))
-    checkpoint.check_names(abstract, stored, str(source / "params"))
-    dtypes = source_dtypes(stored, config.dtype, config.source_dtype)
-    arrays = checkpoint.read_arrays(source / "params", stored)
+    arrays, dtypes = head_arrays(source, config, _abstract(config.model, config.settings))
     if "embedding" not in arrays:
         dtypes["embedding"] = np.dtype(config.source_dtype)
         arrays |= checkpoint.read_arrays(target / "params", ["embedding"])

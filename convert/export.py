@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
+from flax import nnx
 
 from jaxspec import checkpoint, heads
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError
@@ -16,6 +17,7 @@ from jaxspec.convert.files import check_room, staged
 from jaxspec.convert.names import is_kernel, theirs
 from jaxspec.convert.progress import progress, say
 from jaxspec.convert.readers import format_of
+from jaxspec.heads import HeadConfig
 
 SHARD_BYTES = 5 * 10**9
 
@@ -31,7 +33,7 @@ def export(source: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
     """
     if format_of(source) == heads.FORMAT:
         raise CheckpointError(
-            f"{source} is a head, which only --format eagle can write; --format hf takes a checkpoint"
+            f"{source} is a head, which --format eagle or medusa writes; --format hf takes a checkpoint"
         )
     config = checkpoint.read_config(source)
     stored = checkpoint.read_shapes(source / "params")
@@ -73,6 +75,22 @@ def _shards(sizes: dict[str, int], limit: int) -> Iterator[list[str]]:
 def source_dtypes(stored: Mapping[str, Any], dtype: str, source_dtype: str) -> dict[str, np.dtype]:
     """Parameters kept as they were keep each its own dtype; others get the source's back."""
     return {name: np.dtype(meta.dtype if dtype == source_dtype else source_dtype) for name, meta in stored.items()}
+
+
+def head_config(source: Path, drafter: str) -> HeadConfig:
+    """Reads the config of a head to export. Raises CheckpointError where it is a checkpoint, or another drafter's."""
+    if format_of(source) == checkpoint.FORMAT:
+        raise CheckpointError(f"{source} is a checkpoint, which --format hf writes; --format {drafter} takes a head")
+    return heads.read_head(source, drafter)
+
+
+def head_arrays(
+    source: Path, config: HeadConfig, abstract: nnx.Module
+) -> tuple[dict[str, np.ndarray], dict[str, np.dtype]]:
+    """Every parameter of a head, and the dtype that it gets; raises CheckpointError where they are not `abstract`'s."""
+    stored = checkpoint.read_shapes(source / "params")
+    checkpoint.check_names(checkpoint.module_to_dict(abstract), stored, str(source / "params"))
+    return checkpoint.read_arrays(source / "params", stored), source_dtypes(stored, config.dtype, config.source_dtype)
 
 
 def write_tensors(

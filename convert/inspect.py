@@ -13,11 +13,10 @@ from rich import filesize
 from jaxspec import checkpoint, heads
 from jaxspec.checkpoint import CheckpointConfig
 from jaxspec.config import LlamaConfig
-from jaxspec.convert import eagle, kinds, llama
+from jaxspec.convert import eagle, kinds, llama, medusa
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import format_of, read_json
 from jaxspec.convert.tokenizer import has_tokenizer
-from jaxspec.heads import HeadConfig
 
 
 def describe(path: Path) -> str:
@@ -31,7 +30,8 @@ def describe(path: Path) -> str:
         return _lines(_of_checkpoint(path))
     if ours == heads.FORMAT:
         return _lines(_of_head(path))
-    return _lines(_of_published_head(path) if _is_published_head(path) else _of_source(path))
+    describe_kind = {"medusa": _of_published_medusa, "model": _of_source, "unknown": _of_source}
+    return _lines(describe_kind.get(_kind_of(path), _of_published_eagle)(path))
 
 
 def _of_checkpoint(path: Path) -> Iterable[tuple[str, Any]]:
@@ -56,27 +56,40 @@ def _of_source(path: Path) -> Iterable[tuple[str, Any]]:
 def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
     config, shapes = heads.read_config(path), checkpoint.read_shapes(path / "params")
     yield "format", f"jaxspec head for the drafter {config.drafter}, exported in {config.source_dtype}"
-    yield from _of_settings(config)
+    if any("layer" in name for name in shapes):
+        yield from _of_model(config.model)
+    else:
+        yield from _of_widths(config.model.hidden_size, config.model.vocab_size)
+    yield from _of_settings(config.settings)
     yield from _of_tensors({name: (leaf.shape, str(leaf.dtype)) for name, leaf in shapes.items()})
 
 
-def _is_published_head(path: Path) -> bool:
-    """Whether it is one of any kind; what is neither head nor model is left to be refused as a model."""
+def _kind_of(path: Path) -> kinds.Kind:
+    """Of what is published: a head of some kind or a model; what is neither is left to be refused as a model."""
     config_file = path / "config.json"
-    return config_file.is_file() and kinds.kind_of(path, read_json(config_file)) not in ("model", "unknown")
+    return kinds.kind_of(path, read_json(config_file)) if config_file.is_file() else "unknown"
 
 
-def _of_published_head(path: Path) -> Iterable[tuple[str, Any]]:
+def _of_published_medusa(path: Path) -> Iterable[tuple[str, Any]]:
+    plan = medusa.plan(path)
+    yield "format", "Medusa heads"
+    yield from _of_widths(plan.hidden_size, plan.vocab_size)
+    yield "heads", plan.heads
+    yield from _of_tensors({medusa.published(n): (t.shape, t.dtype) for n, t in plan.tensors.items()})
+    yield "files", ", ".join(sorted({tensor.file for tensor in plan.tensors.values()}))
+
+
+def _of_published_eagle(path: Path) -> Iterable[tuple[str, Any]]:
     plan = eagle.plan(path)
     yield "format", "EAGLE head, of EAGLE-1 or EAGLE-2"
-    yield from _of_settings(plan.config)
+    yield from _of_model(plan.config.model)
+    yield from _of_settings(plan.config.settings)
     yield from _of_tensors({eagle.published(n): (t.shape, t.dtype) for n, t in plan.tensors.items()})
     yield "files", ", ".join(sorted({tensor.file for tensor in plan.tensors.values()}))
 
 
-def _of_settings(config: HeadConfig) -> Iterable[tuple[str, Any]]:
-    yield from _of_model(config.model)
-    for name, value in config.settings.items():
+def _of_settings(settings: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    for name, value in settings.items():
         yield name.replace("_", " "), {True: "yes", False: "no"}.get(value, value)
 
 
@@ -84,6 +97,12 @@ def _of_config(config: CheckpointConfig) -> Iterable[tuple[str, Any]]:
     yield "family", config.family
     yield from _of_model(config.model)
     yield "end of sequence", ", ".join(map(str, config.eos)) or "none"
+
+
+def _of_widths(hidden_size: int, vocab_size: int) -> Iterable[tuple[str, Any]]:
+    """Of a head without decoder layers."""
+    yield "hidden size", hidden_size
+    yield "vocabulary", vocab_size
 
 
 def _of_model(c: LlamaConfig) -> Iterable[tuple[str, Any]]:

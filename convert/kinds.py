@@ -13,11 +13,14 @@ Kind = Literal["eagle", "eagle3", "medusa", "speculators", "model", "unknown"]
 _EAGLE3 = re.compile(r"(.*\.)?(midlayer\..*|d2t|t2d)")
 _MEDUSA = re.compile(r"(.*\.)?medusa_head\..*|\d+\.\d+\.linear\.(weight|bias)")
 _WHAT: dict[Kind, str] = {
-    "eagle3": "an EAGLE-3 head, and jaxspec reads heads of EAGLE-1 and EAGLE-2",
-    "medusa": "Medusa heads, and jaxspec reads heads of EAGLE-1 and EAGLE-2",
-    "speculators": "a head in the speculators format, and jaxspec reads the format that EAGLE's authors publish",
+    "eagle": "a head of EAGLE-1 or EAGLE-2",
+    "eagle3": "an EAGLE-3 head, and jaxspec reads heads of EAGLE-1, EAGLE-2 and Medusa",
+    "medusa": "Medusa heads",
+    "speculators": "a head in the speculators format, and jaxspec reads the formats that EAGLE's and Medusa's authors "
+    "publish",
     "model": "a whole model and no head; use `jaxspec-convert llama`",
-    "unknown": "no head that jaxspec knows: neither fc.weight nor a decoder layer is among its tensors",
+    "unknown": "no head that jaxspec knows: neither fc.weight nor a decoder layer nor 0.0.linear.weight is among its "
+    "tensors",
 }
 
 
@@ -30,9 +33,9 @@ def kind_of(source: Path, config: Mapping[str, Any]) -> Kind:
     return _by_tensors(open_directory(source))
 
 
-def check_eagle(source: Path, config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError saying what a folder holds instead of an EAGLE-1 or EAGLE-2 head."""
-    if (kind := kind_of(source, config)) != "eagle":
+def check(source: Path, config: Mapping[str, Any], wanted: Kind) -> None:
+    """Raises CheckpointError saying what a folder holds instead of the kind that is wanted."""
+    if (kind := kind_of(source, config)) != wanted:
         raise CheckpointError(f"{source} holds {_WHAT[kind]}")
 
 

@@ -24,7 +24,7 @@ class HeadConfig:
 
     Attributes:
         drafter: the drafter that it is for: `eagle`.
-        model: shape of its decoder layers. Vocabulary and hidden size are the target's.
+        model: shape of its decoder layers, the target's where it has none. Vocabulary and hidden size are the target's.
         dtype: dtype of the parameters on disk.
         source_dtype: dtype that they get on export.
         settings: what else its drafter needs to know to build it, by name.

@@ -209,6 +209,12 @@ def attention_input(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"])
     return x if layer.attention_norm is None else rms_norm(x, layer.attention_norm[...], config.norm_eps)
 
 
+def keys_and_values(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], positions: Int[Array, "B W"]) -> KV:
+    """What a layer shows of its inputs to later ones, where nobody asks for its output."""
+    _, key, value = project(layer.attention, config, attention_input(layer, config, x), *rotary(config, positions))
+    return KV(k=key.swapaxes(2, 3), v=value)
+
+
 def decoder_layer(
     layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
 ) -> tuple[Float[Array, "B W D"], KV]:

@@ -24,6 +24,8 @@ from jaxspec.decode import Speculation
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
+from jaxspec.drafters.edd import Edd
+from jaxspec.drafters.medusa import Medusa
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.drafters.plain import Plain
 from jaxspec.heads import read_config
@@ -37,6 +39,8 @@ DRAFTERS: dict[str, type] = {
     "ngram": Ngram,
     "eagle": Eagle,
     "early-exit": EarlyExit,
+    "edd": Edd,
+    "medusa": Medusa,
 }
 BUILDERS: dict[str, type] = {
     "chain": Chain,
@@ -49,7 +53,7 @@ BUILDERS: dict[str, type] = {
 }
 CONTROLLERS: dict[str, type] = {"fixed": Fixed, "beta-ts": BetaTS, "cali-ts": CaliTS}
 LONGEST = 12  # tokens of a chain, unless told, where a controller decides when to stop (Draft & Verify's K)
-PREFERRED = ("eagle", "early-exit", "draft-model")
+PREFERRED = ("eagle", "early-exit", "medusa", "draft-model")
 """Drafters with a trained head, the best first: what runs where no method is named and the head is there."""
 
 

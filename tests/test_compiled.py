@@ -30,7 +30,17 @@ def compiled(name: str, batch: int = 1) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "ngram+chain", "ngram+static", "draft-model+chain", "eagle+static", "early-exit+chain"]
+    "name",
+    [
+        "plain",
+        "ngram+chain",
+        "ngram+static",
+        "draft-model+chain",
+        "eagle+static",
+        "early-exit+chain",
+        "edd+static",
+        "medusa+chain",
+    ],
 )
 def test_the_loop_never_copies_the_cache(name):
     assert copies_of_the_cache(compiled(name), 1, ROWS) == []

@@ -10,7 +10,7 @@ from tyro import conf
 
 from jaxspec.console import parse, run
 from jaxspec.train.generate import Generate
-from jaxspec.train.objectives import Distillation, EagleObjective
+from jaxspec.train.objectives import Distillation, EagleObjective, EddObjective
 from jaxspec.train.options import Data, Mixture, option, settings
 from jaxspec.train.recipe import Recipe
 
@@ -136,18 +136,22 @@ class DraftModel:
     """Distil a small LLaMA from a target, to draft for it.
 
     For example: jaxspec-train draft-model --target tinyllama --data ~/src --layers 2 --hidden-size 256
+
+    As it is, it makes the vanilla draft model (VDM) that EDD's paper compares with: one layer of the target's shape,
+    trained as EDD is. Kept beside another draft model, `draft-model@vdm` drafts with it:
+    jaxspec-train draft-model --target tinyllama --out tinyllama/heads/vdm
     """
 
     where: conf.OmitArgPrefixes[Where]
     data: conf.OmitArgPrefixes[Mixture] = Mixture()
     layers: int = 1
-    """Decoder layers; one makes the papers' vanilla draft model."""
+    """Decoder layers."""
     hidden_size: int | None = None
     """Width of the residual stream; the target's if not given, and then embedding and LM head start from the
     target's."""
     goal: Distillation = "forward-kl"
     """KL(target || draft), or the cross-entropy of the text's own tokens."""
-    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=3e-4)
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-4)
 
     def run(self) -> None:
         from jaxspec.loading import load
@@ -182,6 +186,61 @@ class EarlyExit:
         load = functools.partial(early_exit.load, first=self.first)
         with self.where.job("early-exit", self, self.data, self.recipe, load) as job:
             early_exit.train(job, self.exit_layers, self.where.save_dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Edd:
+    """Train an EDD head: a one-layer LLaMA that reads the target's hidden states of verified tokens as a soft prompt.
+
+    It starts from the target's own weights. The defaults are the paper's, for one epoch of ShareGPT; set --steps to
+    your text.
+
+    For example: jaxspec-train edd --target tinyllama --data sharegpt.json --steps 20000
+    """
+
+    where: conf.OmitArgPrefixes[Where]
+    data: conf.OmitArgPrefixes[Mixture] = Mixture()
+    objective: conf.OmitArgPrefixes[EddObjective] = EddObjective()
+    tap: int | None = None
+    """Layer of the target, counted from 0, whose output the head reads; the fourth-to-last if not given."""
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-4)
+
+    def run(self) -> None:
+        from jaxspec.loading import load
+        from jaxspec.train import edd
+
+        with self.where.job("edd", self, self.data, self.recipe, load) as job:
+            edd.train(job, self.objective, self.tap, self.where.save_dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Medusa:
+    """Train Medusa heads: beside the LM head, each reads one token further ahead from the same feature.
+
+    This is Medusa-1: the target is frozen, and runs inside each step. The loss is that of the text's own tokens.
+
+    For example: jaxspec-train medusa --target tinyllama --data sharegpt.json --steps 20000
+    """
+
+    where: conf.OmitArgPrefixes[Where]
+    data: conf.OmitArgPrefixes[Mixture] = Mixture()
+    heads: int = 5
+    """Heads, and so the most tokens of a drafted path. Each has a matrix of the LM head's size, and starts from it.
+    Five are as many as the tokens of the chain that EDD's paper compares drafters on."""
+    decay: float = 0.8
+    """The loss of a head weighs this much of that of the head before it."""
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-3)
+
+    def run(self) -> None:
+        from jaxspec.loading import load
+        from jaxspec.train import medusa
+
+        if self.heads < 1:
+            raise ValueError(f"--heads must be at least 1, not {self.heads}")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"--decay must be above 0 and at most 1, not {self.decay}")
+        with self.where.job("medusa", self, self.data, self.recipe, load) as job:
+            medusa.train(job, self.heads, self.decay, self.where.save_dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,6 +320,8 @@ Command = (
     | Annotated[Eagle, conf.subcommand("eagle")]
     | Annotated[DraftModel, conf.subcommand("draft-model")]
     | Annotated[EarlyExit, conf.subcommand("early-exit")]
+    | Annotated[Edd, conf.subcommand("edd")]
+    | Annotated[Medusa, conf.subcommand("medusa")]
     | Annotated[Calibrator, conf.subcommand("calibrator")]
     | Annotated[Generate, conf.subcommand("generate")]
 )

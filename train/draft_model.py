@@ -1,11 +1,10 @@
 """A small LLaMA distilled from the target: the draft model of speculative decoding (arXiv:2211.17192)."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
@@ -15,6 +14,7 @@ from jaxspec.convert import tokenizer
 from jaxspec.convert.progress import say
 from jaxspec.llama import Llama, unembed
 from jaxspec.train import heads, lm
+from jaxspec.train.distillation import distil
 from jaxspec.train.heads import Job, target_features
 from jaxspec.train.objectives import Distillation
 from jaxspec.train.packed import hidden_states
@@ -56,24 +56,13 @@ def train(job: Job, goal: Distillation, layers: int, hidden_size: int | None, dt
         params = module_to_dict(trained).items()
         checkpoint.write_params(folder / "params", ((name, param.astype(dtype)) for name, param in params))
 
-    losses = {"forward-kl": forward_kl, "cross-entropy": cross_entropy}
-    return heads.train(job, "draft-model", model, losses[goal], write)
+    return heads.train(job, "draft-model", model, partial(loss, goal=goal), write)
 
 
-def cross_entropy(
-    model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None
+def loss(
+    model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None, goal: Distillation
 ) -> tuple[Float[Array, ""], Sums]:
-    """Of the next token of the text, over the tokens that count; the target is not asked."""
-    return lm.loss(model, None, batch, key)
-
-
-def forward_kl(
-    model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None
-) -> tuple[Float[Array, ""], Sums]:
-    """KL(target ‖ draft) of the next token's distribution, over the tokens that count."""
+    """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count."""
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    says = unembed(target, target_features(target, batch))[:, :-1]
-    drafts = unembed(model, hidden_states(model, tokens, segment))[:, :-1]
-    each = optax.kl_divergence(jax.nn.log_softmax(drafts), jax.nn.softmax(says))
-    counted = jnp.asarray(batch.counted)[:, 1:]
-    return (each * counted).sum(), {"count": counted.sum().astype(jnp.float32)}
+    drafts = unembed(model, hidden_states(model, tokens, segment))
+    return distil(goal, drafts, unembed(target, target_features(target, batch)), batch)

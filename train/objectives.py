@@ -23,3 +23,23 @@ class EagleObjective:
         for name in ("cross_entropy", "noise"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{option(name)} must not be below 0, not {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class EddObjective:
+    """What EDD minimises."""
+
+    goal: Distillation = "forward-kl"
+    """KL(target || draft), or the cross-entropy of the text's own tokens."""
+    block_min: int = 5
+    """The text is cut into blocks, each standing for one round of drafting: it sees the target's hidden states of the
+    blocks before it, and embeddings of its own tokens. This is the shortest block; a length is drawn at every step."""
+    block_max: int = 10
+    """The longest block; the same as --block-min for one fixed length."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block_min <= self.block_max:
+            raise ValueError(
+                f"blocks have at least 1 token and --block-max is not below --block-min, unlike --block-min "
+                f"{self.block_min} --block-max {self.block_max}"
+            )

@@ -4,7 +4,7 @@ What `llama.forward` computes over an empty cache, without its N x N scores: que
 never meets the keys behind it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -32,17 +32,28 @@ def residual_stream(
     segment: Int[Array, "B T"],
     keep: Bool[Array, " L"] | None = None,
 ) -> Float[Array, "B T D"]:
-    """The residual stream after the model's last layer.
+    """The residual stream after the model's last layer. Arguments as for `residual_streams`."""
+    return residual_streams(model, tokens, segment, keep)[-1]
+
+
+def residual_streams(
+    model: Llama,
+    tokens: Int[Array, "B T"],
+    segment: Int[Array, "B T"],
+    keep: Bool[Array, " L"] | None = None,
+) -> tuple[Float[Array, "B T D"], ...]:
+    """The residual stream after each of the model's layers.
 
     Args:
         segment: number of the document that a token is of.
         keep: layers to run; the residual stream passes by the others. None runs them all.
     """
-    x, config = embed(model, tokens), model.config
+    x, config, after = embed(model, tokens), model.config, []
     for i, layer in enumerate(model.layers):
         run = lambda x, layer=layer: decoder_layer(layer, config, x, segment)
         x = run(x) if keep is None else jax.lax.cond(keep[i], run, lambda x: x, x)
-    return x
+        after.append(x)
+    return tuple(after)
 
 
 def decoder_layer(
@@ -57,23 +68,31 @@ def attention(
     p: Attention, config: LlamaConfig, x: Float[Array, "B T D"], segment: Int[Array, "B T"]
 ) -> Float[Array, "B T D"]:
     """Causal attention inside each document."""
-    batch, length, _ = x.shape
     query, key, value = project(p, config, x, *rotary(config, positions(segment)))
-    blocks: Sequence[Array] = [
-        _attend(query[:, :, :, start:end] * config.head_dim**-0.5, key[:, :, :end], value[:, :, :end], segment, start)
-        for start in range(0, length, _QUERIES)
-        if (end := min(start + _QUERIES, length))
-    ]
+
+    def block(start: int, end: int) -> Array:
+        causal = jnp.arange(start, end)[:, None] >= jnp.arange(end)
+        seen = causal & (segment[:, start:end, None] == segment[:, None, :end])
+        return attend(query[:, :, :, start:end], key[:, :, :end], value[:, :, :end], seen)
+
+    return linear(in_blocks(block, x.shape[1]), p.o)
+
+
+def in_blocks(block: Callable[[int, int], Array], length: int) -> Float[Array, "B T E"]:
+    """What `block(start, end)` returns for each block of queries, [B K G Q H] as `attend`, one after another."""
+    blocks = [block(start, min(start + _QUERIES, length)) for start in range(0, length, _QUERIES)]
     out = jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4)
-    return linear(out.reshape(batch, length, -1), p.o)
+    return out.reshape(*out.shape[:2], -1)
 
 
-def _attend(query: Array, key: Array, value: Array, segment: Array, start: int) -> Float[Array, "B K G Q H"]:
-    """A block of queries, the first of them at `start`, over the keys up to its last."""
-    end = key.shape[2]
-    causal = jnp.arange(start, end)[:, None] >= jnp.arange(end)
-    seen = causal & (segment[:, start:end, None] == segment[:, None, :end])
-    scores = jnp.einsum("bkgwh,bksh->bkgws", query, key, preferred_element_type=jnp.float32)
+def attend(
+    query: Float[Array, "B K G Q H"],
+    key: Float[Array, "B K S H"],
+    value: Float[Array, "B K S H"],
+    seen: Bool[Array, "B Q S"],
+) -> Float[Array, "B K G Q H"]:
+    """A block of queries over the keys that each of them sees."""
+    scores = jnp.einsum("bkgwh,bksh->bkgws", query * query.shape[-1] ** -0.5, key, preferred_element_type=jnp.float32)
     scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)
     return jnp.einsum("bkgws,bksh->bkgwh", jax.nn.softmax(scores).astype(value.dtype), value)
 

@@ -22,13 +22,11 @@ from jaxspec.llama import (
     Layer,
     Linear,
     attend_to,
-    attention_input,
     decoder_layer,
     embed,
+    keys_and_values,
     linear,
-    project,
     rms_norm,
-    rotary,
     run_layers,
 )
 from jaxspec.loading import Checkpoint
@@ -111,10 +109,7 @@ class EarlyExit:
             x, new = decoder_layer(layer, head.config, x, attend, old, None)
             news.append(new)
         # Of the last exit layer nothing but keys and values will be asked for.
-        last = head.layers[-1]
-        into = attention_input(last, head.config, x)
-        _, key, value = project(last.attention, head.config, into, *rotary(head.config, positions))
-        news.append(kv.KV(k=key.swapaxes(2, 3), v=value))
+        news.append(keys_and_values(head.layers[-1], head.config, x, positions))
         start = committed.start + jnp.minimum(x[:, 0].argmax(-1), 0)  # after the reads, so in place: see cache.py
         cache = tuple(kv.append(old, new, start) for old, new in zip(state.cache, news, strict=True))
         return EarlyExitState(cache=cache, nodes=None, reuse=None)

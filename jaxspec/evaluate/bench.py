@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jaxspec.costs import CostTable
 from jaxspec.engine import Engine, load_head
-from jaxspec.evaluate import cost, divergence, environment, results, runner, suites, table
+from jaxspec.evaluate import cost, divergence, environment, results, runner, side_by_side, suites, table
 from jaxspec.evaluate.calibrate import costs_of
 from jaxspec.evaluate.command import Bench
 from jaxspec.evaluate.results import Form, Measured
@@ -32,7 +32,13 @@ def run(settings: Bench) -> None:
     found = compare(settings)
     if settings.json is not None:
         write_whole(settings.json, to_json(found))
-    table.show(found["methods"], found["target_seconds"], Console())
+    show(found, Console())
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """Prints what came out."""
+    table.show(found["methods"], found["target_seconds"], console)
+    side_by_side.show(found["methods"], console)
 
 
 def compare(settings: Bench) -> dict[str, Any]:

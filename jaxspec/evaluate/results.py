@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.evaluate import reliability
 from jaxspec.evaluate.metrics import count, ratio
 from jaxspec.evaluate.modelled import Bill, Prices, add_up, eq14_speedup
 from jaxspec.evaluate.runlog import Answer, Turn
@@ -107,6 +108,7 @@ def together(answers: Sequence[Answer]) -> list[list[Turn]]:
 def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
     turns = [turn for answer in answers for turn in answer.turns]
     counts = count([_history(turn) for turn in turns])
+    drafts = reliability.add(turn.calibration for turn in turns)
     # Rows of a batch share its time; the median is over the repeats.
     seconds = lambda read: sum(statistics.median(read(side_by_side[0])) for side_by_side in together(answers))
     decode_seconds = seconds(lambda turn: turn.decode_seconds)
@@ -126,6 +128,8 @@ def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
         "nodes_per_round": counts.nodes_per_round,
         "nodes_drafted_per_round": counts.nodes_drafted_per_round,
         "depth_per_round": counts.depth_per_round,
+        "calibration": reliability.table(drafts),
+        "expected_calibration_error": reliability.expected_calibration_error(drafts),
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec.evaluate.reliability import tally
 from jaxspec.linelog import LineLog
 from jaxspec.trace import Round
 
@@ -22,6 +23,7 @@ class Turn:
             timed ones, as a near-tie can make it, or where this was read back from a log.
         prefill_seconds, decode_seconds: of the whole batch that this answer was in, a number a repeat.
         learnt: what the controller had learnt at the end: for each repeat, the arrays of its state.
+        calibration: `reliability.tally` of the recorded pass; empty where that is not known.
     """
 
     prompt: list[int]
@@ -32,6 +34,7 @@ class Turn:
     prefill_seconds: list[float]
     decode_seconds: list[float]
     learnt: list[list] = dataclasses.field(default_factory=list)
+    calibration: list[list[float]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,5 +107,10 @@ def tree_to_json(round_: Round) -> dict[str, list]:
 
 
 def _answer(line: dict[str, Any]) -> Answer:
-    turns = [Turn(**{**turn, "trees": None}) for turn in line["turns"]]  # trees are for reports, and large
-    return Answer(**{**line, "turns": turns})
+    return Answer(**{**line, "turns": [_turn_read(turn) for turn in line["turns"]]})
+
+
+def _turn_read(values: dict[str, Any]) -> Turn:
+    """Without its trees, which are for reports, and large. Logs of earlier versions have no calibration beside them."""
+    counted = values["calibration"] if "calibration" in values else tally(values["trees"] or ())
+    return Turn(**{**values, "trees": None, "calibration": counted})

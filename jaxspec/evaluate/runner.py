@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxspec.engine import Engine, Generation, Request, check_settings
+from jaxspec.evaluate.reliability import tally
 from jaxspec.evaluate.runlog import Answer, RunLog, Turn, tree_to_json
 from jaxspec.evaluate.suites import Question, next_prompt
 from jaxspec.prompts import encode
@@ -165,15 +166,17 @@ def compilations() -> Iterator[list[str]]:
 def _turn(passes: Sequence[Generation], recorded: Generation) -> Turn:
     timed = passes[0]
     same = recorded.tokens == timed.tokens and recorded.history.tolist() == timed.history.tolist()
+    trees = [tree_to_json(round_) for round_ in recorded.rounds or ()]
     return Turn(
         prompt=timed.prompt_tokens,
         tokens=timed.tokens,
         text=timed.text,
         rounds=timed.history.tolist(),
-        trees=[tree_to_json(round_) for round_ in recorded.rounds or ()] if same else None,
+        trees=trees if same else None,
         prefill_seconds=[one.prefill_seconds for one in passes],
         decode_seconds=[one.decode_seconds for one in passes],
         learnt=[[leaf.tolist() for leaf in jax.tree.leaves(one.controller)] for one in passes],
+        calibration=tally(trees),
     )
 
 

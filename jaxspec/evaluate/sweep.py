@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxspec.evaluate import bench, table
+from jaxspec.evaluate import bench
 from jaxspec.evaluate.command import Bench, Comparison, Sweep
 from jaxspec.evaluate.metrics import ratio
 from jaxspec.evaluate.sweep_figure import draw
@@ -29,7 +29,7 @@ def run(settings: Sweep) -> None:
     sweep = summarise(setting, variants, settings.against, found["methods"])
     if settings.out is not None:
         write(settings.out, {**found, "sweep": sweep})
-    table.show(found["methods"], found["target_seconds"], Console())
+    bench.show(found, Console())
     Console(highlight=False, markup=False).print("\n" + conclude(sweep, found["methods"]))
 
 

@@ -18,12 +18,17 @@ COLUMNS = {
     "mod-\nelled": ("modelled_speedup", ".2f"),
     "flat": ("flat_speedup", ".2f"),
 }
-
-
+DRAFTS = {
+    "drafted": ("nodes_drafted_per_round", ".1f"),
+    "verified": ("nodes_per_round", ".1f"),
+    "depth": ("depth_per_round", ".1f"),
+    "ECE": ("expected_calibration_error", ".3f"),
+}
 NOTES = (
     "modelled: the speedup that this run's counts imply, from the times of its pieces, each measured alone.",
     "flat: the same where verifying a tree costs what one token does, as it nearly does on an accelerator; modelled, "
     "not measured.",
+    "ECE: how far a draft's confidence is, on average, from the share accepted of drafts that are about as confident.",
 )
 
 
@@ -47,9 +52,25 @@ def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, 
                 f"{name} left plain decoding's text where rounding does not explain it: it is not lossless here",
                 style="red",
             )
+    _show_drafts(methods, console)
     _explain(methods, target_seconds, console)
     if any(values["divergences"] is None for values in methods.values()):
         console.print("Sampled texts differ by design, so divergences are not counted.")
+
+
+def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Prints what a round of each method drafts, and how far the confidence of its drafts can be trusted."""
+    drafting = {name: values for name, values in methods.items() if values["nodes_drafted_per_round"]}
+    if not drafting:
+        return
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("\ndrafts a round", overflow="fold")
+    for title in DRAFTS:
+        table.add_column(f"\n{title}", justify="right", no_wrap=True)
+    for name, values in drafting.items():
+        shown = [(values[key], form) for key, form in DRAFTS.values()]
+        table.add_row(name, *("–" if value is None else format(value, form) for value, form in shown))
+    console.print(table, markup=False)
 
 
 def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, float], console: Console) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from jaxspec import engine
-from jaxspec.evaluate import bench, cost
+from jaxspec.evaluate import bench
 from jaxspec.evaluate.command import Bench
 from jaxspec.methods import Method, parse_method
 from jaxspec.tree import DraftTree
 from jaxspec.verify import Greedy, follow
 from tests.evaluate import tiny
+
+pytestmark = pytest.mark.usefixtures("little_to_compile_and_time")
 
 METHOD = "ngram+chain,length=2"
 TURNS, TOKENS = 3, 3 * 39  # in all; the first token of an answer is prefill's
@@ -29,6 +31,7 @@ KEYS = {
     "tau_drafted", "acceptance_rate", "acceptance_by_position", "draft_accuracy", "draft_share", "harmonic_mean",
     "nodes_per_round", "nodes_drafted_per_round", "depth_per_round", "modelled_speedup", "flat_speedup",
     "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "divergences", "unexplained_divergences",
+    "calibration", "expected_calibration_error",
 }  # fmt: skip
 TIMED = {
     "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup", "flat_speedup",
@@ -51,15 +54,6 @@ class Finished:
     @property
     def json(self) -> dict[str, Any]:
         return json.loads(self.out.read_text(encoding="utf-8"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _little_to_compile_and_time():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "CPU_SIZES", ())
-        patch.setattr(cost, "LEAST_SECONDS", 1e-3)
-        patch.setattr(cost, "REPEATS", 1)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +132,41 @@ def test_log_holds_trees_and_verdicts(finished: Finished):
                 assert len(tree["committed"]) == row[0]
                 text += tree["committed"]
             assert text == turn["tokens"]
+
+
+def test_calibration_is_counted_from_the_trees(finished: Finished):
+    """Again, without the library: a chain's drafts as far as the first rejection, or the end of the text."""
+    plain, ours = finished.json["methods"].values()
+    found = []
+    for answer in lines(finished.out)[1:-1]:
+        for turn in answer["turns"] if answer["method"] == METHOD else ():
+            for tree in turn["trees"]:
+                accepted = sum(tree["accepted"]) - 1
+                judged = min(len(tree["token"]) - 1, len(tree["committed"]))  # a whole round commits accepted + 1
+                log = tree["log_confidence"]
+                found += [(math.exp(log[i] - log[i - 1]), i <= accepted) for i in range(1, judged + 1)]
+    assert sum(each["count"] for each in ours["calibration"]) == len(found) > 20
+    error = 0.0
+    for at, each in enumerate(ours["calibration"]):
+        inside = [(c, a) for c, a in found if at / 10 < c <= (at + 1) / 10]
+        assert each["count"] == len(inside)
+        if inside:
+            assert each["confidence"] == pytest.approx(sum(c for c, _ in inside) / len(inside))
+            assert each["accepted"] == pytest.approx(sum(a for _, a in inside) / len(inside))
+            error += abs(sum(c - a for c, a in inside)) / len(found)
+    assert ours["expected_calibration_error"] == pytest.approx(error)
+    assert plain["expected_calibration_error"] is None
+    assert plain["calibration"] == [{"confidence": None, "accepted": None, "count": 0}] * 10
+
+
+def test_a_log_without_calibration_is_read(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Earlier versions wrote trees only: it is counted from those."""
+    found = lines(finished.out)
+    for turn in (turn for line in found if "question" in line for turn in line["turns"]):
+        del turn["calibration"]
+    (tmp_path / "out.json.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
+    monkeypatch.setattr(bench.runner, "run_batch", None)
+    assert untimed(finished(tmp_path / "out.json")) == untimed(finished.json)
 
 
 def test_a_second_turn_follows_the_first_answer(finished: Finished):
@@ -304,6 +333,10 @@ def test_table_fits_a_narrow_page(finished: Finished, monkeypatch, capsys: pytes
     assert [line.split()[0] for line in printed if " 1.00 1.00 " in line or line.startswith(METHOD)] == [
         "plain",
         METHOD,
+        METHOD,  # what it drafts; plain drafts nothing
+    ]
+    assert next(line for line in printed if line.startswith("drafts a round")).split()[3:] == [
+        *("drafted", "verified", "depth", "ECE"),
     ]
     said = " ".join(" ".join(printed).split())
     assert "Verifying n tokens, in s_t: 1: 1.00" in said

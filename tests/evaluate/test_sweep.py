@@ -7,22 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec import engine
-from jaxspec.evaluate import bench, cost, sweep, sweep_figure
+from jaxspec.evaluate import bench, sweep, sweep_figure
 from jaxspec.evaluate.command import Sweep
 from tests.evaluate import tiny
 
+pytestmark = pytest.mark.usefixtures("little_to_compile_and_time")
+
 POINTS = [f"ngram,longest={n},shortest=1,sharpness=4.0+chain,length=2+fixed" for n in (1, 2)]
 AGAINST = "ngram+chain,length=3"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _little_to_compile_and_time():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "CPU_SIZES", ())
-        patch.setattr(cost, "LEAST_SECONDS", 1e-3)
-        patch.setattr(cost, "REPEATS", 1)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,14 @@ from jaxspec.config import LlamaConfig
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
+from jaxspec.drafters.edd import Edd, EddHead, default_tap
+from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.engine import CPU_SIZES, Request, start
 from jaxspec.llama import Llama
 from jaxspec.methods import Method, needs_weights
 from jaxspec.prefill import prefill
 from jaxspec.protocols import Models
-from jaxspec.train.early_exit import initial
+from jaxspec.train import early_exit, edd, medusa
 
 CHUNK = 8
 
@@ -46,7 +48,13 @@ def models(vocab_size: int, num_layers: int = 2) -> Models:
     draft_model = jax.tree.map(lambda x, y: x + 0.25 * y, target, noise)
     return Models(
         target=target,
-        draft={DraftModel: draft_model, Eagle: eagle_head(config), EarlyExit: early_exit_head(target)},
+        draft={
+            DraftModel: draft_model,
+            Eagle: eagle_head(config),
+            EarlyExit: early_exit_head(target),
+            Edd: edd_head(target),
+            Medusa: medusa_heads(target),
+        },
         control=Calibrator(config.hidden_size, config.hidden_size, rngs=nnx.Rngs(3)),
     )
 
@@ -62,7 +70,20 @@ def early_exit_head(target: Llama) -> EarlyExitHead:
     """An exit after the first of two layers, as training begins it but shaken: else it would always agree."""
     config = dataclasses.replace(target.config, num_layers=1)
     head = EarlyExitHead(config, rngs=nnx.Rngs(3), first=1)
-    return jax.tree.map(lambda x, y: x + 0.25 * y, initial(target, head), head)
+    return jax.tree.map(lambda x, y: x + 0.25 * y, early_exit.initial(target, head), head)
+
+
+def edd_head(target: Llama) -> EddHead:
+    """As training begins it, but shaken."""
+    head = edd.initial(target, default_tap(target.config.num_layers))
+    noise = EddHead(head.config, rngs=nnx.Rngs(4), tap=head.tap)
+    return jax.tree.map(lambda x, y: x + 0.25 * y, head, noise)
+
+
+def medusa_heads(target: Llama) -> MedusaHeads:
+    """Three heads, so that the deepest trees have levels that none of them drafts; begun as in training, but shaken."""
+    noise = MedusaHeads(target.config.hidden_size, target.config.vocab_size, rngs=nnx.Rngs(4), heads=3)
+    return jax.tree.map(lambda x, y: x + 0.25 * y, medusa.initial(target, 3), noise)
 
 
 def speculation(method: Method, greedy: bool) -> decode.Speculation:

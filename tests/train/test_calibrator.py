@@ -143,7 +143,7 @@ def test_each_head_has_its_drafter(target, tmp_path):
     [
         (("--head", "nothing"), "no head 'nothing' under"),
         (("--head", "early-exit", "--samples", 0), "--samples must be at least 1, not 0"),
-        (("--head", "early-exit", "--prompt-tokens", 9999), "lower --prompt-tokens"),
+        (("--head", "early-exit", "--samples", 2, "--prompt-tokens", 9999), "lower --prompt-tokens"),
     ],
 )
 def test_what_cannot_be_is_refused(options, said, target, tmp_path):

@@ -1,5 +1,6 @@
 """`jaxspec-train eagle` and `draft-model`, from a target to a head that drafts for it."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from jaxspec.checkpoint import CheckpointError, module_to_dict
 from jaxspec.drafters.eagle import EagleHead
 from jaxspec.llama import Llama
 from jaxspec.train import draft_model, features, lm
+from jaxspec.train.cli import DraftModel, Where
 from jaxspec.train.packed import hidden_states
 from jaxspec.train.text import Windows
 from tests.evaluate.tiny import checkpoint
@@ -104,16 +106,35 @@ def test_a_draft_model_is_distilled(goal, target, data, tmp_path):
     assert jaxspec.load(tmp_path / "draft").config.dtype == "bfloat16"
 
 
+def test_a_vanilla_draft_model_lies_beside_others(target, data, tmp_path):
+    """EDD's VDM, as --help has it: one layer of the target's shape under a name of its own."""
+    path = shutil.copytree(target, tmp_path / "ckpt", ignore=shutil.ignore_patterns("heads"))
+    code, err = command(
+        *("draft-model", "--target", path, "--data", data / "a.py", "--out", path / "heads/vdm"),
+        *("--steps", 2, "--batch-size", 4, "--context", 32),
+    )
+    assert code == 0, err
+    model = jaxspec.load(path)
+    assert model.heads == ("vdm",)
+    engine = jaxspec.Engine(model, "draft-model@vdm+chain,length=5")
+    assert engine.models.draft.config == dataclasses.replace(model.config.model, num_layers=1)
+    plain = jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=20)[0]
+    assert engine.generate("def f", max_new_tokens=20)[0].tokens == plain.tokens
+    recipe = DraftModel(where=Where(target=path))  # what the paper's appendix B has for its draft models
+    assert (recipe.layers, recipe.goal) == (1, "forward-kl")
+    assert (recipe.recipe.learning_rate, recipe.recipe.batch_size, recipe.recipe.optimizer) == (1e-4, 8, "adamw")
+
+
 def test_forward_kl_of_the_target_itself_is_zero():
     shape = lm.shape(40, layers=2, hidden_size=16, head_dim=8, context=12)
     model = Llama(shape, rngs=nnx.Rngs(0))
     tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, 40)
     batch = Windows(tokens=tokens, segment=jnp.zeros_like(tokens), counted=jnp.ones(tokens.shape, bool))
-    total, sums = draft_model.forward_kl(model, model, batch, None)
+    total, sums = draft_model.loss(model, model, batch, None, "forward-kl")
     assert float(total) == pytest.approx(0, abs=1e-5)
     assert float(sums["count"]) == 22
     other = Llama(shape, rngs=nnx.Rngs(1))
-    assert float(draft_model.forward_kl(other, model, batch, None)[0]) > 1
+    assert float(draft_model.loss(other, model, batch, None, "forward-kl")[0]) > 1
 
 
 def test_features_are_computed_once(tmp_path):

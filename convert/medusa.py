@@ -1,0 +1,145 @@
+"""Medusa heads between their published format and jaxspec's, bit for bit both ways.
+
+They stand alone: nothing of the target is among their tensors. How many heads there are is counted, since configs say
+2 where the authors' files hold 5.
+"""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+
+from flax import nnx
+
+from jaxspec import checkpoint, heads
+from jaxspec.checkpoint import CheckpointError
+from jaxspec.convert import kinds
+from jaxspec.convert.export import head_arrays, head_config, write_json, write_tensors
+from jaxspec.convert.files import staged
+from jaxspec.convert.progress import say
+from jaxspec.convert.readers import (
+    Source,
+    Tensor,
+    check_dtypes,
+    open_directory,
+    open_safetensors,
+    open_torch,
+    read_config,
+)
+from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
+from jaxspec.drafters.medusa import NAME, MedusaHeads
+from jaxspec.heads import HeadConfig
+
+_MERGED = "medusa_head."  # before every name, where the heads lie in one file with their target
+_SECOND_BLOCK = re.compile(r"\d+\.[1-9]\d*\.linear\..*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Published heads as they are: for each of our names the tensor that it comes from."""
+
+    tensors: dict[str, Tensor]
+    heads: int
+    hidden_size: int
+    vocab_size: int
+
+
+def published(ours: str) -> str:
+    """Name in the files of our parameter: `heads.2.residual.kernel` → `2.0.linear.weight`, `heads.2.head.kernel` →
+    `2.1.weight`."""
+    _, number, part, kind = ours.split(".")
+    return f"{number}.1.weight" if part == "head" else f"{number}.0.linear.{kind.replace('kernel', 'weight')}"
+
+
+def plan(source: Path) -> Plan:
+    """Reads config and headers of published heads and checks them against each other.
+
+    Raises:
+        CheckpointError: what is wrong, or what the folder holds instead.
+    """
+    raw = read_config(source)
+    kinds.check(source, raw, "medusa")
+    found = _heads_of(_open(source), source)
+    check_dtypes(found)
+    if several := next(filter(_SECOND_BLOCK.fullmatch, found), None):
+        raise CheckpointError(
+            f"{source} has heads of several residual blocks (tensor {several}), and jaxspec reads those with one, "
+            "which is what Medusa's authors publish"
+        )
+    count = 1 + max((int(name.split(".")[0]) for name in found if name.split(".")[0].isdecimal()), default=-1)
+    named = raw.get("medusa_num_heads", count)
+    if not isinstance(named, int) or count < max(named, 1):
+        raise CheckpointError(
+            f"{source / 'config.json'} says medusa_num_heads {named}, and the files hold {count}; they are incomplete, "
+            "or their config is another's"
+        )
+    table = found.get("0.1.weight")
+    vocab, width = table.shape if table is not None and len(table.shape) == 2 else (1, 1)  # then `match` names it
+    tensors = match(_abstract(width, vocab, count), found, published, str(source))
+    return Plan(tensors, count, width, vocab)
+
+
+def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> HeadConfig:
+    """Converts published heads into the head `out`.
+
+    Args:
+        source: folder of the heads.
+        out: folder to make; must not exist.
+        target: the checkpoint that they were trained for.
+        dtype: dtype of every parameter; None keeps each tensor's own.
+
+    Raises:
+        CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
+        DiskFullError: no room; nothing is left at `out`.
+    """
+    planned, goal = plan(source), checkpoint.read_config(target).model
+    theirs = dataclasses.replace(goal, vocab_size=planned.vocab_size, hidden_size=planned.hidden_size)
+    heads.check_same_shape(source, theirs, goal)
+    source_dtype = main_dtype(planned.tensors.values())
+    config = HeadConfig(NAME, goal, dtype or source_dtype, source_dtype, {"heads": planned.heads})
+    with staged(out, total_bytes(planned.tensors, dtype)) as folder:
+        heads.write_config(folder, config)
+        write_params(planned.tensors, dtype, folder, out, source.name or str(source))
+    count = sum(math.prod(tensor.shape) for tensor in planned.tensors.values())
+    say(f"wrote {out}: {planned.heads} Medusa heads, {count:,} parameters, {config.dtype}")
+    return config
+
+
+def export(source: Path, out: Path) -> None:
+    """Writes heads in the published format, as safetensors.
+
+    Raises:
+        CheckpointError: `source` holds no Medusa heads, or `out` exists.
+        DiskFullError: no room; nothing is left at `out`.
+    """
+    config = head_config(source, NAME)
+    count, model = config.settings["heads"], config.model
+    arrays, dtypes = head_arrays(source, config, _abstract(model.hidden_size, model.vocab_size, count))
+    with staged(out, sum(array.size * dtypes[name].itemsize for name, array in arrays.items())) as folder:
+        values = {"medusa_num_heads": count, "medusa_num_layers": 1, "torch_dtype": config.source_dtype}
+        write_json(folder / "config.json", values)
+        write_tensors(folder / "medusa_lm_head.safetensors", arrays, dtypes, published)
+    say(
+        f"wrote {out}: {count} Medusa heads, {config.source_dtype}; Medusa's own code wants the target's name as "
+        "base_model_name_or_path in config.json"
+    )
+
+
+def _open(source: Path) -> Source:
+    """The tensors of the heads' own file, or of all the model's files, where the heads were merged into it."""
+    for suffix, opener in (("safetensors", open_safetensors), ("pt", open_torch)):
+        if (file := source / f"medusa_lm_head.{suffix}").exists():
+            return opener(file)
+    return open_directory(source)
+
+
+def _heads_of(tensors: Source, source: Path) -> Source:
+    """The heads' tensors, without the prefix that they have in a merged model."""
+    own = {name.removeprefix(_MERGED): tensor for name, tensor in tensors.items() if name.startswith(_MERGED)}
+    if own and len(own) < len(tensors):
+        say(f"{source} holds a model with its heads: the heads alone are taken")
+    return own or tensors
+
+
+def _abstract(width: int, vocab: int, count: int) -> MedusaHeads:
+    return nnx.eval_shape(lambda: MedusaHeads.blank(width, vocab, count))

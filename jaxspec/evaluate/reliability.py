@@ -1,0 +1,70 @@
+"""How far the confidence of drafts can be trusted: a reliability table and the expected calibration error.
+
+What EDD's Figure 3b plots (its section 3.2, "Analysis"): the drafter's confidence in a single token, not in the path to
+it, against the share of such tokens that the target accepts. The paper drafts chains and leaves out what follows the
+first rejection (its footnote 1), since the target never judged that. Here, of trees too, a draft counts where its
+parent was accepted, so that there is a verdict on it; siblings of an accepted draft count as rejected.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxspec.evaluate.metrics import ratio
+
+BINS = 10
+"""Of equal width, each with its upper edge and without its lower one (Guo et al., arXiv:1706.04599, section 2)."""
+
+
+def tally(trees: Iterable[Mapping[str, Sequence]]) -> list[list[float]]:
+    """Counts the drafts of rounds: [BINS][3] of (drafts, sum of their confidences, those accepted).
+
+    Args:
+        trees: of rounds, as `runlog.tree_to_json` writes them.
+    """
+    found = np.zeros((BINS, 3))
+    for tree in trees:
+        confidence, accepted = judged(tree)
+        rank = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+        np.add.at(found, rank, np.stack([np.ones_like(confidence), confidence, accepted], axis=1))
+    return found.tolist()
+
+
+def judged(tree: Mapping[str, Sequence]) -> tuple[np.ndarray, np.ndarray]:
+    """Confidence of each draft on which the target's verdict is known, and that verdict: [drafts] float and bool.
+
+    The confidence of a node is exp(its log_confidence - its parent's): what the drafter gave its token there, after
+    temperature, and where it was drawn after top-k and top-p. Where a text ends inside the accepted path, by EOS or
+    budget, there is no verdict on what lies deeper.
+    """
+    parent, accepted = np.array(tree["parent"], int), np.array(tree["accepted"], bool)
+    path = np.array(tree["log_confidence"], float)
+    depth = np.zeros(len(parent), int)
+    for node in range(1, len(parent)):  # a parent stands before its children
+        depth[node] = depth[parent[node]] + 1
+    known = np.flatnonzero((parent >= 0) & accepted[parent] & (depth <= len(tree["committed"])))
+    return np.minimum(np.exp(path[known] - path[parent[known]]), 1.0), accepted[known]
+
+
+def add(tallies: Iterable[list[list[float]]]) -> np.ndarray:
+    """What several tallies count together: [BINS, 3]; an empty one counts nothing."""
+    return sum((np.array(each) for each in tallies if each), np.zeros((BINS, 3)))
+
+
+def table(counts: np.ndarray) -> list[dict[str, Any]]:
+    """A row a bin, from the least confident: mean confidence and share accepted, None without drafts, and `count`."""
+    return [
+        {
+            "confidence": confidence / count if count else None,
+            "accepted": accepted / count if count else None,
+            "count": int(count),
+        }
+        for count, confidence, accepted in counts.tolist()
+    ]
+
+
+def expected_calibration_error(counts: np.ndarray) -> float | None:
+    """Mean over drafts of |share accepted - mean confidence| of their bin (Guo et al., Eq. 3); None without drafts."""
+    drafts, confidence, accepted = counts.T
+    return ratio(float(np.abs(accepted - confidence).sum()), float(drafts.sum())) if drafts.any() else None

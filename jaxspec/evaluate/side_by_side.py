@@ -1,0 +1,81 @@
+"""Tables as the EDD paper has them: drafters under one builder, and builders under one drafter."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jaxspec.methods import BUILDERS, Method, name_of, parse_method
+
+COLUMNS = {
+    "speedup": ("speedup", ".2f"),
+    "modelled": ("modelled_speedup", ".2f"),
+    "acceptance": ("acceptance_rate", ".2f"),
+    "tau drafted": ("tau_drafted", ".2f"),
+    "tau": ("tau", ".2f"),
+    "nodes": ("nodes_per_round", ".1f"),
+    "depth": ("depth_per_round", ".1f"),
+}
+"""Speedup, α and τ of the paper, whose τ has no bonus token (`tau drafted`), then what it gives in its text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Methods that differ in one part only.
+
+    Attributes:
+        role: the part: `drafter` or `builder`.
+        shared: what they have in common, as it is typed.
+        names: of the methods, as typed.
+    """
+
+    role: str
+    shared: str
+    names: tuple[str, ...]
+
+
+def groups(names: Sequence[str]) -> list[Group]:
+    """Every set of two or more methods with the same builder and controller, then with the same drafter and controller.
+
+    Two lengths of a chain are one builder with two settings, and no comparison of builders.
+    """
+    parsed = {name: parse_method(name) for name in names if name != "plain"}
+    return [*_by("drafter", parsed), *_by("builder", parsed)]
+
+
+def show(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Prints a table a group; nothing where there is none."""
+    for group in groups(list(methods)):
+        title = {"drafter": "Drafters under", "builder": "Builders for"}[group.role]
+        table = Table(group.role, box=None, header_style="bold", padding=(0, 1, 0, 0))
+        for column in COLUMNS:
+            table.add_column(column, justify="right", no_wrap=True)
+        for name in group.names:
+            drafter, builder, _ = typed(name)
+            part = drafter if group.role == "drafter" else builder
+            table.add_row(part, *(format(methods[name][key], form) for key, form in COLUMNS.values()))
+        console.print(f"\n{title} {group.shared}:", markup=False, highlight=False)
+        console.print(table, markup=False)
+
+
+def typed(name: str) -> tuple[str, str, str]:
+    """Drafter, builder and controller of a method as they were typed: `chain` and an empty text where none was."""
+    drafter, *others = name.split("+")
+    builder = others.pop(0) if others and others[0].partition(",")[0] in BUILDERS else "chain"
+    return drafter, builder, "".join(others)
+
+
+def _by(role: str, parsed: Mapping[str, Method]) -> Iterator[Group]:
+    found: dict[Any, list[str]] = {}
+    for name, method in parsed.items():
+        others = method.builder if role == "drafter" else (method.drafter, method.head)
+        found.setdefault((others, method.controller), []).append(name)
+    for names in found.values():
+        methods = [parsed[name] for name in names]
+        differ = {(m.drafter, m.head) if role == "drafter" else name_of(m.builder) for m in methods}
+        if len(differ) > 1:
+            drafter, builder, controller = typed(names[0])
+            shared = builder if role == "drafter" else drafter
+            yield Group(role, f"{shared}+{controller}" if controller else shared, tuple(names))

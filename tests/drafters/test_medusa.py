@@ -1,0 +1,95 @@
+"""Medusa: what each level is drafted by, and that the path between does not matter."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxspec import heads, loading
+from jaxspec import tree as trees
+from jaxspec.checkpoint import CheckpointError, dict_to_module, module_to_dict
+from jaxspec.drafters.medusa import Medusa, MedusaHeads
+from jaxspec.heads import HeadConfig
+from jaxspec.methods import default_method
+from jaxspec.protocols import Committed, Models, Prefix
+from jaxspec.tree import Frontier
+from tests.evaluate import tiny
+from tests.lossless.harness import models
+
+COUNT, VOCAB, WIDTH = 3, 50, 16
+
+
+@pytest.fixture(scope="module")
+def weights() -> Models:
+    target = models(VOCAB).target
+    found = MedusaHeads(WIDTH, VOCAB, rngs=nnx.Rngs(1), heads=COUNT)
+    biased = {name: x + jnp.linspace(-1, 1, WIDTH) for name, x in module_to_dict(found).items() if "bias" in name}
+    return Models(target=target, draft=dict_to_module(found, module_to_dict(found) | biased))
+
+
+def oracle(weights: Models, k: int, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and hidden state of head k, by NumPy in float64."""
+    named = {name: np.asarray(value, np.float64) for name, value in module_to_dict(weights.draft).items()}
+    wide = x.astype(np.float64) @ named[f"heads.{k}.residual.kernel"] + named[f"heads.{k}.residual.bias"]
+    hidden = x + wide / (1 + np.exp(-wide))
+    return hidden @ named[f"heads.{k}.head.kernel"], hidden
+
+
+def committed(features: np.ndarray, count: list[int]) -> Committed:
+    tokens = jnp.zeros(features.shape[:2], jnp.int32)
+    return Committed(
+        start=jnp.zeros(2, jnp.int32),
+        count=jnp.asarray(count),
+        token=tokens,
+        next_token=tokens,
+        hidden=jnp.asarray(features),
+        taps=(),
+    )
+
+
+def test_a_level_is_its_heads_whatever_the_path(weights: Models):
+    features = np.random.default_rng(0).standard_normal((2, 4, WIDTH)).astype(np.float32)
+    drafter = Medusa()
+    state = drafter.observe(weights, drafter.init(weights, 2, 8), committed(features, [4, 2]))
+    state = drafter.observe(weights, state, committed(-features, [0, 3]))  # a row that is done learns nothing
+    x = np.stack([features[0, 3], -features[1, 2]])
+    prefix = Prefix(token=jnp.zeros((2, 8), jnp.int32), length=jnp.array([5, 4]), cache=())
+    tree = trees.plant(jnp.zeros(2, jnp.int32), 5, None)
+    logits, hidden, state = drafter.root(weights, state, prefix, tree)
+    found = [(logits[:, None], hidden[:, None])]
+    for level in range(1, 5):
+        node = jnp.asarray([[1, 2], [3, 0]])
+        frontier = Frontier(node=node, live=node > 0, level=jnp.asarray(level))
+        logits, hidden, state = drafter.expand(weights, state, prefix, tree, frontier)
+        found.append((logits, hidden))
+    for level, (logits, hidden) in enumerate(found):
+        width = 1 if level == 0 else 2
+        assert logits.shape == (2, width, VOCAB) and hidden.shape == (2, width, WIDTH)
+        if level < COUNT:
+            for node in range(width):
+                expected = oracle(weights, level, x)
+                np.testing.assert_allclose(logits[:, node], expected[0], atol=1e-4)
+                np.testing.assert_allclose(hidden[:, node], expected[1], atol=1e-5)
+        else:
+            assert (np.asarray(logits) == -np.inf).all(), "no head drafts this deep"
+
+
+def test_heads_of_another_target_are_refused(tmp_path: Path):
+    model = loading.load(tiny.checkpoint(tmp_path / "ckpt"))
+    other = models(VOCAB).target.config
+    for config, word in ((other, "vocabulary of 50"), (model.config.model, None)):
+        folder = tmp_path / str(config.vocab_size)
+        folder.mkdir()
+        described = HeadConfig("medusa", config, "float32", "float32", {"heads": 2})
+        heads.write_head(folder, described, MedusaHeads.blank(config.hidden_size, config.vocab_size, 2))
+        if word is None:
+            assert len(Medusa.load_head(model, folder, jnp.dtype("bfloat16")).heads) == 2
+        else:
+            with pytest.raises(CheckpointError, match=word):
+                Medusa.load_head(model, folder, jnp.dtype("float32"))
+
+
+def test_the_default_method_prefers_it_to_a_draft_model():
+    assert default_method(["draft-model", "medusa"]).drafter == Medusa()

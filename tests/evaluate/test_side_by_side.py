@@ -1,0 +1,46 @@
+"""The EDD paper's two tables out of a run's methods."""
+
+from rich.console import Console
+
+from jaxspec.evaluate.side_by_side import COLUMNS, Group, groups, show
+
+DRAFTERS = ("draft-model@vdm+chain,length=5", "eagle+chain,length=5")
+BUILDERS = ("eagle", "eagle+eagle2,total=50", "eagle+static")
+
+
+def test_what_differs_in_one_part_is_a_group():
+    assert groups(["plain", *DRAFTERS]) == [Group("drafter", "chain,length=5", DRAFTERS)]
+    assert groups(["plain", *BUILDERS]) == [Group("builder", "eagle", BUILDERS)]
+    assert groups(["plain", *DRAFTERS, *BUILDERS]) == [
+        Group("drafter", "chain,length=5", DRAFTERS),
+        Group("builder", "eagle", (DRAFTERS[1], *BUILDERS)),
+    ]
+
+
+def test_two_heads_of_a_drafter_are_two_drafters():
+    names = ("eagle@a", "eagle@b")
+    assert groups(names) == [Group("drafter", "chain", names)]
+
+
+def test_what_differs_in_two_parts_or_in_settings_alone_is_none():
+    assert groups(["plain", "eagle+chain,length=2", "eagle+chain,length=3"]) == []
+    assert groups(["eagle+static", "ngram+chain", "early-exit+chain+beta-ts"]) == []
+
+
+def test_a_controller_is_shared_too():
+    names = ("eagle+static+beta-ts", "eagle+eagle2+beta-ts")
+    assert groups(["eagle+chain", *names]) == [Group("builder", "eagle+beta-ts", names)]
+
+
+def test_the_tables_show_a_line_a_method(capsys):
+    names = ["plain", *DRAFTERS, *BUILDERS]
+    methods = {name: {key: i + 0.25 for key, _ in COLUMNS.values()} for i, name in enumerate(names)}
+    show(methods, Console(width=80))
+    out = capsys.readouterr().out
+    drafters, builders = out.split("Builders for eagle:")
+    assert "Drafters under chain,length=5:" in drafters
+    rows = lambda text: [line.split()[0] for line in text.splitlines() if line.strip()]
+    assert rows(drafters) == ["Drafters", "drafter", "draft-model@vdm", "eagle"]
+    assert rows(builders) == ["builder", "chain,length=5", "chain", "eagle2,total=50", "static"]
+    assert "3.25" in builders
+    assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
