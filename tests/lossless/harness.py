@@ -18,7 +18,7 @@ from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.drafters.edd import Edd, EddHead, default_tap
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
-from jaxspec.engine import CPU_SIZES, Request, start
+from jaxspec.engine import Request, start
 from jaxspec.llama import Llama
 from jaxspec.methods import Method, needs_weights
 from jaxspec.prefill import prefill
@@ -26,6 +26,7 @@ from jaxspec.protocols import Models
 from jaxspec.train import early_exit, edd, medusa
 
 CHUNK = 8
+TREE_SIZES = (4,)  # and the largest: that is a choice, and each of them is compiled
 
 
 def models(vocab_size: int, num_layers: int = 2) -> Models:
@@ -88,7 +89,7 @@ def medusa_heads(target: Llama) -> MedusaHeads:
 
 def speculation(method: Method, greedy: bool) -> decode.Speculation:
     """The method as the engine would compile it on a CPU."""
-    return method.speculation(greedy, tree_sizes=CPU_SIZES)
+    return method.speculation(greedy, tree_sizes=TREE_SIZES)
 
 
 def requests(prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, **sampling: Any) -> list[Request]:
@@ -121,11 +122,17 @@ def decoded(
 ) -> decode.DecodeState:
     """The state after the last round."""
     models = weights(spec, models)
-    state = start(spec, models, requests, eos, rows)
-    state = prefill(spec.drafter, models, state, CHUNK)
-    state = decode.decode(spec, models, state, jnp.int32(rows))
+    state = decode.decode(spec, models, begun(spec, models, requests, eos, rows), jnp.int32(rows))
     assert bool(state.done.all())
     return state
+
+
+def begun(
+    spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int
+) -> decode.DecodeState:
+    """The state before the first round."""
+    state = start(spec, models, requests, eos, rows)
+    return prefill(spec.drafter, models, state, CHUNK)
 
 
 def with_rule(method: Method, rule: Any) -> decode.Speculation:
