@@ -25,9 +25,8 @@ class Budgeted:
     the parents of their nodes, the one kept has the highest rate: the likeliest nodes, as many as fill the best size.
     Drafting is over by then, but its time counts.
 
-    A row drafts on while the next level can raise the rate: were each node of the frontier to have a child as likely
-    as itself, times `hope`. With 1 that is a bound (the k likeliest children are together at most as likely as the k
-    likeliest of their parents).
+    A row drafts on while the next level is expected to raise the rate: were each node of the frontier to have one
+    child, as likely, given its parent, as the tokens of the likeliest path to the frontier are on (geometric) average.
 
     Each row decides as if it were alone.
 
@@ -44,10 +43,6 @@ class Budgeted:
     width: int = 4
     depth: int = 10
     total: int = 64
-    front: int = 4
-    hope: str = "one"
-    power: float = 1.0
-    reach: int = 1
     cost: float | None = dataclasses.field(default=None, metadata={"parse": read_ratio, "show": show_ratio})
     verify: Ratios | None = dataclasses.field(default=None, metadata={"parse": read_ratios, "show": show_ratios})
 
@@ -62,13 +57,13 @@ class Budgeted:
 
     def with_costs(self, table: CostTable) -> "Budgeted":
         """The same with those of `cost` and `verify` measured that are not given."""
-        cost = round_ratio(table.level_cost(self.front)) if self.cost is None else self.cost
+        cost = round_ratio(table.level_cost(self.width)) if self.cost is None else self.cost
         measured = tuple((nodes, round_ratio(seconds / table.plain)) for nodes, seconds in table.verify)
         return dataclasses.replace(self, cost=cost, verify=measured if self.verify is None else self.verify)
 
     @property
     def room(self) -> Room:
-        frontier = likeliest.widest(self.width, self.depth, min(self.front, self.total - 1))
+        frontier = likeliest.widest(self.width, self.depth, min(self.width, self.total - 1))
         return Room(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
 
     @property
@@ -92,31 +87,18 @@ class Budgeted:
     def rates(self, log_confidence: Float[Array, "B M"], drafted: Int[Array, " B"]) -> Float[Array, "B K"]:
         """Of each size, filled with the likeliest: of M nodes in falling order, the root the first."""
         full, cost = zip(*self.buckets, strict=True)
-        expected = jnp.cumsum(jnp.exp(self.power * log_confidence), axis=1)[:, jnp.array(full) - 1]
+        expected = jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, jnp.array(full) - 1]
         return expected / (drafted[:, None] * self.cost + jnp.array(cost))
 
     def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
-        mass = jnp.where(frontier.live, jnp.exp(take(tree.log_confidence, frontier.node)), 0).sum(axis=1)
         tree, onward = likeliest.grow(self.room, propose, tree, frontier, logits, going)
         drafted = jnp.broadcast_to(onward.level, going.shape)
         score, _ = likeliest.ranked(tree, self.verified)
-        now = self.rates(score, drafted).max(axis=1)
-        f = jnp.where(onward.live, take(tree.log_confidence, onward.node), -jnp.inf)
-        if self.hope == "one":
-            g = jnp.zeros_like(mass)
-        elif self.hope == "top":
-            g = jnp.minimum(f[:, 0] / onward.level, 0)  # geometric mean of the best path
-        elif self.hope == "mass":
-            g = jnp.log(jnp.minimum(jnp.exp(f).sum(axis=1) / mass, 1))
-        else:
-            g = jnp.zeros_like(mass) + jnp.log(float(self.hope))
-        best = now * 0
-        more = score
-        for j in range(1, self.reach + 1):
-            more = jnp.concatenate([more, f + j * g[:, None]], axis=1)
-            top = jax.lax.top_k(more, self.verified)[0]
-            best = jnp.maximum(best, self.rates(top, drafted + j).max(axis=1))
-        return tree, dataclasses.replace(onward, live=onward.live & (best > now)[:, None])
+        reached = jnp.where(onward.live, take(tree.log_confidence, onward.node), -jnp.inf)
+        children = reached + reached[:, :1] / drafted[:, None]  # the frontier begins with its likeliest node
+        hoped = jax.lax.top_k(jnp.concatenate([score, children], axis=1), self.verified)[0]
+        pays = self.rates(hoped, drafted + 1).max(axis=1) > self.rates(score, drafted).max(axis=1)
+        return tree, dataclasses.replace(onward, live=onward.live & pays[:, None])
 
     def prune(self, tree: DraftTree) -> DraftTree:
         score, node = likeliest.ranked(tree, self.verified)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxspec import tree as trees
 from jaxspec.builders.budgeted import Budgeted
 from jaxspec.costs import CostTable
-from tests.builders.tables import Paths, children, confidence, grown, paths_of, prune, tables
+from tests.builders.tables import Paths, grown, paths_of, prune, tables
 
 FLAT = ((1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0), (16, 1.0))
 STEEP = ((1, 1.0), (2, 1.4), (4, 1.5), (8, 2.0), (16, 3.5))
@@ -22,7 +22,7 @@ SMALL = Budgeted(width=2, depth=3, cost=0.1, verify=STEEP)
 
 def rate(builder: Budgeted, kept: Any, found: Paths, drafted: int) -> float:
     """The objective, from its definition: tokens by the time of a forward over one token."""
-    tokens = 1 + sum(found[path] ** builder.power for path in kept)
+    tokens = 1 + sum(found[path] for path in kept)
     time = next(cost for size, cost in builder.buckets if size > len(kept))
     return tokens / (drafted * (builder.cost or 0) + time)
 
@@ -35,15 +35,9 @@ def closed(paths: Any) -> bool:
     return all(len(path) == 1 or path[:-1] in paths for path in paths)
 
 
-@given(
-    tables(),
-    st.sampled_from([FLAT, STEEP, JUMP]),
-    st.sampled_from([0.01, 0.1, 0.5]),
-    st.sampled_from([1.0, 0.6]),
-    st.integers(2, 16),
-)
-def test_no_tree_that_could_be_kept_has_a_higher_rate(table, verify, cost, power, total):
-    builder = dataclasses.replace(SMALL, verify=verify, cost=cost, power=power, total=total)
+@given(tables(), st.sampled_from([FLAT, STEEP, JUMP]), st.sampled_from([0.01, 0.5]), st.sampled_from([2, 5, 16]))
+def test_no_tree_that_could_be_kept_has_a_higher_rate(table, verify, cost, total):
+    builder = dataclasses.replace(SMALL, verify=verify, cost=cost, total=total)
     tree = grown(builder, table)
     kept, found = prune(builder, tree), paths_of(tree)
     assert kept.token.shape[1] == builder.verified
@@ -64,21 +58,20 @@ def best_of(builder: Budgeted, found: Paths, drafted: int) -> float:
     return max(rate(builder, likeliest[: size - 1], found, drafted) for size, _ in builder.buckets)
 
 
-@given(tables(), st.sampled_from([FLAT, STEEP, JUMP]), st.sampled_from([0.01, 0.1, 0.5]))
-def test_where_a_row_stops_another_level_could_not_pay(table, verify, cost):
-    """Whatever the draft would have said, and it drafts on only where that is open."""
+@given(tables(), st.sampled_from([FLAT, STEEP, JUMP]), st.sampled_from([0.01, 0.5]))
+def test_a_row_drafts_on_where_that_is_expected_to_pay(table, verify, cost):
     builder = dataclasses.replace(SMALL, verify=verify, cost=cost, depth=4)
     found = paths_of(grown(builder, table))
     last = max(map(len, found))
-    frontier = lambda level: sorted((p for p in found if len(p) == level), key=lambda p: -found[p])[: builder.width]
-    if last < builder.depth:
-        onward = [child for path in frontier(last) for child in children(table, path, builder.width)]
-        more = found | {path: confidence(table, path) for path in onward}
-        assert best_of(builder, more, last + 1) <= best_of(builder, found, last) * (1 + 1e-5)
-    for level in range(1, last):
-        before = {path: value for path, value in found.items() if len(path) <= level}
-        hoped = before | {(*path, 99): before[path] for path in frontier(level)}
-        assert best_of(builder, hoped, level + 1) >= best_of(builder, before, level) * (1 - 1e-5)
+    for level in range(1, min(last + 1, builder.depth)):
+        so_far = {path: value for path, value in found.items() if len(path) <= level}
+        reached = sorted((path for path in so_far if len(path) == level), key=lambda path: -found[path])[
+            : builder.width
+        ]
+        mean = found[reached[0]] ** (1 / level)
+        hoped = so_far | {(*path, 99): found[path] * mean for path in reached}
+        better = best_of(builder, hoped, level + 1) / best_of(builder, so_far, level)
+        assert better >= 1 - 1e-5 if level < last else better <= 1 + 1e-5
 
 
 SAME = np.tile([0.6, 0.3, 0.08, 0.02], (4, 1))  # after every token
@@ -112,12 +105,6 @@ def test_rows_do_not_see_each_other():
         assert paths_of(together, row) == paths_of(alone)
         assert paths_of(prune(SMALL, together), row) == paths_of(prune(SMALL, alone))
     assert trees.levels(together).tolist()[0] > trees.levels(together).tolist()[1]
-
-
-def test_a_path_is_trusted_more_where_the_draft_is_unsure_of_itself():
-    """With a power below 1 more of the same tree is worth verifying."""
-    nodes = [len(verified(dataclasses.replace(SMALL, power=power), SAME)) for power in (2.0, 1.0, 0.3)]
-    assert nodes == sorted(nodes) and nodes[0] < nodes[-1]
 
 
 def test_costs_that_are_not_known_are_asked_for_and_filled_in():

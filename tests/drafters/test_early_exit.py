@@ -2,9 +2,11 @@
 
 import dataclasses
 from collections import Counter
+from functools import partial
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -52,13 +54,16 @@ class Passes:
 
     def layer(self, layer, config, x, attend, prefix, nodes):
         if (i := self.number.get(id(layer.mlp))) is not None:
-            at = np.arange(x.shape[1])[None].repeat(len(x), 0) if attend.slots is None else np.asarray(attend.slots)
-            for row, node in np.ndindex(at.shape):
-                where = int(at[row, node])
-                if self.slots is not None:
-                    where = int(self.slots[row, where]) if where < self.slots.shape[1] else -1
-                self.found[i, row, where] += 1
+            all_slots = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
+            jax.debug.callback(partial(self.count, i), all_slots if attend.slots is None else attend.slots)
         return self.original(layer, config, x, attend, prefix, nodes)
+
+    def count(self, i: int, at: np.ndarray) -> None:
+        for row, node in np.ndindex(at.shape):
+            where = int(at[row, node])
+            if self.slots is not None:
+                where = int(self.slots[row, where]) if where < self.slots.shape[1] else -1
+            self.found[i, row, where] += 1
 
     original = staticmethod(llama.decoder_layer)
 
@@ -74,13 +79,16 @@ def test_every_live_node_passes_every_layer_once(builder: str):
     state = start(spec, weights, requests(PROMPTS, 8), (), 64)
     state = prefill(spec.drafter, weights, state, 8)
     passes = Passes(target)
-    with mock.patch.object(llama, "decoder_layer", passes.layer), jax.disable_jit():
-        prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
-        grown, drafter = decode.draft(spec, weights, state, prefix, state.keys, state.keys)
+    prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
+    with mock.patch.object(llama, "decoder_layer", passes.layer):
+        # Compiled with the weights as constants: a layer is known by its identity.
+        grown, drafter = jax.jit(lambda: decode.draft(spec, weights, state, prefix, state.keys, state.keys))()
         tree = compact(spec.builder.prune(grown))
+        jax.effects_barrier()
         passes.slots = np.asarray(tree.slot)
-        size = tree.token.shape[1]
-        decode.target_forward(spec, size, weights, prefix, tree, spec.drafter.reuse(drafter))
+        size, reuse = tree.token.shape[1], spec.drafter.reuse(drafter)
+        jax.block_until_ready(jax.jit(lambda: decode.target_forward(spec, size, weights, prefix, tree, reuse))())
+        jax.effects_barrier()
     live = np.asarray(tree.live)
     assert live.sum() > live.shape[0] * 2
     counts = [passes.found[i, row, int(passes.slots[row, n])] for i in range(3) for row, n in np.argwhere(live)]
