@@ -63,11 +63,10 @@ def test_a_row_drafts_on_where_that_is_expected_to_pay(table, verify, cost):
     builder = dataclasses.replace(SMALL, verify=verify, cost=cost, depth=4)
     found = paths_of(grown(builder, table))
     last = max(map(len, found))
+    likeliest = sorted(found, key=lambda path: -found[path])
     for level in range(1, min(last + 1, builder.depth)):
         so_far = {path: value for path, value in found.items() if len(path) <= level}
-        reached = sorted((path for path in so_far if len(path) == level), key=lambda path: -found[path])[
-            : builder.width
-        ]
+        reached = [path for path in likeliest if len(path) == level][: builder.width]
         mean = found[reached[0]] ** (1 / level)
         hoped = so_far | {(*path, 99): found[path] * mean for path in reached}
         better = best_of(builder, hoped, level + 1) / best_of(builder, so_far, level)
@@ -84,9 +83,10 @@ def test_trees_worked_out_by_hand():
     the price of a level in tokens. Where verification is dear, the likeliest few are kept.
     """
     chosen = lambda **settings: verified(Budgeted(**settings), SAME).keys()
-    small = {"width": 2, "depth": 2, "cost": 0.1}
+    small = {"width": 2, "depth": 2, "cost": 0.05}
     assert chosen(**small, verify=FLAT) == {(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)}
-    # 1, 1.6, 2.26 and 3.01 tokens in 1, 1.1, 1.5 and 5 forwards, and 0.2 of drafting: 0.83, 1.23, 1.33, 0.58
+    # 1.6 tokens in 1.1 forwards and 0.05 of drafting: 1.39. A second level would do better: 1, 1.6, 2.26 and 2.71
+    # tokens in 1, 1.1, 1.5 and 5 forwards and 0.1 of drafting are 0.91, 1.33, 1.41 and 0.53.
     assert chosen(**small, verify=((1, 1.0), (2, 1.1), (4, 1.5), (8, 5.0))) == {(0,), (1,), (0, 0)}
     assert chosen(**small, verify=((1, 1.0), (2, 9.0), (4, 9.0), (8, 9.0))) == set()
 
@@ -94,7 +94,7 @@ def test_trees_worked_out_by_hand():
 def test_dear_levels_are_few():
     drafted = lambda cost: max(map(len, paths_of(grown(Budgeted(cost=cost, verify=FLAT, width=2), SAME))))
     assert drafted(0.5) == 1
-    assert drafted(0.5) <= drafted(0.1) <= drafted(0.01) == 10
+    assert drafted(0.5) <= drafted(0.1) <= drafted(0.001) == 10
 
 
 def test_rows_do_not_see_each_other():
