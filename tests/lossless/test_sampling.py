@@ -4,6 +4,7 @@ The test is Pearson's chi-square over all sequences; it raises a false alarm onc
 power to see a wrong rule is shown in `test_wrong_rules.py`.
 """
 
+import functools
 import itertools
 
 import jax
@@ -15,6 +16,7 @@ import scipy.stats
 from jaxspec import cache as kv
 from jaxspec.decode import decode
 from jaxspec.drafters.early_exit import EarlyExit
+from jaxspec.engine import Request
 from jaxspec.llama import forward, unembed
 from jaxspec.methods import parse_method
 from jaxspec.protocols import Models
@@ -72,12 +74,17 @@ def enumerate_joint(models: Models, temperature: float, top_p: float) -> np.ndar
     return joint.reshape((VOCAB,) * TOKENS)
 
 
+@functools.cache
+def asked(seed: int, temperature: float, top_p: float) -> list[Request]:
+    """A batch. Its texts are longer than what is looked at, so that no cut shows."""
+    return requests([PROMPT] * BATCH, TOKENS + 1, seed=seed, temperature=temperature, top_p=top_p)
+
+
 def sample(spec, models: Models, temperature: float, top_p: float) -> np.ndarray:
-    """[V, V, V] counts over BATCH × BATCHES texts. The text is longer than what is looked at, so no cut shows."""
+    """[V, V, V] counts over BATCH × BATCHES texts."""
     counts, models, loop = np.zeros((VOCAB,) * TOKENS, int), weights(spec, models), None
     for seed in range(BATCHES):
-        asked = requests([PROMPT] * BATCH, TOKENS + 2, seed=seed, temperature=temperature, top_p=top_p)
-        state = begun(spec, models, asked, (), ROWS)
+        state = begun(spec, models, asked(seed, temperature, top_p), (), ROWS)
         loop = loop or decode.lower(spec, models, state, jnp.int32(ROWS)).compile(WORTH_OPTIMISING)
         texts = np.asarray(loop(models, state, jnp.int32(ROWS)).tokens)[:, len(PROMPT) :]
         np.add.at(counts, tuple(texts[:, :TOKENS].T), 1)
