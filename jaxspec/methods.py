@@ -53,7 +53,7 @@ BUILDERS: dict[str, type] = {
 }
 CONTROLLERS: dict[str, type] = {"fixed": Fixed, "beta-ts": BetaTS, "cali-ts": CaliTS}
 LONGEST = 12  # tokens of a chain, unless told, where a controller decides when to stop (Draft & Verify's K)
-PREFERRED = ("eagle", "early-exit", "medusa", "draft-model")
+PREFERRED = ("eagle", "edd", "early-exit", "medusa", "draft-model")
 """Drafters with a trained head, the best first: what runs where no method is named and the head is there."""
 
 
