@@ -16,9 +16,11 @@ from jaxspec.builders.pruned import Pruned
 from jaxspec.builders.static import Static
 from jaxspec.builders.uniform import Uniform
 from jaxspec.checkpoint import CheckpointError
+from jaxspec.controllers.adaptive import Adaptive
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.controllers.cali_ts import CaliTS
 from jaxspec.controllers.fixed import Fixed
+from jaxspec.controllers.threshold import Threshold
 from jaxspec.costs import CostTable
 from jaxspec.decode import Speculation
 from jaxspec.drafters.draft_model import DraftModel
@@ -51,7 +53,13 @@ BUILDERS: dict[str, type] = {
     "pruned": Pruned,
     "budgeted": Budgeted,
 }
-CONTROLLERS: dict[str, type] = {"fixed": Fixed, "beta-ts": BetaTS, "cali-ts": CaliTS}
+CONTROLLERS: dict[str, type] = {
+    "fixed": Fixed,
+    "threshold": Threshold,
+    "adaptive": Adaptive,
+    "beta-ts": BetaTS,
+    "cali-ts": CaliTS,
+}
 LONGEST = 12  # tokens of a chain, unless told, where a controller decides when to stop (Draft & Verify's K)
 PREFERRED = ("eagle", "early-exit", "medusa", "draft-model")
 """Drafters with a trained head, the best first: what runs where no method is named and the head is there."""
