@@ -27,6 +27,7 @@ from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.edd import Edd
+from jaxspec.drafters.layer_skip import LayerSkip
 from jaxspec.drafters.medusa import Medusa
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.drafters.plain import Plain
@@ -43,6 +44,7 @@ DRAFTERS: dict[str, type] = {
     "early-exit": EarlyExit,
     "edd": Edd,
     "medusa": Medusa,
+    "layer-skip": LayerSkip,
 }
 BUILDERS: dict[str, type] = {
     "chain": Chain,
@@ -61,7 +63,7 @@ CONTROLLERS: dict[str, type] = {
     "cali-ts": CaliTS,
 }
 LONGEST = 12  # tokens of a chain, unless told, where a controller decides when to stop (Draft & Verify's K)
-PREFERRED = ("eagle", "early-exit", "medusa", "draft-model")
+PREFERRED = ("eagle", "early-exit", "medusa", "draft-model", "layer-skip")
 """Drafters with a trained head, the best first: what runs where no method is named and the head is there."""
 
 

@@ -8,7 +8,7 @@ from jaxspec.controllers.adaptive import Adaptive, AdaptiveState
 from jaxspec.controllers.threshold import Threshold
 from jaxspec.methods import parse_method
 from jaxspec.protocols import Evidence
-from tests.lossless.harness import decoded, models, requests, speculation
+from tests.lossless.harness import decoded, models, requests
 
 # (accepted, levels) of a first round -> AR and gamma after it; both after another round with 4 of 4 accepted.
 # By hand from arXiv:2309.08168, Eqs. 2 to 4, with the defaults: gamma 0.6, alpha 0.9, steps of 0.1 * 0.01.
@@ -36,9 +36,10 @@ def test_updates_are_the_tables():
     """All cases at once, a row each: so no row sees another either."""
     controller = Adaptive()
     rounds, once, twice = zip(*TABLE.values(), strict=True)
-    state = controller.update(controller.init(None, len(TABLE)), *(counts(*column) for column in zip(*rounds)))
+    accepted, levels = zip(*rounds, strict=True)
+    state = controller.update(controller.init(None, len(TABLE)), counts(*accepted), counts(*levels))
     np.testing.assert_allclose(pairs(state), once, atol=1e-6)
-    assert state.begun.tolist() == [levels > 0 for _, levels in rounds]
+    assert state.begun.tolist() == [count > 0 for count in levels]
     four = counts(*[4] * len(TABLE))
     state = controller.update(state, four, four)
     np.testing.assert_allclose(pairs(state), twice, atol=1e-6)

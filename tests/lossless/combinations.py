@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.methods import Method, parse_method
 
-DRAFTERS = ("ngram", "draft-model", "eagle", "early-exit", "edd", "medusa")
+DRAFTERS = ("ngram", "draft-model", "eagle", "early-exit", "edd", "medusa", "layer-skip")
 BUILDERS = (
     "chain,length=4",
     "static,paths=0:1:2:00:01:10:000",
