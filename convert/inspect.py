@@ -94,7 +94,7 @@ def _of_published_eagle(path: Path) -> Iterable[tuple[str, Any]]:
 
 def _of_settings(settings: dict[str, Any]) -> Iterable[tuple[str, Any]]:
     for name, value in settings.items():
-        yield name.replace("_", " "), {True: "yes", False: "no"}.get(value, value)
+        yield name.replace("_", " "), value if not isinstance(value, bool) else "yes" if value else "no"
 
 
 def _of_config(config: CheckpointConfig) -> Iterable[tuple[str, Any]]:
