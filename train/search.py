@@ -13,7 +13,7 @@ from rich.table import Table
 from jaxspec.convert.files import staged
 from jaxspec.convert.interrupts import deferred
 from jaxspec.convert.progress import say
-from jaxspec.drafters.layer_skip import LayerSkip, SkipSet, numbers, skip, write_skip_set
+from jaxspec.drafters.layer_skip import LayerSkip, SkipSet, skip, write_skip_set
 from jaxspec.engine import Request
 from jaxspec.linelog import LineLog
 from jaxspec.loading import Checkpoint
@@ -23,7 +23,7 @@ from jaxspec.train.fingerprint import fingerprint
 from jaxspec.train.progress import Pace, progress
 from jaxspec.train.runs import Run
 from jaxspec.train.suggest import Tried
-from jaxspec.train.trial import Costs, Objective, Outcome
+from jaxspec.train.trial import Costs, Objective, Trial, layers_of
 
 SEARCHED = "searched"
 
@@ -45,30 +45,6 @@ class Plan:
     trials: int
     objective: Literal["modelled", "measured"]
     seed: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """A set, and what came out."""
-
-    skips: SkipSet
-    outcome: Outcome
-
-    def to_json(self) -> dict[str, Any]:
-        """A line of the log."""
-        return {**layers_of(self.skips), **dataclasses.asdict(self.outcome)}
-
-    @staticmethod
-    def from_json(line: dict[str, Any], num_layers: int) -> "Trial":
-        """Inverse of `to_json`."""
-        values = dict(line)
-        skips = skip(num_layers, values.pop("attention"), values.pop("mlp"))
-        return Trial(skips=skips, outcome=Outcome(**values))
-
-
-def layers_of(skips: SkipSet) -> dict[str, list[int]]:
-    """The layers whose attention and whose MLP are left out."""
-    return {"attention": numbers(skips.attention), "mlp": numbers(skips.mlp)}
 
 
 def search(out: Path, model: Checkpoint, plan: Plan, run: Run) -> SkipSet:
@@ -123,7 +99,9 @@ def requests_of(model: Checkpoint, plan: Plan) -> list[Request]:
     """The development prompts. Raises ValueError where one leaves no room for a token."""
     room = model.config.model.usable_length
     if (longest := max(map(len, plan.prompts))) >= room:
-        raise ValueError(f"a prompt has {longest} tokens and the model {room} positions; lower --prompt-tokens")
+        raise ValueError(
+            f"a prompt has {longest} tokens and the model {room} positions; shorten it or lower --prompt-tokens"
+        )
     budget = lambda prompt: min(plan.max_new_tokens, room - len(prompt))
     return [Request(prompt, budget(prompt), 0.0, 0, 1.0, 0, 0) for prompt in plan.prompts]
 

@@ -2,20 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxspec.convert.progress import say
 from jaxspec.drafters.layer_skip import SkipSet
 from jaxspec.evaluate.sweep_figure import to_svg
 from jaxspec.linelog import write_whole
-
-if TYPE_CHECKING:
-    from jaxspec.train.search import Trial
+from jaxspec.train.trial import Trial
 
 KEPT, ATTENTION, MLP = "0.85", "tab:red", "tab:blue"
 
 
-def draw(trials: "Sequence[Trial]", best: SkipSet, out: Path) -> None:
+def draw(trials: Sequence[Trial], best: SkipSet, out: Path) -> None:
     """Draws all trials (the paper's Figure 4) and the map of the best set (Figure 6); says where that cannot be."""
     try:
         from matplotlib.figure import Figure

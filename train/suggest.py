@@ -96,7 +96,7 @@ def _likeliest_improvement(tried: Sequence[Tried], corners: Corners, kernel: Any
 def _process(kernel: Any, tried: Sequence[Tried], fitted: bool) -> Any:
     from sklearn.gaussian_process import GaussianProcessRegressor
 
-    optimizer = None if fitted else "fmin_l_bfgs_b"
+    optimizer: Any = None if fitted else "fmin_l_bfgs_b"
     process = GaussianProcessRegressor(kernel, alpha=_NOISE, normalize_y=True, optimizer=optimizer)
     corners, scores = zip(*((each.corner, each.score) for each in tried), strict=True)
     with warnings.catch_warnings():

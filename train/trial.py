@@ -5,8 +5,9 @@ The set is traced, so that one compiled loop serves all of them.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from jaxspec.drafters.layer_skip import SkipSet, skip
+from jaxspec.drafters.layer_skip import SkipSet, numbers, skip
 from jaxspec.engine import Engine, Generation, Request
 from jaxspec.evaluate import cost
 from jaxspec.evaluate.metrics import count, ratio
@@ -59,6 +60,30 @@ class Outcome:
 
 
 Objective = Callable[[SkipSet], Outcome]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A set, and what came out."""
+
+    skips: SkipSet
+    outcome: Outcome
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of the log."""
+        return {**layers_of(self.skips), **dataclasses.asdict(self.outcome)}
+
+    @staticmethod
+    def from_json(line: dict[str, Any], num_layers: int) -> "Trial":
+        """Inverse of `to_json`."""
+        values = dict(line)
+        skips = skip(num_layers, values.pop("attention"), values.pop("mlp"))
+        return Trial(skips=skips, outcome=Outcome(**values))
+
+
+def layers_of(skips: SkipSet) -> dict[str, list[int]]:
+    """The layers whose attention and whose MLP are left out."""
+    return {"attention": numbers(skips.attention), "mlp": numbers(skips.mlp)}
 
 
 def engine(model: Checkpoint, method: Method, skips: SkipSet) -> Engine:

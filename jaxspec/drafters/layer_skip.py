@@ -76,13 +76,13 @@ def read_skip_set(path: Path, target: CheckpointConfig) -> SkipSet:
     check_same_shape(path, config.model, target.model)
     if (theirs := config.model.num_layers) != (ours := target.model.num_layers):
         raise CheckpointError(f"the skip set at {path} is for a target of {theirs} layers, and this one has {ours}")
-    layers = [config.settings.get(name) for name in ("attention", "mlp")]
-    if config.settings.keys() - {"attention", "mlp"} or not all(_are_layers(some, ours) for some in layers):
+    found = config.settings
+    if found.keys() != {"attention", "mlp"} or not all(_are_layers(some, ours) for some in found.values()):
         raise CheckpointError(
             f"the settings in {path / 'config.json'} must be `attention` and `mlp`, lists of layers from 0 to "
-            f"{ours - 1}, and are {config.settings}"
+            f"{ours - 1}, and are {found}"
         )
-    return skip(ours, *layers)
+    return skip(ours, found["attention"], found["mlp"])
 
 
 def _are_layers(found: Any, num_layers: int) -> bool:

@@ -88,6 +88,7 @@ def test_the_draft_that_stopped_it_is_verified():
     method = parse_method(f"draft-model+chain,length={cap}+threshold,gamma={gamma}")
     spec = method.speculation(True, record=True)
     state = decoded(spec, models(vocab_size=23), requests([[3, 1, 4, 1, 5], [9, 2, 6]], 40))
+    assert state.trace is not None
     lengths, accepted_last = set(), False
     for row in range(2):
         history = np.asarray(state.history[row, : int(state.round)])

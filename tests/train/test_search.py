@@ -2,9 +2,8 @@
 
 import json
 import shutil
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,8 @@ import pytest
 
 import jaxspec
 from jaxspec import decode
-from jaxspec.drafters.layer_skip import skip
+from jaxspec.drafters.layer_skip import read_skip_set, skip
+from jaxspec.engine import Generation, Request
 from jaxspec.evaluate import cost
 from jaxspec.loading import Checkpoint, load
 from jaxspec.methods import parse_method
@@ -58,24 +58,26 @@ def known_costs(monkeypatch):
     monkeypatch.setattr(trial, "measure_costs", lambda *arguments: COSTS)
 
 
-def run(target: Path, out: Path, trials: int = TRIALS) -> tuple[int, str]:
+def run(target: Path, out: Path, trials: int = TRIALS, *options: Any) -> tuple[int, str]:
+    text = target.parent / "text"
     return command(
-        "skip-search", "--target", target, "--data", target.parent / "text", "--trials", trials, "--out", out, *SMALL
+        "skip-search", "--target", target, "--data", text, "--trials", trials, "--out", out, *SMALL, *options
     )
 
 
 def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs, tmp_path, capsys):
-    decode.decode.clear_cache()
+    loop: Any = decode.decode  # a jitted function has methods that its type does not show
+    loop.clear_cache()
     code, said = run(target, whole := tmp_path / "whole")
     assert code == 0, said
-    assert decode.decode._cache_size() == 1, "every set must run in one program"
+    assert loop._cache_size() == 1, "every set must run in one program"
     log = (tmp_path / "whole.run/trials.jsonl").read_text().splitlines(keepends=True)
     assert len(log) == 2 + TRIALS  # settings and costs first
     lines = [json.loads(line) for line in log[2:]]
     assert lines[0]["attention"] == lines[0]["mlp"] == [] and lines[0]["acceptance_rate"] == 1
     best = max(lines, key=lambda line: line["speedup"])
     assert best["attention"], "attention is dear and does little here"
-    assert search.layers_of(read_skip_set(whole, model.config)) == {name: best[name] for name in ("attention", "mlp")}
+    assert trial.layers_of(read_skip_set(whole, model.config)) == {name: best[name] for name in ("attention", "mlp")}
     assert f"wrote {whole}: {best['speedup']:.3f}x plain" in said
     table = capsys.readouterr().out
     for word in ("searched", "first", "middle", "last", "random", "uniform", "acceptance"):
@@ -95,8 +97,7 @@ def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs,
     # With more trials, a search that was finished goes on from what it has.
     code, said = run(target, tmp_path / "cut", TRIALS + 1)
     assert code == 2 and "exists already" in said
-    shutil.rmtree(tmp_path / "cut")
-    code, said = run(target, tmp_path / "cut", TRIALS + 1)
+    code, said = run(target, tmp_path / "longer", TRIALS + 1, "--run", run_folder)
     assert code == 0, said
     assert (run_folder / "trials.jsonl").read_text().startswith("".join(log))
 
@@ -123,7 +124,9 @@ def test_what_a_block_costs(model, monkeypatch):
     switches = {name: [kind.tolist() for kind in astuple(engine.models.draft)] for name, engine in asked.items()}
     on, off = [True, True], [False, False]
     assert switches == {"whole": [off, off], "no attention": [on, off], "no mlp": [off, on]}
-    assert astuple(costs) == pytest.approx((1.0, {"1": 1.0, "2": 1.2}, 0.9, 0.2, 0.1, 0.01, 0.02))
+    assert (costs.plain, costs.verify, costs.level) == (1.0, {"1": 1.0, "2": 1.2}, 0.9)
+    assert (costs.attention, costs.mlp) == pytest.approx((0.2, 0.1))
+    assert (costs.control_level, costs.control_round) == (0.01, 0.02)
     prices = costs.prices(skip(LAYERS, attention=[0, 1], mlp=[1]))
     assert prices.level == pytest.approx(0.9 - 0.4 - 0.1)
     assert prices.verify == {1: 1.0, 2: 1.2}
@@ -131,7 +134,8 @@ def test_what_a_block_costs(model, monkeypatch):
 
 def test_measured_is_the_clock(model, monkeypatch):
     rounds = np.array([[3, 2, 2, 2, 2], [1, 0, 2, 2, 2]])  # four tokens; two of four drafts accepted
-    found = [SimpleNamespace(history=rounds, decode_seconds=seconds) for seconds in (1.0, 3.0)]
+    blank = Generation([1], [], "", "length", rounds, None, None, 0.0, 0.0, ())
+    found = [replace(blank, decode_seconds=seconds) for seconds in (1.0, 3.0)]
     monkeypatch.setattr(trial, "warm", lambda engine, requests, learnt: [found[requests[0].index]])
     requests = [Request([1], 4, 0.0, 0, 1.0, 0, index) for index in range(2)]
     outcome = trial.measured(model, parse_method("layer-skip"), requests, plain=0.75)(skip(LAYERS, [], []))
@@ -141,7 +145,7 @@ def test_measured_is_the_clock(model, monkeypatch):
 
 def test_other_choices_of_as_many_blocks():
     best = skip(8, attention=[1, 4, 5], mlp=[7])
-    found = {name: search.layers_of(skips) for name, skips in search.strategies(best, seed=0).items()}
+    found = {name: trial.layers_of(skips) for name, skips in search.strategies(best, seed=0).items()}
     random = found.pop("random")
     assert found == {
         "first": {"attention": [0, 1, 2], "mlp": [0]},
