@@ -17,6 +17,7 @@ from jaxspec.convert import eagle, kinds, llama, medusa
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import format_of, read_json
 from jaxspec.convert.tokenizer import has_tokenizer
+from jaxspec.drafters import layer_skip
 
 
 def describe(path: Path) -> str:
@@ -54,14 +55,17 @@ def _of_source(path: Path) -> Iterable[tuple[str, Any]]:
 
 
 def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
-    config, shapes = heads.read_config(path), checkpoint.read_shapes(path / "params")
+    config, params = heads.read_config(path), path / "params"
+    weightless = config.drafter == layer_skip.NAME and not params.exists()
+    shapes = {} if weightless else checkpoint.read_shapes(params)
     yield "format", f"jaxspec head for the drafter {config.drafter}, exported in {config.source_dtype}"
     if any("layer" in name for name in shapes):
         yield from _of_model(config.model)
     else:
         yield from _of_widths(config.model.hidden_size, config.model.vocab_size)
     yield from _of_settings(config.settings)
-    yield from _of_tensors({name: (leaf.shape, str(leaf.dtype)) for name, leaf in shapes.items()})
+    if not weightless:
+        yield from _of_tensors({name: (leaf.shape, str(leaf.dtype)) for name, leaf in shapes.items()})
 
 
 def _kind_of(path: Path) -> kinds.Kind:
@@ -90,7 +94,7 @@ def _of_published_eagle(path: Path) -> Iterable[tuple[str, Any]]:
 
 def _of_settings(settings: dict[str, Any]) -> Iterable[tuple[str, Any]]:
     for name, value in settings.items():
-        yield name.replace("_", " "), {True: "yes", False: "no"}.get(value, value)
+        yield name.replace("_", " "), value if not isinstance(value, bool) else "yes" if value else "no"
 
 
 def _of_config(config: CheckpointConfig) -> Iterable[tuple[str, Any]]:

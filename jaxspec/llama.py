@@ -219,9 +219,21 @@ def decoder_layer(
     layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
 ) -> tuple[Float[Array, "B W D"], KV]:
     """One decoder layer on the residual stream; `prefix` and `nodes` hold this layer alone."""
+    x, nodes = attention_block(layer, config, x, attend, prefix, nodes)
+    return mlp_block(layer, config, x), nodes
+
+
+def attention_block(
+    layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
+) -> tuple[Float[Array, "B W D"], KV]:
+    """The first half of a decoder layer: attention, added to the residual stream."""
     mixed, nodes = attention(layer.attention, config, attention_input(layer, config, x), attend, prefix, nodes)
-    x = x + mixed
-    return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps)), nodes
+    return x + mixed, nodes
+
+
+def mlp_block(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    """The second half."""
+    return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps))
 
 
 def attend_to(

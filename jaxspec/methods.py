@@ -16,15 +16,18 @@ from jaxspec.builders.pruned import Pruned
 from jaxspec.builders.static import Static
 from jaxspec.builders.uniform import Uniform
 from jaxspec.checkpoint import CheckpointError
+from jaxspec.controllers.adaptive import Adaptive
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.controllers.cali_ts import CaliTS
 from jaxspec.controllers.fixed import Fixed
+from jaxspec.controllers.threshold import Threshold
 from jaxspec.costs import CostTable
 from jaxspec.decode import Speculation
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.edd import Edd
+from jaxspec.drafters.layer_skip import LayerSkip
 from jaxspec.drafters.medusa import Medusa
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.drafters.plain import Plain
@@ -41,6 +44,7 @@ DRAFTERS: dict[str, type] = {
     "early-exit": EarlyExit,
     "edd": Edd,
     "medusa": Medusa,
+    "layer-skip": LayerSkip,
 }
 BUILDERS: dict[str, type] = {
     "chain": Chain,
@@ -51,9 +55,15 @@ BUILDERS: dict[str, type] = {
     "pruned": Pruned,
     "budgeted": Budgeted,
 }
-CONTROLLERS: dict[str, type] = {"fixed": Fixed, "beta-ts": BetaTS, "cali-ts": CaliTS}
+CONTROLLERS: dict[str, type] = {
+    "fixed": Fixed,
+    "threshold": Threshold,
+    "adaptive": Adaptive,
+    "beta-ts": BetaTS,
+    "cali-ts": CaliTS,
+}
 LONGEST = 12  # tokens of a chain, unless told, where a controller decides when to stop (Draft & Verify's K)
-PREFERRED = ("eagle", "edd", "early-exit", "medusa", "draft-model")
+PREFERRED = ("eagle", "edd", "early-exit", "medusa", "draft-model", "layer-skip")
 """Drafters with a trained head, the best first: what runs where no method is named and the head is there."""
 
 

@@ -40,6 +40,7 @@ def compiled(name: str, batch: int = 1) -> str:
         "early-exit+chain",
         "edd+static",
         "medusa+chain",
+        "layer-skip+chain",
     ],
 )
 def test_the_loop_never_copies_the_cache(name):

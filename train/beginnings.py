@@ -1,14 +1,29 @@
-"""Beginnings of texts, cut from open text at random places, for a target to go on from."""
+"""Beginnings of texts for a target to go on from: prompts of a file, or cut from open text at random places."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxspec.evaluate.suites import read_questions
+from jaxspec.prompts import Prompt
 from jaxspec.train import prepare
+from jaxspec.train.options import Data
 from jaxspec.train.text import Document
 
 _CHARACTERS_A_TOKEN = 32  # read for one; where tokens are longer, a beginning has fewer of them
 _HALF = "\ufffd"  # what half a character is decoded to
+
+
+def prompts(file: Path | None, data: Data, tokenizer: Any, count: int, length: int, seed: int) -> list[Prompt]:
+    """The first `count` prompts of a file, the first turn of each; without a file, `cut` from the data.
+
+    Raises:
+        ValueError: no readable file of prompts, or data that they cannot be cut from.
+    """
+    if file is not None:
+        return [question.turns[0] for question in read_questions(file, count)]
+    return [*cut(data.read(), tokenizer, count, length, seed)]
 
 
 def cut(found: prepare.Found, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:

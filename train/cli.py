@@ -13,6 +13,8 @@ from jaxspec.train.generate import Generate
 from jaxspec.train.objectives import Distillation, EagleObjective, EddObjective
 from jaxspec.train.options import Data, Mixture, option, settings
 from jaxspec.train.recipe import Recipe
+from jaxspec.train.runs import open_run, run_folder
+from jaxspec.train.skip_search import SkipSearch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,7 +61,6 @@ class Lm:
 
     def run(self) -> None:
         from jaxspec.train import lm
-        from jaxspec.train.runs import open_run
 
         if not 0 <= self.layer_dropout < 1:
             raise ValueError(f"--layer-dropout must be from 0 to below 1, not {self.layer_dropout}")
@@ -96,7 +97,6 @@ class Where:
     ) -> "Iterator[Job]":
         """Loads of the target what `load` does, and opens the run."""
         from jaxspec.train import heads
-        from jaxspec.train.runs import open_run
 
         target = load(self.target, heads.target_dtype(recipe))
         out = heads.folder_of(target.path, name, self.out)
@@ -292,7 +292,6 @@ class Calibrator:
         from jaxspec.prompts import encode
         from jaxspec.train import beginnings, calibrator
         from jaxspec.train.generation import load_with_tokenizer
-        from jaxspec.train.runs import open_run
 
         model = load_with_tokenizer(self.target, self.dtype)
         out = calibrator.folder_of(model, self.head, self.out)
@@ -310,11 +309,6 @@ class Calibrator:
             calibrator.train(out, model, self.head, encode([*cut], model, chat=False), plan, opened, self.save_dtype)
 
 
-def run_folder(out: Path, chosen: Path | None) -> Path:
-    """Where the run of an output is kept."""
-    return chosen or out.with_name(out.name + ".run")
-
-
 Command = (
     Annotated[Lm, conf.subcommand("lm")]
     | Annotated[Eagle, conf.subcommand("eagle")]
@@ -322,6 +316,7 @@ Command = (
     | Annotated[EarlyExit, conf.subcommand("early-exit")]
     | Annotated[Edd, conf.subcommand("edd")]
     | Annotated[Medusa, conf.subcommand("medusa")]
+    | Annotated[SkipSearch, conf.subcommand("skip-search")]
     | Annotated[Calibrator, conf.subcommand("calibrator")]
     | Annotated[Generate, conf.subcommand("generate")]
 )

@@ -2,14 +2,11 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from tyro import conf
 
 from jaxspec.train.options import Data, option, settings
-
-if TYPE_CHECKING:
-    from jaxspec.prompts import Prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +61,14 @@ class Generate:
             if getattr(self, name) < 0:
                 raise ValueError(f"{option(name)} must not be below 0, not {getattr(self, name)}")
         from jaxspec.prompts import encode
-        from jaxspec.train import generation
+        from jaxspec.train import beginnings, generation
 
         generation.check_place(self.out)
         engine = generation.open_engine(self.target, self.method, self.dtype)
+        tokenizer = engine.model.tokenizer
+        prompts = beginnings.prompts(self.prompts, self.data, tokenizer, self.samples, self.prompt_tokens, self.seed)
         plan = generation.Plan(
-            prompts=encode(self._prompts(engine.model.tokenizer), engine.model, chat=False),
+            prompts=encode(prompts, engine.model, chat=False),
             max_new_tokens=self.max_new_tokens,
             greedy_tokens=self.greedy_tokens,
             temperature=self.temperature,
@@ -79,11 +78,3 @@ class Generate:
             batch_size=self.batch_size,
         )
         generation.write(self.out, engine, plan, settings("generate", self))
-
-    def _prompts(self, tokenizer: Any) -> "list[Prompt]":
-        from jaxspec.evaluate.suites import read_questions
-        from jaxspec.train import beginnings
-
-        if self.prompts is not None:
-            return [question.turns[0] for question in read_questions(self.prompts, self.samples)]
-        return [*beginnings.cut(self.data.read(), tokenizer, self.samples, self.prompt_tokens, self.seed)]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 STDLIB = "stdlib"
 _PLACES = ("out", "run_dir", "cache_features")
-_NO_MATTER = ("evaluate_every", "save_every")
+_NO_MATTER = ("evaluate_every", "save_every", "trials")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ def option(name: str) -> str:
 
 
 def settings(name: str, command: Any) -> dict[str, Any]:
-    """What decides a run, as it was typed: every option but places, and how often to measure and save."""
+    """What decides a run, as it was typed: every option but places, how often to measure and save, how far to go."""
 
     def flat(value: Any) -> dict[str, Any]:
         found = {}

@@ -21,8 +21,9 @@ class Run:
 
     @property
     def started(self) -> bool:
-        """Whether there is something to go on from: a checkpoint, which Orbax names by its step, or labels."""
-        return any(path.name.isdecimal() for path in self.checkpoints.glob("*")) or any(self.labels.glob("*.npz"))
+        """Whether there is something to go on from: a checkpoint, which Orbax names by its step, labels or trials."""
+        saved = any(path.name.isdecimal() for path in self.checkpoints.glob("*"))
+        return saved or any(self.labels.glob("*.npz")) or self.trials.exists()
 
     @property
     def data(self) -> Path:
@@ -35,6 +36,11 @@ class Run:
         return self.folder / "labels"
 
     @property
+    def trials(self) -> Path:
+        """What a search has tried, a line of JSON each."""
+        return self.folder / "trials.jsonl"
+
+    @property
     def metrics(self) -> Path:
         """A line of JSON a step and an evaluation."""
         return self.folder / "metrics.jsonl"
@@ -42,6 +48,11 @@ class Run:
     @property
     def figure(self) -> Path:
         return self.folder / "training.svg"
+
+
+def run_folder(out: Path, chosen: Path | None) -> Path:
+    """Where the run of an output is kept."""
+    return chosen or out.with_name(out.name + ".run")
 
 
 @contextlib.contextmanager

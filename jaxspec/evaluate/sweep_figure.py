@@ -15,7 +15,6 @@ def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
         sweep, methods: of the sweep's JSON.
     """
     try:
-        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         return None
@@ -38,6 +37,13 @@ def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
         axes.set_xticks(at, labels)
     speed.legend(frameon=False, fontsize="small")
     drafts.legend(handles=[tau, mean], frameon=False, fontsize="small")
+    return to_svg(drawn)
+
+
+def to_svg(drawn: Any) -> str:
+    """The text of a Matplotlib figure."""
+    from matplotlib import rc_context
+
     with rc_context({"svg.hashsalt": "jaxspec"}):
         text = io.StringIO()
         drawn.savefig(text, **FORMAT)

@@ -1,4 +1,4 @@
-"""What the loop tells Beta-TS of a round: the counts after the cut at EOS and budget, to each sequence its own."""
+"""What the loop tells controllers of a round: the counts after the cut at EOS and budget, to each sequence its own."""
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from tests.lossless.harness import decoded, models, requests, run, speculation
 
 ALPHA, BETA = 2.0**20, 0.5  # so sure that every round drafts to its cap, whatever the first rounds say
 CAP = 4
+GAMMA = 0.2  # about what the drafts have here
 READINGS = ("compared", "printed", "bonus")
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 
@@ -82,8 +83,30 @@ class TestRounds:
         assert learnt(state) == [first, {"compared": (8, 0), "printed": (6, 2), "bonus": (8, 0)}[reading]]
 
 
-@pytest.mark.parametrize("controller", ["beta-ts,prior_alpha=2", "cali-ts"])
-def test_posterior_follows_from_the_history(controller: str, target):
+def beta_ts(accepted: np.ndarray, levels: np.ndarray) -> list[float]:
+    compared = np.minimum(accepted + 1, levels).sum()
+    return [2 + accepted.sum(), 1 + compared - accepted.sum()]
+
+
+def cali_ts(accepted: np.ndarray, levels: np.ndarray) -> list[float]:
+    compared = np.minimum(accepted + 1, levels).sum()
+    return [(0.75 + accepted.sum()) / (1 + compared), (levels > 0).sum(), compared]  # leaves go by name
+
+
+def adaptive(accepted: np.ndarray, levels: np.ndarray) -> list[float]:
+    gamma, rate = GAMMA, None
+    for of_round in accepted[levels > 0] / levels[levels > 0]:
+        rate = of_round if rate is None else (rate + of_round) / 2
+        gamma += 0.1 * (0.05 if rate <= 0.9 else -0.05)
+    assert rate is not None
+    return [True, gamma, rate]
+
+
+@pytest.mark.parametrize(
+    ("controller", "expected"),
+    [("beta-ts,prior_alpha=2", beta_ts), ("cali-ts", cali_ts), (f"adaptive,gamma={GAMMA},epsilon=0.05", adaptive)],
+)
+def test_what_is_learnt_follows_from_the_history(controller: str, expected, target):
     """Recounted by hand from rounds of every kind; the stops differ, and rows of a batch go their own ways."""
     spec = speculation(parse_method(f"draft-model+{controller}"), True)
     state = decoded(spec, target, requests(PROMPTS, 40))
@@ -91,12 +114,8 @@ def test_posterior_follows_from_the_history(controller: str, target):
     assert len({tuple(row) for row in history[:, :, 1:3].reshape(-1, 2).tolist()}) > 5
     for row in range(len(PROMPTS)):
         accepted, levels = history[row, :, 1], history[row, :, 2]
-        compared = np.minimum(accepted + 1, levels).sum()
-        if controller == "cali-ts":
-            expected = [(0.75 + accepted.sum()) / (1 + compared), (levels > 0).sum(), compared]  # leaves go by name
-        else:
-            expected = [2 + accepted.sum(), 1 + compared - accepted.sum()]
-        assert [leaf[row].item() for leaf in jax.tree.leaves(state.controller)] == pytest.approx(expected)
+        found = [leaf[row].item() for leaf in jax.tree.leaves(state.controller)]
+        assert found == pytest.approx(expected(accepted, levels), abs=1e-5)
 
 
 @pytest.mark.parametrize("controller", ["beta-ts", "cali-ts"])

@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.methods import Method, parse_method
 
-DRAFTERS = ("ngram", "draft-model", "eagle", "early-exit", "edd", "medusa")
+DRAFTERS = ("ngram", "draft-model", "eagle", "early-exit", "edd", "medusa", "layer-skip")
 BUILDERS = (
     "chain,length=4",
     "static,paths=0:1:2:00:01:10:000",
@@ -20,7 +20,13 @@ BUILDERS = (
 )
 SETTINGS = ("chain,length=1", "static", "uniform,width=2,depth=3,total=8")  # the same builders otherwise set, and
 # a static tree given otherwise: only with --soak
-CONTROLLERS = ("fixed", "beta-ts,prior_alpha=1", "cali-ts")  # where they stop, they stop often: chance 1/2 or so
+CONTROLLERS = (  # where they stop, they stop often: chance 1/2 or so
+    "fixed",
+    "threshold,gamma=0.2,confidence=token",  # which looks at what was drawn
+    "adaptive,gamma=0.3,alpha=0.5,epsilon=1.0",
+    "beta-ts,prior_alpha=1",
+    "cali-ts",
+)
 UNSOUND = {("ngram", "cali-ts")}  # drafter, controller: refused by parse_method, as ngram has no hidden states
 TEMPERATURES = (0.7, 1.0)
 TOP_P = (1.0, 0.8)

@@ -17,6 +17,7 @@ from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.drafters.edd import Edd, EddHead, default_tap
+from jaxspec.drafters.layer_skip import LayerSkip, skip
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.engine import Request, start
 from jaxspec.llama import Llama
@@ -55,6 +56,7 @@ def models(vocab_size: int, num_layers: int = 2) -> Models:
             EarlyExit: early_exit_head(target),
             Edd: edd_head(target),
             Medusa: medusa_heads(target),
+            LayerSkip: skip(num_layers, attention=range(1, num_layers), mlp=[0]),
         },
         control=Calibrator(config.hidden_size, config.hidden_size, rngs=nnx.Rngs(3)),
     )

@@ -1,0 +1,78 @@
+"""A threshold that moves until a wanted share of the drafts is accepted (Draft & Verify, arXiv:2309.08168, §3.4)."""
+
+import dataclasses
+from typing import ClassVar
+
+import chex
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxspec.controllers.threshold import check_confidence, confidence
+
+
+@chex.dataclass(frozen=True)
+class AdaptiveState:
+    """Where each sequence's threshold is, and how much was accepted of late."""
+
+    gamma: Float[Array, " B"]
+    rate: Float[Array, " B"]  # AR; means nothing before the first round
+    begun: Bool[Array, " B"]  # whether a round has drafted anything
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive:
+    """Drafts on above a threshold that each round moves towards a wanted acceptance rate (Draft & Verify).
+
+    A round with a of D drafted levels accepted, AR_e = a / D, changes (Eqs. 2 to 4)
+
+        AR ← beta1 AR + (1 - beta1) AR_e, of the first round AR_e alone
+        gamma ← beta2 gamma + (1 - beta2) (gamma ± epsilon), + where AR <= alpha
+
+    So gamma moves by 0.001 a round, which is little within one text: `--keep-state` carries it over prompts. A round
+    without drafts changes nothing. Nothing keeps gamma within [0, 1]; beyond, a single draft is made, or all of them.
+
+    Attributes:
+        gamma: the threshold before the first round.
+        alpha: the acceptance rate to hold; the paper takes 0.7 to 0.9 by model and text (Table 7).
+        epsilon, beta1, beta2: step and smoothing.
+        confidence: as for `threshold`.
+    """
+
+    stops: ClassVar[bool] = True
+    gamma: float = 0.6
+    alpha: float = 0.9
+    epsilon: float = 0.01
+    beta1: float = 0.5
+    beta2: float = 0.9
+    confidence: str = "largest"
+
+    def __post_init__(self) -> None:
+        check_confidence("adaptive", self.gamma, self.confidence)
+        if not 0 < self.epsilon < float("inf"):
+            raise ValueError(f"adaptive: epsilon must be above 0, and is {self.epsilon}")
+        for name in ("alpha", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"adaptive: {name} is from 0 to 1, not {getattr(self, name)}")
+
+    def init(self, models, batch) -> AdaptiveState:
+        # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
+        return AdaptiveState(
+            gamma=jnp.full(batch, self.gamma, jnp.float32),
+            rate=jnp.zeros(batch, jnp.float32),
+            begun=jnp.zeros(batch, bool),
+        )
+
+    def keep_drafting(self, models, keys, state, evidence):
+        return confidence(evidence, self.confidence) >= state.gamma
+
+    def update(self, state, accepted, levels) -> AdaptiveState:
+        drafted = levels > 0
+        of_round = accepted / jnp.maximum(levels, 1)
+        rate = jnp.where(state.begun, self.beta1 * state.rate + (1 - self.beta1) * of_round, of_round)
+        moved = state.gamma + jnp.where(rate <= self.alpha, self.epsilon, -self.epsilon)
+        gamma = self.beta2 * state.gamma + (1 - self.beta2) * moved
+        return AdaptiveState(
+            gamma=jnp.where(drafted, gamma, state.gamma),
+            rate=jnp.where(drafted, rate, state.rate),
+            begun=state.begun | drafted,
+        )

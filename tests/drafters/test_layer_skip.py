@@ -1,0 +1,175 @@
+"""Layer skipping: what is left out, from what is drafted, and the file that says so."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxspec import tree as trees
+from jaxspec.calibrator import draft_width
+from jaxspec.checkpoint import CheckpointConfig, CheckpointError, dict_to_module, module_to_dict
+from jaxspec.convert import inspect
+from jaxspec.drafters.layer_skip import LayerSkip, SkipSet, read_skip_set, skip, write_skip_set
+from jaxspec.engine import start
+from jaxspec.llama import Llama, forward, unembed
+from jaxspec.methods import default_method, parse_method
+from jaxspec.prefill import prefill
+from jaxspec.protocols import Models, Prefix
+from tests.lossless.harness import models, requests, run, speculation
+
+VOCAB, LAYERS = 50, 3
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 4, 5]]
+SKIPS = skip(LAYERS, attention=[1, 2], mlp=[0, 2])
+
+
+@pytest.fixture(scope="module")
+def target() -> Llama:
+    return models(VOCAB, LAYERS).target
+
+
+@pytest.fixture(scope="module")
+def prefix(target) -> Prefix:
+    """Two prompts that the target has read; their last tokens are the roots."""
+    spec = speculation(parse_method("plain"), True)
+    weights = Models(target=target, draft=None)
+    state = prefill(spec.drafter, weights, start(spec, weights, requests(PROMPTS, 8), (), 32), 8)
+    return Prefix(token=state.tokens, length=state.length, cache=state.cache)
+
+
+def silenced(target: Llama, skips: SkipSet) -> Llama:
+    """The target whose left-out blocks add nothing to the residual stream."""
+    last = {"attention": "attention.o.kernel", "mlp": "mlp.down.kernel"}
+    off = {f"layers.{i}.{last[kind]}" for kind in last for i, skipped in enumerate(getattr(skips, kind)) if skipped}
+    assert off <= module_to_dict(target).keys()
+    params = module_to_dict(target).items()
+    return dict_to_module(target, {name: 0 * x if name in off else x for name, x in params})
+
+
+@jax.jit
+def draft(models: Models, prefix: Prefix, tokens):
+    """Logits and hidden states after the root and after each of three drafted tokens, two of them siblings."""
+    drafter = LayerSkip()
+    tree = trees.plant(tokens[:, 0], 4, None)
+    zero, yes = jnp.zeros((2, 3)), jnp.ones((2, 3), bool)
+    parent = jnp.broadcast_to(jnp.array([0, 0, 1]), (2, 3))
+    for i in range(3):  # the third hangs under the first
+        some = slice(i, i + 1)
+        tree = trees.add(
+            tree, jnp.array([i + 1]), tokens[:, i + 1 : i + 2], parent[:, some], zero[:, some], yes[:, some]
+        )
+    state = drafter.init(models, 2, 32)
+    logits, hidden, state = drafter.root(models, state, prefix, tree)
+    found = [(logits[:, None], hidden[:, None])]
+    for level, nodes in ((1, [1, 2]), (2, [3])):
+        node = jnp.broadcast_to(jnp.array(nodes), (2, len(nodes)))
+        frontier = trees.Frontier(node=node, live=jnp.ones(node.shape, bool), level=jnp.asarray(level))
+        logits, hidden, state = drafter.expand(models, state, prefix, tree, frontier)
+        found.append((logits, hidden))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found), tree
+
+
+@jax.jit
+def oracle(quiet: Llama, prefix: Prefix, tree: trees.DraftTree):
+    """The whole tree in one forward of the silenced target, over what the true target knows of the prefix."""
+    positions = prefix.length[:, None] - 1 + tree.depth
+    out = forward(quiet, tree.token, positions, tree.ancestors, prefix.cache, prefix.length - 1)
+    return unembed(quiet, out.hidden), out.hidden
+
+
+tokens = jnp.array([[3, 10, 11, 12], [5, 20, 21, 22]])
+
+
+class TestDrafting:
+    def test_is_the_target_with_silent_blocks(self, target, prefix):
+        found, tree = draft(Models(target=target, draft=SKIPS), prefix, tokens)
+        for mine, theirs in zip(found, oracle(silenced(target, SKIPS), prefix, tree), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+        other, _ = oracle(target, prefix, tree)
+        assert np.abs(np.asarray(found[0] - other)).max() > 0.1, "nothing was left out"
+
+    def test_traced_switches_are_the_same_and_compile_once(self, target, prefix):
+        @settings(max_examples=20, deadline=None)
+        @given(st.lists(st.booleans(), min_size=2 * LAYERS, max_size=2 * LAYERS))
+        def check(switches: list[bool]):
+            skips = SkipSet(attention=tuple(switches[:LAYERS]), mlp=tuple(switches[LAYERS:]))
+            found, tree = draft(Models(target=target, draft=skips.switches()), prefix, tokens)
+            for mine, theirs in zip(found, oracle(silenced(target, skips), prefix, tree), strict=True):
+                np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+        jitted: Any = draft  # has methods that its type does not show
+        jitted.clear_cache()
+        check()
+        assert jitted._cache_size() == 1
+
+    def test_rows_do_not_see_each_other(self, target, prefix):
+        weights = Models(target=target, draft=SKIPS.switches())
+        (logits, _), _ = draft(weights, prefix, tokens)
+        (changed, _), _ = draft(weights, prefix, tokens.at[1].set(7))
+        np.testing.assert_array_equal(logits[0], changed[0])
+        assert (logits[1] != changed[1]).any()
+
+
+@pytest.mark.parametrize("builder", ["chain,length=3", "static,paths=0:1:00:01:10:000"])
+def test_with_nothing_left_out_every_draft_is_accepted(builder: str):
+    """Caches and positions are right, over rounds."""
+    target = models(VOCAB).target
+    nothing = skip(target.config.num_layers, [], [])
+    spec = speculation(parse_method(f"layer-skip+{builder}"), greedy=True)
+    _, history = run(spec, Models(target=target, draft={LayerSkip: nothing}), requests(PROMPTS, 17))
+    committed, accepted, levels = history[:, :, 0], history[:, :, 1], history[:, :, 2]
+    assert (accepted == levels).all() and (committed.sum(axis=1) == 16).all()
+    assert (committed.max(axis=1) == 4).all()
+
+
+def test_hidden_states_are_as_wide_as_the_targets(target):
+    assert draft_width(LayerSkip(), Models(target=target, draft=SKIPS)) == target.config.hidden_size
+
+
+class TestFile:
+    @pytest.fixture
+    def config(self, target) -> CheckpointConfig:
+        return CheckpointConfig("llama", target.config, "bfloat16", "bfloat16", "jaxspec")
+
+    def test_says_which_layers(self, config, tmp_path: Path):
+        write_skip_set(tmp_path, config, SKIPS)
+        assert json.loads((tmp_path / "config.json").read_text())["settings"] == {"attention": [1, 2], "mlp": [0, 2]}
+        assert read_skip_set(tmp_path, config) == SKIPS
+        said = inspect.describe(tmp_path)
+        for line in ("for the drafter layer-skip", "attention: [1, 2]", "mlp: [0, 2]"):
+            assert line in said
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"num_layers": LAYERS + 1}, "is for a target of 3 layers, and this one has 4"),
+            ({"vocab_size": 9}, "a vocabulary of 50, and this target's is 9"),
+        ],
+    )
+    def test_of_another_target(self, change: dict, says: str, config, tmp_path: Path):
+        write_skip_set(tmp_path, config, SKIPS)
+        other = dataclasses.replace(config, model=dataclasses.replace(config.model, **change))
+        with pytest.raises(CheckpointError, match=says):
+            read_skip_set(tmp_path, other)
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"attention": [3], "mlp": []}, {"attention": [True], "mlp": []}, {"mlp": []}, {"attention": 1, "mlp": []}],
+    )
+    def test_with_layers_that_are_not_there(self, wrong: dict, config, tmp_path: Path):
+        write_skip_set(tmp_path, config, SKIPS)
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "settings": wrong}))
+        with pytest.raises(CheckpointError, match="must be `attention` and `mlp`, lists of layers from 0 to 2"):
+            read_skip_set(tmp_path, config)
+
+
+def test_the_default_method_takes_it_where_nothing_is_trained():
+    assert default_method(["layer-skip"]).drafter == LayerSkip()
+    assert default_method(["draft-model", "layer-skip"]).head == "draft-model"

@@ -1,0 +1,152 @@
+"""What a skip set is worth: the time of a verified token with it, against plain decoding (arXiv:2309.08168, Eq. 1).
+
+The set is traced, so that one compiled loop serves all of them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxspec.drafters.layer_skip import SkipSet, numbers, skip
+from jaxspec.engine import Engine, Generation, Request
+from jaxspec.evaluate import cost
+from jaxspec.evaluate.metrics import count, ratio
+from jaxspec.evaluate.modelled import Prices, add_up
+from jaxspec.evaluate.runner import warm
+from jaxspec.loading import Checkpoint
+from jaxspec.methods import Method, parse_method
+from jaxspec.text import StopStrings
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Seconds that the pieces of a round take, of one sequence.
+
+    Attributes:
+        plain: one forward of the target over one token.
+        verify: verification by the number of tree nodes, as a string, for that is what JSON has.
+        level: a drafted level with nothing left out.
+        attention, mlp: what leaving out one block saves of that; every layer's are the same.
+        control_level, control_round: the controller's.
+    """
+
+    plain: float
+    verify: dict[str, float]
+    level: float
+    attention: float
+    mlp: float
+    control_level: float
+    control_round: float
+
+    def prices(self, skips: SkipSet) -> Prices:
+        """Of drafting with a set."""
+        saved = sum(skips.attention) * self.attention + sum(skips.mlp) * self.mlp
+        return Prices(
+            plain=self.plain,
+            verify={int(nodes): seconds for nodes, seconds in self.verify.items()},
+            level=self.level - saved,
+            control_level=self.control_level,
+            control_round=self.control_round,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a trial found: time per verified token as a speedup over plain decoding, and the drafts' quality."""
+
+    speedup: float
+    acceptance_rate: float
+    tau: float
+
+
+Objective = Callable[[SkipSet], Outcome]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A set, and what came out."""
+
+    skips: SkipSet
+    outcome: Outcome
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of the log."""
+        return {**layers_of(self.skips), **dataclasses.asdict(self.outcome)}
+
+    @staticmethod
+    def from_json(line: dict[str, Any], num_layers: int) -> "Trial":
+        """Inverse of `to_json`."""
+        values = dict(line)
+        skips = skip(num_layers, values.pop("attention"), values.pop("mlp"))
+        return Trial(skips=skips, outcome=Outcome(**values))
+
+
+def layers_of(skips: SkipSet) -> dict[str, list[int]]:
+    """The layers whose attention and whose MLP are left out."""
+    return {"attention": numbers(skips.attention), "mlp": numbers(skips.mlp)}
+
+
+def engine(model: Checkpoint, method: Method, skips: SkipSet) -> Engine:
+    """Drafts with the set, traced."""
+    return Engine(model, method, draft=skips.switches())
+
+
+def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]) -> Costs:
+    """Times the pieces of a round on this device: with nothing left out, without attention, and without MLPs."""
+    layers = model.config.model.num_layers
+    sets = {"whole": ([], []), "no attention": (range(layers), []), "no mlp": ([], range(layers))}
+    found = cost.measure({name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}, requests)
+    saved = lambda name: max(found.level["whole"] - found.level[name], 0.0) / layers
+    return Costs(
+        plain=found.target[1],
+        verify={str(nodes): seconds for nodes, seconds in found.target.items()},
+        level=found.level["whole"],
+        attention=saved("no attention"),
+        mlp=saved("no mlp"),
+        control_level=found.control_level["whole"],
+        control_round=found.control_round["whole"],
+    )
+
+
+def modelled(model: Checkpoint, method: Method, requests: Sequence[Request], costs: Costs) -> Objective:
+    """What the rounds of decoding cost, from measured pieces: nothing else on the machine moves it."""
+
+    def objective(skips: SkipSet) -> Outcome:
+        drafting = engine(model, method, skips)
+        sizes = method.speculation(greedy=True, tree_sizes=drafting.tree_sizes).verify_sizes
+        found = drafting.run(list(requests), StopStrings((), model.tokenizer), False, False)
+        bill = add_up([[each.history] for each in found], costs.prices(skips), sizes)  # as if each ran alone
+        return outcome(bill.speedup, found)
+
+    return objective
+
+
+def measured(model: Checkpoint, method: Method, requests: Sequence[Request], plain: float) -> Objective:
+    """The wall time of decoding, one prompt after another; `plain` is `seconds_per_token` of plain decoding."""
+
+    def objective(skips: SkipSet) -> Outcome:
+        found = one_by_one(engine(model, method, skips), requests)
+        return outcome(ratio(plain, seconds_per_token(found)), found)
+
+    return objective
+
+
+def plain_seconds(model: Checkpoint, requests: Sequence[Request]) -> float:
+    """Wall time of a token of plain decoding."""
+    return seconds_per_token(one_by_one(Engine(model, parse_method("plain")), requests))
+
+
+def one_by_one(decoding: Engine, requests: Sequence[Request]) -> list[Generation]:
+    """Each request decoded alone, without the time of compiling."""
+    return [warm(decoding, [request], [None])[0] for request in requests]
+
+
+def seconds_per_token(found: Sequence[Generation]) -> float:
+    """Seconds of decoding by tokens committed."""
+    return ratio(sum(each.decode_seconds for each in found), count([each.history for each in found]).tokens)
+
+
+def outcome(speedup: float, found: Sequence[Generation]) -> Outcome:
+    """With the counts of all texts."""
+    counts = count([each.history for each in found])
+    return Outcome(speedup=speedup, acceptance_rate=counts.acceptance_rate, tau=counts.tau)
