@@ -92,17 +92,21 @@ def engine(model: Checkpoint, method: Method, skips: SkipSet) -> Engine:
 
 
 def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]) -> Costs:
-    """Times the pieces of a round on this device: with nothing left out, without attention, and without MLPs."""
+    """Times the pieces of a round on this device, the drafted level with and without all attention and all MLPs."""
     layers = model.config.model.num_layers
-    sets = {"whole": ([], []), "no attention": (range(layers), []), "no mlp": ([], range(layers))}
+    none, every = (), range(layers)
+    sets = {"whole": (none, none), "no attention": (every, none), "no mlp": (none, every), "bare": (every, every)}
     found = cost.measure({name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}, requests)
-    saved = lambda name: max(found.level["whole"] - found.level[name], 0.0) / layers
+    whole, no_attention, no_mlp, bare = (found.level[name] for name in sets)
+    # Each kind is seen twice, beside the other kind and alone; both together never cost more than was measured.
+    both = max(whole - bare, 0.0)
+    attention = min(max((whole - no_attention + no_mlp - bare) / 2, 0.0), both)
     return Costs(
         plain=found.target[1],
         verify={str(nodes): seconds for nodes, seconds in found.target.items()},
-        level=found.level["whole"],
-        attention=saved("no attention"),
-        mlp=saved("no mlp"),
+        level=whole,
+        attention=attention / layers,
+        mlp=(both - attention) / layers,
         control_level=found.control_level["whole"],
         control_round=found.control_round["whole"],
     )

@@ -1,11 +1,13 @@
 """The thresholds of Draft & Verify: where they stop, and how the adaptive one moves, against a table made by hand."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxspec.controllers.adaptive import Adaptive, AdaptiveState
 from jaxspec.controllers.threshold import Threshold
+from jaxspec.engine import take_up
 from jaxspec.methods import parse_method
 from jaxspec.protocols import Evidence
 from tests.lossless.harness import decoded, models, requests
@@ -53,6 +55,18 @@ def test_the_wanted_rate_itself_raises_the_threshold():
         controller = Adaptive(gamma=0.5, alpha=0.75, epsilon=0.04, beta2=0.5)
         state = controller.update(controller.init(None, 1), counts(accepted), counts(4))
         assert state.gamma.item() == pytest.approx(expected)
+
+
+def test_what_a_row_has_learnt_is_taken_up():
+    """`--keep-state`: by name the leaves are begun, gamma and rate."""
+    fresh = Adaptive().init(None, 3)
+    state = take_up(fresh, [None, [np.asarray(value) for value in (True, 0.25, 0.75)]])
+    assert [leaf.tolist() for leaf in jax.tree.leaves(state)] == [
+        [False, True, False],
+        pytest.approx([0.6, 0.25, 0.6]),
+        [0, 0.75, 0],
+    ]
+    assert [leaf.dtype for leaf in jax.tree.leaves(state)] == [leaf.dtype for leaf in jax.tree.leaves(fresh)]
 
 
 def evidence(top: list[float], token: list[float]) -> Evidence:
