@@ -25,8 +25,10 @@ class Budgeted:
     the parents of their nodes, the one kept has the highest rate: the likeliest nodes, as many as fill the best size.
     Drafting is over by then, but its time counts.
 
-    A row drafts on while the next level is expected to raise the rate: were each node of the frontier to have one
-    child, as likely, given its parent, as the tokens of the likeliest path to the frontier are on (geometric) average.
+    A row drafts on while some number of further levels is expected to raise the rate: were each node of the frontier
+    to have one child, that one another, and so on, all as likely, given their parents, as the tokens of the likeliest
+    path to the frontier are on (geometric) average. One level ahead would not do: where two tokens take much longer to
+    verify than one, and eight hardly longer than two, none would ever pay.
 
     Each row decides as if it were alone.
 
@@ -75,30 +77,56 @@ class Budgeted:
         return self.room.verified
 
     @property
-    def buckets(self) -> Ratios:
-        """The sizes that verification is compiled for, and the cost of each."""
+    def known(self) -> tuple[float, Ratios]:
+        """`cost` and `verify`. Raises ValueError where they are still to be measured."""
         if self.cost is None or self.verify is None:
             raise ValueError(
                 "budgeted: its costs are not measured yet; give cost= and verify=, or let an Engine measure"
             )
-        enough = lambda size: next((cost for nodes, cost in self.verify or () if nodes >= size), self.verify[-1][1])
-        return tuple((size, enough(size)) for size in sizes(self.verified, [nodes for nodes, _ in self.verify]))
+        return self.cost, self.verify
 
-    def rates(self, log_confidence: Float[Array, "B M"], drafted: Int[Array, " B"]) -> Float[Array, "B K"]:
+    @property
+    def buckets(self) -> Ratios:
+        """The sizes that verification is compiled for, and the cost of each."""
+        _, verify = self.known
+        enough = lambda size: next((cost for nodes, cost in verify if nodes >= size), verify[-1][1])
+        return tuple((size, enough(size)) for size in sizes(self.verified, [nodes for nodes, _ in verify]))
+
+    def rates(
+        self, log_confidence: Float[Array, "B M"], drafted: Int[Array, " B"] | Int[Array, ""]
+    ) -> Float[Array, "B K"]:
         """Of each size, filled with the likeliest: of M nodes in falling order, the root the first."""
-        full, cost = zip(*self.buckets, strict=True)
+        (level, _), (full, verify) = self.known, zip(*self.buckets, strict=True)
         expected = jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, jnp.array(full) - 1]
-        return expected / (drafted[:, None] * self.cost + jnp.array(cost))
+        return expected / (drafted[..., None] * level + jnp.array(verify))
+
+    @property
+    def ahead(self) -> Int[Array, " A"]:
+        """How many levels to look ahead; those that would end below the deepest one are left out later."""
+        return jnp.arange(1, max(self.depth, 2))
 
     def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
         tree, onward = likeliest.grow(self.room, propose, tree, frontier, logits, going)
-        drafted = jnp.broadcast_to(onward.level, going.shape)
         score, _ = likeliest.ranked(tree, self.verified)
         reached = jnp.where(onward.live, take(tree.log_confidence, onward.node), -jnp.inf)
-        children = reached + reached[:, :1] / drafted[:, None]  # the frontier begins with its likeliest node
-        hoped = jax.lax.top_k(jnp.concatenate([score, children], axis=1), self.verified)[0]
-        pays = self.rates(hoped, drafted + 1).max(axis=1) > self.rates(score, drafted).max(axis=1)
+        now, further = self.rates(score, onward.level), jax.vmap(self.hoped, in_axes=(None, None, None, 0), out_axes=1)
+        hoped = further(score, reached, onward.level, self.ahead)
+        pays = hoped.max(axis=(1, 2)) > now.max(axis=1)
         return tree, dataclasses.replace(onward, live=onward.live & pays[:, None])
+
+    def hoped(
+        self,
+        log_confidence: Float[Array, "B M"],
+        reached: Float[Array, "B W"],
+        level: Int[Array, ""],
+        more: Int[Array, ""],
+    ) -> Float[Array, "B K"]:
+        """The rates expected after `more` levels below a frontier at `level` that reached these log confidences."""
+        mean = reached[:, :1] / level  # of a token; the frontier begins with its likeliest node
+        below = reached[..., None] + self.ahead * mean[..., None]
+        below = jnp.where(self.ahead <= more, below, -jnp.inf).reshape(len(reached), -1)
+        best = jax.lax.top_k(jnp.concatenate([log_confidence, below], axis=1), self.verified)[0]
+        return jnp.where(level + more <= self.depth, self.rates(best, level + more), -jnp.inf)
 
     def prune(self, tree: DraftTree) -> DraftTree:
         score, node = likeliest.ranked(tree, self.verified)

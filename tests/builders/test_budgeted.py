@@ -67,9 +67,11 @@ def test_a_row_drafts_on_where_that_is_expected_to_pay(table, verify, cost):
     for level in range(1, min(last + 1, builder.depth)):
         so_far = {path: value for path, value in found.items() if len(path) <= level}
         reached = [path for path in likeliest if len(path) == level][: builder.width]
-        mean = found[reached[0]] ** (1 / level)
-        hoped = so_far | {(*path, 99): found[path] * mean for path in reached}
-        better = best_of(builder, hoped, level + 1) / best_of(builder, so_far, level)
+        mean, hoped, rates = found[reached[0]] ** (1 / level), so_far, []
+        for more in range(1, builder.depth - level + 1):
+            hoped = hoped | {(*path, *[99] * more): found[path] * mean**more for path in reached}
+            rates.append(best_of(builder, hoped, level + more))
+        better = max(rates) / best_of(builder, so_far, level)
         assert better >= 1 - 1e-5 if level < last else better <= 1 + 1e-5
 
 
@@ -94,6 +96,7 @@ def test_trees_worked_out_by_hand():
 def test_dear_levels_are_few():
     drafted = lambda cost: max(map(len, paths_of(grown(Budgeted(cost=cost, verify=FLAT, width=2), SAME))))
     assert drafted(0.5) == 1
+    assert set(paths_of(grown(dataclasses.replace(SMALL, depth=1), SAME))) == {(0,), (1,)}
     assert drafted(0.5) <= drafted(0.1) <= drafted(0.001) == 10
 
 

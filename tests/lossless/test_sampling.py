@@ -30,7 +30,7 @@ PROMPT = [3, 1, 4, 1, 2, 3, 1]  # tokens repeat, so that prompt lookup finds som
 BATCH = 8192
 BATCHES = 4
 ROWS = 32
-WORTH_OPTIMISING = {"xla_backend_optimization_level": 1}  # unlike what runs on few rows
+WORTH_OPTIMISING: dict[str, str | bool] = {"xla_backend_optimization_level": "1"}  # unlike what runs on few rows
 
 
 @pytest.fixture(scope="module")
