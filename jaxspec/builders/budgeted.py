@@ -19,11 +19,11 @@ class Budgeted:
 
     A round that drafted D levels and verifies the kept nodes K is worth
 
-        rate(D, K) = (1 + Σ_{i in K} confidence of path i) / (D · cost + verify(smallest compiled size that holds K))
+        rate(D, K) = (1 + Σ_{i in K} p_i ** power) / (D · cost + verify(smallest compiled size that holds K))
 
-    expected tokens, the bonus token included, by time in forwards of the target over one token. Of all sets that hold
-    the parents of their nodes, the one kept has the highest rate: the likeliest nodes, as many as fill the best size.
-    Drafting is over by then, but its time counts.
+    expected tokens, the bonus token included, by time in forwards of the target over one token; p_i is the confidence
+    of path i. Of all sets that hold the parents of their nodes, the one kept has the highest rate: the likeliest nodes,
+    as many as fill the best size. Drafting is over by then, but its time counts.
 
     A row drafts on while some number of further levels is expected to raise the rate: were each node of the frontier
     to have one child, that one another, and so on, all as likely, given their parents, as the tokens of the likeliest
@@ -36,6 +36,8 @@ class Budgeted:
         width: nodes expanded at once, and children of each.
         depth: levels, at most.
         total: nodes verified at most, the root included.
+        power: 1 takes a confidence for the chance to be accepted. Below 1 for a drafter that is accepted more often
+            than it says, as drafts of greedy text may be: see the reliability table of `bench`.
         cost: s_d / s_t(1), the time of a drafted level; None: as measured on the device in use.
         verify: s_t(n) / s_t(1) by n, for every tree size that is compiled; None: as measured.
     """
@@ -45,6 +47,7 @@ class Budgeted:
     width: int = 4
     depth: int = 10
     total: int = 64
+    power: float = 1.0
     cost: float | None = dataclasses.field(default=None, metadata={"parse": read_ratio, "show": show_ratio})
     verify: Ratios | None = dataclasses.field(default=None, metadata={"parse": read_ratios, "show": show_ratios})
 
@@ -52,6 +55,8 @@ class Budgeted:
         for name, least in (("width", 1), ("depth", 1), ("total", 2)):
             if getattr(self, name) < least:
                 raise ValueError(f"budgeted: {name} must be at least {least}, and is {getattr(self, name)}")
+        if not 0 < self.power < float("inf"):
+            raise ValueError(f"budgeted: power must be above 0, and is {self.power}")
 
     @property
     def needs_costs(self) -> bool:
@@ -97,7 +102,7 @@ class Budgeted:
     ) -> Float[Array, "B K"]:
         """Of each size, filled with the likeliest: of M nodes in falling order, the root the first."""
         (level, _), (full, verify) = self.known, zip(*self.buckets, strict=True)
-        expected = jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, jnp.array(full) - 1]
+        expected = jnp.cumsum(jnp.exp(self.power * log_confidence), axis=1)[:, jnp.array(full) - 1]
         return expected / (drafted[..., None] * level + jnp.array(verify))
 
     @property

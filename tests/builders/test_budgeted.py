@@ -22,7 +22,7 @@ SMALL = Budgeted(width=2, depth=3, cost=0.1, verify=STEEP)
 
 def rate(builder: Budgeted, kept: Any, found: Paths, drafted: int) -> float:
     """The objective, from its definition: tokens by the time of a forward over one token."""
-    tokens = 1 + sum(found[path] for path in kept)
+    tokens = 1 + sum(found[path] ** builder.power for path in kept)
     time = next(cost for size, cost in builder.buckets if size > len(kept))
     return tokens / (drafted * (builder.cost or 0) + time)
 
@@ -35,9 +35,15 @@ def closed(paths: Any) -> bool:
     return all(len(path) == 1 or path[:-1] in paths for path in paths)
 
 
-@given(tables(), st.sampled_from([FLAT, STEEP, JUMP]), st.sampled_from([0.01, 0.5]), st.sampled_from([2, 5, 16]))
-def test_no_tree_that_could_be_kept_has_a_higher_rate(table, verify, cost, total):
-    builder = dataclasses.replace(SMALL, verify=verify, cost=cost, total=total)
+@given(
+    tables(),
+    st.sampled_from([FLAT, STEEP, JUMP]),
+    st.sampled_from([0.01, 0.5]),
+    st.sampled_from([(2, 1.0), (5, 0.5), (16, 1.0)]),
+)
+def test_no_tree_that_could_be_kept_has_a_higher_rate(table, verify, cost, settings):
+    total, power = settings
+    builder = dataclasses.replace(SMALL, verify=verify, cost=cost, total=total, power=power)
     tree = grown(builder, table)
     kept, found = prune(builder, tree), paths_of(tree)
     assert kept.token.shape[1] == builder.verified
@@ -58,9 +64,10 @@ def best_of(builder: Budgeted, found: Paths, drafted: int) -> float:
     return max(rate(builder, likeliest[: size - 1], found, drafted) for size, _ in builder.buckets)
 
 
-@given(tables(), st.sampled_from([FLAT, STEEP, JUMP]), st.sampled_from([0.01, 0.5]))
-def test_a_row_drafts_on_where_that_is_expected_to_pay(table, verify, cost):
-    builder = dataclasses.replace(SMALL, verify=verify, cost=cost, depth=4)
+@given(tables(), st.sampled_from([FLAT, STEEP, JUMP]), st.sampled_from([(0.01, 1.0), (0.5, 0.5)]))
+def test_a_row_drafts_on_where_that_is_expected_to_pay(table, verify, settings):
+    cost, power = settings
+    builder = dataclasses.replace(SMALL, verify=verify, cost=cost, power=power, depth=4)
     found = paths_of(grown(builder, table))
     last = max(map(len, found))
     likeliest = sorted(found, key=lambda path: -found[path])
@@ -108,6 +115,13 @@ def test_rows_do_not_see_each_other():
         assert paths_of(together, row) == paths_of(alone)
         assert paths_of(prune(SMALL, together), row) == paths_of(prune(SMALL, alone))
     assert trees.levels(together).tolist()[0] > trees.levels(together).tolist()[1]
+
+
+def test_confidence_that_is_trusted_more_makes_larger_trees():
+    nodes = [len(verified(dataclasses.replace(SMALL, power=power), SAME)) for power in (2.0, 1.0, 0.3)]
+    assert nodes == sorted(nodes) and nodes[0] < nodes[-1]
+    with pytest.raises(ValueError, match="power must be above 0"):
+        Budgeted(power=0.0)
 
 
 def test_costs_that_are_not_known_are_asked_for_and_filled_in():
