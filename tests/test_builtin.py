@@ -45,7 +45,7 @@ def test_the_head_drafts_what_the_target_says(model):
     """A trained head: far more than the 1 token a round of plain decoding, and not one token changed."""
     prompts = [question.turns[0] for question in read_questions("builtin")[::10]]
     plain = jaxspec.Engine(model, "plain").generate(prompts, max_new_tokens=48)
-    least = {"eagle+chain": 1.7, "early-exit+chain+cali-ts": 1.8, "edd+pruned,cost=0.1": 2.0, "medusa+chain": 1.2}
+    least = {"eagle+chain": 1.7, "early-exit+chain+cali-ts": 1.8, "edd+chain": 1.7, "medusa+chain": 1.2}
     for method, tau in least.items():
         found = jaxspec.Engine(model, method).generate(prompts, max_new_tokens=48)
         assert [each.tokens for each in found] == [each.tokens for each in plain]
