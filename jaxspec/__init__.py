@@ -8,14 +8,15 @@ __version__ = importlib.metadata.version("jaxspec")
 __all__ = ["Checkpoint", "Engine", "Generation", "Method", "__version__", "load", "parse_method"]
 
 if TYPE_CHECKING:
-    from jaxspec.engine import Engine, Generation
+    from jaxspec.engine import Engine
+    from jaxspec.generation import Generation
     from jaxspec.loading import Checkpoint, load
     from jaxspec.methods import Method, parse_method
 
 _HOMES = {
     "Checkpoint": "jaxspec.loading",
     "Engine": "jaxspec.engine",
-    "Generation": "jaxspec.engine",
+    "Generation": "jaxspec.generation",
     "Method": "jaxspec.methods",
     "load": "jaxspec.loading",
     "parse_method": "jaxspec.methods",

@@ -13,7 +13,8 @@ from jaxspec.console import parse, run
 from jaxspec.evaluate.command import Bench, Calibrate, Sweep
 
 if TYPE_CHECKING:
-    from jaxspec.engine import Engine, Generation
+    from jaxspec.engine import Engine
+    from jaxspec.generation import Generation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxspec.bundled import BUILTIN
-from jaxspec.engine import Engine, Generation
+from jaxspec.engine import Engine
 from jaxspec.evaluate.divergence import diverges
+from jaxspec.generation import Generation
 from jaxspec.loading import load
 from jaxspec.show import LEGEND, coloured
 

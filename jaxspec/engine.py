@@ -13,69 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec import caches, decode
-from jaxspec.calibrator import draft_width
-from jaxspec.evaluate.metrics import Counts, count
-from jaxspec.loading import Checkpoint, find_head, load
-from jaxspec.methods import Method, default_method, needs_costs, needs_head, needs_weights, parse_method
+from jaxspec.generation import Generation, cut_history
+from jaxspec.loading import Checkpoint, load
+from jaxspec.methods import Method, default_method, needs_costs, parse_method
 from jaxspec.prefill import prefill
-from jaxspec.prompts import Prompt, encode, stateful_refusal
+from jaxspec.prompts import Prompt
 from jaxspec.protocols import Models
-from jaxspec.sampling import Sampling
+from jaxspec.request import Request, requests_of, shapes, start, take_up
 from jaxspec.text import StopStrings, Unfinished
-from jaxspec.trace import Round, rounds_of
+from jaxspec.trace import rounds_of
+from jaxspec.weights import load_control, load_head
 
 UNLIMITED = np.int32(2**30)
-SMALLEST_CACHE = 64
-FIRST_STAGE = 512  # new tokens that the first cache has room for; it grows as the text does
-LARGEST_CHUNK = 512
 CPU_SIZES = (1, 2, 4, 8, 16, 32, 64)  # on a CPU every node of a tree costs
 ACCELERATOR_SIZES = (8, 16, 32, 64)
-
-
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """One prompt's result.
-
-    Attributes:
-        text: what was generated, without special tokens, cut before a stop string.
-        tokens: ids generated, an EOS included.
-        finish_reason: `eos`, `length` or `stop`.
-        history: [rounds, 5] int, a row a round, columns `decode.HISTORY`.
-        log_probs: [tokens] float, log p of each under the target at temperature 1; None unless asked for.
-        rounds: every round's tree and verdict; None unless recorded.
-        prefill_seconds, decode_seconds: of the batch that this prompt was in.
-        controller: what the controller had learnt at the end: its state's arrays, without the axis B. Rounds past a
-            stop string count in it; those of other rows do not.
-    """
-
-    prompt_tokens: list[int]
-    tokens: list[int]
-    text: str
-    finish_reason: str
-    history: np.ndarray
-    log_probs: np.ndarray | None
-    rounds: list[Round] | None
-    prefill_seconds: float
-    decode_seconds: float
-    controller: Any
-
-    @property
-    def statistics(self) -> Counts:
-        """tau, acceptance and the rest, counted from `history`."""
-        return count([self.history])
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """One prompt, ready to run."""
-
-    tokens: list[int]
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
-    index: int  # in the call; the prompt draws from fold_in(key(seed), index)
 
 
 class Engine:
@@ -152,7 +103,8 @@ class Engine:
         Raises:
             ValueError: an empty prompt without a BOS to stand for it, one that does not fit, or a setting out of range.
         """
-        requests = self._requests(
+        requests = requests_of(
+            self.model,
             prompts,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
@@ -178,7 +130,7 @@ class Engine:
         """Yields the text of one prompt as it comes, every `rounds` rounds; `settings` as for `generate`."""
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, not {rounds}")
-        (request,) = self._requests([prompt], **settings)
+        (request,) = requests_of(self.model, [prompt], **settings)
         stops, unfinished = StopStrings(stop, self.model.tokenizer), Unfinished(self.model.tokenizer)
         for state, _ in self.stages([request], False, False, rounds):
             length, done = jax.device_get((state.length, state.done))
@@ -197,54 +149,12 @@ class Engine:
             ValueError: the model has no room for such a prompt and text.
         """
         prompts = [[0] * max_prompt_tokens] * batch_size
-        requests = self._requests(prompts, max_new_tokens=max_new_tokens, temperature=0.0 if greedy else 1.0)
+        requests = requests_of(self.model, prompts, max_new_tokens=max_new_tokens, temperature=0.0 if greedy else 1.0)
         for state, _ in self.stages(requests, False, False, 1):
             jax.block_until_ready(state.length)
             return
 
     # --- from requests to results
-
-    def _requests(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        max_new_tokens: int = 128,
-        temperature: float | Sequence[float] = 0.0,
-        top_k: int | Sequence[int] = 0,
-        top_p: float | Sequence[float] = 1.0,
-        seed: int = 0,
-        seeds: Sequence[int] | None = None,
-        chat: bool = False,
-        **unsupported: Any,
-    ) -> list[Request]:
-        if unsupported:
-            raise stateful_refusal(next(iter(unsupported)))
-        listed = encode(prompts, self.model, chat)
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
-        spread = lambda name, value: _one_each(name, value, len(listed))
-        requests = [
-            Request(tokens, max_new_tokens, *values, index=0 if seeds is not None else i)
-            for i, (tokens, *values) in enumerate(
-                zip(
-                    listed,
-                    spread("temperature", temperature),
-                    spread("top_k", top_k),
-                    spread("top_p", top_p),
-                    spread("seeds", seed if seeds is None else seeds),
-                    strict=True,
-                )
-            )
-        ]
-        room = self.model.config.model.usable_length
-        for i, r in enumerate(requests):
-            check_settings(r)
-            if len(r.tokens) + r.max_new_tokens > room:
-                raise ValueError(
-                    f"prompt {i} has {len(r.tokens)} tokens; with max_new_tokens={r.max_new_tokens} that is beyond the "
-                    f"{room} positions of this model: shorten the prompt or ask for fewer tokens"
-                )
-        return requests
 
     def run(
         self,
@@ -348,106 +258,5 @@ class Engine:
         return jax.default_matmul_precision("highest") if wide else contextlib.nullcontext()
 
 
-def shapes(spec: decode.Speculation, requests: Sequence[Request]) -> tuple[int, int]:
-    """Tokens a chunk of prefill and rows of the first cache, in buckets, so that few programs are compiled."""
-    longest = max(len(r.tokens) for r in requests)
-    chunk = min(LARGEST_CHUNK, _power_of_two(longest, 16))
-    whole = -(-longest // chunk) * chunk
-    budget = max(r.max_new_tokens for r in requests)
-    rows = _power_of_two(max(whole, longest + min(budget, FIRST_STAGE)) + decode.margin(spec), SMALLEST_CACHE)
-    return chunk, rows
-
-
-def start(
-    spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int
-) -> decode.DecodeState:
-    """Puts a batch of requests on the device; the batch is filled up to a power of two with rows that are done."""
-    batch = _power_of_two(len(requests), 1)
-    padded = [*requests, *[Request([0], 1, 0.0, 0, 1.0, 0, 0)] * (batch - len(requests))]
-    tokens = np.zeros((batch, rows), np.int32)
-    for row, request in enumerate(padded):
-        tokens[row, : len(request.tokens)] = request.tokens
-    column = lambda read, dtype: jnp.asarray([read(r) for r in padded], dtype)
-    lengths = column(lambda r: len(r.tokens), jnp.int32)
-    seeds, indices = column(lambda r: r.seed % 2**32, jnp.uint32), column(lambda r: r.index, jnp.uint32)
-    return decode.new_state(
-        spec,
-        models,
-        tokens=jnp.asarray(tokens),
-        length=lengths,
-        limit=lengths + column(lambda r: r.max_new_tokens, jnp.int32),
-        done=jnp.arange(batch) >= len(requests),
-        keys=jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seeds, indices),
-        eos=jnp.asarray([*eos, *[-1] * (-len(eos) % 4 or 4 * (not eos))], jnp.int32),  # few shapes, few compilations
-        sampling=Sampling(
-            temperature=column(lambda r: r.temperature, jnp.float32),
-            top_k=column(lambda r: r.top_k, jnp.int32) if any(r.top_k for r in requests) else None,
-            top_p=column(lambda r: r.top_p, jnp.float32) if any(r.top_p < 1 for r in requests) else None,
-        ),
-    )
-
-
-def take_up(controller: Any, learnt: Sequence[Any]) -> Any:
-    """A controller's state of B rows, of which the first go on from what was learnt, where it is not None."""
-    state = jax.tree.map(np.array, jax.device_get(controller))
-    for row, known in enumerate(learnt):
-        if known is not None:
-            for leaf, value in zip(jax.tree.leaves(state), jax.tree.leaves(known), strict=True):
-                leaf[row] = value
-    return jax.tree.map(jnp.array, state)
-
-
-def load_head(model: Checkpoint, method: Method) -> Any:
-    """The weights that the method's drafter brings, None where it has none."""
-    if not needs_head(method.drafter):
-        return None
-    assert method.head is not None
-    kind: Any = method.drafter
-    return kind.load_head(model, find_head(model.path, method.head), model.target.norm[...].dtype)
-
-
-def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
-    """The weights that the method's controller brings, None where it has none; `draft` are the drafter's."""
-    if not needs_weights(method.controller):
-        return None
-    assert method.head is not None
-    kind: Any = method.controller
-    width = draft_width(method.drafter, Models(target=model.target, draft=draft))
-    return kind.load_weights(model, find_head(model.path, method.head), width, model.target.norm[...].dtype)
-
-
-def check_settings(request: Request) -> None:
-    """Raises ValueError for a setting out of range."""
-    if not 0 <= request.temperature < float("inf"):
-        raise ValueError(f"temperature must be 0 or above, not {request.temperature}")
-    if not 0 < request.top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, not {request.top_p}")
-    if request.top_k < 0:
-        raise ValueError(f"top_k must be 0 (no limit) or above, not {request.top_k}")
-
-
-def cut_history(history: np.ndarray, tokens: int) -> np.ndarray:
-    """The rounds that led to the first `tokens` tokens (the first of which prefill gave), the last one cut to fit."""
-    before = 1 + np.cumsum(history[:, 0]) - history[:, 0]
-    history = history[(history[:, 0] > 0) & (before < tokens)].copy()
-    if len(history) and (excess := 1 + history[:, 0].sum() - tokens) > 0:
-        committed, accepted, levels = history[-1, :3]
-        kept = committed - excess
-        history[-1, :3] = kept, min(accepted, kept), min(levels, kept) if kept <= accepted else levels
-    return history
-
-
 def _new_tokens(state, request: Request, row: int, length: int) -> list[int]:
     return np.asarray(state.tokens[row])[len(request.tokens) : length].tolist()
-
-
-def _one_each(name: str, value: Any, number: int) -> list:
-    if isinstance(value, Sequence):
-        if len(value) != number:
-            raise ValueError(f"{name} has {len(value)} values for {number} prompts; give one, or one a prompt")
-        return list(value)
-    return [value] * number
-
-
-def _power_of_two(number: int, least: int) -> int:
-    return max(least, 1 << (number - 1).bit_length())

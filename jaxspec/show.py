@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from jaxspec.engine import Generation
+from jaxspec.generation import Generation
 from jaxspec.trace import Round
 
 STYLES = {"prefill": "bold", "accepted": "green", "bonus": "bold blue", "rejected": "dim red strike"}

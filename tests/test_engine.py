@@ -9,7 +9,7 @@ import pytest
 from jaxspec import Engine, checkpoint, load
 from jaxspec.convert import llama
 from jaxspec.decode import HISTORY
-from jaxspec.engine import cut_history
+from jaxspec.generation import cut_history
 from tests import checkpoints, hf_models
 
 
@@ -87,7 +87,7 @@ class TestGenerate:
 
     def test_cache_grows_without_changing_the_text(self, plain, monkeypatch):
         (whole,) = plain.generate("abc", max_new_tokens=150)
-        monkeypatch.setattr("jaxspec.engine.FIRST_STAGE", 8)
+        monkeypatch.setattr("jaxspec.request.FIRST_STAGE", 8)
         (grown,) = plain.generate("abc", max_new_tokens=150)
         assert grown.tokens == whole.tokens
 

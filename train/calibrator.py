@@ -26,12 +26,14 @@ from jaxspec.controllers.fixed import Fixed
 from jaxspec.convert.files import staged
 from jaxspec.convert.interrupts import deferred
 from jaxspec.convert.progress import say
-from jaxspec.engine import UNLIMITED, Engine, Request, load_head
+from jaxspec.engine import UNLIMITED, Engine
 from jaxspec.loading import Checkpoint, find_head
 from jaxspec.methods import Method, drafter_of, name_of
+from jaxspec.request import Request
 from jaxspec.train.progress import Pace, progress
 from jaxspec.train.runs import Run
 from jaxspec.train.watch import Watched
+from jaxspec.weights import load_head
 
 HELD_OUT = 10  # one text in so many only measures
 _EVERY = 50  # steps between measurements

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from jaxspec.convert.progress import say
-from jaxspec.engine import Engine, Request, check_settings
+from jaxspec.engine import Engine
 from jaxspec.linelog import LineLog, to_line, write_whole
 from jaxspec.loading import Checkpoint, load
+from jaxspec.request import Request, check_settings
 from jaxspec.text import StopStrings, text_of
 from jaxspec.train.fingerprint import fingerprint
 from jaxspec.train.progress import Pace, progress

@@ -14,10 +14,10 @@ from jaxspec.convert.files import staged
 from jaxspec.convert.interrupts import deferred
 from jaxspec.convert.progress import say
 from jaxspec.drafters.layer_skip import LayerSkip, SkipSet, skip, write_skip_set
-from jaxspec.engine import Request
 from jaxspec.linelog import LineLog
 from jaxspec.loading import Checkpoint
 from jaxspec.methods import Method
+from jaxspec.request import Request
 from jaxspec.train import search_figure, suggest, trial
 from jaxspec.train.fingerprint import fingerprint
 from jaxspec.train.progress import Pace, progress

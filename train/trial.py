@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxspec.drafters.layer_skip import SkipSet, numbers, skip
-from jaxspec.engine import Engine, Generation, Request
+from jaxspec.engine import Engine
 from jaxspec.evaluate import cost
 from jaxspec.evaluate.metrics import count, ratio
 from jaxspec.evaluate.modelled import Prices, add_up
 from jaxspec.evaluate.runner import warm
+from jaxspec.generation import Generation
 from jaxspec.loading import Checkpoint
 from jaxspec.methods import Method, parse_method
+from jaxspec.request import Request
 from jaxspec.text import StopStrings
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jaxspec.costs import CostTable
-from jaxspec.engine import Engine, load_head
+from jaxspec.engine import Engine
 from jaxspec.evaluate import cost, divergence, environment, results, runner, side_by_side, suites, table
 from jaxspec.evaluate.calibrate import costs_of
 from jaxspec.evaluate.command import Bench
@@ -23,6 +23,7 @@ from jaxspec.linelog import write_whole
 from jaxspec.loading import Checkpoint, load
 from jaxspec.methods import Method, needs_costs, parse_method
 from jaxspec.protocols import Drafter, is_chain
+from jaxspec.weights import load_head
 
 NOISE_BATCHES = 4  # the noise of rounding is measured on the texts of this many batches
 

@@ -13,13 +13,15 @@ from jaxspec import costs
 from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.controllers.fixed import Fixed
 from jaxspec.costs import CostTable, Subject
-from jaxspec.engine import Engine, Request, load_head, shapes
+from jaxspec.engine import Engine
 from jaxspec.evaluate import environment
 from jaxspec.evaluate.command import Calibrate
 from jaxspec.evaluate.cost import seconds_per_unit
 from jaxspec.evaluate.pieces import Job, draft_job, half_way, resume_job, resumes, target_job
 from jaxspec.loading import Checkpoint, find_head, load
 from jaxspec.methods import DRAFTERS, Method, drafter_of, parse_method
+from jaxspec.request import Request, shapes
+from jaxspec.weights import load_head
 
 WIDTHS = (1, 4, 16)  # nodes expanded at once; what lies between is interpolated
 DEPTH = 5

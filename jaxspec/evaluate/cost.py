@@ -6,9 +6,10 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 
-from jaxspec.engine import Engine, Request, shapes, start
+from jaxspec.engine import Engine
 from jaxspec.evaluate.pieces import Job, draft_job, half_way, judge_job, learn_job, resume_job, resumes, target_job
 from jaxspec.protocols import is_chain
+from jaxspec.request import Request, shapes, start
 
 REPEATS = 7
 LEAST_SECONDS = 0.1  # that one timed call takes

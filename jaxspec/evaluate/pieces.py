@@ -12,9 +12,9 @@ from jaxtyping import Array, Int
 from jaxspec import cache as kv
 from jaxspec import decode
 from jaxspec.controllers.fixed import Fixed
-from jaxspec.engine import Request, start
 from jaxspec.llama import Llama, forward, unembed
 from jaxspec.protocols import Committed, Models, Prefix, Reuse
+from jaxspec.request import Request, start
 from jaxspec.sampling import fold
 from jaxspec.tree import DraftTree, compact, levels, plant, root_frontier
 

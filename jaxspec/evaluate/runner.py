@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.engine import Engine, Generation, Request, check_settings
+from jaxspec.engine import Engine
 from jaxspec.evaluate.reliability import tally
 from jaxspec.evaluate.runlog import Answer, RunLog, Turn, tree_to_json
 from jaxspec.evaluate.suites import Question, next_prompt
+from jaxspec.generation import Generation
 from jaxspec.prompts import encode
+from jaxspec.request import Request, check_settings
 from jaxspec.text import StopStrings
 
 REFERENCE = "plain"

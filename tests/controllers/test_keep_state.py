@@ -10,7 +10,7 @@ import pytest
 from jaxspec import Engine, load
 from jaxspec.cli import Generate
 from jaxspec.controllers.beta_ts import BetaTS
-from jaxspec.engine import take_up
+from jaxspec.request import take_up
 from tests import checkpoints
 
 PROMPTS = ["abcabc", "the first of the two", "x", "one two one two", "zz"]

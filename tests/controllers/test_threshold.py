@@ -7,9 +7,9 @@ import pytest
 
 from jaxspec.controllers.adaptive import Adaptive, AdaptiveState
 from jaxspec.controllers.threshold import Threshold
-from jaxspec.engine import take_up
 from jaxspec.methods import parse_method
 from jaxspec.protocols import Evidence
+from jaxspec.request import take_up
 from tests.lossless.harness import decoded, models, requests
 
 # (accepted, levels) of a first round -> AR and gamma after it; both after another round with 4 of 4 accepted.

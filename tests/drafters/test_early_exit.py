@@ -13,10 +13,10 @@ from flax import nnx
 
 from jaxspec import decode, llama
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, default_first
-from jaxspec.engine import start
 from jaxspec.methods import parse_method
 from jaxspec.prefill import prefill
 from jaxspec.protocols import Models, Prefix
+from jaxspec.request import start
 from jaxspec.train.early_exit import initial
 from jaxspec.tree import compact
 from tests.lossless.harness import models, requests, run, speculation

@@ -17,11 +17,11 @@ from jaxspec.calibrator import draft_width
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError, dict_to_module, module_to_dict
 from jaxspec.convert import inspect
 from jaxspec.drafters.layer_skip import LayerSkip, SkipSet, read_skip_set, skip, write_skip_set
-from jaxspec.engine import start
 from jaxspec.llama import Llama, forward, unembed
 from jaxspec.methods import default_method, parse_method
 from jaxspec.prefill import prefill
 from jaxspec.protocols import Models, Prefix
+from jaxspec.request import start
 from tests.lossless.harness import models, requests, run, speculation
 
 VOCAB, LAYERS = 50, 3

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.decode import Speculation
-from jaxspec.engine import Engine, Request
+from jaxspec.engine import Engine
 from jaxspec.evaluate import cost, pieces
 from jaxspec.loading import load
 from jaxspec.methods import Method, parse_method
+from jaxspec.request import Request
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head
 

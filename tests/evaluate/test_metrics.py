@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxspec.engine import cut_history
 from jaxspec.evaluate.metrics import count
+from jaxspec.generation import cut_history
 
 # committed, accepted, levels, drafted, verified
 CHAIN = np.array([[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [5, 4, 4, 4, 4]])

@@ -19,11 +19,11 @@ from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.drafters.edd import Edd, EddHead, default_tap
 from jaxspec.drafters.layer_skip import LayerSkip, skip
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
-from jaxspec.engine import Request, start
 from jaxspec.llama import Llama
 from jaxspec.methods import Method, needs_weights
 from jaxspec.prefill import prefill
 from jaxspec.protocols import Models
+from jaxspec.request import Request, start
 from jaxspec.train import early_exit, edd, medusa
 
 CHUNK = 8

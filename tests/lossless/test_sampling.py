@@ -16,10 +16,10 @@ import scipy.stats
 from jaxspec import cache as kv
 from jaxspec.decode import decode
 from jaxspec.drafters.early_exit import EarlyExit
-from jaxspec.engine import Request
 from jaxspec.llama import forward, unembed
 from jaxspec.methods import parse_method
 from jaxspec.protocols import Models
+from jaxspec.request import Request
 from tests.lossless import combinations
 from tests.lossless.harness import begun, models, requests, run, speculation, weights
 

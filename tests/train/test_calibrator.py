@@ -17,10 +17,10 @@ from jaxspec.calibrator import Calibrator, predict
 from jaxspec.checkpoint import CheckpointError, module_to_dict
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.early_exit import EarlyExit
-from jaxspec.engine import Request
 from jaxspec.heads import HeadConfig, write_config, write_head
 from jaxspec.loading import load
 from jaxspec.methods import drafter_of, parse_method
+from jaxspec.request import Request
 from jaxspec.train import calibrator
 from jaxspec.train.calibrator import Labels, Plan
 from jaxspec.train.watch import Watched

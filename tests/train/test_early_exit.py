@@ -16,10 +16,10 @@ from jaxspec import checkpoint
 from jaxspec.checkpoint import module_to_dict
 from jaxspec.decode import decode
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, predict
-from jaxspec.engine import start
 from jaxspec.methods import parse_method
 from jaxspec.prefill import prefill
 from jaxspec.protocols import Models
+from jaxspec.request import start
 from jaxspec.train import early_exit
 from jaxspec.train.packed import decoder_layer, residual_stream
 from tests.evaluate import tiny

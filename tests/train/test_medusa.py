@@ -15,11 +15,11 @@ import jaxspec
 from jaxspec.config import LlamaConfig
 from jaxspec.decode import decode
 from jaxspec.drafters.medusa import Medusa, MedusaHeads, predict
-from jaxspec.engine import start
 from jaxspec.llama import Llama, unembed
 from jaxspec.methods import parse_method
 from jaxspec.prefill import prefill
 from jaxspec.protocols import Models
+from jaxspec.request import start
 from jaxspec.train import medusa
 from jaxspec.train.packed import hidden_states
 from jaxspec.train.text import Windows

@@ -12,10 +12,11 @@ import pytest
 import jaxspec
 from jaxspec import decode
 from jaxspec.drafters.layer_skip import read_skip_set, skip
-from jaxspec.engine import Generation, Request
 from jaxspec.evaluate import cost
+from jaxspec.generation import Generation
 from jaxspec.loading import Checkpoint, load
 from jaxspec.methods import parse_method
+from jaxspec.request import Request
 from jaxspec.train import search, trial
 from jaxspec.train.trial import Costs
 from tests.evaluate import tiny
