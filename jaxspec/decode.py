@@ -154,7 +154,8 @@ def gather_evidence(
     tip = jnp.where(at_level, tree.log_confidence, -jnp.inf).argmax(axis=1)[:, None]
     parent = take(tree.parent, tip)
     slot = (expanded.node == parent).argmax(axis=1)[:, None]
-    top = jnp.exp(jax.nn.log_softmax(take(logits, slot)[:, 0]).max(axis=-1))
+    given = take(logits, slot)[:, 0]
+    top = jnp.exp(given.max(axis=-1) - jax.nn.logsumexp(given, axis=-1))
     confidence = take(tree.log_confidence, tip)[:, 0]
     return Evidence(
         level=newest.level,

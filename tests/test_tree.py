@@ -190,9 +190,10 @@ def brute_eagle2(tables, total, depth, width):
     return dict(by_confidence(found.items())[: total - 1])
 
 
-@given(st.integers(0, 1000), st.integers(2, 12), st.integers(1, 4), st.integers(1, 4))
-def test_eagle2_equals_its_definition(seed, total, depth, width):
+@given(st.integers(0, 1000), st.sampled_from([(2, 1, 1), (5, 4, 1), (6, 3, 2), (12, 4, 3), (12, 2, 4)]))
+def test_eagle2_equals_its_definition(seed, shape):
     """The drafter here is a table: the logits after a token depend on that token alone."""
+    total, depth, width = shape  # few of them, for each compiles its own programs
     rng = np.random.default_rng(seed)
     tables = np.log(rng.dirichlet(np.ones(6) * 0.7, size=6)).astype(np.float32)
     builder = Eagle2(total=total, depth=depth, width=width)

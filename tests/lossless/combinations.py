@@ -13,13 +13,13 @@ DRAFTERS = ("ngram", "draft-model", "eagle", "early-exit", "edd", "medusa", "lay
 BUILDERS = (
     "chain,length=4",
     "static,paths=0:1:2:00:01:10:000",
+    "uniform,width=2,depth=3,total=8",
     "cape,depth=3",
     "eagle2,total=12,depth=4,width=3",
     "pruned,width=3,depth=4,leaf=0.02,cost=0.1,total=12",
     "budgeted,width=2,depth=4,cost=0.1,verify=1:1/2:1.2/4:1.4/8:1.6,total=8",
 )
-SETTINGS = ("chain,length=1", "static", "uniform,width=2,depth=3,total=8")  # the same builders otherwise set, and
-# a static tree given otherwise: only with --soak
+SETTINGS = ("chain,length=1", "static")  # the same builders otherwise set: only with --soak
 CONTROLLERS = (  # where they stop, they stop often: chance 1/2 or so
     "fixed",
     "threshold,gamma=0.2,confidence=token",  # which looks at what was drawn

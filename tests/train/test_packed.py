@@ -32,7 +32,7 @@ def decoding(model: Llama, tokens: jax.Array) -> jax.Array:
     width = tokens.shape[1]
     causal = jnp.tril(jnp.ones((1, width, width), bool))
     empty, none = cache.allocate(CONFIG, 1, 1, jnp.dtype("float32")), jnp.zeros(1, jnp.int32)
-    return forward(model, tokens, jnp.arange(width)[None], causal, empty, none).hidden
+    return jax.jit(forward)(model, tokens, jnp.arange(width)[None], causal, empty, none).hidden
 
 
 # 128 queries make a block: one, several, a part of one, and borders of documents inside and at the border of a block.
