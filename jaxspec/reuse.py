@@ -7,28 +7,11 @@ node passes each layer once.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
 
 from jaxspec import cache as kv
 from jaxspec.llama import Llama, Output, attend_to, embed, final_norm, run_layers
 from jaxspec.protocols import Prefix, Reuse
 from jaxspec.tree import DraftTree, take
-
-
-def nothing_known(target: Llama, batch: int, size: int, layers: int) -> Reuse:
-    """What a round begins with: room for `size` nodes in the target's first `layers` layers."""
-    config, dtype = target.config, target.norm[...].dtype
-    return Reuse(
-        nodes=kv.allocate(config, batch, size, dtype, num_layers=layers),
-        hidden=jnp.zeros((batch, size, config.hidden_size), dtype),
-        known=jnp.zeros((batch, size), bool),
-    )
-
-
-def learn(old: Reuse, slots: Int[Array, "B W"], nodes: tuple[kv.KV, ...], hidden: Float[Array, "B W D"]) -> Reuse:
-    """With the residual stream of nodes that were just expanded; `nodes` has their keys and values already."""
-    put = jax.vmap(lambda values, at, new: values.at[at].set(new, mode="drop"))
-    return Reuse(nodes=nodes, hidden=put(old.hidden, slots, hidden), known=put(old.known, slots, slots >= 0))
 
 
 def resume(

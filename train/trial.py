@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxspec.drafters.layer_skip import SkipSet, numbers, skip, whole_layers
+from jaxspec.drafters.layer_skip import SkipSet, numbers, skip
 from jaxspec.engine import Engine
 from jaxspec.evaluate import cost
 from jaxspec.evaluate.metrics import count, ratio
@@ -27,7 +27,6 @@ class Costs:
     Attributes:
         plain: one forward of the target over one token.
         verify: verification by the number of tree nodes, as a string, for that is what JSON has.
-        spared: what that saves, by the same, for each layer before the first that leaves out anything (see `reuse`).
         level: a drafted level with nothing left out.
         attention, mlp: what leaving out one block saves of that; every layer's are the same.
         control_level, control_round: the controller's.
@@ -35,7 +34,6 @@ class Costs:
 
     plain: float
     verify: dict[str, float]
-    spared: dict[str, float]
     level: float
     attention: float
     mlp: float
@@ -44,10 +42,10 @@ class Costs:
 
     def prices(self, skips: SkipSet) -> Prices:
         """Of drafting with a set."""
-        saved, reused = sum(skips.attention) * self.attention + sum(skips.mlp) * self.mlp, whole_layers(skips)
+        saved = sum(skips.attention) * self.attention + sum(skips.mlp) * self.mlp
         return Prices(
             plain=self.plain,
-            verify={int(nodes): seconds - reused * self.spared[nodes] for nodes, seconds in self.verify.items()},
+            verify={int(nodes): seconds for nodes, seconds in self.verify.items()},
             level=self.level - saved,
             control_level=self.control_level,
             control_round=self.control_round,
@@ -96,17 +94,11 @@ def engine(model: Checkpoint, method: Method, skips: SkipSet) -> Engine:
 
 
 def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]) -> Costs:
-    """Times the pieces of a round on this device.
-
-    The drafted level with and without all attention and all MLPs; verification from the start and from half way.
-    """
+    """Times the pieces of a round on this device, the drafted level with and without all attention and all MLPs."""
     layers = model.config.model.num_layers
     none, every = (), range(layers)
     sets = {"whole": (none, none), "no attention": (every, none), "no mlp": (none, every), "bare": (every, every)}
-    engines = {name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}
-    half = skip(layers, every[layers // 2 :], every[layers // 2 :])
-    found = cost.measure(engines | {"half": Engine(model, method, draft=half)}, requests)
-    resumed = found.resumed.get("half", found.target)  # of a single layer nothing can be reused
+    found = cost.measure({name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}, requests)
     whole, no_attention, no_mlp, bare = (found.level[name] for name in sets)
     # Each kind is seen twice, beside the other kind and alone; both together never cost more than was measured.
     both = max(whole - bare, 0.0)
@@ -114,7 +106,6 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     return Costs(
         plain=found.target[1],
         verify={str(nodes): seconds for nodes, seconds in found.target.items()},
-        spared={str(n): max(s - resumed.get(n, s), 0.0) / max(layers // 2, 1) for n, s in found.target.items()},
         level=whole,
         attention=attention / layers,
         mlp=(both - attention) / layers,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import chex
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -30,7 +31,6 @@ from jaxspec.llama import (
 )
 from jaxspec.loading import Checkpoint
 from jaxspec.protocols import Reuse
-from jaxspec.reuse import learn, nothing_known
 from jaxspec.tree import take
 
 NAME = "early-exit"
@@ -117,10 +117,15 @@ class EarlyExit:
     def root(self, models, state, prefix, tree):
         head: EarlyExitHead = models.draft
         batch, size = tree.token.shape
+        config, dtype = models.target.config, models.target.norm[...].dtype
         begun = EarlyExitState(
             cache=state.cache,
-            nodes=kv.allocate(head.config, batch, size, models.target.norm[...].dtype),
-            reuse=nothing_known(models.target, batch, size, head.first),
+            nodes=kv.allocate(head.config, batch, size, dtype),
+            reuse=Reuse(
+                nodes=kv.allocate(config, batch, size, dtype, num_layers=head.first),
+                hidden=jnp.zeros((batch, size, config.hidden_size), dtype),
+                known=jnp.zeros((batch, size), bool),
+            ),
         )
         node = jnp.zeros((batch, 1), jnp.int32)
         logits, hidden, state = self._run(models, begun, prefix, tree, node, node)
@@ -140,7 +145,12 @@ class EarlyExit:
         attend = attend_to(models.target.config, positions, take(tree.ancestors, node), cached, rows, slots)
         start = embed(models.target, take(tree.token, node))
         x, known, _ = run_layers(models.target, range(head.first), start, attend, prefix.cache, old.nodes)
-        reuse = learn(old, slots, known, x)
+        put = jax.vmap(lambda values, at, new: values.at[at].set(new, mode="drop"))
+        reuse = Reuse(
+            nodes=known,
+            hidden=put(old.hidden, slots, x),
+            known=put(old.known, slots, jnp.ones(slots.shape, bool)),
+        )
         nodes = []
         for layer, mine, cache in zip(head.layers, state.nodes, state.cache, strict=True):
             x, new = decoder_layer(layer, head.config, x, attend, cache, mine)

@@ -3,9 +3,6 @@
 A block is the attention or the MLP of a layer; where it is left out, the residual stream goes by. There are no new
 weights: all that is kept on disk is which blocks these are. Drafting reads the target's keys and values of the prefix,
 and those that it computes itself, of the root and the drafted nodes, are dropped after the round.
-
-Below the first block that is left out, drafting computes what the target would: verification goes on from there (see
-`reuse`; the paper computes it twice).
 """
 
 import dataclasses
@@ -21,10 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec import cache as kv
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError
 from jaxspec.heads import HeadConfig, check_same_shape, read_head, write_config
-from jaxspec.llama import Attend, Llama, attend_to, attention_block, embed, final_norm, mlp_block, run_layers, unembed
+from jaxspec.llama import Attend, Llama, attend_to, attention_block, embed, final_norm, mlp_block, unembed
 from jaxspec.loading import Checkpoint
-from jaxspec.protocols import Reuse
-from jaxspec.reuse import learn, nothing_known
 from jaxspec.tree import take
 
 NAME = "layer-skip"
@@ -53,10 +48,9 @@ class Switches:
 
 @chex.dataclass(frozen=True)
 class LayerSkipState:
-    """This round's root and expanded nodes, while drafting: in layers below the first block left out, and above."""
+    """Keys and values of this round's root and expanded nodes, while drafting; one a layer, left out or not."""
 
-    reuse: Reuse | None  # None where there are no such layers
-    nodes: tuple[kv.KV, ...] | None  # one a layer from there on, left out or not
+    nodes: tuple[kv.KV, ...] | None
 
 
 def skip(num_layers: int, attention: Collection[int], mlp: Collection[int]) -> SkipSet:
@@ -102,14 +96,6 @@ def unless(skipped: bool | Array, block: Callable[..., tuple], *stream: Any) -> 
     return jax.lax.cond(skipped, lambda *stream: stream, block, *stream)
 
 
-def whole_layers(skips: SkipSet | Switches) -> int:
-    """Layers before the first that leaves out anything; 0 of a traced set, whose program serves all."""
-    if isinstance(skips, Switches):
-        return 0
-    anything = [attention or mlp for attention, mlp in zip(skips.attention, skips.mlp, strict=True)]
-    return anything.index(True) if True in anything else len(anything)
-
-
 def run_layer(
     target: Llama,
     skips: SkipSet | Switches,
@@ -141,25 +127,22 @@ class LayerSkip:
     def taps(self, models) -> tuple[int, ...]:
         return ()
 
-    def reuse(self, state) -> Reuse | None:
-        return state.reuse
+    def reuse(self, state) -> None:
+        return None
 
     def init(self, models, batch, rows) -> LayerSkipState:
-        return LayerSkipState(reuse=None, nodes=None)
+        return LayerSkipState(nodes=None)
 
     def grow(self, state, rows) -> LayerSkipState:
         return state
 
     def observe(self, models, state, committed) -> LayerSkipState:
-        return LayerSkipState(reuse=None, nodes=None)
+        return LayerSkipState(nodes=None)
 
     def root(self, models, state, prefix, tree):
         batch, size = tree.token.shape
-        target, first = models.target, whole_layers(models.draft)
-        above = kv.allocate(
-            target.config, batch, size, target.norm[...].dtype, num_layers=target.config.num_layers - first
-        )
-        begun = LayerSkipState(reuse=nothing_known(target, batch, size, first) if first else None, nodes=above)
+        target = models.target
+        begun = LayerSkipState(nodes=kv.allocate(target.config, batch, size, target.norm[...].dtype))
         node = jnp.zeros((batch, 1), jnp.int32)
         logits, hidden, state = self._run(models, begun, prefix, tree, node, node)
         return logits[:, 0], hidden[:, 0], state
@@ -175,13 +158,9 @@ class LayerSkip:
         positions, cached = prefix.length[:, None] - 1 + take(tree.depth, node), prefix.length - 1
         rows = kv.capacity(prefix.cache)
         attend = attend_to(target.config, positions, take(tree.ancestors, node), cached, rows, slots)
-        x, reuse, first, nodes = embed(target, take(tree.token, node)), state.reuse, 0, []
-        if reuse is not None:
-            first = len(reuse.nodes)
-            x, known, _ = run_layers(target, range(first), x, attend, prefix.cache, reuse.nodes)
-            reuse = learn(reuse, slots, known, x)
-        for i, mine in enumerate(state.nodes, first):
-            x, new = run_layer(target, models.draft, i, x, attend, prefix.cache[i], mine)
+        x, nodes = embed(target, take(tree.token, node)), []
+        for i, (cache, mine) in enumerate(zip(prefix.cache, state.nodes, strict=True)):
+            x, new = run_layer(target, models.draft, i, x, attend, cache, mine)
             nodes.append(new)
         hidden = final_norm(target, x)
-        return unembed(target, hidden), hidden, LayerSkipState(reuse=reuse, nodes=tuple(nodes))
+        return unembed(target, hidden), hidden, LayerSkipState(nodes=tuple(nodes))

@@ -13,6 +13,8 @@ from jaxspec.request import Request, shapes, start
 
 REPEATS = 7
 LEAST_SECONDS = 0.1  # that one timed call takes
+MOST_ITERATIONS = 2**20
+_TINY = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,17 +85,28 @@ def resumed_key(engine: Engine, size: int) -> tuple:
 
 
 def seconds_per_unit(jobs: Sequence[Job]) -> list[float]:
-    """Median seconds a unit of each job, the jobs taking turns."""
-    lengths = []
+    """Median seconds a unit of each job, the jobs taking turns; what a call takes besides its units does not count."""
     for job in jobs:
-        job(1)  # compiles
-        began = time.perf_counter()
-        job(2)
-        lengths.append(max(2, math.ceil(2 * LEAST_SECONDS / (time.perf_counter() - began))))
+        job(0)  # compiles
+    empty = [min(_timed(job, 0)[0] for _ in range(3)) for job in jobs]
+    lengths = [_length(job, none) for job, none in zip(jobs, empty, strict=True)]
     samples: list[list[float]] = [[] for _ in jobs]
     for _ in range(REPEATS):
-        for job, length, found in zip(jobs, lengths, samples, strict=True):
-            began = time.perf_counter()
-            units = job(length)
-            found.append((time.perf_counter() - began) / max(units, 1))
+        for job, none, length, found in zip(jobs, empty, lengths, samples, strict=True):
+            seconds, units = _timed(job, length)
+            found.append(max(seconds - none, _TINY) / max(units, 1))
     return [statistics.median(found) for found in samples]
+
+
+def _length(job: Job, none: float) -> int:
+    """Iterations that take LEAST_SECONDS, or nearly, beside the `none` seconds of a call without any."""
+    length = 2
+    while (seconds := _timed(job, length)[0] - none) < LEAST_SECONDS / 2 and length < MOST_ITERATIONS:
+        length = math.ceil(length * min(max(LEAST_SECONDS / max(seconds, _TINY), 2), 32))
+    return length
+
+
+def _timed(job: Job, iterations: int) -> tuple[float, int]:
+    began = time.perf_counter()
+    units = job(iterations)
+    return time.perf_counter() - began, units

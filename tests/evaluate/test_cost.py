@@ -102,12 +102,15 @@ def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyP
 
 
 def test_jobs_take_turns_and_a_unit_is_what_the_job_says(monkeypatch: pytest.MonkeyPatch):
-    """A clock that only the jobs move: one takes 2 s an iteration, the other 3 s for each of two units."""
+    """A clock that only the jobs move: one takes 2 s an iteration, the other 3 s for each of two units.
+
+    Each call takes 5 s more, and those belong to no unit.
+    """
     now, calls = [0.0], []
 
     def job(name: str, seconds: float, units: int) -> cost.Job:
         def run(iterations: int) -> int:
-            now[0] += seconds * iterations
+            now[0] += 5.0 + seconds * iterations
             calls.append(name)
             return units * iterations
 

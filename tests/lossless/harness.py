@@ -56,7 +56,7 @@ def models(vocab_size: int, num_layers: int = 2) -> Models:
             EarlyExit: early_exit_head(target),
             Edd: edd_head(target),
             Medusa: medusa_heads(target),
-            LayerSkip: skip(num_layers, attention=range(1, num_layers), mlp=[num_layers - 1]),
+            LayerSkip: skip(num_layers, attention=range(1, num_layers), mlp=[0]),
         },
         control=Calibrator(config.hidden_size, config.hidden_size, rngs=nnx.Rngs(3)),
     )
