@@ -25,7 +25,7 @@ from jaxspec.trace import rounds_of
 from jaxspec.weights import load_control, load_head
 
 UNLIMITED = np.int32(2**30)
-CPU_SIZES = (1, 2, 4, 6, 8, 12, 16, 32, 64)  # on a CPU every node of a tree costs
+CPU_SIZES = (1, 2, 4, 6, 8, 16, 32, 64)  # on a CPU every node of a tree costs
 ACCELERATOR_SIZES = (8, 16, 32, 64)
 
 
