@@ -1,9 +1,9 @@
 """A mesh of devices, and the one table that says which axis of an array is cut along which axes of the mesh.
 
 Users give two numbers: `data` cuts the batch, `model` the weights (tensor parallelism, as in Megatron,
-arXiv:1909.08053). Attention can be cut no finer than its heads, so a model splits the axis `model` once more, by its own
-heads (`split`): `kv` chips have KV heads of their own, `group` chips share a KV head and have query heads of their own,
-and `spare` chips share query heads too. Vocabulary and MLP are cut along all three.
+arXiv:1909.08053). Attention can be cut no finer than its heads, so that the axis `model` is split once more by the heads
+of the model at hand (`split`): along `kv` devices have KV heads of their own, along `group` they share those and have
+query heads of their own, along `spare` they share query heads too. Vocabulary and MLP are cut along all three.
 """
 
 import math
@@ -48,9 +48,10 @@ def make_mesh(*, data: int = 1, model: int = 1, devices: Sequence[Any] | None = 
         raise ValueError(f"a mesh has at least one device along each axis, not data={data},model={model}")
     there, wanted = jax.devices() if devices is None else devices, data * model
     if wanted > len(there) or (jax.process_count() > 1 and wanted < len(there)):
+        product = f"{'' if jax.process_count() > 1 else 'at most '}{len(there)}"
         raise ValueError(
-            f"a mesh of data={data},model={model} is one of {wanted} devices and there are {len(there)}; choose numbers "
-            f"whose product is {'' if jax.process_count() > 1 else 'at most '}{len(there)}"
+            f"a mesh of data={data},model={model} takes {wanted} devices and there are {len(there)}; "
+            f"choose numbers whose product is {product}"
         )
     return jax.make_mesh((data, model), ("data", "model"), (AxisType.Auto,) * 2, devices=there)
 
