@@ -1,9 +1,9 @@
 """A mesh of devices, and the one table that says which axis of an array is cut along which axes of the mesh.
 
 Users give two numbers: `data` cuts the batch, `model` the weights (tensor parallelism, as in Megatron,
-arXiv:1909.08053). Attention can be cut no finer than its heads, so that the axis `model` is split once more by the heads
-of the model at hand (`split`): along `kv` devices have KV heads of their own, along `group` they share those and have
-query heads of their own, along `spare` they share query heads too. Vocabulary and MLP are cut along all three.
+arXiv:1909.08053). Attention can be cut no finer than its heads, so that the axis `model` is split once more, by the
+heads of the model at hand (`split`): along `kv` devices have KV heads of their own, along `group` they share those and
+have query heads of their own, along `spare` they share query heads too. Vocabulary and MLP are cut along all three.
 """
 
 import math
@@ -33,6 +33,9 @@ DECODING: Rules = {
     "label": (),
 }
 """Logical axis of an array, as `nnx.Param(..., axes=...)` names it → axes of the mesh that it is cut along."""
+
+REPLICATED: Rules = dict.fromkeys(DECODING, ())
+"""Nothing is cut."""
 
 TRAINING: Rules = {**DECODING, "embed": ("data",)}
 """The same with every weight cut along the batch's axis too, and gathered where it is used (FSDP, arXiv:2304.11277)."""
