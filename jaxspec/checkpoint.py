@@ -174,6 +174,7 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
     """Writes (dotted name, array) pairs as Orbax parameters, holding about `group_bytes` of them at a time.
 
     `path` must not exist; it appears when everything is written. Beside it Orbax keeps `NAME.partial_save` until then.
+    Of several processes all call this, and each writes its part of arrays that lie on a mesh.
     """
     import orbax.checkpoint.experimental.v1 as ocp
 

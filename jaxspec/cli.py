@@ -81,7 +81,7 @@ class Generate:
             raise stateful_refusal("repetition_penalty")
         if self.stream and (self.prompts or self.show_drafts or self.format == "json"):
             raise ValueError("--stream prints the plain text of one --prompt; leave out the other options")
-        engine = Engine(str(self.target), self.method, dtype=self.dtype, mesh=self.devices.open())
+        engine = Engine(str(self.target), self.method, dtype=self.dtype, mesh=self.devices.open(several=True))
         if self.method is None:
             say(f"method: {engine.method}")
         settings: dict[str, Any] = {

@@ -25,10 +25,13 @@ class Devices:
     process_id: int | None = None
     """With --coordinator HOST:PORT: which of them this is, from 0."""
 
-    def open(self) -> "Mesh | None":
+    def open(self, *, several: bool = False) -> "Mesh | None":
         """Joins the other processes, where there are any, and makes the mesh; None where one device is enough.
 
-        From then on only the first process prints.
+        From then on only the first process prints results.
+
+        Args:
+            several: whether the command can run as several processes.
 
         Raises:
             ValueError: options that do not fit each other or the devices.
@@ -40,7 +43,7 @@ class Devices:
         from jaxspec import hosts
         from jaxspec.mesh import parse_mesh
 
-        hosts.join(self.coordinator, self.processes, self.process_id)
+        hosts.join(self.coordinator, self.processes, self.process_id, allowed=several)
         mesh = parse_mesh(self.mesh)
         if not hosts.is_first():
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115

@@ -1,33 +1,40 @@
 """Several processes that run the same program, each with some of the devices: joining them, and what they exchange.
 
-All of them read the same prompts and text and take the same steps, since every step of one waits for the others'. What
-a clock or a file says may differ from host to host, so that the first process decides (`agreed`). It alone prints and
-writes, but for Orbax, by which each process writes its part of the arrays.
+All of them read the same prompts and text and take the same steps, since every step of one waits for the others'. So
+nothing that decides a step may come from a clock or a signal. The first process alone prints and writes, into a folder
+that all of them see; only of a run's checkpoints does each write its own part (Orbax).
 """
 
 import os
-import pickle
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 T = TypeVar("T")
 AUTO = "auto"
 
 
-def join(coordinator: str | None = None, processes: int | None = None, process_id: int | None = None) -> None:
+def join(
+    coordinator: str | None = None, processes: int | None = None, process_id: int | None = None, *, allowed: bool = True
+) -> None:
     """Joins the other processes, before anything is computed; does nothing where there are none.
 
     Args:
         coordinator: HOST:PORT of the first process; `auto` asks the environment, as does None where that speaks of
             several tasks (a TPU pod, SLURM).
         processes, process_id: how many there are, and which this is, from 0; with a HOST:PORT.
+        allowed: whether others may be joined.
 
     Raises:
-        ValueError: some of the three are missing, or do not fit.
+        ValueError: some of the three are missing, or do not fit, or there are others and none are allowed.
     """
+    if not allowed and (coordinator is not None or has_neighbours(os.environ)):
+        raise ValueError(
+            "this command runs in one process, and cannot be spread over several hosts; `jaxspec generate` and the "
+            "training of heads can"
+        )
     if coordinator in (None, AUTO):
         if processes is not None or process_id is not None:
             raise ValueError("--processes and --process-id go with --coordinator HOST:PORT")
@@ -62,19 +69,39 @@ def fetch(arrays: T) -> T:
     return jax.tree.map(whole, arrays)
 
 
+def put(value: Any, sharding: NamedSharding) -> jax.Array:
+    """An array cut as told; all processes have it whole, or it lies on devices of all of them already."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return jax.jit(_same, out_shardings=sharding)(value)
+    host = np.asarray(value)
+    return jax.make_array_from_callback(host.shape, sharding, lambda part: host[part])
+
+
+def _same(value: jax.Array) -> jax.Array:
+    return value
+
+
 def put_like(value: np.ndarray, old: jax.Array) -> jax.Array:
-    """The value on the devices that `old` is on; the same value on all processes."""
-    if isinstance(old.sharding, jax.sharding.NamedSharding):
-        return jax.make_array_from_callback(value.shape, old.sharding, lambda part: value[part])
-    return jax.numpy.asarray(value)
+    """The value where `old` lies."""
+    return put(value, old.sharding) if isinstance(old.sharding, NamedSharding) else jax.numpy.asarray(value)
 
 
-def agreed(decide: Callable[[], T]) -> T:
-    """What `decide` returns in the first process, in every process; only there it is called."""
+def agreed(text: str) -> str:
+    """The text that the first process has."""
     if jax.process_count() == 1:
-        return decide()
+        return text
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
-    text = np.frombuffer(pickle.dumps(decide()) if is_first() else b"", np.uint8)
-    length = int(broadcast_one_to_all(np.int32(len(text))))
-    return pickle.loads(broadcast_one_to_all(np.resize(text, length)).tobytes())  # our own bytes, from our own process
+    ours = np.frombuffer(text.encode(), np.uint8)
+    length = int(broadcast_one_to_all(np.int32(len(ours))))
+    return broadcast_one_to_all(np.resize(ours, length)).astype(np.uint8).tobytes().decode()
+
+
+def wait() -> None:
+    """Waits until all processes are here: what one has written before, the others can read after."""
+    if jax.process_count() > 1:
+        from jax.experimental.multihost_utils import sync_global_devices
+
+        sync_global_devices("jaxspec")

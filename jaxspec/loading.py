@@ -15,7 +15,7 @@ from jaxspec import checkpoint
 from jaxspec.bundled import locate
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError
 from jaxspec.llama import Llama
-from jaxspec.mesh import shared_heads, split
+from jaxspec.mesh import shared_heads, split, use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +42,7 @@ class Checkpoint:
         Accelerators round float32 to less unless told.
         """
         wide = self.target.norm[...].dtype == jnp.float32
-        with (
-            jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(),
-            contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh),
-        ):
+        with jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(), use(self.mesh):
             yield
 
 

@@ -6,6 +6,7 @@ heads of the model at hand (`split`): along `kv` devices have KV heads of their 
 have query heads of their own, along `spare` they share query heads too. Vocabulary and MLP are cut along all three.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -76,6 +77,11 @@ def split(mesh: Mesh, config: LlamaConfig) -> Mesh:
     group = math.gcd(mesh.shape["model"] // kv, config.num_heads // config.num_kv_heads)
     devices = np.asarray(mesh.devices).reshape(mesh.shape["data"], kv, group, -1)
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+    """Makes a mesh current, where there is one."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def model_size(mesh: Mesh) -> int:

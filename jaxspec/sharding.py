@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jaxspec import decode
 from jaxspec.cache import AXES as KV_AXES
 from jaxspec.cache import KV
 from jaxspec.decode import DecodeState, Speculation
+from jaxspec.hosts import put
 from jaxspec.mesh import DECODING, REPLICATED, Rules, constrain, sharding
 from jaxspec.protocols import Models
 
@@ -64,6 +65,26 @@ def place_state(state: DecodeState, mesh: Mesh) -> DecodeState:
 def new_state(spec: Speculation, models: Models, **begin: Any) -> DecodeState:
     """`decode.new_state`, each array made where `place_state` has it on the current mesh."""
     return _with_axes(lambda leaf, axes: constrain(leaf, *axes), decode.new_state(spec, models, **begin))
+
+
+def move(arrays: T, placed: T) -> T:
+    """The arrays, each put where its counterpart in `placed` says."""
+    return jax.tree.map(lambda leaf, at: put(leaf, at.sharding), arrays, placed)
+
+
+def spread(arrays: T) -> T:
+    """What is not on the current mesh yet, copied to each of its devices; nothing is done without a mesh."""
+    mesh = jax.sharding.get_mesh()
+    on = lambda leaf: isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
+    whole = lambda leaf: leaf if on(leaf) else put(leaf, sharding(mesh, (), leaf.shape))
+    return arrays if mesh.empty else jax.tree.map(whole, arrays)
+
+
+def put_rows(batch: T) -> T:
+    """A batch of rows, cut along `data` of the current mesh; left on the host without one."""
+    mesh = jax.sharding.get_mesh()
+    cut = lambda leaf: put(leaf, sharding(mesh, ("batch",), leaf.shape))
+    return batch if mesh.empty else jax.tree.map(cut, batch)
 
 
 def shardings(placed: Any) -> Any:
