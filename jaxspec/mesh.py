@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from jaxspec.config import LlamaConfig
@@ -21,6 +21,7 @@ from jaxspec.config import LlamaConfig
 AXES = ("data", "kv", "group", "spare")
 """Axes of the mesh of a model, as `split` gives it; `kv` x `group` x `spare` is what users call `model`."""
 
+AnyMesh = Mesh | AbstractMesh
 Rules = Mapping[str, tuple[str, ...]]
 
 DECODING: Rules = {
@@ -73,10 +74,15 @@ def parse_mesh(text: str) -> Mesh:
 
 def split(mesh: Mesh, config: LlamaConfig) -> Mesh:
     """The same devices with the axis `model` split by the heads of a model, into `AXES`."""
-    kv = math.gcd(mesh.shape["model"], config.num_kv_heads)
-    group = math.gcd(mesh.shape["model"] // kv, config.num_heads // config.num_kv_heads)
-    devices = np.asarray(mesh.devices).reshape(mesh.shape["data"], kv, group, -1)
-    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    sizes = (mesh.shape["data"], *parts(mesh.shape["model"], config))
+    return Mesh(np.asarray(mesh.devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def parts(model: int, config: LlamaConfig) -> tuple[int, int, int]:
+    """Sizes of `kv`, `group` and `spare`, into which an axis `model` of that size is split."""
+    kv = math.gcd(model, config.num_kv_heads)
+    group = math.gcd(model // kv, config.num_heads // config.num_kv_heads)
+    return kv, group, model // (kv * group)
 
 
 def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
@@ -84,24 +90,24 @@ def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
-def model_size(mesh: Mesh) -> int:
+def model_size(mesh: AnyMesh) -> int:
     """How many ways a split mesh cuts the weights."""
     return math.prod(mesh.shape[name] for name in AXES[1:])
 
 
-def shared_heads(mesh: Mesh, config: LlamaConfig) -> str | None:
+def shared_heads(mesh: AnyMesh, config: LlamaConfig) -> str | None:
     """A sentence where chips of a split mesh keep the same KV heads; None where each has its own."""
     copies = mesh.shape["group"] * mesh.shape["spare"]
     if copies == 1:
         return None
-    parts = f"{config.num_kv_heads} KV heads over {model_size(mesh)} devices"
-    said = f"{parts}: each head's keys and values are kept by {copies} of them"
+    over = f"{config.num_kv_heads} KV heads over {model_size(mesh)} devices"
+    said = f"{over}: each head's keys and values are kept by {copies} of them"
     if mesh.shape["spare"] > 1:
         said += f", and each query head is computed by {mesh.shape['spare']}"
     return said
 
 
-def spec(mesh: Any, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> PartitionSpec:
+def spec(mesh: AnyMesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> PartitionSpec:
     """How an array with these logical axes (None: never cut) and this shape is cut; axes past the last are whole.
 
     A length that the mesh does not divide is cut along as many of the axes as divide it. No axis of the mesh is used
@@ -120,7 +126,7 @@ def spec(mesh: Any, axes: Sequence[str | None], shape: Sequence[int], rules: Rul
     return PartitionSpec(*cuts)
 
 
-def sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> NamedSharding:
+def sharding(mesh: AnyMesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> NamedSharding:
     """`spec` on the mesh that it is for."""
     return NamedSharding(mesh, spec(mesh, axes, shape, rules))
 

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from jaxspec import decode
 from jaxspec.cache import AXES as KV_AXES
 from jaxspec.cache import KV
 from jaxspec.decode import DecodeState, Speculation
 from jaxspec.hosts import put
-from jaxspec.mesh import DECODING, REPLICATED, Rules, constrain, sharding
+from jaxspec.mesh import DECODING, REPLICATED, AnyMesh, Rules, constrain, sharding
 from jaxspec.protocols import Models
 
 M = TypeVar("M", bound=nnx.Module)
@@ -30,7 +30,7 @@ all-reduces, some 10 µs each on ICI and NVLink; in 20 µs a v5e reads 16 MB (81
 is arithmetic: it was not measured."""
 
 
-def place(module: M, mesh: Mesh, rules: Rules = DECODING, dtype: Any = None) -> M:
+def place(module: M, mesh: AnyMesh, rules: Rules = DECODING, dtype: Any = None) -> M:
     """The module with `jax.ShapeDtypeStruct`s for parameters, whose shardings are those of their `axes`.
 
     Args:
@@ -48,7 +48,7 @@ def place(module: M, mesh: Mesh, rules: Rules = DECODING, dtype: Any = None) -> 
     return nnx.merge(graph, nnx.from_flat_state([(keys, one(old)) for keys, old in nnx.to_flat_state(state)]))
 
 
-def place_head(head: T, mesh: Mesh, dtype: Any = None) -> T:
+def place_head(head: T, mesh: AnyMesh, dtype: Any = None) -> T:
     """The same for what a drafter or controller brought: cut by the table, or whole on every device if it is small."""
     if not isinstance(head, nnx.Module):
         return jax.tree.map(lambda leaf: _at(leaf, mesh, ()), head)
@@ -56,7 +56,7 @@ def place_head(head: T, mesh: Mesh, dtype: Any = None) -> T:
     return whole if device_bytes(whole) < REPLICATED_BELOW else place(head, mesh, DECODING, dtype)
 
 
-def place_state(state: DecodeState, mesh: Mesh) -> DecodeState:
+def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
     """The state, of arrays or abstract, as `jax.ShapeDtypeStruct`s: rows along `data`, KV heads along `kv`."""
     return _with_axes(lambda leaf, axes: _at(leaf, mesh, axes), state)
 
@@ -107,6 +107,6 @@ def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeS
 
 
 def _at(
-    leaf: Any, mesh: Mesh, axes: tuple[str | None, ...], rules: Rules = DECODING, dtype: Any = None
+    leaf: Any, mesh: AnyMesh, axes: tuple[str | None, ...], rules: Rules = DECODING, dtype: Any = None
 ) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=sharding(mesh, axes, leaf.shape, rules))
