@@ -17,10 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from rich import filesize
 
 from jaxspec.config import LlamaConfig
 from jaxspec.llama import Llama
+from jaxspec.sharding import device_bytes, place
 
 FORMAT = "jaxspec"
 FORMAT_VERSION = 1
@@ -117,18 +119,20 @@ def abstract(config: LlamaConfig) -> Llama:
     return nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
 
 
-def restore(path: Path | str, dtype: Any = None) -> Llama:
-    """Loads the target of a checkpoint onto the default device.
+def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None) -> Llama:
+    """Loads the target of a checkpoint.
 
     Args:
         path: a checkpoint folder.
         dtype: dtype of every parameter; None keeps the one that `config.json` names.
+        mesh: as `mesh.split` gives it, over which each parameter is read in parts; None: the default device.
 
     Raises:
         CheckpointError: the folder is no checkpoint, or a parameter is missing, unexpected or mis-shaped.
     """
     config = read_config(path)
-    return load_params(Path(path) / "params", abstract(config.model), config.dtype if dtype is None else dtype)
+    module = abstract(config.model) if mesh is None else place(abstract(config.model), mesh)
+    return load_params(Path(path) / "params", module, config.dtype if dtype is None else dtype)
 
 
 def module_to_dict(module: nnx.Module) -> dict[str, Any]:
@@ -170,6 +174,7 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
     """Writes (dotted name, array) pairs as Orbax parameters, holding about `group_bytes` of them at a time.
 
     `path` must not exist; it appears when everything is written. Beside it Orbax keeps `NAME.partial_save` until then.
+    Of several processes all call this, and each writes its part of arrays that lie on a mesh.
     """
     import orbax.checkpoint.experimental.v1 as ocp
 
@@ -203,12 +208,18 @@ def read_arrays(path: Path | str, names: Collection[str]) -> dict[str, np.ndarra
 
 
 def load_params(path: Path | str, module: M, dtype: Any = None) -> M:
-    """Fills an abstract module from Orbax parameters, cast to `dtype` tensor by tensor; None keeps each one's own."""
-    stored = read_shapes(path)
-    check_names(module_to_dict(module), stored, str(path))
-    where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    """Fills an abstract module from Orbax parameters, cast to `dtype` tensor by tensor; None keeps each one's own.
+
+    Each goes to the sharding that its `jax.ShapeDtypeStruct` has, of which a process reads its own part; else to the
+    default device.
+    """
+    stored, places = read_shapes(path), module_to_dict(module)
+    check_names(places, stored, str(path))
+    default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     wanted = {
-        name: jax.ShapeDtypeStruct(meta.shape, jnp.dtype(meta.dtype if dtype is None else dtype), sharding=where)
+        name: jax.ShapeDtypeStruct(
+            meta.shape, jnp.dtype(meta.dtype if dtype is None else dtype), sharding=places[name].sharding or default
+        )
         for name, meta in stored.items()
     }
     return dict_to_module(module, _load(path, wanted))
@@ -273,6 +284,16 @@ def check_fits(config: LlamaConfig, dtype: Any, *, batch: int = 1, rows: int = 0
         f"the model needs {filesize.decimal(weights + cache)} ({parts}) and {device.platform}:{device.id} has "
         f"{filesize.decimal(free)} free; choose a smaller model, dtype, batch or length"
     )
+
+
+def check_parts_fit(config: LlamaConfig, dtype: Any, mesh: Mesh) -> None:
+    """Raises CheckpointError where a device's part of the parameters on a split mesh exceeds its free memory."""
+    needed, device = device_bytes(place(abstract(config), mesh, dtype=dtype)), mesh.local_devices[0]
+    if needed > (free := available_bytes(device)):
+        raise CheckpointError(
+            f"each device needs {filesize.decimal(needed)} for its part of the model and {device.platform}:{device.id} "
+            f"has {filesize.decimal(free)} free; choose a larger axis `model` of the mesh, or a smaller model or dtype"
+        )
 
 
 def _groups(params: Iterable[tuple[str, Any]], group_bytes: int) -> Iterator[dict[str, Any]]:

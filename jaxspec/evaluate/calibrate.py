@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +31,7 @@ TOKENS = 128  # of a prompt, and as many new ones: attention reads that many row
 
 def run(settings: Calibrate) -> None:
     """Measures, keeps the table and prints it."""
-    model = load(settings.target, settings.dtype)
+    model = load(settings.target, settings.dtype, settings.devices.open())
     method = method_of(model.path, settings.head)
     subject, table = describe(model, method), measure(model, method, load_head(model, method))
     keep(subject, table)
@@ -57,6 +58,11 @@ def costs_of(model: Checkpoint, method: Method, weights: Any) -> CostTable:
     Args:
         weights: of the drafter.
     """
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"the builder of {method} decides by what drafting and verification cost, of which several processes would "
+            "each measure something else; write the costs into the method"
+        )
     subject = describe(model, method)
     try:
         return costs.read(subject)
@@ -88,7 +94,7 @@ def describe(model: Checkpoint, method: Method) -> Subject:
         head="" if method.head is None else digest(find_head(model.path, method.head)),
         drafter=repr(method.drafter),
         dtype=str(model.target.norm[...].dtype),
-        device=environment.device(),
+        device=environment.device() + ("" if model.mesh is None else f", mesh {dict(model.mesh.shape)}"),
         versions={name: versions[name] for name in ("jaxspec", "jax", "jaxlib")},
     )
 
@@ -107,7 +113,7 @@ def measure(model: Checkpoint, method: Method, weights: Any) -> CostTable:
         probe, builder=Eagle2(total=max(*sizes, 2), depth=DEPTH, width=width)
     ).speculation(greedy=True)
     rows = shapes(spec(1), requests)[1]
-    with engine.precision():
+    with engine.model.context():
         jobs: dict[tuple[str, int], Job] = {("plain", 1): target_job(models.target, 1, 1, rows)}
         for width in WIDTHS:
             state = half_way(spec(width), models, requests, rows)
