@@ -38,10 +38,11 @@ def join(
     found = coordinator in (None, AUTO)
     if found and (processes is not None or process_id is not None):
         raise ValueError("--processes and --process-id go with --coordinator HOST:PORT")
-    if not found and (processes is None or process_id is None):
-        raise ValueError(f"--coordinator {coordinator} needs --processes N and --process-id I, or write auto instead")
-    if not found and not 0 <= process_id < processes:
-        raise ValueError(f"--process-id goes from 0 to {processes - 1}, and is {process_id}")
+    if not found:
+        if processes is None or process_id is None:
+            raise ValueError(f"--coordinator {coordinator} needs --processes N and --process-id I; or write auto")
+        if not 0 <= process_id < processes:
+            raise ValueError(f"--process-id goes from 0 to {processes - 1}, and is {process_id}")
     if jax.distributed.is_initialized():
         return
     if not found:
