@@ -56,7 +56,7 @@ def _of_source(path: Path) -> Iterable[tuple[str, Any]]:
 
 def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
     config, params = heads.read_config(path), path / "params"
-    weightless = config.drafter == layer_skip.NAME and not params.exists()
+    weightless = config.drafter == layer_skip.NAME and not layer_skip.is_trained(config)
     shapes = {} if weightless else checkpoint.read_shapes(params)
     yield "format", f"jaxspec head for the drafter {config.drafter}, exported in {config.source_dtype}"
     if any("layer" in name for name in shapes):

@@ -1,33 +1,21 @@
 """The command `jaxspec-train`."""
 
-import contextlib
 import dataclasses
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro import conf
 
 from jaxspec.console import parse, run
 from jaxspec.devices import Devices
 from jaxspec.train.generate import Generate
-from jaxspec.train.objectives import Distillation, EagleObjective, EddObjective
-from jaxspec.train.options import Data, Mixture, option, settings
+from jaxspec.train.layer_skip import LayerSkip
+from jaxspec.train.objectives import BlockObjective, Distillation, EagleObjective
+from jaxspec.train.options import Data, Dtype, Mixture, Where, option, settings
 from jaxspec.train.recipe import Recipe
 from jaxspec.train.runs import open_run, run_folder
 from jaxspec.train.skip_search import SkipSearch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from jax.sharding import Mesh
-
-    from jaxspec.loading import Checkpoint
-    from jaxspec.train.heads import Job
-
-    Load = Callable[[Path, str, Mesh | None], Checkpoint]
-
-Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,39 +63,6 @@ class Lm:
             lm.train(
                 self.out, found, model, self.recipe, opened, layer_dropout=self.layer_dropout, dtype=self.save_dtype
             )
-
-
-@dataclasses.dataclass(frozen=True)
-class Where:
-    """A head's target and place."""
-
-    target: Path
-    """Checkpoint to train a head for."""
-    out: Path | None = None
-    """Head to make; TARGET/heads/NAME if not given. Must not exist."""
-    run_dir: Annotated[Path | None, conf.arg(name="run")] = None
-    """Folder of the run: checkpoints, metrics and a figure; OUT.run if not given. A run that was killed goes on from
-    its last checkpoint when the same command is given again, and ends with the same bits."""
-    context: int | None = None
-    """Tokens of a training window; the target's own context if not given, at most 2048."""
-    cache_features: Path | None = None
-    """Folder to keep the target's features in, so that later epochs need not compute them: for small runs, since a
-    token takes the hidden size times 2 or 4 bytes."""
-    save_dtype: Dtype = "bfloat16"
-    """Of the head's parameters on disk."""
-    devices: conf.OmitArgPrefixes[Devices] = Devices()
-
-    @contextlib.contextmanager
-    def job(self, name: str, command: Any, data: Mixture, recipe: Recipe, load: "Load") -> "Iterator[Job]":
-        """Loads of the target what `load` does, and opens the run."""
-        from jaxspec.train import heads
-
-        mesh = self.devices.open(several=True)
-        target = load(self.target, heads.target_dtype(recipe), mesh)
-        out = heads.folder_of(target.path, name, self.out)
-        sources = data.sources()
-        with open_run(run_folder(out, self.run_dir), settings(name, command)) as opened:
-            yield heads.Job(target, sources, out, opened, recipe, self.context, self.cache_features, data.strict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +160,7 @@ class Edd:
 
     where: conf.OmitArgPrefixes[Where]
     data: conf.OmitArgPrefixes[Mixture] = Mixture()
-    objective: conf.OmitArgPrefixes[EddObjective] = EddObjective()
+    objective: conf.OmitArgPrefixes[BlockObjective] = BlockObjective()
     tap: int | None = None
     """Layer of the target, counted from 0, whose output the head reads; the fourth-to-last if not given."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-4)
@@ -322,6 +277,7 @@ Command = (
     | Annotated[EarlyExit, conf.subcommand("early-exit")]
     | Annotated[Edd, conf.subcommand("edd")]
     | Annotated[Medusa, conf.subcommand("medusa")]
+    | Annotated[LayerSkip, conf.subcommand("layer-skip")]
     | Annotated[SkipSearch, conf.subcommand("skip-search")]
     | Annotated[Calibrator, conf.subcommand("calibrator")]
     | Annotated[Generate, conf.subcommand("generate")]

@@ -4,14 +4,17 @@ Each document is cut into blocks. The tokens of a block are what one round embed
 it lie the hidden states of all blocks before: what the target has verified by then. A query at a token predicts the
 next one, so that in 0-based indices token i + 1 is predicted from tokens jL..i and hidden states below jL, where
 j = ⌊i / L⌋. (Eq. 3 as printed shows token i + 1 itself, and h_jL, which no round has.)
+
+EDD makes keys and values of those hidden states. Layer skipping reads the target's own instead, under the same mask.
 """
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.cache import KV
 from jaxspec.config import LlamaConfig
-from jaxspec.llama import Attention, Layer, attention_input, linear, mlp, project, rms_norm, rotary
+from jaxspec.llama import Attention, Layer, attention_input, linear, project, rotary
 from jaxspec.train.packed import attend, in_blocks, positions
 
 
@@ -34,7 +37,14 @@ def mask(segment: Int[Array, "B T"], root: Int[Array, "B T"], start: int, end: i
     return jnp.concatenate([verified, drafted], axis=2)
 
 
-def decoder_layer(
+def draw_length(shortest: int, longest: int, key: Key[Array, ""] | None) -> Int[Array, ""]:
+    """The length of a step's blocks, drawn from `shortest` to `longest`; without a key, the middle one."""
+    if key is None:
+        return jnp.asarray((shortest + longest) // 2)
+    return jax.random.randint(key, (), shortest, longest + 1)
+
+
+def attention_block(
     layer: Layer,
     config: LlamaConfig,
     x: Float[Array, "B T D"],
@@ -43,14 +53,13 @@ def decoder_layer(
     length: Int[Array, ""],
     longest: int,
 ) -> Float[Array, "B T D"]:
-    """One decoder layer on embedded tokens, under the mask of blocks of `length`, which is at most `longest`.
+    """The first half of a decoder layer on embedded tokens, under the mask of blocks of `length`, at most `longest`.
 
     Args:
-        soft: the layer's keys and values of the T hidden states.
+        soft: the layer's keys and values of the T verified tokens.
     """
-    mixed = attention(layer.attention, config, attention_input(layer, config, x), soft, segment, length, longest)
-    x = x + mixed
-    return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps))
+    into = attention_input(layer, config, x)
+    return x + attention(layer.attention, config, into, soft, segment, length, longest)
 
 
 def attention(

@@ -12,17 +12,17 @@ from jaxtyping import Array, Float, Int, Key
 from jaxspec.checkpoint import dict_to_module, module_to_dict
 from jaxspec.drafters.edd import NAME, EddHead, default_tap, soft_prompt
 from jaxspec.heads import HeadConfig, write_head
-from jaxspec.llama import Llama, embed, final_norm, unembed
+from jaxspec.llama import Llama, embed, final_norm, mlp_block, unembed
 from jaxspec.train import dual_block, heads
 from jaxspec.train.distillation import distil
 from jaxspec.train.heads import Job
-from jaxspec.train.objectives import EddObjective
+from jaxspec.train.objectives import BlockObjective
 from jaxspec.train.packed import positions, residual_streams
 from jaxspec.train.text import Windows
 from jaxspec.train.trainer import Sums
 
 
-def train(job: Job, objective: EddObjective, tap: int | None, dtype: str) -> EddHead:
+def train(job: Job, objective: BlockObjective, tap: int | None, dtype: str) -> EddHead:
     """Trains a head; see `heads.train`.
 
     Args:
@@ -60,7 +60,7 @@ def initial(target: Llama, tap: int) -> EddHead:
 
 
 def loss(
-    head: EddHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: EddObjective
+    head: EddHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: BlockObjective
 ) -> tuple[Float[Array, ""], Sums]:
     """KL(target ‖ draft) of the next token's distribution under a dual-block mask, over the tokens that count (Eq. 4).
 
@@ -69,10 +69,7 @@ def loss(
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     hidden, features = jax.lax.stop_gradient(encode(target, tokens, segment, head.tap))
     shortest, longest = objective.block_min, objective.block_max
-    if key is None:
-        length = jnp.asarray((shortest + longest) // 2)
-    else:
-        length = jax.random.randint(key, (), shortest, longest + 1)
+    length = dual_block.draw_length(shortest, longest, key)
     drafts = predict(head, tokens, hidden, segment, length, longest)
     return distil(objective.goal, drafts, unembed(target, features), batch)
 
@@ -97,5 +94,5 @@ def predict(
     """Logits, float32, after each token, drafted in blocks of `length`, which is at most `longest`."""
     decoder, soft = head.decoder, soft_prompt(head, hidden, positions(segment))
     x = embed(decoder, tokens)
-    x = dual_block.decoder_layer(decoder.layers[0], head.config, x, soft, segment, length, longest)
-    return unembed(decoder, final_norm(decoder, x))
+    x = dual_block.attention_block(decoder.layers[0], head.config, x, soft, segment, length, longest)
+    return unembed(decoder, final_norm(decoder, mlp_block(decoder.layers[0], head.config, x)))

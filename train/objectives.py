@@ -26,14 +26,14 @@ class EagleObjective:
 
 
 @dataclasses.dataclass(frozen=True)
-class EddObjective:
-    """What EDD minimises."""
+class BlockObjective:
+    """What a drafter minimises that is trained in blocks: EDD, and layer skipping."""
 
     goal: Distillation = "forward-kl"
     """KL(target || draft), or the cross-entropy of the text's own tokens."""
     block_min: int = 5
-    """The text is cut into blocks, each standing for one round of drafting: it sees the target's hidden states of the
-    blocks before it, and embeddings of its own tokens. This is the shortest block; a length is drawn at every step."""
+    """The text is cut into blocks, each standing for one round of drafting: it sees what the target knows of the blocks
+    before it, and embeddings of its own tokens. This is the shortest block; a length is drawn at every step."""
     block_max: int = 10
     """The longest block; the same as --block-min for one fixed length."""
 

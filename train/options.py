@@ -1,12 +1,28 @@
 """The options that several commands share. Kept apart from the work, so that `--help` need not load JAX."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro import conf
+
+from jaxspec.devices import Devices
+from jaxspec.train.runs import open_run, run_folder
 
 if TYPE_CHECKING:
-    from jaxspec.train.prepare import Found, Sources
+    from collections.abc import Callable, Iterator
 
+    from jax.sharding import Mesh
+
+    from jaxspec.loading import Checkpoint
+    from jaxspec.train.heads import Job
+    from jaxspec.train.prepare import Found, Sources
+    from jaxspec.train.recipe import Recipe
+
+    Load = Callable[[Path, str, Mesh | None], Checkpoint]
+
+Dtype = Literal["float32", "bfloat16"]
 STDLIB = "stdlib"
 _PLACES = ("out", "run_dir", "cache_features")
 _NO_MATTER = ("evaluate_every", "save_every", "trials", "coordinator", "processes", "process_id")
@@ -50,6 +66,39 @@ class Mixture(Data):
         if self.open_data is None:
             return Sources(self.read())
         return Sources(read(self.open_data, self.strict), self.read(), self.generated_share)
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """A head's target and place."""
+
+    target: Path
+    """Checkpoint to train a head for."""
+    out: Path | None = None
+    """Head to make; TARGET/heads/NAME if not given. Must not exist."""
+    run_dir: Annotated[Path | None, conf.arg(name="run")] = None
+    """Folder of the run: checkpoints, metrics and a figure; OUT.run if not given. A run that was killed goes on from
+    its last checkpoint when the same command is given again, and ends with the same bits."""
+    context: int | None = None
+    """Tokens of a training window; the target's own context if not given, at most 2048."""
+    cache_features: Path | None = None
+    """Folder to keep the target's features in, so that later epochs need not compute them: for small runs, since a
+    token takes the hidden size times 2 or 4 bytes."""
+    save_dtype: Dtype = "bfloat16"
+    """Of the head's parameters on disk."""
+    devices: conf.OmitArgPrefixes[Devices] = Devices()
+
+    @contextlib.contextmanager
+    def job(self, name: str, command: Any, data: Mixture, recipe: "Recipe", load: "Load") -> "Iterator[Job]":
+        """Loads of the target what `load` does, and opens the run."""
+        from jaxspec.train import heads
+
+        mesh = self.devices.open(several=True)
+        target = load(self.target, heads.target_dtype(recipe), mesh)
+        out = heads.folder_of(target.path, name, self.out)
+        sources = data.sources()
+        with open_run(run_folder(out, self.run_dir), settings(name, command)) as opened:
+            yield heads.Job(target, sources, out, opened, recipe, self.context, self.cache_features, data.strict)
 
 
 def read(data: Path, strict: bool) -> "Found":

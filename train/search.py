@@ -13,7 +13,7 @@ from rich.table import Table
 from jaxspec.convert.files import staged
 from jaxspec.convert.interrupts import deferred
 from jaxspec.convert.progress import say
-from jaxspec.drafters.layer_skip import LayerSkip, SkipSet, skip, write_skip_set
+from jaxspec.drafters.layer_skip import LayerSkip, SkipSet, layers_of, skip, write_skip_set
 from jaxspec.linelog import LineLog
 from jaxspec.loading import Checkpoint
 from jaxspec.methods import Method
@@ -23,9 +23,10 @@ from jaxspec.train.fingerprint import fingerprint
 from jaxspec.train.progress import Pace, progress
 from jaxspec.train.runs import Run
 from jaxspec.train.suggest import Tried
-from jaxspec.train.trial import Costs, Objective, Trial, layers_of
+from jaxspec.train.trial import Costs, Objective, Trial
 
 SEARCHED = "searched"
+LOG = "the log of a skip search"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +64,11 @@ def search(out: Path, model: Checkpoint, plan: Plan, run: Run) -> SkipSet:
         raise ValueError(f"a skip set is for the drafter layer-skip, and --method is {plan.method}")
     suggest.check_installed()
     requests = requests_of(model, plan)
-    log = LineLog(run.trials, "the log of a skip search", "another --run")
+    log = LineLog(run.trials, LOG, "another --run")
     with staged(out, 0) as folder:
         decided = {
             "method": str(plan.method),
-            "dtype": model.target.norm[...].dtype.name,
-            "the hash of the target": fingerprint(model.target),
+            **identity(model),
             "the hash of the prompts": fingerprint([np.array(prompt, np.int32) for prompt in plan.prompts]),
         }
         lines = log.read(decided)
@@ -93,6 +93,25 @@ def search(out: Path, model: Checkpoint, plan: Plan, run: Run) -> SkipSet:
         say("no set made this model faster than plain decoding: what leaving blocks out saves, wrong drafts cost")
     say(f"wrote {out}: {describe(best)}; the other sets of the table are in {run.folder / 'sets'}, for `jaxspec bench`")
     return best.skips
+
+
+def identity(model: Checkpoint) -> dict[str, str]:
+    """Which target a log is of."""
+    return {"dtype": model.target.norm[...].dtype.name, "the hash of the target": fingerprint(model.target)}
+
+
+def read_trials(folder: Path, model: Checkpoint) -> list[Trial]:
+    """What a search has tried, from the folder of its run.
+
+    Raises:
+        ValueError: nothing was tried there, or with another target or in another dtype.
+    """
+    lines = LineLog(Run(folder).trials, LOG, "another --search").read(identity(model))[1:]  # costs come first
+    if not lines:
+        raise ValueError(
+            f"{folder} has no trials of a skip search: run `jaxspec-train skip-search`, or name its folder"
+        )
+    return [Trial.from_json(line, model.config.model.num_layers) for line in lines]
 
 
 def requests_of(model: Checkpoint, plan: Plan) -> list[Request]:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxspec.drafters.layer_skip import SkipSet, numbers, skip
+from jaxspec.drafters.layer_skip import SkipSet, layers_of, skip
 from jaxspec.engine import Engine
 from jaxspec.evaluate import cost
 from jaxspec.evaluate.metrics import count, ratio
@@ -81,11 +81,6 @@ class Trial:
         values = dict(line)
         skips = skip(num_layers, values.pop("attention"), values.pop("mlp"))
         return Trial(skips=skips, outcome=Outcome(**values))
-
-
-def layers_of(skips: SkipSet) -> dict[str, list[int]]:
-    """The layers whose attention and whose MLP are left out."""
-    return {"attention": numbers(skips.attention), "mlp": numbers(skips.mlp)}
 
 
 def engine(model: Checkpoint, method: Method, skips: SkipSet) -> Engine:

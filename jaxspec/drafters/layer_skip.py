@@ -3,6 +3,9 @@
 A block is the attention or the MLP of a layer; where it is left out, the residual stream goes by. There are no new
 weights: all that is kept on disk is which blocks these are. Drafting reads the target's keys and values of the prefix,
 and those that it computes itself, of the root and the drafted nodes, are dropped after the round.
+
+Where many blocks are left out, those that stay can be trained further (Appendix E). Then they are on disk too, and
+draft in place of the target's, still on the target's keys and values of the prefix.
 """
 
 import dataclasses
@@ -13,12 +16,14 @@ from typing import Any, ClassVar
 import chex
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec import cache as kv
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError
-from jaxspec.heads import HeadConfig, check_same_shape, read_head, write_config
-from jaxspec.llama import Attend, Llama, attend_to, attention_block, embed, final_norm, mlp_block, unembed
+from jaxspec.config import LlamaConfig
+from jaxspec.heads import HeadConfig, check_same_shape, load_head, read_head, write_config, write_head
+from jaxspec.llama import Attend, Layer, Llama, attend_to, attention_block, embed, mlp_block, rms_norm, unembed
 from jaxspec.loading import Checkpoint
 from jaxspec.tree import take
 
@@ -46,6 +51,24 @@ class Switches:
     mlp: Bool[Array, " L"]
 
 
+class KeptBlocks(nnx.Module):
+    """Weights of their own for the blocks that a set keeps, each with its norm, and for the final norm.
+
+    The parameters are named as the target's are. Embedding and LM head stay the target's.
+    """
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, skips: SkipSet, dtype: jnp.dtype = jnp.dtype("float32")):
+        self.config, self.skips = config, skips
+        layers = [Layer(rngs, config, dtype) for _ in range(config.num_layers)]
+        for layer, no_attention, no_mlp in zip(layers, skips.attention, skips.mlp, strict=True):
+            if no_attention:
+                del layer.attention, layer.attention_norm
+            if no_mlp:
+                del layer.mlp, layer.mlp_norm
+        self.layers = nnx.List(layers)
+        self.norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
+
+
 @chex.dataclass(frozen=True)
 class LayerSkipState:
     """Keys and values of this round's root and expanded nodes, while drafting; one a layer, left out or not."""
@@ -64,23 +87,39 @@ def numbers(switches: Collection[bool]) -> list[int]:
     return [i for i, skipped in enumerate(switches) if skipped]
 
 
+def layers_of(skips: SkipSet) -> dict[str, list[int]]:
+    """The layers whose attention and whose MLP are left out."""
+    return {"attention": numbers(skips.attention), "mlp": numbers(skips.mlp)}
+
+
 def write_skip_set(path: Path, target: CheckpointConfig, skips: SkipSet) -> None:
     """Writes a set into the folder `path`; `read_skip_set` reads it."""
-    settings = {"attention": numbers(skips.attention), "mlp": numbers(skips.mlp)}
-    write_config(path, HeadConfig(NAME, target.model, target.dtype, target.source_dtype, settings))
+    write_config(path, HeadConfig(NAME, target.model, target.dtype, target.source_dtype, layers_of(skips)))
+
+
+def write_kept_blocks(path: Path, blocks: KeptBlocks, dtype: str) -> None:
+    """Writes a set with trained weights into the folder `path`, in `dtype`; `LayerSkip.load_head` reads it."""
+    settings = {**layers_of(blocks.skips), "trained": True}
+    write_head(path, HeadConfig(NAME, blocks.config, dtype, dtype, settings), blocks)
+
+
+def is_trained(config: HeadConfig) -> bool:
+    """Whether a set has weights of its own beside it."""
+    return config.settings.get("trained", False)
 
 
 def read_skip_set(path: Path, target: CheckpointConfig) -> SkipSet:
-    """Reads config.json of a set. Raises CheckpointError where it is none, or another target's."""
+    """Reads config.json of a set, trained or not. Raises CheckpointError where it is none, or another target's."""
     config = read_head(path, NAME)
     check_same_shape(path, config.model, target.model)
     if (theirs := config.model.num_layers) != (ours := target.model.num_layers):
         raise CheckpointError(f"the skip set at {path} is for a target of {theirs} layers, and this one has {ours}")
-    found = config.settings
-    if found.keys() != {"attention", "mlp"} or not all(_are_layers(some, ours) for some in found.values()):
+    found = {"trained": False, **config.settings}
+    sets = [found.get(name) for name in ("attention", "mlp")]
+    if len(found) != 3 or not all(_are_layers(some, ours) for some in sets) or type(found["trained"]) is not bool:
         raise CheckpointError(
             f"the settings in {path / 'config.json'} must be `attention` and `mlp`, lists of layers from 0 to "
-            f"{ours - 1}, and are {found}"
+            f"{ours - 1}, and `trained` where the set has weights, and are {config.settings}"
         )
     return skip(ours, found["attention"], found["mlp"])
 
@@ -97,32 +136,37 @@ def unless(skipped: bool | Array, block: Callable[..., tuple], *stream: Any) -> 
 
 
 def run_layer(
-    target: Llama,
-    skips: SkipSet | Switches,
-    i: int,
+    layer: Layer,
+    config: LlamaConfig,
+    skipped: tuple[bool | Array, bool | Array],
     x: Float[Array, "B W D"],
     attend: Attend,
     prefix: kv.KV,
     nodes: kv.KV,
 ) -> tuple[Float[Array, "B W D"], kv.KV]:
-    """Layer i on the residual stream, without what is left out; `prefix` and `nodes` hold this layer alone."""
-    layer, config = target.layers[i], target.config
-    attention = lambda x, nodes: attention_block(layer, config, x, attend, prefix, nodes)
-    x, nodes = unless(skips.attention[i], attention, x, nodes)
-    (x,) = unless(skips.mlp[i], lambda x: (mlp_block(layer, config, x),), x)
+    """A layer on the residual stream, its attention, its MLP left out or not; `prefix` and `nodes` hold it alone."""
+    no_attention, no_mlp = skipped
+    x, nodes = unless(no_attention, lambda x, nodes: attention_block(layer, config, x, attend, prefix, nodes), x, nodes)
+    (x,) = unless(no_mlp, lambda x: (mlp_block(layer, config, x),), x)
     return x, nodes
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerSkip:
-    """Drafts with the target itself, some attention and MLP blocks left out (Draft & Verify)."""
+    """Drafts with the target itself, some attention and MLP blocks left out (Draft & Verify).
+
+    What drafts (`models.draft`) is a set, static or traced, or a set's blocks with weights of their own.
+    """
 
     abstains: ClassVar[bool] = False
 
     @staticmethod
-    def load_head(target: Checkpoint, path: Path, dtype: jnp.dtype) -> SkipSet:
-        """Reads the set at `path`; raises CheckpointError where it is for another target. There are no weights."""
-        return read_skip_set(path, target.config)
+    def load_head(target: Checkpoint, path: Path, dtype: jnp.dtype) -> SkipSet | KeptBlocks:
+        """Reads the set at `path`, with weights if it has any; raises CheckpointError where it is another target's."""
+        skips = read_skip_set(path, target.config)
+        if not is_trained(read_head(path, NAME)):
+            return skips
+        return load_head(path, lambda: KeptBlocks(target.config.model, rngs=nnx.Rngs(0), skips=skips), dtype)
 
     def taps(self, models) -> tuple[int, ...]:
         return ()
@@ -155,12 +199,14 @@ class LayerSkip:
         """Runs nodes through what is not left out; keeps their keys and values at `slots`."""
         assert state.nodes is not None, "root comes before expand"
         target: Llama = models.target
+        config, draft = target.config, models.draft
+        blocks, skips = (draft, draft.skips) if isinstance(draft, KeptBlocks) else (target, draft)
         positions, cached = prefix.length[:, None] - 1 + take(tree.depth, node), prefix.length - 1
         rows = kv.capacity(prefix.cache)
-        attend = attend_to(target.config, positions, take(tree.ancestors, node), cached, rows, slots)
+        attend = attend_to(config, positions, take(tree.ancestors, node), cached, rows, slots)
         x, nodes = embed(target, take(tree.token, node)), []
-        for i, (cache, mine) in enumerate(zip(prefix.cache, state.nodes, strict=True)):
-            x, new = run_layer(target, models.draft, i, x, attend, cache, mine)
+        for i, (layer, cache, mine) in enumerate(zip(blocks.layers, prefix.cache, state.nodes, strict=True)):
+            x, new = run_layer(layer, config, (skips.attention[i], skips.mlp[i]), x, attend, cache, mine)
             nodes.append(new)
-        hidden = final_norm(target, x)
+        hidden = rms_norm(x, blocks.norm[...], config.norm_eps)
         return unembed(target, hidden), hidden, LayerSkipState(nodes=tuple(nodes))

@@ -12,14 +12,13 @@ from flax import nnx
 
 from jaxspec import cache as kv
 from jaxspec import checkpoint
-from jaxspec import tree as trees
 from jaxspec.convert.llama import convert
 from jaxspec.drafters.edd import Edd, EddHead, EddState, default_tap
 from jaxspec.llama import Llama, forward
 from jaxspec.protocols import Committed, Models, Prefix
 from jaxspec.train import edd
-from jaxspec.tree import Frontier
 from tests import hf_models
+from tests.drafters.chain import chain
 from tests.lossless.harness import models
 
 LENGTH, ROWS = 17, 32
@@ -60,7 +59,7 @@ def test_the_tap_is_the_hidden_state_of_transformers(tap: int, theirs: int, orac
     np.testing.assert_allclose(features, hidden_states[-1], atol=1e-4)
 
 
-OBSERVE, ROOT, EXPAND = (jax.jit(method) for method in (Edd().observe, Edd().root, Edd().expand))
+OBSERVE = jax.jit(Edd().observe)
 PREDICT = jax.jit(edd.predict, static_argnums=5)
 
 
@@ -82,23 +81,6 @@ def observe(weights: Models, state: EddState, tokens: jax.Array, hidden: jax.Arr
     return OBSERVE(weights, state, committed)
 
 
-def chain(weights: Models, state: EddState, tokens: jax.Array, root: np.ndarray, steps: int) -> list[jax.Array]:
-    """Logits [B, V] after the root at position `root`, and after each of the text's own tokens drafted from it."""
-    batch, rows = len(root), np.arange(len(root))
-    prefix = Prefix(token=jnp.pad(tokens, [(0, 0), (0, ROWS - LENGTH)]), length=jnp.asarray(root + 1), cache=())
-    tree = trees.plant(tokens[rows, root], steps + 1, None)
-    logits, _, state = ROOT(weights, state, prefix, tree)
-    found, live = [logits], jnp.ones((batch, 1), bool)
-    for node in range(1, steps + 1):
-        parent = jnp.full((batch, 1), node - 1)
-        token = tokens[rows, root + node][:, None]
-        tree = trees.add(tree, jnp.array([node]), token, parent, jnp.zeros((batch, 1)), live)
-        frontier = Frontier(node=parent + 1, live=live, level=jnp.array(node))
-        logits, _, state = EXPAND(weights, state, prefix, tree, frontier)
-        found.append(logits[:, 0])
-    return found
-
-
 @pytest.mark.parametrize("tap", [0, 1])  # of two layers: the second one's hidden states are the features
 def test_every_draft_step_is_what_training_computes(tap: int):
     """Round after round, in two rows that go on by different counts.
@@ -109,13 +91,15 @@ def test_every_draft_step_is_what_training_computes(tap: int):
     head = EddHead(dataclasses.replace(target.config, num_layers=1), rngs=nnx.Rngs(5), tap=tap)
     weights = Models(target=target, draft=head)
     tokens = jax.random.randint(jax.random.key(3), (2, LENGTH), 0, 23)
+    padded = jnp.pad(tokens, [(0, 0), (0, ROWS - LENGTH)])
     segment = jnp.zeros((2, LENGTH), jnp.int32)
     hidden, _ = edd.encode(target, tokens, segment, tap)
     state, known = Edd().init(weights, 2, ROWS), np.zeros(2, int)
     for count in ([6, 4], [1, 3], [2, 0], [1, 6]):
         state = observe(weights, state, tokens, hidden, known, np.array(count), width=6)
         known = known + count
-        found = chain(weights, state, tokens, known, steps=3)
+        prefix = Prefix(token=padded, length=jnp.asarray(known + 1), cache=())
+        found = chain(Edd(), weights, state, prefix, steps=3)
         for row, root in enumerate(known):
             trained = PREDICT(head, tokens, hidden, segment, jnp.asarray(root), LENGTH)[row, root : root + 4]
-            np.testing.assert_allclose(jnp.stack(found)[:, row], trained, atol=2e-5)
+            np.testing.assert_allclose(found[row], trained, atol=2e-5)

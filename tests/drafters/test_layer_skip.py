@@ -16,13 +16,24 @@ from jaxspec import tree as trees
 from jaxspec.calibrator import draft_width
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError, dict_to_module, module_to_dict
 from jaxspec.convert import inspect
-from jaxspec.drafters.layer_skip import LayerSkip, SkipSet, read_skip_set, skip, write_skip_set
+from jaxspec.drafters.layer_skip import (
+    KeptBlocks,
+    LayerSkip,
+    SkipSet,
+    read_skip_set,
+    skip,
+    write_kept_blocks,
+    write_skip_set,
+)
 from jaxspec.llama import Llama, forward, unembed
+from jaxspec.loading import Checkpoint
 from jaxspec.methods import default_method, parse_method
 from jaxspec.prefill import prefill
 from jaxspec.protocols import Models, Prefix
 from jaxspec.request import start
-from tests.lossless.harness import models, requests, run, speculation
+from jaxspec.train import kept_blocks as training
+from tests.drafters.chain import chain
+from tests.lossless.harness import kept_blocks, models, requests, run, speculation
 
 VOCAB, LAYERS = 50, 3
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 4, 5]]
@@ -37,9 +48,14 @@ def target() -> Llama:
 @pytest.fixture(scope="module")
 def prefix(target) -> Prefix:
     """Two prompts that the target has read; their last tokens are the roots."""
+    return read(target, PROMPTS, rows=32)
+
+
+def read(target: Llama, prompts: list[list[int]], rows: int) -> Prefix:
+    """What the target has read: all but the last tokens, which are the roots."""
     spec = speculation(parse_method("plain"), True)
     weights = Models(target=target, draft=None)
-    state = prefill(spec.drafter, weights, start(spec, weights, requests(PROMPTS, 8), (), 32), 8)
+    state = prefill(spec.drafter, weights, start(spec, weights, requests(prompts, 8), (), rows), 8)
     return Prefix(token=state.tokens, length=state.length, cache=state.cache)
 
 
@@ -116,6 +132,63 @@ class TestDrafting:
         assert (logits[1] != changed[1]).any()
 
 
+class TestTrained:
+    """The kept blocks with weights of their own."""
+
+    def test_begin_as_the_set_drafts(self, target, prefix):
+        begun = training.initial(target, SKIPS)
+        (mine, _), _ = draft(Models(target=target, draft=begun), prefix, tokens)
+        (theirs, _), _ = draft(Models(target=target, draft=SKIPS), prefix, tokens)
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+        kept, whole = module_to_dict(begun), module_to_dict(target)
+        assert {name.rsplit(".", 1)[0] for name in kept if "kernel" in name} == {
+            *(f"layers.0.attention.{name}" for name in "qkvo"),
+            *(f"layers.1.mlp.{name}" for name in ("gate", "up", "down")),
+        }
+        assert all(value is not whole[name] for name, value in kept.items()), "training donates its arrays"
+
+    def test_draft_in_place_of_the_targets(self, target, prefix):
+        """As a target would that had them, and silence in place of the others, over the true target's prefix."""
+        blocks = kept_blocks(target, SKIPS)
+        found, tree = draft(Models(target=target, draft=blocks), prefix, tokens)
+        swapped = dict_to_module(target, {**module_to_dict(target), **module_to_dict(blocks)})
+        for mine, theirs in zip(found, oracle(silenced(swapped, SKIPS), prefix, tree), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+    def test_every_draft_step_is_what_training_computes(self, target):
+        """In two rows whose roots stand at different places.
+
+        With a root at r, a chain no longer than r is a block of the mask: that from r on of those of r tokens.
+        """
+        length, blocks = 17, kept_blocks(target, SKIPS)
+        weights = Models(target=target, draft=blocks)
+        text = jax.random.randint(jax.random.key(3), (2, length), 0, VOCAB)
+        segment = jnp.zeros((2, length), jnp.int32)
+        verified, _ = jax.jit(training.encode, static_argnums=1)(target, SKIPS, text, segment)
+        predict = jax.jit(training.predict, static_argnums=6)
+        cache = read(target, text.tolist(), rows=32).cache
+        for roots in ([6, 4], [8, 13]):
+            prefix = Prefix(token=text, length=jnp.array(roots) + 1, cache=cache)
+            found = chain(LayerSkip(), weights, LayerSkip().init(weights, 2, 32), prefix, steps=3)
+            for row, root in enumerate(roots):
+                trained = predict(blocks, target, text, verified, segment, jnp.asarray(root), length)
+                np.testing.assert_allclose(found[row], trained[row, root : root + 4], atol=2e-5)
+
+    def test_on_disk(self, target, tmp_path: Path):
+        config = CheckpointConfig("llama", target.config, "float32", "float32", "jaxspec")
+        blocks = kept_blocks(target, SKIPS)
+        write_kept_blocks(tmp_path, blocks, "bfloat16")
+        settings = json.loads((tmp_path / "config.json").read_text())["settings"]
+        assert settings == {"attention": [1, 2], "mlp": [0, 2], "trained": True}
+        found = LayerSkip.load_head(Checkpoint(tmp_path, config, target, None, ()), tmp_path, jnp.dtype("bfloat16"))
+        assert isinstance(found, KeptBlocks) and found.skips == SKIPS
+        wanted = jax.tree.map(lambda x: x.astype("bfloat16"), blocks)
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, wanted))
+        assert read_skip_set(tmp_path, config) == SKIPS
+        for line in ("trained: yes", "dtype: bfloat16", "layers.0.attention.q.kernel"):
+            assert line in inspect.describe(tmp_path)
+
+
 @pytest.mark.parametrize("builder", ["chain,length=3", "static,paths=0:1:00:01:10:000"])
 def test_with_nothing_left_out_every_draft_is_accepted(builder: str):
     """Caches and positions are right, over rounds."""
@@ -160,7 +233,14 @@ class TestFile:
 
     @pytest.mark.parametrize(
         "wrong",
-        [{"attention": [3], "mlp": []}, {"attention": [True], "mlp": []}, {"mlp": []}, {"attention": 1, "mlp": []}],
+        [
+            {"attention": [3], "mlp": []},
+            {"attention": [True], "mlp": []},
+            {"mlp": []},
+            {"attention": 1, "mlp": []},
+            {"attention": [], "mlp": [], "trained": 1},
+            {"attention": [], "mlp": [], "weights": True},
+        ],
     )
     def test_with_layers_that_are_not_there(self, wrong: dict, config, tmp_path: Path):
         write_skip_set(tmp_path, config, SKIPS)

@@ -17,7 +17,7 @@ from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.drafters.edd import Edd, EddHead, default_tap
-from jaxspec.drafters.layer_skip import LayerSkip, skip
+from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip, SkipSet, skip
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.llama import Llama
 from jaxspec.methods import Method, needs_weights
@@ -25,6 +25,7 @@ from jaxspec.prefill import prefill
 from jaxspec.protocols import Models
 from jaxspec.request import Request, start
 from jaxspec.train import early_exit, edd, medusa
+from jaxspec.train import kept_blocks as training
 
 CHUNK = 8
 TREE_SIZES = (4,)  # and the largest: that is a choice, and each of them is compiled
@@ -87,6 +88,18 @@ def medusa_heads(target: Llama) -> MedusaHeads:
     """Three heads, so that the deepest trees have levels that none of them drafts; begun as in training, but shaken."""
     noise = MedusaHeads(target.config.hidden_size, target.config.vocab_size, rngs=nnx.Rngs(4), heads=3)
     return jax.tree.map(lambda x, y: x + 0.25 * y, medusa.initial(target, 3), noise)
+
+
+def kept_blocks(target: Llama, skips: SkipSet) -> KeptBlocks:
+    """The blocks that a set keeps, with weights of their own: as training begins them, but shaken."""
+    noise = KeptBlocks(target.config, rngs=nnx.Rngs(4), skips=skips)
+    return jax.tree.map(lambda x, y: x + 0.25 * y, training.initial(target, skips), noise)
+
+
+def with_kept_blocks(models: Models) -> Models:
+    """The same, whose skip set has weights of its own."""
+    blocks = kept_blocks(models.target, models.draft[LayerSkip])
+    return dataclasses.replace(models, draft={LayerSkip: blocks})
 
 
 def speculation(method: Method, greedy: bool) -> decode.Speculation:

@@ -5,7 +5,7 @@ import pytest
 
 from jaxspec.methods import Method, parse_method
 from tests.lossless import combinations
-from tests.lossless.harness import models, requests, run, speculation
+from tests.lossless.harness import models, requests, run, speculation, with_kept_blocks
 
 NEW = 40
 
@@ -59,6 +59,13 @@ class TestGreedy:
             texts, history = run(speculation(method, True), target, requests(prompts, NEW), eos)
             assert texts == [text[:end] for text, end in zip(plain, ends, strict=True)]
             assert history[..., 0].sum(axis=1).tolist() == [end - 1 for end in ends]
+
+
+def test_a_skip_set_with_weights_of_its_own(target, prompts, plain):
+    method = parse_method("layer-skip+static,paths=0:1:2:00:01:10:000+threshold,gamma=0.2,confidence=token")
+    texts, history = run(speculation(method, True), with_kept_blocks(target), requests(prompts, NEW))
+    assert texts == plain
+    assert history[..., 1].sum() > 0, "no draft was accepted, so nothing was tested"
 
 
 def test_a_wrong_draft_never_shows(target, prompts, plain):

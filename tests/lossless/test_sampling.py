@@ -21,7 +21,7 @@ from jaxspec.methods import parse_method
 from jaxspec.protocols import Models
 from jaxspec.request import Request
 from tests.lossless import combinations
-from tests.lossless.harness import begun, models, requests, run, speculation, weights
+from tests.lossless.harness import begun, models, requests, run, speculation, weights, with_kept_blocks
 
 FALSE_ALARM = 1e-6
 VOCAB = 5
@@ -110,6 +110,12 @@ def test_joint_distribution_is_the_targets(row: combinations.Sampled, target, de
     joint = enumerate_joint(target, row.temperature, row.top_p)
     counts = sample(speculation(row.method, False), target, row.temperature, row.top_p)
     assert p_value(counts, joint) > FALSE_ALARM
+
+
+def test_with_a_skip_set_that_has_weights_of_its_own(target):
+    method = parse_method("layer-skip+static,paths=0:1:2:00:01:10:000+threshold,gamma=0.2,confidence=token")
+    counts = sample(speculation(method, False), with_kept_blocks(target), 0.7, 0.8)
+    assert p_value(counts, enumerate_joint(target, 0.7, 0.8)) > FALSE_ALARM
 
 
 def test_plain_sampling_is_the_reference(target):

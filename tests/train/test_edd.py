@@ -18,7 +18,7 @@ from jaxspec.checkpoint import module_to_dict
 from jaxspec.drafters.edd import EddHead
 from jaxspec.llama import Llama, unembed
 from jaxspec.train import edd
-from jaxspec.train.objectives import Distillation, EddObjective
+from jaxspec.train.objectives import BlockObjective, Distillation
 from jaxspec.train.packed import hidden_states
 from jaxspec.train.text import Windows
 from tests.evaluate import tiny
@@ -68,16 +68,16 @@ def test_loss_is_the_papers(goal: Distillation, target, head, batch):
     for row, i in np.argwhere(np.asarray(batch.counted)[:, 1:]):
         p, log_p, log_q = np.exp(theirs[row, i]), theirs[row, i], ours[row, i]
         total += (p * (log_p - log_q)).sum() if goal == "forward-kl" else -log_q[int(batch.tokens[row, i + 1])]
-    found, sums = jax.jit(partial(edd.loss, objective=EddObjective(goal)))(head, target, batch, None)
+    found, sums = jax.jit(partial(edd.loss, objective=BlockObjective(goal)))(head, target, batch, None)
     assert float(sums["count"]) == np.asarray(batch.counted)[:, 1:].sum()
     assert float(found) == pytest.approx(total, rel=1e-5)
 
 
 def test_the_length_of_blocks_is_drawn_at_every_step(target, head, batch):
     """From the shortest to the longest, both among them, inside one compiled program."""
-    loss = jax.jit(partial(edd.loss, objective=EddObjective(block_min=3, block_max=6)))
+    loss = jax.jit(partial(edd.loss, objective=BlockObjective(block_min=3, block_max=6)))
     found = {round(float(loss(head, target, batch, jax.random.key(seed))[0]), 3) for seed in range(40)}
-    fixed = lambda n: edd.loss(head, target, batch, None, EddObjective(block_min=n, block_max=n))[0]
+    fixed = lambda n: edd.loss(head, target, batch, None, BlockObjective(block_min=n, block_max=n))[0]
     np.testing.assert_allclose(sorted(found), sorted(float(fixed(n)) for n in (3, 4, 5, 6)), atol=2e-3)
 
 

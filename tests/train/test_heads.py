@@ -17,7 +17,8 @@ from jaxspec.checkpoint import CheckpointError, module_to_dict
 from jaxspec.drafters.eagle import EagleHead
 from jaxspec.llama import Llama
 from jaxspec.train import draft_model, features, lm
-from jaxspec.train.cli import DraftModel, Where
+from jaxspec.train.cli import DraftModel
+from jaxspec.train.options import Where
 from jaxspec.train.packed import hidden_states
 from jaxspec.train.text import Windows
 from tests.evaluate.tiny import checkpoint

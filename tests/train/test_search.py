@@ -11,7 +11,7 @@ import pytest
 
 import jaxspec
 from jaxspec import decode
-from jaxspec.drafters.layer_skip import read_skip_set, skip
+from jaxspec.drafters.layer_skip import layers_of, read_skip_set, skip
 from jaxspec.evaluate import cost
 from jaxspec.generation import Generation
 from jaxspec.loading import Checkpoint, load
@@ -78,7 +78,7 @@ def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs,
     assert lines[0]["attention"] == lines[0]["mlp"] == [] and lines[0]["acceptance_rate"] == 1
     best = max(lines, key=lambda line: line["speedup"])
     assert best["attention"], "attention is dear and does little here"
-    assert trial.layers_of(read_skip_set(whole, model.config)) == {name: best[name] for name in ("attention", "mlp")}
+    assert layers_of(read_skip_set(whole, model.config)) == {name: best[name] for name in ("attention", "mlp")}
     assert f"wrote {whole}: {best['speedup']:.3f}x plain" in said
     table = capsys.readouterr().out
     for word in ("searched", "first", "middle", "last", "random", "uniform", "acceptance"):
@@ -146,7 +146,7 @@ def test_measured_is_the_clock(model, monkeypatch):
 
 def test_other_choices_of_as_many_blocks():
     best = skip(8, attention=[1, 4, 5], mlp=[7])
-    found = {name: trial.layers_of(skips) for name, skips in search.strategies(best, seed=0).items()}
+    found = {name: layers_of(skips) for name, skips in search.strategies(best, seed=0).items()}
     random = found.pop("random")
     assert found == {
         "first": {"attention": [0, 1, 2], "mlp": [0]},
