@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.cache import KV
 from jaxspec.checkpoint import dict_to_module, module_to_dict
-from jaxspec.drafters.layer_skip import NAME, KeptBlocks, SkipSet, write_kept_blocks
+from jaxspec.drafters.layer_skip import NAME, KeptBlocks, SkipSet, read_skip_set, write_kept_blocks, write_skip_set
 from jaxspec.llama import Llama, embed, final_norm, keys_and_values, mlp_block, rms_norm, unembed
 from jaxspec.train import dual_block, heads
 from jaxspec.train.distillation import distil
@@ -26,9 +26,21 @@ from jaxspec.train.trainer import Sums
 
 
 def train(job: Job, skips: SkipSet, objective: BlockObjective, dtype: str) -> KeptBlocks:
-    """Trains the blocks that a set keeps; see `heads.train`. `dtype` is that of the weights on disk."""
+    """Trains the blocks that a set keeps; see `heads.train`. `dtype` is that of the weights on disk.
+
+    Raises:
+        ValueError: as `heads.train`, and where the run was started with another set.
+    """
     if job.cache is not None:
         raise ValueError("--cache-features keeps the target's last features, and drafts read all its layers: omit it")
+    begun = job.run.folder / "set"  # a search that went on since may choose otherwise
+    if begun.exists() and read_skip_set(begun, job.target.config) != skips:
+        raise ValueError(
+            f"the run in {job.run.folder} was started with another set, the one in {begun}: name it with --set and "
+            "another folder with --run, or remove the run to start anew"
+        )
+    begun.mkdir(exist_ok=True)
+    write_skip_set(begun, job.target.config, skips)
 
     def write(folder: Path, trained: KeptBlocks) -> None:
         write_kept_blocks(folder, trained, dtype)
@@ -50,7 +62,7 @@ def initial(target: Llama, skips: SkipSet) -> KeptBlocks:
 def loss(
     blocks: KeptBlocks, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: BlockObjective
 ) -> tuple[Float[Array, ""], Sums]:
-    """What the next token's distribution differs from the target's (`distil`), over the tokens that count.
+    """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count.
 
     With a key, the length of the mask's blocks is drawn from it; without, it is the middle one.
     """

@@ -109,7 +109,7 @@ def read_trials(folder: Path, model: Checkpoint) -> list[Trial]:
     lines = LineLog(Run(folder).trials, LOG, "another --search").read(identity(model))[1:]  # costs come first
     if not lines:
         raise ValueError(
-            f"{folder} has no trials of a skip search: run `jaxspec-train skip-search`, or name its folder"
+            f"{folder} has no trials: run `jaxspec-train skip-search` first, or name the folder of its run"
         )
     return [Trial.from_json(line, model.config.model.num_layers) for line in lines]
 

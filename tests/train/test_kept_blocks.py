@@ -40,10 +40,10 @@ class TestWhichBlocks:
     def test_gains_are_those_of_each_block_with_the_others_as_they_are(self):
         """Five blocks bring what they bring. The first does harm, and is mostly left out along with the third."""
         rng, brings = np.random.default_rng(0), np.array([-0.05, 0.02, 0.2, 0.1, 0.0, -0.3])
-        switches = rng.random((200, 6)) < 0.5
-        switches[:, 0] = np.where(rng.random(200) < 0.9, switches[:, 2], switches[:, 0])
+        switches = rng.random((1000, 6)) < 0.5
+        switches[:, 0] = np.where(rng.random(1000) < 0.9, switches[:, 2], switches[:, 0])
         trials = [
-            trial(skip(3, np.flatnonzero(row[:3]), np.flatnonzero(row[3:])), float(1 + row @ brings))
+            trial(SkipSet(attention=tuple(row[:3].tolist()), mlp=tuple(row[3:].tolist())), float(1 + row @ brings))
             for row in switches
         ]
         found = aggressive.gains(trials)
@@ -142,6 +142,11 @@ def test_blocks_are_trained_and_used(ckpt, tmp_path):
     assert [each.tokens for each in drafted] == [each.tokens for each in plain]
     assert drafted[0].statistics.tau > 1
 
+    log = copy / "heads/layer-skip.run/trials.jsonl"
+    log.write_text(log.read_text() + to_line(trial(skip(LAYERS, [1], [0]), 9.0).to_json()))
+    code, err = command("layer-skip", "--target", copy, "--data", data, *QUICK, *share)
+    assert code == 2 and "layer-skip-trained.run was started with another set" in err.splitlines()[-1]
+
 
 def test_which_set_is_trained(ckpt):
     """The searched one, another one by its path, or one from the trials of a search."""
@@ -151,7 +156,7 @@ def test_which_set_is_trained(ckpt):
     assert chosen() == layers_of(read_skip_set(ckpt / "heads/layer-skip", model.config))
     assert chosen(aggressive=True, mlp_share=0.5) == {"attention": [0, 1], "mlp": [1]}
     moved = shutil.copytree(ckpt / "heads/layer-skip.run", ckpt.with_name("moved"))
-    assert chosen(aggressive=True, search=moved, attention_share=0.5, mlp_share=0) == {"attention": [0], "mlp": []}
+    assert chosen(aggressive=True, search=moved, attention_share=0.5, mlp_share=0.0) == {"attention": [0], "mlp": []}
     other = dataclasses.replace(model, target=jax.tree.map(lambda x: x + 1, model.target))
     with pytest.raises(ValueError, match="the hash of the target is"):
         search.read_trials(moved, other)
