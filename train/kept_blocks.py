@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from jaxspec import hosts
 from jaxspec.cache import KV
 from jaxspec.checkpoint import dict_to_module, module_to_dict
 from jaxspec.drafters.layer_skip import NAME, KeptBlocks, SkipSet, read_skip_set, write_kept_blocks, write_skip_set
@@ -39,8 +40,9 @@ def train(job: Job, skips: SkipSet, objective: BlockObjective, dtype: str) -> Ke
             f"the run in {job.run.folder} was started with another set, the one in {begun}: name it with --set and "
             "another folder with --run, or remove the run to start anew"
         )
-    begun.mkdir(exist_ok=True)
-    write_skip_set(begun, job.target.config, skips)
+    if hosts.is_first():
+        begun.mkdir(exist_ok=True)
+        write_skip_set(begun, job.target.config, skips)
 
     def write(folder: Path, trained: KeptBlocks) -> None:
         write_kept_blocks(folder, trained, dtype)

@@ -166,7 +166,8 @@ class LayerSkip:
         skips = read_skip_set(path, target.config)
         if not is_trained(read_head(path, NAME)):
             return skips
-        return load_head(path, lambda: KeptBlocks(target.config.model, rngs=nnx.Rngs(0), skips=skips), dtype)
+        make = lambda: KeptBlocks(target.config.model, rngs=nnx.Rngs(0), skips=skips)
+        return load_head(path, make, dtype, target.mesh)
 
     def taps(self, models) -> tuple[int, ...]:
         return ()
