@@ -69,7 +69,7 @@ def parse_mesh(text: str) -> Mesh:
         if name not in ("data", "model") or name in sizes or not size.isdecimal():
             raise ValueError(f"--mesh {text!r}: write data=N,model=M, each once, with whole numbers")
         sizes[name] = int(size)
-    return make_mesh(**sizes)
+    return make_mesh(data=sizes.get("data", 1), model=sizes.get("model", 1))
 
 
 def split(mesh: Mesh, config: LlamaConfig) -> Mesh:
