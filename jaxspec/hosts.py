@@ -35,20 +35,18 @@ def join(
             "this command runs in one process, and cannot be spread over several hosts; `jaxspec generate` and the "
             "training of heads can"
         )
-    found = coordinator in (None, AUTO)
-    if found and (processes is not None or process_id is not None):
-        raise ValueError("--processes and --process-id go with --coordinator HOST:PORT")
-    if not found:
-        if processes is None or process_id is None:
-            raise ValueError(f"--coordinator {coordinator} needs --processes N and --process-id I; or write auto")
-        if not 0 <= process_id < processes:
-            raise ValueError(f"--process-id goes from 0 to {processes - 1}, and is {process_id}")
-    if jax.distributed.is_initialized():
-        return
-    if not found:
+    if coordinator in (None, AUTO):
+        if processes is not None or process_id is not None:
+            raise ValueError("--processes and --process-id go with --coordinator HOST:PORT")
+        if coordinator is None and not has_neighbours(os.environ):
+            return
+        coordinator = None  # nor anything else: JAX finds out
+    elif processes is None or process_id is None:
+        raise ValueError(f"--coordinator {coordinator} needs --processes N and --process-id I, or write auto instead")
+    elif not 0 <= process_id < processes:
+        raise ValueError(f"--process-id goes from 0 to {processes - 1}, and is {process_id}")
+    if not jax.distributed.is_initialized():
         jax.distributed.initialize(coordinator, processes, process_id)
-    elif coordinator == AUTO or has_neighbours(os.environ):
-        jax.distributed.initialize()
 
 
 def has_neighbours(environment: Any) -> bool:
