@@ -9,6 +9,7 @@ from typing import Any
 from jaxspec.report.runs import Run
 
 NOTHING = "–"
+Real = float | int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,10 +18,10 @@ class Form:
 
     digits: str
     after: str = ""
-    unit: float = 1.0
+    unit: Real = 1
 
-    def __call__(self, value: float) -> str:
-        return format(value * self.unit, self.digits) + self.after
+    def __call__(self, value: Real) -> str:
+        return format(value * self.unit, self.digits).replace("-", "−") + self.after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Number:
         of: where it comes from: run, method and keys of bench's JSON; of a derived one [operation, source, source].
     """
 
-    value: float | int | None
+    value: Real | None
     form: Form
     of: Sequence[Any]
 

@@ -12,7 +12,7 @@ from jaxspec.report.published import EAGLE_2
 from jaxspec.report.replay import thresholds
 from jaxspec.report.runs import Run
 from jaxspec.report.svg import Point, Series
-from jaxspec.report.tables import chain_lengths, fixed_chain, pick, same_but
+from jaxspec.report.tables import chain_lengths, fixed_chain, pick, same_but, where
 
 MOST = 6  # methods in one figure: more cannot be told apart
 COLUMNS = {"verified nodes": 4, "levels": 2}  # of `decode.HISTORY`
@@ -21,9 +21,10 @@ PARTS = ("drafting", "verification", "control", "other")
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure: its body is HTML, mostly one SVG and a legend."""
+    """A figure `of` a run or several: its body is HTML, mostly one SVG and a legend."""
 
     title: str
+    of: str
     says: str
     body: str
     wide: bool = False
@@ -57,7 +58,7 @@ def by_category(runs: Sequence[Run]) -> Iterator[Figure]:
         ]
         body = svg.bars(groups, x_label="speedup over plain decoding", baseline=1.0)
         key = svg.legend([(name, i, "line") for i, name in enumerate(names)])
-        yield Figure(f"Speedup by category: {run.title}", _few(run, names), key + body)
+        yield Figure("Speedup by category", run.title, _few(run, names), key + body)
 
 
 def by_position(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -88,7 +89,7 @@ def by_position(runs: Sequence[Run]) -> Iterator[Figure]:
             series, x_label="position in the draft, from 0", y_label="accepted", y_range=(0, 1), x_ticks=range(most)
         )
         says = "Among drafts whose predecessors were accepted, the share that is accepted too (n-α)."
-        yield Figure(f"Acceptance by position: {run.title}", says, _key(series) + body)
+        yield Figure("Acceptance by position", run.title, says, _key(series) + body)
 
 
 def calibration(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -113,7 +114,7 @@ def calibration(runs: Sequence[Run]) -> Iterator[Figure]:
             says = (
                 "Drafts in ten bins of confidence; on the diagonal, confidence can be taken at its word (EDD, Fig. 3b)."
             )
-            yield Figure(f"Calibration: {run.title}", says, _key(series) + body)
+            yield Figure("Calibration", run.title, says, _key(series) + body)
 
 
 def lengths(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -141,7 +142,7 @@ def lengths(runs: Sequence[Run]) -> Iterator[Figure]:
         )
         drafter = first.partition("+")[0]
         says = "Chains of fixed length, and across all of them the controllers that choose one (EESD, Fig. 3)."
-        yield Figure(f"Draft length: {drafter}, {run.title}", says, _key(series) + body)
+        yield Figure(f"Draft length, {drafter}", run.title, says, _key(series) + body)
 
 
 def control(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -165,7 +166,7 @@ def control(runs: Sequence[Run]) -> Iterator[Figure]:
                 "Over the rounds of all answers, one after the other: the threshold γ (Draft & Verify, Fig. 5), or the "
                 "estimated chance that a draft is accepted. Without --keep-state each answer starts anew."
             )
-            yield Figure(f"What controllers learn: {run.title}", says, _key(series) + body)
+            yield Figure("What controllers learn", run.title, says, _key(series) + body)
 
 
 def time(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -188,7 +189,7 @@ def time(runs: Sequence[Run]) -> Iterator[Figure]:
         body = svg.stacks(rows, x_label="milliseconds a token", unit=1e3)
         key = svg.legend([(part, i, "line") for i, part in enumerate(PARTS)])
         says = "Pieces that were timed alone, times how often the run had them; other is what is left."
-        yield Figure(f"Where the time goes: {run.title}", says, key + body)
+        yield Figure("Where the time goes", run.title, says, key + body)
 
 
 def batches(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -209,7 +210,9 @@ def batches(runs: Sequence[Run]) -> Iterator[Figure]:
             y_label="tokens a second",
             x_ticks=[size(run) for run in alike],
         )
-        yield Figure(f"Throughput: {alike[0].target}", "Tokens a second of the whole batch.", _key(series) + body)
+        yield Figure(
+            "Throughput", where(alike[0], batch=False), "Tokens a second of the whole batch.", _key(series) + body
+        )
 
 
 def histograms(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -235,7 +238,7 @@ def histograms(runs: Sequence[Run]) -> Iterator[Figure]:
         if cards:
             says = "How many rounds verified a tree of so many nodes, the root left out, and of so many levels."
             body = f'<div class="multiples">{"".join(cards)}</div>'
-            yield Figure(f"Tree sizes and depths: {run.title}", says, body, wide=True)
+            yield Figure("Tree sizes and depths", run.title, says, body, wide=True)
 
 
 def _key(series: Sequence[Series]) -> str:

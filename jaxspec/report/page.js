@@ -131,7 +131,7 @@
     turn.rounds.forEach((round, at) => {
       const span = make("span", { class: "round", tabindex: "0", role: "button", "aria-label": "round " + (at + 1) });
       round.pieces.slice(0, round.accepted).forEach((piece) => span.append(token(piece, "accepted")));
-      if (round.tree) refused(round.tree).forEach((piece) => span.append(token(piece, "rejected")));
+      if (round.tree) refused(round.tree).forEach((word) => span.append(token(word.replace(/\s*\n\s*/g, "⏎"), "rejected")));
       round.pieces.slice(round.accepted).forEach((piece) => span.append(token(piece, "bonus")));
       span.addEventListener("click", () => choose(at));
       span.addEventListener("keydown", (event) => {

@@ -128,7 +128,8 @@ def _lossless(run: Run) -> str:
 def _figure(figure: Figure) -> str:
     wide = " wide" if figure.wide else ""
     return (
-        f'<figure class="card{wide}"><figcaption><h3>{escape(figure.title)}</h3>'
+        f'<figure class="card{wide}"><figcaption><h3>{escape(figure.title)} '
+        f'<span class="source">{escape(figure.of)}</span></h3>'
         f'<p class="says">{escape(figure.says)}</p></figcaption>{figure.body}</figure>'
     )
 

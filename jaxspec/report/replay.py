@@ -36,7 +36,8 @@ def thresholds(run: Run, name: str) -> Learnt | None:
     if type(controller) not in READ or (kept and run.settings["batch_size"] > 1):
         return None
     label, read = READ[type(controller)]
-    state, values = None, []
+    state: Any = None
+    values: list[float] = []
     for turn in run.turns(name):
         if state is None or not kept:
             state = controller.init(None, 1)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from jaxspec.report.cells import Number, escape
+from jaxspec.report.cells import Number, Real, escape
 
 COLOURS = 8
 """Series colours that the page has: classes s0 to s7."""
@@ -16,7 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 40
 class Point:
     """A place in a chart, and the number that it shows."""
 
-    x: float
+    x: Real
     y: Number
 
 
@@ -35,7 +35,7 @@ class Series:
     kind: str = "line"
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
+def ticks(low: Real, high: Real, about: int = 5) -> list[Real]:
     """Round numbers from `low` to `high`, about as many as wanted."""
     rough = max(high - low, 1e-9) / about
     power = 10.0 ** math.floor(math.log10(rough))
@@ -44,7 +44,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     return [round(i * step, 10) for i in range(first, last + 1)]
 
 
-def text(value: float) -> str:
+def text(value: Real) -> str:
     """A tick's number."""
     return f"{value:g}"
 
@@ -64,8 +64,8 @@ def lines(
     *,
     x_label: str,
     y_label: str,
-    y_range: tuple[float, float] | None = None,
-    x_ticks: Sequence[float] | None = None,
+    y_range: tuple[Real, Real] | None = None,
+    x_ticks: Sequence[Real] | None = None,
     diagonal: bool = False,
     dots: bool = True,
     size: tuple[int, int] = (WIDTH, 300),
@@ -105,7 +105,7 @@ def lines(
 
 
 def bars(
-    groups: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_label: str, baseline: float | None = None
+    groups: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_label: str, baseline: Real | None = None
 ) -> str:
     """Horizontal bars in groups: (group, (name, colour, number) each); numbers are written behind their bars.
 
@@ -139,7 +139,7 @@ def bars(
     return _svg(width, height, x_label, [frame, label, *rows])
 
 
-def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_label: str, unit: float = 1.0) -> str:
+def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_label: str, unit: Real = 1.0) -> str:
     """Horizontal bars of parts, one a row; a part below zero is not drawn, and its number still there.
 
     Args:
@@ -193,7 +193,7 @@ def histogram(counts: Sequence[tuple[int, Number]], colour: int, *, x_label: str
 
 
 def _frame(
-    width: int, height: int, ys: Sequence[tuple[float, str]], xs: Sequence[tuple[float, str]], left: int = LEFT
+    width: int, height: int, ys: Sequence[tuple[Real, str]], xs: Sequence[tuple[Real, str]], left: int = LEFT
 ) -> str:
     """The axes: horizontal lines at `ys`, ticks at `xs`."""
     floor = height - BOTTOM
@@ -224,6 +224,6 @@ def _short(name: str, most: int = 18) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def _svg(width: int, height: float, label: str, parts: Sequence[str]) -> str:
+def _svg(width: int, height: Real, label: str, parts: Sequence[str]) -> str:
     inside = "".join(parts)
     return f'<svg class="chart" viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(label)}">{inside}</svg>'

@@ -91,11 +91,11 @@ def pick(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Ru
     return [(run, name) for run in runs for name, method in run.methods.items() if wanted(method)]
 
 
-def where(run: Run, data: bool = True) -> str:
+def where(run: Run, data: bool = True, batch: bool = True) -> str:
     """Target and conditions of a run, as the papers' rows have them."""
     parts = [run.target, run.data] if data else [run.target]
     parts.append(f"T = {run.settings['temperature']:g}")
-    if run.settings["batch_size"] > 1:
+    if batch and run.settings["batch_size"] > 1:
         parts.append(f"batch {run.settings['batch_size']}")
     return ", ".join([*parts, "simulated"] if run.simulated else parts)
 

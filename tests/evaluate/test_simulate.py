@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,7 +17,8 @@ from jaxspec.evaluate.metrics import count
 from jaxspec.evaluate.simulate import Replayed
 from jaxspec.loading import Checkpoint
 from jaxspec.methods import parse_method
-from jaxspec.tree import add, plant
+from jaxspec.tree import DraftTree
+from jaxspec.verify import Verdict
 from tests.evaluate import tiny
 
 SHAPE = dataclasses.replace(tiny.MODEL, num_layers=2, max_length=1024)
@@ -29,23 +31,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return simulate.random_checkpoint(folder)
 
 
-def forked(rows: int):
-    """Root 0 with children 1 and 2; 3 under 2 and 4 under 3: the deepest path is 0, 2, 3, 4."""
-    tree = plant(jnp.zeros(rows, jnp.int32), 6, None)
-    for slots, parent in (([1, 2], [0, 0]), ([3], [2]), ([4], [3])):
-        spread = lambda values, kind=jnp.int32: jnp.broadcast_to(jnp.array(values, kind), (rows, len(values)))
-        own = spread(slots)
-        tree = add(
-            tree, jnp.array(slots), own, spread(parent), -own.astype(jnp.float32), spread([1] * len(slots), bool)
-        )
-    return tree
+def forked(rows: int) -> DraftTree:
+    """Root 0 with children 1 and 2; 3 under 2 and 4 under 3: the deepest path is 0, 2, 3, 4. Slot 5 is empty."""
+    each = lambda values: jnp.asarray(np.broadcast_to(np.asarray(values), (rows, *np.shape(values))))
+    above = np.eye(6, dtype=bool)
+    for node, path in ((1, [0]), (2, [0]), (3, [0, 2]), (4, [0, 2, 3])):
+        above[node, path] = True
+    return DraftTree(
+        token=each(np.arange(6, dtype=np.int32)),
+        parent=each(np.int32([-1, 0, 0, 2, 3, -1])),
+        depth=each(np.int32([0, 1, 1, 2, 3, 0])),
+        log_confidence=each(np.float32([0, -1, -2, -3, -4, -np.inf])),
+        live=each([True] * 5 + [False]),
+        ancestors=each(above),
+        slot=each(np.arange(6, dtype=np.int32)),
+        draft_probs=None,
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def verify(rule: Replayed, keys, tree: DraftTree, logits) -> Verdict:
+    return rule.verify(keys, None, tree, logits, 5)
 
 
 def test_acceptance_by_position_is_what_was_asked_for():
     """On a tree too, where it is that of the deepest path; the last chance goes on beyond the list."""
     rows, chances = 20_000, (0.9, 0.5)
     logits = jax.random.normal(jax.random.key(1), (rows, 6, 11))
-    verdict = Replayed(chances).verify(jax.random.split(jax.random.key(0), rows), None, forked(rows), logits, 5)
+    verdict = verify(Replayed(chances), jax.random.split(jax.random.key(0), rows), forked(rows), logits)
     accepted = np.asarray(verdict.accepted)
     reached = [(accepted >= i).sum() for i in range(5)]
     assert reached[0] == rows and reached[4] == 0  # it is three levels deep, and has room for five
@@ -60,8 +73,8 @@ def test_acceptance_by_position_is_what_was_asked_for():
 
 def test_a_row_draws_for_itself():
     keys, logits = jax.random.split(jax.random.key(0), 8), jnp.zeros((8, 6, 11))
-    whole = Replayed((0.5,)).verify(keys, None, forked(8), logits, 3)
-    alone = Replayed((0.5,)).verify(keys[3:4], None, forked(1), logits[:1], 3)
+    whole = verify(Replayed((0.5,)), keys, forked(8), logits)
+    alone = verify(Replayed((0.5,)), keys[3:4], forked(1), logits[:1])
     assert len(set(np.asarray(whole.accepted).tolist())) > 1
     assert whole.accepted[3] == alone.accepted[0]
 

@@ -68,14 +68,15 @@ def form(name: str) -> Form:
 
 def answer(drawn: np.random.Generator, question: int, name: str, settings: dict[str, Any]) -> Answer:
     """One question's answer, of one turn, or two for the first question."""
-    turns = [turn(drawn, name) for _ in range(2 if question == 0 else 1)]
-    quality = {"exact_match": float(question % 2)} if settings.get("suite") == "gsm8k" else {}
     batch = question // settings.get("batch_size", 1)
+    times = [np.random.default_rng([batch, i, len(name)]) for i in range(2 if question == 0 else 1)]
+    turns = [turn(drawn, name, of_batch) for of_batch in times]
+    quality = {"exact_match": float(question % 2)} if settings.get("suite") == "gsm8k" else {}
     return Answer(question, 81 + question, CATEGORIES[question % 3], name, batch, turns, quality)
 
 
-def turn(drawn: np.random.Generator, name: str) -> Turn:
-    """Some 40 tokens in rounds."""
+def turn(drawn: np.random.Generator, name: str, times: np.random.Generator) -> Turn:
+    """Some 40 tokens in rounds; `times` draws the seconds, which rows of a batch share."""
     method, tokens, rounds, trees = parse_method(name), [3], [], []
     while len(tokens) < 40:
         tree = drafted(drawn, method)
@@ -86,7 +87,7 @@ def turn(drawn: np.random.Generator, name: str) -> Turn:
         tokens += tree["committed"]
         rounds.append([accepted + 1, accepted, max(depth), len(depth) - 1, len(depth) - 1])
         trees.append(tree)
-    seconds = drawn.uniform(0.009, 0.011, 2) * len(rounds) * (1.0 if name == "plain" else 1.4)
+    seconds = times.uniform(0.15, 0.2, 2) * (2.2 if name == "plain" else 1.0)
     return Turn(
         prompt=[1, 2],
         tokens=tokens,
