@@ -103,6 +103,8 @@ def show(found: dict[str, Any], console: Console) -> None:
     """Prints what came out."""
     if not found.get("simulated"):
         table.show(found["methods"], found["target_seconds"], console)
+        if any(values["divergences"] is None for values in found["methods"].values()):
+            console.print("Sampled texts differ by design, so divergences are not counted.")
         side_by_side.show(found["methods"], console)
         return
     chances = found["settings"]["simulate"]
@@ -118,14 +120,15 @@ def show(found: dict[str, Any], console: Console) -> None:
 def compare(settings: Bench) -> dict[str, Any]:
     """Runs all methods on all questions, or what OUT.jsonl lacks of that; returns the values of bench's JSON."""
     console = Console(stderr=True)
+    label = f"{simulate.LABEL}: " if settings.simulate else ""
     asked = tuple(dict.fromkeys(settings.methods))
     if not asked:
         raise ValueError("name at least one method")
     if EVERY in asked:
         asked = every_method(locate(settings.target))
-        console.print(f"{EVERY}: {' '.join(asked)}", markup=False, highlight=False)
+        console.print(f"{label}{EVERY}: {' '.join(asked)}", markup=False, highlight=False)
     if REFERENCE not in asked:
-        console.print(f"{REFERENCE} runs too: it is what the others are measured against")
+        console.print(f"{label}{REFERENCE} runs too: it is what the others are measured against")
     methods = {name: parse_method(name) for name in dict.fromkeys((REFERENCE, *asked))}
     if settings.simulate is not None and settings.temperature > 0:
         raise ValueError("--simulate draws what is accepted, so a temperature means nothing there; leave it out")
@@ -152,8 +155,8 @@ def compare(settings: Bench) -> dict[str, Any]:
     is_whole = lambda answers: len(answers) == len(plan.batches[answers[0].batch]) * len(engines)
     log = RunLog(None if settings.json is None else log_of(settings.json), about, is_whole)
     if log.answers:
-        console.print(f"questions already answered by an earlier run: {len(log.answers) // len(engines)}")
-    with progress(f"{simulate.LABEL} " if settings.simulate else "", len(plan.batches), console) as advance:
+        console.print(f"{label}questions already answered by an earlier run: {len(log.answers) // len(engines)}")
+    with progress(label, len(plan.batches), console) as advance:
         runner.run(plan, engines, log, advance)
     if log.measured is None:
         log.finish(dataclasses.asdict(measure(plan, engines, log)))

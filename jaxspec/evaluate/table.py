@@ -54,8 +54,6 @@ def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, 
             )
     _show_drafts(methods, console)
     _explain(methods, target_seconds, console)
-    if any(values["divergences"] is None for values in methods.values()):
-        console.print("Sampled texts differ by design, so divergences are not counted.")
 
 
 def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.controllers.adaptive import Adaptive
@@ -31,7 +32,7 @@ class Learnt:
 
 def thresholds(run: Run, name: str) -> Learnt | None:
     """What a method's controller went by; None where it learns nothing, or in rows side by side from turn to turn."""
-    controller = run.methods[name].controller
+    controller: Any = run.methods[name].controller
     kept = run.settings["keep_state"]
     if type(controller) not in READ or (kept and run.settings["batch_size"] > 1):
         return None
@@ -57,4 +58,4 @@ def replay(controller: Any, state: Any, rounds: np.ndarray) -> tuple[Any, Any]:
         new = controller.update(state, row[1:2], row[2:3])
         return new, new
 
-    return jax.lax.scan(learn, state, rounds)
+    return jax.lax.scan(learn, state, jnp.asarray(rounds))

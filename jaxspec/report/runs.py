@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
+from jaxspec.bundled import BUILTIN
 from jaxspec.evaluate import results
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import Answer, read_finished
@@ -41,6 +42,8 @@ class Run:
     @property
     def data(self) -> str:
         """What the questions are called in the papers, or the name of their file."""
+        if self.settings["prompts"] == BUILTIN:
+            return "held-out Python"
         stem = PurePath(self.settings["prompts"]).name.removesuffix(".gz").rsplit(".", 1)[0]
         known = "MT-bench" if stem.lower().replace("-", "_") in ("mt_bench", "mtbench") else stem
         return SUITES.get(self.settings.get("suite") or "", known)

@@ -348,7 +348,7 @@ def test_a_simulated_run(finished: Finished, tmp_path: Path, capsys: pytest.Capt
     assert ours["divergences"] is ours["unexplained_divergences"] is None
     printed = capsys.readouterr()
     assert "simulated: random weights" in printed.out
-    assert "simulated batch 1 of 1" in printed.err
+    assert "simulated: batch 1 of 1" in printed.err
     rows = [line for line in printed.out.splitlines() if re.search(r"\d\.\d\d .*\d\.\d\d", line)]
     assert len(rows) > 2 and all("simulated" in line or "s_t" in line for line in rows if "plain" in line)
     with pytest.raises(ValueError, match="a temperature means nothing there"):

@@ -39,9 +39,9 @@ def forked(rows: int) -> DraftTree:
         above[node, path] = True
     return DraftTree(
         token=each(np.arange(6, dtype=np.int32)),
-        parent=each(np.int32([-1, 0, 0, 2, 3, -1])),
-        depth=each(np.int32([0, 1, 1, 2, 3, 0])),
-        log_confidence=each(np.float32([0, -1, -2, -3, -4, -np.inf])),
+        parent=each(np.array([-1, 0, 0, 2, 3, -1], np.int32)),
+        depth=each(np.array([0, 1, 1, 2, 3, 0], np.int32)),
+        log_confidence=each(np.array([0, -1, -2, -3, -4, -np.inf], np.float32)),
         live=each([True] * 5 + [False]),
         ancestors=each(above),
         slot=each(np.arange(6, dtype=np.int32)),

@@ -123,7 +123,7 @@ class Rebuilt:
 
     def learnt(self, method: str, at: int) -> float:
         """The threshold or the estimate after a round, from the papers' formulas."""
-        controller = parse_method(method).controller
+        controller: Any = parse_method(method).controller
         values: list[float] = []
         state: list[float] = []
         for turn in (turn for answer in self.answers if answer["method"] == method for turn in answer["turns"]):
