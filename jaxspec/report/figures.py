@@ -15,6 +15,7 @@ from jaxspec.report.svg import Point, Series
 from jaxspec.report.tables import chain_lengths, fixed_chain, pick, same_but, where
 
 MOST = 6  # methods in one figure: more cannot be told apart
+BARS = 48  # in one figure, over all categories
 COLUMNS = {"verified nodes": 4, "levels": 2}  # of `decode.HISTORY`
 PARTS = ("drafting", "verification", "control", "other")
 
@@ -45,10 +46,10 @@ def fastest(run: Run, most: int = MOST) -> list[str]:
 def by_category(runs: Sequence[Run]) -> Iterator[Figure]:
     """Speedup by category of the questions, of the fastest methods of each run."""
     for run in runs:
-        names = fastest(run)
+        shown = list(run.value(REFERENCE, "categories"))
+        names = fastest(run, min(MOST, max(BARS // len(shown), 1)))
         if not names:
             continue
-        shown = list(run.value(names[0], "categories"))
         groups = [
             (
                 category or run.data,
