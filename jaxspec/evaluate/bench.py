@@ -156,6 +156,8 @@ def compare(settings: Bench) -> dict[str, Any]:
     log = RunLog(None if settings.json is None else log_of(settings.json), about, is_whole)
     if log.answers:
         console.print(f"{label}questions already answered by an earlier run: {len(log.answers) // len(engines)}")
+    if plan.questions[0].suite in quality.SUMMARIES and not quality.has_rouge():
+        console.print("no ROUGE: rouge-score is not installed (pip install 'jaxspec[report]')", markup=False)
     with progress(label, len(plan.batches), console) as advance:
         runner.run(plan, engines, log, advance)
     if log.measured is None:

@@ -42,6 +42,11 @@ def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, 
     return {}
 
 
+def has_rouge() -> bool:
+    """Whether rouge-score is installed."""
+    return _rouge() is not None
+
+
 def mean(scores: Iterable[Mapping[str, float]]) -> dict[str, float] | None:
     """Mean of each score over answers; None where there are none."""
     listed = [each for each in scores if each]

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from jaxspec.bundled import FOLDER
-from jaxspec.evaluate import bench, quality
+from jaxspec.evaluate import bench, quality, table
 from jaxspec.evaluate.comparison import differences, read, show
 from jaxspec.evaluate.every import every_method
 from jaxspec.evaluate.spelling import pieces_of, word_of
@@ -36,6 +36,14 @@ def test_rouge_by_hand():
     assert found == pytest.approx({"rouge1": 2 / 3, "rouge2": 1 / 2, "rougeL": 2 / 3})
     assert quality.score("xsum", "the cat sat\nArticle: more", ("the cat sat",))["rougeL"] == 1
     assert quality.score(None, "a", ()) == quality.score("humaneval", "a", ()) == {}
+
+
+def test_scores_are_printed():
+    console = Console(record=True, width=80)
+    table._show_quality({"plain": {"quality": {"rouge2": 0.106}}, "eagle": {"quality": {"rouge2": 0.108}}}, console)
+    assert [line.split() for line in console.export_text().splitlines() if line.strip()] == [
+        *(["quality", "rouge2"], ["plain", "0.106"], ["eagle", "0.108"]),
+    ]
 
 
 def test_means():
