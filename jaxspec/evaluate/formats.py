@@ -12,10 +12,13 @@
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 Values = Mapping[str, Any]
+_FINAL = re.compile(r"####\s*-?[\d,.]+\s*$")
+"""How an answer of GSM8K ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +90,14 @@ def read(values: Any, where: str) -> Question:
     turns: Any = values["turns"] if "turns" in values else [values["prompt"]]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
         raise ValueError(f"{where}: turns are a list of at least one string, and a prompt is a string")
+    worked = _worked(values)
     return Question(
         turns=tuple(turns),
         question_id=values.get("question_id"),
         category=values.get("category"),
-        worked=_worked(values),
+        worked=worked,
+        # GSM8K is often passed on in MT-bench's shape; its answers tell.
+        suite="gsm8k" if len(turns) == len(worked) == 1 and _FINAL.search(worked[0]) else None,
     )
 
 

@@ -36,6 +36,10 @@ RECORDS: list[tuple[dict[str, Any], Question]] = [
     ({"instruction": "Do.", "input": "It.", "output": "Done."}, Question(("Do.\nIt.",), suite="alpaca")),
     ({"instruction": "Do.", "input": "", "output": "Done."}, Question(("Do.",), suite="alpaca")),
     ({"prompt": "a"}, Question(("a",))),
+    (
+        {"turns": ["1 + 1?"], "reference": ["It is 2.\n#### 2"], "category": "math"},
+        Question(("1 + 1?",), None, "math", ("It is 2.\n#### 2",), suite="gsm8k"),
+    ),
 ]
 
 
