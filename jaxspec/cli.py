@@ -11,7 +11,7 @@ from tyro import conf
 
 from jaxspec.console import parse, run
 from jaxspec.devices import Devices
-from jaxspec.evaluate.command import Bench, Calibrate, Sweep
+from jaxspec.evaluate.command import Bench, Calibrate, Compare, Report, Sweep
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine
@@ -216,6 +216,7 @@ Command = (
     Annotated[Generate, conf.subcommand("generate")]
     | Annotated[Bench, conf.subcommand("bench")]
     | Annotated[Sweep, conf.subcommand("sweep")]
+    | Annotated[Report, conf.subcommand("report")]
     | Annotated[Calibrate, conf.subcommand("calibrate")]
     | Annotated[Methods, conf.subcommand("methods")]
     | Annotated[Env, conf.subcommand("env")]
@@ -228,6 +229,8 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"jaxspec {importlib.metadata.version('jaxspec')}")
         return
+    if sys.argv[1:2] == ["bench"] and "--compare" in sys.argv:  # which takes no other options, not even needed ones
+        run(lambda: parse(Compare, "jaxspec bench", "Two results side by side.", sys.argv[2:]).run())
     run(lambda: parse(Command, "jaxspec", "LLaMA text several times faster, not one token changed.").run())
 
 

@@ -27,19 +27,25 @@ class LineLog:
         Raises:
             ValueError: the file is another run's, which had a setting that differs from one of these, or is no log.
         """
-        if not self.path.exists():
+        if not self.path.exists() or not (lines := self.lines()):
             return []
+        self._check_same(_flat(lines[0]["settings"]), _flat(json.loads(json.dumps(settings))))
+        return lines[1:]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All lines, the settings first. One that a kill has torn is left out.
+
+        Raises:
+            ValueError: the file is no log.
+        """
         *ended, _ = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
         try:
             lines = [json.loads(line) for line in ended]
         except ValueError as error:
             raise ValueError(f"{self.path} is not {self.kind} ({error}); delete it or choose {self.other}") from error
-        if not lines:
-            return []
-        if not (isinstance(lines[0], dict) and isinstance(lines[0].get("settings"), dict)):
+        if lines and not (isinstance(lines[0], dict) and isinstance(lines[0].get("settings"), dict)):
             raise ValueError(f"{self.path} is not {self.kind}; delete it or choose {self.other}")
-        self._check_same(_flat(lines[0]["settings"]), _flat(json.loads(json.dumps(settings))))
-        return lines[1:]
+        return lines
 
     def write(self, settings: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
         """Writes all of it."""

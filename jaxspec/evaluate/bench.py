@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,26 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jaxspec.bundled import locate
 from jaxspec.costs import CostTable
 from jaxspec.engine import Engine
-from jaxspec.evaluate import cost, divergence, environment, results, runner, side_by_side, suites, table
+from jaxspec.evaluate import (
+    cost,
+    divergence,
+    environment,
+    quality,
+    results,
+    runner,
+    side_by_side,
+    simulate,
+    suites,
+    table,
+)
 from jaxspec.evaluate.calibrate import costs_of
 from jaxspec.evaluate.command import Bench
+from jaxspec.evaluate.every import EVERY, every_method
 from jaxspec.evaluate.results import Form, Measured
-from jaxspec.evaluate.runlog import RunLog
+from jaxspec.evaluate.runlog import RunLog, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Plan
 from jaxspec.linelog import write_whole
 from jaxspec.loading import Checkpoint, load
@@ -29,34 +44,99 @@ NOISE_BATCHES = 4  # the noise of rounding is measured on the texts of this many
 
 
 def run(settings: Bench) -> None:
-    """Runs the benchmark, writes its results and prints the table."""
-    found = compare(settings)
-    if settings.json is not None:
-        write_whole(settings.json, to_json(found))
-    show(found, Console())
+    """Runs the benchmark under each of its conditions, writes the results and prints the tables."""
+    if settings.report is not None and settings.json is None:
+        raise ValueError("--report needs --json OUT.json: the page is made of what is kept there")
+    each = conditions(settings)
+    for one in each:
+        found = compare(one)
+        if one.json is not None:
+            write(one.json, found, samples_of(one.json, found))
+        if len(each) > 1:
+            label = f"{simulate.LABEL}, " if one.simulate else ""
+            print(f"\n{label}temperature {one.temperature:g}, batch size {one.batch_size}:")
+        show(found, Console())
+    if settings.report is not None:
+        from jaxspec.report import page
+
+        page.write([one.json for one in each if one.json is not None], settings.report)
+
+
+def conditions(settings: Bench) -> list[Bench]:
+    """A run for each temperature and batch size that is asked for, and the file that it writes."""
+    pairs = list(
+        itertools.product(
+            settings.temperatures or (settings.temperature,), settings.batch_sizes or (settings.batch_size,)
+        )
+    )
+    return [
+        dataclasses.replace(
+            settings,
+            temperature=temperature,
+            batch_size=batch_size,
+            temperatures=(),
+            batch_sizes=(),
+            json=settings.json and _out(settings, temperature, batch_size, (temperature, batch_size) == pairs[0]),
+        )
+        for temperature, batch_size in pairs
+    ]
+
+
+def write(out: Path, found: dict[str, Any], samples: Mapping[Path, str]) -> None:
+    """Writes the results, and before them the samples for HumanEval's scorer, if there are any."""
+    for file, text in samples.items():
+        write_whole(file, text)
+    write_whole(out, to_json(found))
+
+
+def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
+    """Files for HumanEval's scorer beside the results, one a method; none of another suite."""
+    if found["settings"].get("suite") != quality.CODE:
+        return {}
+    _, answers, _ = read_finished(log_of(out))
+    by_method = {name: [answer for answer in answers if answer.method == name] for name in found["methods"]}
+    safe = lambda name: re.sub(r"[^\w.+=-]", "_", name)
+    return {out.with_suffix(f".{safe(name)}.samples.jsonl"): quality.samples(all_) for name, all_ in by_method.items()}
 
 
 def show(found: dict[str, Any], console: Console) -> None:
     """Prints what came out."""
-    table.show(found["methods"], found["target_seconds"], console)
-    side_by_side.show(found["methods"], console)
+    if not found.get("simulated"):
+        table.show(found["methods"], found["target_seconds"], console)
+        if any(values["divergences"] is None for values in found["methods"].values()):
+            console.print("Sampled texts differ by design, so divergences are not counted.")
+        side_by_side.show(found["methods"], console)
+        return
+    chances = found["settings"]["simulate"]
+    console.print(
+        f"{simulate.LABEL}: random weights, and drafts accepted by chance ({chances}); no text was compared",
+        style="bold",
+        highlight=False,
+    )
+    named = {f"{simulate.LABEL} {name}": values for name, values in found["methods"].items()}
+    table.show(named, found["target_seconds"], console)
 
 
 def compare(settings: Bench) -> dict[str, Any]:
     """Runs all methods on all questions, or what OUT.jsonl lacks of that; returns the values of bench's JSON."""
     console = Console(stderr=True)
-    asked = dict.fromkeys(settings.methods)
+    label = f"{simulate.LABEL}: " if settings.simulate else ""
+    asked = tuple(dict.fromkeys(settings.methods))
     if not asked:
         raise ValueError("name at least one method")
+    if EVERY in asked:
+        asked = every_method(locate(settings.target))
+        console.print(f"{label}{EVERY}: {' '.join(asked)}", markup=False, highlight=False)
     if REFERENCE not in asked:
-        console.print(f"{REFERENCE} runs too: it is what the others are measured against")
-    methods = {name: parse_method(name) for name in (REFERENCE, *asked)}
+        console.print(f"{label}{REFERENCE} runs too: it is what the others are measured against")
+    methods = {name: parse_method(name) for name in dict.fromkeys((REFERENCE, *asked))}
+    if settings.simulate is not None and settings.temperature > 0:
+        raise ValueError("--simulate draws what is accepted, so a temperature means nothing there; leave it out")
     questions = tuple(suites.read_questions(settings.prompts, settings.limit, settings.shots))
     if settings.json is not None and not settings.json.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {settings.json.absolute().parent} to write {settings.json.name} into")
 
-    model = load(settings.target, settings.dtype, settings.devices.open())
-    engines = build(model, methods)
+    engines = build(settings, methods)
     plan = Plan(
         questions=questions,
         max_new_tokens=settings.max_new_tokens,
@@ -73,17 +153,23 @@ def compare(settings: Bench) -> dict[str, Any]:
 
     about = describe(settings, plan, engines)
     is_whole = lambda answers: len(answers) == len(plan.batches[answers[0].batch]) * len(engines)
-    log = RunLog(None if settings.json is None else Path(f"{settings.json}.jsonl"), about, is_whole)
+    log = RunLog(None if settings.json is None else log_of(settings.json), about, is_whole)
     if log.answers:
-        console.print(f"questions already answered by an earlier run: {len(log.answers) // len(engines)}")
-    with progress(len(plan.batches), console) as advance:
+        console.print(f"{label}questions already answered by an earlier run: {len(log.answers) // len(engines)}")
+    if plan.questions[0].suite in quality.SUMMARIES and not quality.has_rouge():
+        console.print("no ROUGE: rouge-score is not installed (pip install 'jaxspec[report]')", markup=False)
+    with progress(label, len(plan.batches), console) as advance:
         runner.run(plan, engines, log, advance)
     if log.measured is None:
         log.finish(dataclasses.asdict(measure(plan, engines, log)))
     assert log.measured is not None
-    measured = Measured(**log.measured)
-    found = results.tally(log.answers, measured, {name: _form(plan, engine) for name, engine in engines.items()})
-    return {**about, "noise": measured.noise, **times(measured), "methods": found}
+    forms = {name: _form(plan, engine) for name, engine in engines.items()}
+    return results.summarise(about, log.answers, Measured(**log.measured), forms)
+
+
+def log_of(out: Path) -> Path:
+    """The log beside a file of results."""
+    return Path(f"{out}.jsonl")
 
 
 def to_json(found: dict[str, Any]) -> str:
@@ -91,7 +177,18 @@ def to_json(found: dict[str, Any]) -> str:
     return json.dumps(found, indent=2) + "\n"
 
 
-def build(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str, Engine]:
+def build(settings: Bench, methods: Mapping[str, Method]) -> dict[str, Engine]:
+    """An engine for each method, or one that simulates it."""
+    if settings.simulate is None:
+        return build_engines(load(settings.target, settings.dtype, settings.devices.open()), methods)
+    if settings.devices.mesh is not None:
+        raise ValueError("--simulate runs on one device: leave --mesh out")
+    acceptance = simulate.parse(settings.simulate)
+    model = simulate.random_checkpoint(locate(settings.target), settings.dtype)
+    return {name: simulate.engine(model, method, acceptance) for name, method in methods.items()}
+
+
+def build_engines(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str, Engine]:
     """An engine for each method; those with the same drafter and head share its weights, and what these cost."""
     weights: dict[tuple[Drafter, str | None], Any] = {}
     tables: dict[tuple[Drafter, str | None], CostTable] = {}
@@ -108,28 +205,26 @@ def build(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str, Engine]
     return engines
 
 
-def times(measured: Measured) -> dict[str, dict[str, float]]:
-    """The measured seconds that `modelled_speedup` is made of: s_t by tokens verified, the others by method."""
-    return {name: seconds for name, seconds in dataclasses.asdict(measured).items() if name.endswith("_seconds")}
-
-
 def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict[str, Any]:
     """All that the numbers depend on: device, dtype, versions and settings of the JSON."""
     asked = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    del asked["json"], asked["dtype"], asked["devices"]
-    config = engines[REFERENCE].model.path / "config.json"
+    for name in ("json", "dtype", "devices", "report", "temperatures", "batch_sizes"):
+        del asked[name]
+    model = engines[REFERENCE].model
+    shape = repr(model.config.model).encode() if settings.simulate else (model.path / "config.json").read_bytes()
     return {
         "device": environment.device(),
-        "dtype": str(engines[REFERENCE].model.target.norm[...].dtype),
+        "dtype": str(model.target.norm[...].dtype),
         "versions": environment.versions(),
         "settings": {
             **asked,
             "mesh": settings.devices.mesh,
             "target": str(settings.target),
-            "target_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
+            "target_sha256": hashlib.sha256(shape).hexdigest(),
             "methods": list(engines),
             "resolved": [str(engine.method) for engine in engines.values()],
             "prompts": str(settings.prompts),
+            "suite": plan.questions[0].suite,
             "questions": len(plan.questions),
             "questions_sha256": hashlib.sha256(
                 repr([(q.examples, q.turns) for q in plan.questions]).encode()
@@ -150,7 +245,8 @@ def measure(plan: Plan, engines: Mapping[str, Engine], log: RunLog) -> Measured:
     with engine.model.context():
         noise = divergence.noise(target, first[:NOISE_BATCHES], sizes)
     divergences: dict[str, list[dict[str, Any]] | None] = dict.fromkeys(engines)
-    if plan.temperature == 0:
+    replayed = any(engine.method.verification is not None for engine in engines.values())
+    if plan.temperature == 0 and not replayed:
         for name in engines:
             found = (
                 divergence.diverges(target, answer.question, i, (turn.prompt, turn.tokens), ours.tokens)
@@ -168,20 +264,31 @@ def measure(plan: Plan, engines: Mapping[str, Engine], log: RunLog) -> Measured:
         control_level_seconds=dict(costs.control_level),
         control_round_seconds=dict(costs.control_round),
         divergences=divergences,
+        forms={name: dataclasses.asdict(_form(plan, engine)) for name, engine in engines.items()},
     )
 
 
 @contextlib.contextmanager
-def progress(total: int, console: Console) -> Iterator[Callable[[], None]]:
+def progress(label: str, total: int, console: Console) -> Iterator[Callable[[], None]]:
     """Yields what to call after each batch: a bar on a terminal, a line elsewhere."""
     if not console.is_terminal:
         done = iter(range(1, total + 1))
-        yield lambda: console.print(f"batch {next(done)} of {total}", highlight=False)
+        yield lambda: console.print(f"{label}batch {next(done)} of {total}", highlight=False)
         return
-    columns = (TextColumn("questions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task("questions", total=total)
+        task = bar.add_task(f"{label}questions", total=total)
         yield lambda: bar.advance(task)
+
+
+def _out(settings: Bench, temperature: float, batch_size: int, is_first: bool) -> Path:
+    """OUT for the first condition, OUT.t0.8.b4.json for another; what is the same in all of them is not named."""
+    assert settings.json is not None
+    if is_first:
+        return settings.json
+    heat = f".t{temperature:g}" if len(settings.temperatures) > 1 else ""
+    size = f".b{batch_size}" if len(settings.batch_sizes) > 1 else ""
+    return settings.json.with_suffix(f"{heat}{size}{settings.json.suffix}")
 
 
 def _form(plan: Plan, engine: Engine) -> Form:

@@ -17,7 +17,8 @@ class Comparison:
     target: Path
     """Checkpoint that `jaxspec-convert llama` made, or `builtin`."""
     prompts: Path
-    """JSONL file of questions: {"turns": [...]} or {"prompt": ...} a line; or `builtin`."""
+    """File of questions: JSONL, {"turns": [...]} or {"prompt": ...} a line, or MT-bench, Spec-Bench, GSM8K, HumanEval,
+    XSum, CNN/DM or Alpaca as published, here or by hub id OWNER/NAME[/FILE]; or `builtin`."""
     limit: int | None = None
     """Take only the first questions."""
     shots: int = 0
@@ -51,17 +52,70 @@ class Bench(Comparison):
     """Time methods against plain decoding on a file of prompts, all in one process and taking turns.
 
     For example: jaxspec bench --target tinyllama --methods ngram draft-model+chain --prompts questions.jsonl
+
+    Two files of results are held side by side by: jaxspec bench --compare before.json after.json
     """
 
     methods: tuple[str, ...]
-    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; `plain`, the reference, always runs too."""
+    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; `plain`, the reference, always runs too. `all` stands for every
+    head as a chain, and every builder and controller that the checkpoint can run."""
     json: Path | None = None
     """Write the results here, and beside it, in OUT.jsonl, every answer as it comes; a killed run resumes from it."""
+    temperatures: tuple[float, ...] = ()
+    """Run at each of these instead of --temperature, one run after the other: the first writes OUT, the others
+    OUT.t0.8.json and the like."""
+    batch_sizes: tuple[int, ...] = ()
+    """Run with each of these instead of --batch-size, likewise: OUT.b4.json."""
+    report: Path | None = None
+    """Write a page with everything that came out here, as `jaxspec report` does; needs --json."""
+    simulate: str | None = None
+    """acceptance=CHANCE,CHANCE,...: random weights of --target's shape (a config.json is enough) and of heads for it,
+    whose drafts are accepted by these chances, by position. It tells what a device would give; the text means
+    nothing."""
 
     def run(self) -> None:
         from jaxspec.evaluate.bench import run
 
         run(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Hold the results of two `jaxspec bench` runs side by side, without running anything.
+
+    For example: jaxspec bench --compare before.json after.json
+    """
+
+    compare: tuple[Path, Path]
+    """Two files that --json wrote. The ratio is the second one's number over the first one's."""
+
+    def run(self) -> None:
+        from jaxspec.evaluate.comparison import run
+
+        run(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Make a page of benchmarks: one HTML file that opens from disk and fetches nothing.
+
+    For example: jaxspec report out.json --out report.html
+
+    It has the tables of the papers with these runs' numbers beside the published ones, figures, and generations
+    coloured by round, whose draft trees open with a click.
+    """
+
+    runs: conf.Positional[tuple[Path, ...]]
+    """OUT.json of finished `jaxspec bench` or `sweep` runs; OUT.json.jsonl, which lies beside each, is what is read."""
+    out: Path
+    """Write the page here."""
+    generations: int = 3
+    """Show the answers to this many questions of each run, by every method, with their trees."""
+
+    def run(self) -> None:
+        from jaxspec.report.page import write
+
+        write(self.runs, self.out, self.generations)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,13 @@ def count(histories: Sequence[np.ndarray]) -> Counts:
     )
 
 
+def histogram(histories: Sequence[np.ndarray], column: int) -> dict[int, int]:
+    """How many rounds have each value of a column of `decode.HISTORY`, by value: of verified nodes, or of levels."""
+    history = np.concatenate([np.zeros((0, 5), int), *histories])
+    values, counts = np.unique(history[history[:, 0] > 0, column], return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
 def ratio(part: float | int, whole: float | int) -> float:
     """part / whole, 0 where there is no whole."""
     return part / whole if whole else 0.0

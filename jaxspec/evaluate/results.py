@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluate import reliability
-from jaxspec.evaluate.metrics import count, ratio
+from jaxspec.evaluate import quality, reliability
+from jaxspec.evaluate.metrics import Counts, count, ratio
 from jaxspec.evaluate.modelled import Bill, Prices, add_up, eq14_speedup
 from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.evaluate.runner import REFERENCE
@@ -25,6 +25,7 @@ class Measured:
         level_seconds, control_level_seconds, control_round_seconds: by method, see `cost.Costs`.
         divergences: by method, fields of `divergence.Divergence` and whether it is `explained`; None where the
             methods' texts differ by design, since they are sampled.
+        forms: by method, fields of `Form`: all that a report needs besides the log; None in logs of earlier versions.
     """
 
     noise: float
@@ -34,6 +35,7 @@ class Measured:
     control_level_seconds: dict[str, float]
     control_round_seconds: dict[str, float]
     divergences: dict[str, list[dict[str, Any]] | None]
+    forms: dict[str, dict[str, Any]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +53,35 @@ class Form:
     is_chain: bool
 
 
+def summarise(
+    about: Mapping[str, Any], answers: Sequence[Answer], measured: Measured, forms: Mapping[str, Form]
+) -> dict[str, Any]:
+    """Bench's JSON, from what the log of a finished run holds."""
+    simulated = {"simulated": True} if about["settings"].get("simulate") else {}
+    return {
+        **about,
+        **simulated,
+        "noise": measured.noise,
+        **times(measured),
+        "methods": tally(answers, measured, forms),
+    }
+
+
+def times(measured: Measured) -> dict[str, dict[str, Any]]:
+    """The measured seconds that `modelled_speedup` is made of: s_t by tokens verified, the others by method."""
+    return {name: seconds for name, seconds in dataclasses.asdict(measured).items() if name.endswith("_seconds")}
+
+
 def tally(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, Form]) -> dict[str, Any]:
     """`methods` of bench's JSON; `forms` has the methods by their names as typed."""
     by_method = {name: [answer for answer in answers if answer.method == name] for name in forms}
     counted = {name: _counted(found) for name, found in by_method.items()}
+    by_pass = {name: speeds(found) for name, found in by_method.items()}
     target = _by_size(measured.target_seconds)
     flat = dict.fromkeys(target, target[1])  # a device on which verifying a tree costs what one token does
     results = {}
     for name, form in forms.items():
-        side_by_side = [list(map(_history, turns)) for turns in together(by_method[name])]
+        side_by_side = [list(map(history, turns)) for turns in together(by_method[name])]
         prices = Prices(
             plain=target[1],
             verify=_by_size(measured.resumed_seconds.get(name)) or target,
@@ -71,10 +93,13 @@ def tally(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, For
         draft_cost = ratio(prices.level, target[1])
         counts = count([history for batch in side_by_side for history in batch])
         divergences = measured.divergences[name]
+        speedups = [ratio(ours, plain) for ours, plain in zip(by_pass[name], by_pass[REFERENCE], strict=True)]
         results[name] = {
             "resolved": form.resolved,
             **counted[name],
             "speedup": ratio(counted[name]["tokens_per_second"], counted[REFERENCE]["tokens_per_second"]),
+            **_spread("tokens_per_second", by_pass[name]),
+            **_spread("speedup", speedups),
             "modelled_speedup": bill.speedup,
             "flat_speedup": add_up(side_by_side, dataclasses.replace(prices, verify=flat), form.sizes).speedup,
             "eq14_speedup": eq14_speedup(counts, draft_cost) if form.is_chain else None,
@@ -83,8 +108,37 @@ def tally(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, For
             "breakdown": breakdown(bill, counted[name]["decode_seconds"]),
             "divergences": divergences,
             "unexplained_divergences": None if divergences is None else sum(not d["explained"] for d in divergences),
+            "categories": categories(by_method[name], by_method[REFERENCE]),
+            "quality": quality.mean(answer.quality for answer in by_method[name]),
         }
     return results
+
+
+def categories(answers: Sequence[Answer], reference: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+    """What a method came to in each category of the questions, in the file's order; `""` where they have none."""
+    of = lambda found, name: [answer for answer in found if (answer.category or "") == name]
+    results = {}
+    for name in dict.fromkeys(answer.category or "" for answer in answers):
+        ours, plain = of(answers, name), of(reference, name)
+        counts = count([history(turn) for answer in ours for turn in answer.turns])
+        seconds = _seconds(ours, answers, "decode_seconds")
+        tokens = sum(count([history(turn) for turn in answer.turns]).tokens for answer in plain)
+        speed = ratio(counts.tokens, seconds)
+        results[name] = {
+            "questions": len(ours),
+            **_from_counts(counts),
+            "decode_seconds": seconds,
+            "tokens_per_second": speed,
+            "speedup": ratio(speed, ratio(tokens, _seconds(plain, reference, "decode_seconds"))),
+        }
+    return results
+
+
+def speeds(answers: Sequence[Answer]) -> list[float]:
+    """Tokens a second of each timed pass, from the first."""
+    tokens = count([history(turn) for answer in answers for turn in answer.turns]).tokens
+    passes = zip(*(side_by_side[0].decode_seconds for side_by_side in together(answers)), strict=True)
+    return [ratio(tokens, sum(seconds)) for seconds in passes]
 
 
 def breakdown(bill: Bill, decode_seconds: float) -> dict[str, float]:
@@ -98,26 +152,47 @@ def breakdown(bill: Bill, decode_seconds: float) -> dict[str, float]:
 
 def together(answers: Sequence[Answer]) -> list[list[Turn]]:
     """Turns of one method, those that were decoded together side by side."""
+    return list(_together(answers).values())
+
+
+def _together(answers: Sequence[Answer]) -> dict[tuple[int, int], list[Turn]]:
+    """The same by batch and turn."""
     found: dict[tuple[int, int], list[Turn]] = {}
     for answer in answers:
         for i, turn in enumerate(answer.turns):
             found.setdefault((answer.batch, i), []).append(turn)
-    return list(found.values())
+    return found
 
 
 def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
     turns = [turn for answer in answers for turn in answer.turns]
-    counts = count([_history(turn) for turn in turns])
+    counts = count([history(turn) for turn in turns])
     drafts = reliability.add(turn.calibration for turn in turns)
-    # Rows of a batch share its time; the median is over the repeats.
-    seconds = lambda read: sum(statistics.median(read(side_by_side[0])) for side_by_side in together(answers))
-    decode_seconds = seconds(lambda turn: turn.decode_seconds)
+    decode_seconds = _seconds(answers, answers, "decode_seconds")
+    return {
+        **_from_counts(counts),
+        "prefill_seconds": _seconds(answers, answers, "prefill_seconds"),
+        "decode_seconds": decode_seconds,
+        "tokens_per_second": ratio(counts.tokens, decode_seconds),
+        "calibration": reliability.table(drafts),
+        "expected_calibration_error": reliability.expected_calibration_error(drafts),
+    }
+
+
+def _seconds(answers: Sequence[Answer], among: Sequence[Answer], key: str) -> float:
+    """Seconds that some answers took, medians over the repeats; `among` are all answers of their method.
+
+    Rows of a batch share its time, evenly where only some of them are asked for.
+    """
+    ours, all_ = _together(answers), _together(among)
+    medians = {at: statistics.median(getattr(turns[0], key)) for at, turns in ours.items()}
+    return sum(median * len(ours[at]) / len(all_[at]) for at, median in medians.items())
+
+
+def _from_counts(counts: Counts) -> dict[str, Any]:
     return {
         "tokens": counts.tokens,
         "rounds": counts.rounds,
-        "prefill_seconds": seconds(lambda turn: turn.prefill_seconds),
-        "decode_seconds": decode_seconds,
-        "tokens_per_second": ratio(counts.tokens, decode_seconds),
         "tau": counts.tau,
         "tau_drafted": counts.tau_drafted,
         "acceptance_rate": counts.acceptance_rate,
@@ -128,14 +203,19 @@ def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
         "nodes_per_round": counts.nodes_per_round,
         "nodes_drafted_per_round": counts.nodes_drafted_per_round,
         "depth_per_round": counts.depth_per_round,
-        "calibration": reliability.table(drafts),
-        "expected_calibration_error": reliability.expected_calibration_error(drafts),
     }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and sample standard deviation over the repeats; of one there is no deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {f"{name}_mean": statistics.fmean(values) if values else 0.0, f"{name}_deviation": deviation}
 
 
 def _by_size(seconds: Mapping[str, float] | None) -> dict[int, float]:
     return {int(size): value for size, value in (seconds or {}).items()}
 
 
-def _history(turn: Turn) -> np.ndarray:
+def history(turn: Turn) -> np.ndarray:
+    """Its rounds as [rounds, 5], columns `decode.HISTORY`."""
     return np.array(turn.rounds, int).reshape(-1, 5)

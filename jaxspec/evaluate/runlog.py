@@ -24,6 +24,9 @@ class Turn:
         prefill_seconds, decode_seconds: of the whole batch that this answer was in, a number a repeat.
         learnt: what the controller had learnt at the end: for each repeat, the arrays of its state.
         calibration: `reliability.tally` of the recorded pass; empty where that is not known.
+        asked: what the user said in this turn, as text.
+        pieces: the answer's text, token by token; words: text of every token in the trees, by its id. Empty where there
+            is no tokenizer, or in logs of earlier versions.
     """
 
     prompt: list[int]
@@ -35,6 +38,9 @@ class Turn:
     decode_seconds: list[float]
     learnt: list[list] = dataclasses.field(default_factory=list)
     calibration: list[list[float]] = dataclasses.field(default_factory=list)
+    asked: str = ""
+    pieces: list[str] = dataclasses.field(default_factory=list)
+    words: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Answer:
     Attributes:
         question: its number in the file, from 0.
         batch: number of the batch that it was decoded in; batches are whole in the log, or not there.
+        quality: scores of the answer, see `quality.score`; empty where its suite has none.
     """
 
     question: int
@@ -52,6 +59,7 @@ class Answer:
     method: str
     batch: int
     turns: list[Turn]
+    quality: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 class RunLog:
@@ -95,6 +103,20 @@ class RunLog:
             self.log.append([{"measured": measured}])
 
 
+def read_finished(path: Path) -> tuple[dict[str, Any], list[Answer], dict[str, Any]]:
+    """What a run was, its answers with their trees, and what it measured, from the log of a finished run.
+
+    Raises:
+        ValueError: the file is no log, or its run was not finished.
+    """
+    lines = LineLog(path, "the log of a bench run", "another file").lines()
+    measured = next((line["measured"] for line in lines if "measured" in line), None)
+    if measured is None:
+        raise ValueError(f"{path} is the log of a run that was not finished; run the same `jaxspec bench` again")
+    answers = [_answer(line, trees=True) for line in lines if "question" in line]
+    return lines[0]["settings"], answers, measured
+
+
 def tree_to_json(round_: Round) -> dict[str, list]:
     """A round's tree and verdict: live nodes, the root first; what was accepted; what it committed."""
     return {
@@ -106,11 +128,11 @@ def tree_to_json(round_: Round) -> dict[str, list]:
     }
 
 
-def _answer(line: dict[str, Any]) -> Answer:
-    return Answer(**{**line, "turns": [_turn_read(turn) for turn in line["turns"]]})
+def _answer(line: dict[str, Any], trees: bool = False) -> Answer:
+    return Answer(**{**line, "turns": [_turn_read(turn, trees) for turn in line["turns"]]})
 
 
-def _turn_read(values: dict[str, Any]) -> Turn:
-    """Without its trees, which are for reports, and large. Logs of earlier versions have no calibration beside them."""
+def _turn_read(values: dict[str, Any], trees: bool) -> Turn:
+    """With its trees or without: they are for reports, and large. Logs of earlier versions have no calibration."""
     counted = values["calibration"] if "calibration" in values else tally(values["trees"] or ())
-    return Turn(**{**values, "trees": None, "calibration": counted})
+    return Turn(**{**values, "trees": values["trees"] if trees else None, "calibration": counted})

@@ -9,9 +9,12 @@ import jax
 import numpy as np
 
 from jaxspec.engine import Engine
+from jaxspec.evaluate import quality
+from jaxspec.evaluate.formats import Question
 from jaxspec.evaluate.reliability import tally
 from jaxspec.evaluate.runlog import Answer, RunLog, Turn, tree_to_json
-from jaxspec.evaluate.suites import Question, next_prompt
+from jaxspec.evaluate.spelling import spell
+from jaxspec.evaluate.suites import next_prompt
 from jaxspec.generation import Generation
 from jaxspec.prompts import encode
 from jaxspec.request import Request, check_settings
@@ -102,7 +105,8 @@ def run_batch(
         }
         for name, found in measure(engines, requests, plan.repeats, learnt).items():
             for number, answer in zip(open_, found, strict=True):
-                turns[number, name].append(answer)
+                asked = plan.questions[number].turns[turn]
+                turns[number, name].append(spell(engine.model.tokenizer, dataclasses.replace(answer, asked=asked)))
     return [
         Answer(
             question=number,
@@ -111,6 +115,7 @@ def run_batch(
             method=name,
             batch=batch,
             turns=turns[number, name],
+            quality=_quality(plan.questions[number], turns[number, name]),
         )
         for number in numbers
         for name in engines
@@ -163,6 +168,10 @@ def compilations() -> Iterator[list[str]]:
         yield found
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def _quality(question: Question, turns: Sequence[Turn]) -> dict[str, float]:
+    return quality.score(question.suite, turns[0].text, question.worked)
 
 
 def _turn(passes: Sequence[Generation], recorded: Generation) -> Turn:

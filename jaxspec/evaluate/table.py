@@ -53,9 +53,8 @@ def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, 
                 style="red",
             )
     _show_drafts(methods, console)
+    _show_quality(methods, console)
     _explain(methods, target_seconds, console)
-    if any(values["divergences"] is None for values in methods.values()):
-        console.print("Sampled texts differ by design, so divergences are not counted.")
 
 
 def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
@@ -70,6 +69,21 @@ def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> 
     for name, values in drafting.items():
         shown = [(values[key], form) for key, form in DRAFTS.values()]
         table.add_row(name, *("–" if value is None else format(value, form) for value, form in shown))
+    console.print(table, markup=False)
+
+
+def _show_quality(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Prints the scores of the answers, where their suite has any."""
+    scored = {name: values["quality"] for name, values in methods.items() if values["quality"]}
+    if not scored:
+        return
+    names = list(next(iter(scored.values())))
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("\nquality", overflow="fold")
+    for name in names:
+        table.add_column(f"\n{name}", justify="right", no_wrap=True)
+    for method, scores in scored.items():
+        table.add_row(method, *(format(scores[name], ".3f") for name in names))
     console.print(table, markup=False)
 
 

@@ -13,9 +13,11 @@ import pytest
 from jaxspec.evaluate import bench
 from jaxspec.evaluate.command import Bench
 from jaxspec.methods import Method, parse_method
+from jaxspec.report import page, runs
 from jaxspec.tree import DraftTree
 from jaxspec.verify import Greedy, follow
 from tests.evaluate import tiny
+from tests.report.rebuilt import Rebuilt
 
 pytestmark = pytest.mark.usefixtures("little_to_compile_and_time")
 
@@ -31,11 +33,13 @@ KEYS = {
     "tau_drafted", "acceptance_rate", "acceptance_by_position", "draft_accuracy", "draft_share", "harmonic_mean",
     "nodes_per_round", "nodes_drafted_per_round", "depth_per_round", "modelled_speedup", "flat_speedup",
     "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "divergences", "unexplained_divergences",
-    "calibration", "expected_calibration_error",
+    "calibration", "expected_calibration_error", "tokens_per_second_mean", "tokens_per_second_deviation",
+    "speedup_mean", "speedup_deviation", "categories", "quality",
 }  # fmt: skip
 TIMED = {
     "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup", "flat_speedup",
-    "eq14_speedup", "draft_cost", "verify_cost", "breakdown",
+    "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "tokens_per_second_mean", "tokens_per_second_deviation",
+    "speedup_mean", "speedup_deviation", "categories",
 }  # fmt: skip
 
 
@@ -116,6 +120,33 @@ def test_numbers_follow_from_the_log(finished: Finished):
     assert ours["decode_seconds"] == pytest.approx(sum(sum(turn["decode_seconds"]) / 2 for turn in turns))
     assert ours["tokens_per_second"] == pytest.approx(TOKENS / ours["decode_seconds"])
     assert ours["speedup"] == pytest.approx(plain["decode_seconds"] / ours["decode_seconds"])
+
+
+def test_categories_and_repeats(finished: Finished):
+    plain, ours = finished.json["methods"].values()
+    assert list(ours["categories"]) == ["counting", ""]  # the second question has none
+    assert [each["questions"] for each in ours["categories"].values()] == [1, 1]
+    assert sum(each["tokens"] for each in ours["categories"].values()) == TOKENS
+    assert sum(each["decode_seconds"] for each in ours["categories"].values()) == pytest.approx(ours["decode_seconds"])
+    assert ours["tokens_per_second_deviation"] > 0 and ours["quality"] is None
+    assert (plain["speedup_mean"], plain["speedup_deviation"]) == (1, 0)
+
+
+def test_a_page_of_the_run(finished: Finished):
+    """Its numbers, and those of bench's JSON, counted again from the log by other means."""
+    log, (run,) = Rebuilt(finished.out), runs.read([finished.out])
+    found = json.loads(json.dumps(run.found))
+    assert found == finished.json
+    for name in found["methods"]:
+        again = log.of(name, None)
+        for key, value in again.items():
+            if isinstance(value, float | int):
+                assert found["methods"][name][key] == pytest.approx(value, rel=1e-4), (name, key)
+        assert found["methods"][name]["breakdown"] == pytest.approx(again["breakdown"])
+    assert "texts changed" in page.render([run])
+    (turn, *_) = run.turns(METHOD)
+    assert turn.asked == QUESTIONS[0]["turns"][0]
+    assert "".join(turn.pieces) == turn.text
 
 
 def test_log_holds_trees_and_verdicts(finished: Finished):
@@ -294,6 +325,34 @@ def test_sampled_texts_with_a_chat_template(finished: Finished, tmp_path: Path, 
     _, plain, *_ = lines(tmp_path / "out.json")
     # One token a byte, so the templated prompt's length tells that it was templated, once.
     assert len(plain["turns"][0]["prompt"]) == len("<user><assistant>" + QUESTIONS[0]["turns"][0])
+
+
+def test_conditions_are_runs_of_their_own(finished: Finished):
+    several = dataclasses.replace(finished.command, temperatures=(0.0, 0.8), batch_sizes=(1, 4))
+    each = bench.conditions(several)
+    assert [(one.temperature, one.batch_size) for one in each] == [(0.0, 1), (0.0, 4), (0.8, 1), (0.8, 4)]
+    assert [one.json and one.json.name for one in each] == [
+        *("out.json", "out.t0.b4.json", "out.t0.8.b1.json", "out.t0.8.b4.json"),
+    ]
+    assert bench.conditions(finished.command) == [finished.command]
+    with pytest.raises(ValueError, match=r"--report needs --json OUT\.json"):
+        dataclasses.replace(finished.command, json=None, report=Path("x.html")).run()
+
+
+def test_a_simulated_run(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture):
+    simulated = {"simulate": "acceptance=1,0", "methods": ("draft-model+chain,length=2",), "limit": 1, "repeats": 1}
+    found = finished(tmp_path / "out.json", **simulated)
+    ours = found["methods"]["draft-model+chain,length=2"]
+    assert found["simulated"] is True
+    assert ours["acceptance_by_position"][0] == 1 and ours["acceptance_by_position"][1] == 0
+    assert ours["divergences"] is ours["unexplained_divergences"] is None
+    printed = capsys.readouterr()
+    assert "simulated: random weights" in printed.out
+    assert "simulated: batch 1 of 1" in printed.err
+    rows = [line for line in printed.out.splitlines() if re.search(r"\d\.\d\d .*\d\.\d\d", line)]
+    assert len(rows) > 2 and all("simulated" in line or "s_t" in line for line in rows if "plain" in line)
+    with pytest.raises(ValueError, match="a temperature means nothing there"):
+        finished(tmp_path / "hot.json", **simulated, temperature=0.5)
 
 
 @dataclasses.dataclass(frozen=True)

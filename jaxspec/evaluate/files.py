@@ -1,0 +1,102 @@
+"""Files of questions, here or on the hub: JSON lines, a JSON list, either of them gzipped, or Parquet."""
+
+import gzip
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxspec.bundled import locate_prompts
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+_HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/(.+))?")
+
+
+def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
+    """Yields (where it stands, its JSON) of every question in a file.
+
+    Args:
+        prompts: a path; `builtin`; or a hub id OWNER/NAME, with /FILE where the data set has several that would do.
+
+    Raises:
+        ValueError: no readable file, or a line that is no JSON, which is named.
+    """
+    path = locate(prompts)
+    if path.suffix == ".parquet":
+        yield from ((f"{prompts}, row {number}", row) for number, row in enumerate(_parquet(path, prompts), 1))
+        return
+    text = _text(path, prompts)
+    if text.lstrip()[:1] == "[" and ".jsonl" not in path.suffixes:
+        try:
+            listed = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"the prompt file {prompts} is not JSON ({error})") from error
+        yield from ((f"{prompts}, entry {number}", entry) for number, entry in enumerate(listed, 1))
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield f"{prompts}, line {number}", json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{prompts}, line {number}: not JSON ({error})") from error
+
+
+def locate(prompts: str | Path) -> Path:
+    """The file itself: the argument where that exists, else where the hub's file is kept."""
+    path = locate_prompts(prompts)
+    named = _HUB.fullmatch(str(prompts))
+    return path if path.exists() or named is None or path.parent.is_dir() else fetch(*named.groups())
+
+
+def fetch(name: str, file: str | None = None) -> Path:
+    """A file of a data set on the hub, in huggingface-hub's cache.
+
+    Args:
+        file: its path in the data set; None: the only one that could be meant, that of the test split if there is one.
+
+    Raises:
+        ValueError: no such data set or file, no network, or several files to choose from, which are listed.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        return Path(hf_hub_download(name, file or _choose(name, HfApi()), repo_type="dataset"))
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
+        raise ValueError(
+            f"{name} is neither a file here nor in the hub's cache, and the hub cannot be reached; "
+            "check the path, or the network and HF_HUB_OFFLINE"
+        ) from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ValueError(f"{name} cannot be fetched from the hub: {' '.join(str(error).split())[:200]}") from error
+
+
+def _choose(name: str, hub: Any) -> str:
+    """The one file of questions that a data set has, that of its test split if it has one."""
+    there = [file for file in hub.list_repo_files(name, repo_type="dataset") if file.endswith(SUFFIXES)]
+    found = [file for file in there if "test" in file] or there
+    if len(found) != 1:
+        offers = f"name one of {', '.join(sorted(found))} as {name}/FILE" if found else "it has none"
+        raise ValueError(f"{name} is a data set with {len(found)} files that may hold questions; {offers}")
+    return found[0]
+
+
+def _text(path: Path, prompts: str | Path) -> str:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the prompt file {prompts} is not UTF-8 text: {error}") from error
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"the prompt file {prompts} cannot be read: {reason}") from error
+
+
+def _parquet(path: Path, prompts: str | Path) -> list[dict[str, Any]]:
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ValueError(f"{prompts} is Parquet, which pyarrow reads: pip install pyarrow") from error
+    return parquet.read_table(path).to_pylist()

@@ -1,0 +1,109 @@
+"""The published formats of prompt files, told apart by their keys. None of their text comes with jaxspec.
+
+| suite | keys of a question | as published by |
+|---|---|---|
+| `gsm8k` | question, answer | GSM8K (arXiv:2110.14168) |
+| `humaneval` | task_id, prompt, entry_point | HumanEval (arXiv:2107.03374) |
+| `xsum` | document, summary | XSum (arXiv:1808.08745) |
+| `cnn-dm` | article, highlights | CNN/DM (arXiv:1704.04368) |
+| `alpaca` | instruction, input | Alpaca's data and AlpacaEval |
+| none | turns, category, question_id, reference | MT-bench (arXiv:2306.05685), Spec-Bench (arXiv:2401.07851) |
+| none | prompt, answer | jaxspec's own |
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Values = Mapping[str, Any]
+_FINAL = re.compile(r"####\s*-?[\d,.]+\s*$")
+"""How an answer of GSM8K ends."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What one line of a prompt file asks.
+
+    Attributes:
+        turns: what the user says, one answer after each.
+        question_id, category: as the file has them; None where it has none.
+        worked: the file's own answers to the first of the turns; mostly none.
+        examples: (turn, answer) of other questions, to be put before the first turn.
+        suite: the published format that it came in, where it has one of its own.
+    """
+
+    turns: tuple[str, ...]
+    question_id: int | str | None = None
+    category: str | None = None
+    worked: tuple[str, ...] = ()
+    examples: tuple[tuple[str, str], ...] = ()
+    suite: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A published format.
+
+    Attributes:
+        suite: its name.
+        keys: what every question has, all of them texts.
+        turn: what is asked. Of the summaries and of GSM8K, the papers' few-shot form: the answer follows a label.
+        answer: the key of the worked answer; None where there is none.
+        id: the key of the question's name.
+    """
+
+    suite: str
+    keys: tuple[str, ...]
+    turn: Callable[[Values], str]
+    answer: str | None = None
+    id: str = "id"
+
+
+FORMATS = (
+    Format("humaneval", ("task_id", "prompt", "entry_point"), lambda v: v["prompt"], id="task_id"),
+    Format("gsm8k", ("question", "answer"), lambda v: f"Question: {v['question']}\nAnswer:", answer="answer"),
+    Format("xsum", ("document", "summary"), lambda v: f"Article: {v['document']}\nSummary:", answer="summary"),
+    Format("cnn-dm", ("article", "highlights"), lambda v: f"Article: {v['article']}\nSummary:", answer="highlights"),
+    Format("alpaca", ("instruction",), lambda v: "\n".join(filter(None, (v["instruction"], v.get("input"))))),
+)
+
+
+def read(values: Any, where: str) -> Question:
+    """The question that a line's JSON holds, whatever format it has.
+
+    Raises:
+        ValueError: none that is known; it says `where` the line stands.
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f'{where}: a question is {{"turns": ["..."]}} or {{"prompt": "..."}}')
+    for form in FORMATS:
+        if all(isinstance(values.get(key), str) for key in form.keys):
+            worked = (values[form.answer],) if form.answer else ()
+            name = values.get(form.id)
+            return Question((form.turn(values),), name, values.get("category"), worked, suite=form.suite)
+    if not values.keys() & {"turns", "prompt"}:
+        raise ValueError(
+            f'{where}: a question is {{"turns": ["..."]}} or {{"prompt": "..."}}, or has the keys of a published '
+            f"format ({'; '.join(f'{form.suite}: ' + ', '.join(form.keys) for form in FORMATS)})"
+        )
+    turns: Any = values["turns"] if "turns" in values else [values["prompt"]]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise ValueError(f"{where}: turns are a list of at least one string, and a prompt is a string")
+    worked = _worked(values)
+    return Question(
+        turns=tuple(turns),
+        question_id=values.get("question_id"),
+        category=values.get("category"),
+        worked=worked,
+        # GSM8K is often passed on in MT-bench's shape; its answers tell.
+        suite="gsm8k" if len(turns) == len(worked) == 1 and _FINAL.search(worked[0]) else None,
+    )
+
+
+def _worked(values: Values) -> tuple[str, ...]:
+    """The worked answers of a line; () where there are none, or they are no text."""
+    given: Any = values.get("reference", values.get("answer"))
+    given = [given] if isinstance(given, str) else given
+    filled = isinstance(given, list) and all(isinstance(answer, str) and answer.strip() for answer in given)
+    return tuple(given) if filled else ()

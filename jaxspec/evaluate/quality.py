@@ -1,0 +1,83 @@
+"""How good the answers are, as the papers report it beside their speed: lossless decoding must not change it.
+
+| score | of | source |
+|---|---|---|
+| `exact_match` | GSM8K | the last number of the answer equals that after #### (arXiv:2110.14168, section 2) |
+| `rouge1`, `rouge2`, `rougeL` | XSum, CNN/DM | F-measures, stemmed (Lin 2004; Draft & Verify, Tables 1 and 17) |
+
+HumanEval's tests run code that a model wrote, so nothing here runs them: the answers are written in the format that its
+scorer reads (arXiv:2107.03374; `evaluate_functional_correctness SAMPLES.jsonl`).
+"""
+
+import functools
+import importlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jaxspec.evaluate.runlog import Answer
+from jaxspec.linelog import to_line
+
+SUMMARIES = ("xsum", "cnn-dm")
+CODE = "humaneval"
+ROUGE = ("rouge1", "rouge2", "rougeL")
+FUNCTION_ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+"""Where a completion of HumanEval ends (arXiv:2107.03374, section 2.3)."""
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_FENCE = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
+
+
+def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, float]:
+    """Scores of one answer from 0 to 1, by name; none where its suite has none, or rouge-score is not installed.
+
+    Args:
+        worked: the suite's own answer.
+    """
+    if suite == "gsm8k":
+        said = number(answer.partition("\nQuestion:")[0])
+        return {"exact_match": float(said is not None and said == number(worked[0]))}
+    if suite in SUMMARIES and (rouge := _rouge()) is not None:
+        found = rouge.score(worked[0], answer.strip().partition("\nArticle:")[0])
+        return {name: found[name].fmeasure for name in ROUGE}
+    return {}
+
+
+def has_rouge() -> bool:
+    """Whether rouge-score is installed."""
+    return _rouge() is not None
+
+
+def mean(scores: Iterable[Mapping[str, float]]) -> dict[str, float] | None:
+    """Mean of each score over answers; None where there are none."""
+    listed = [each for each in scores if each]
+    return {name: sum(each[name] for each in listed) / len(listed) for name in listed[0]} if listed else None
+
+
+def number(text: str) -> float | None:
+    """The number that an answer to a GSM8K question comes to: that after ####, else the last one; None without any."""
+    found = _NUMBER.findall(text.rpartition("####")[2]) or _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def completion(text: str) -> str:
+    """The code of an answer to HumanEval: the fenced block of a chat's, else the text up to the function's end."""
+    if fenced := _FENCE.search(text):
+        return fenced[1]
+    ends = [at for end in FUNCTION_ENDS if (at := text.find(end)) >= 0]
+    return text[: min(ends, default=len(text))]
+
+
+def samples(answers: Iterable[Answer]) -> str:
+    """Answers to HumanEval as its scorer reads them: {"task_id": ..., "completion": ...} a line."""
+    return "".join(
+        to_line({"task_id": answer.question_id, "completion": completion(answer.turns[0].text)}) for answer in answers
+    )
+
+
+@functools.cache
+def _rouge() -> Any:
+    try:
+        scorer: Any = importlib.import_module("rouge_score.rouge_scorer")
+    except ImportError:
+        return None
+    return scorer.RougeScorer(list(ROUGE), use_stemmer=True)

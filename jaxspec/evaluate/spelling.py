@@ -1,0 +1,38 @@
+"""The texts of tokens, written into the log, so that it can be shown without the tokenizer."""
+
+import dataclasses
+from typing import Any
+
+from jaxspec.evaluate.runlog import Turn
+from jaxspec.text import text_of
+
+
+def spell(tokenizer: Any, turn: Turn) -> Turn:
+    """The turn with its `pieces` and `words`; as it is where there is no tokenizer."""
+    if tokenizer is None:
+        return turn
+    drafted = {token for tree in turn.trees or () for token in tree["token"]}
+    return dataclasses.replace(
+        turn,
+        pieces=pieces_of(tokenizer, turn.tokens),
+        words={str(token): word_of(tokenizer, token) for token in sorted(drafted)},
+    )
+
+
+def pieces_of(tokenizer: Any, tokens: list[int]) -> list[str]:
+    """A text, token by token: what the first bytes of a character leave unsaid, its last one says."""
+    pieces, before, read = [], 0, 0  # tokens[before:read] are said, and enough to see how the next one goes on
+    for end in range(1, len(tokens) + 1):
+        said, text = (text_of(tokenizer, tokens[before:until]) for until in (read, end))
+        if text.endswith("\ufffd") and end < len(tokens):
+            pieces.append("")
+            continue
+        pieces.append(text[len(said) :])
+        before, read = read, end
+    return pieces
+
+
+def word_of(tokenizer: Any, token: int) -> str:
+    """A token's text inside a sentence: some tokenizers drop the space that begins a text."""
+    alone = tokenizer.decode([token])
+    return tokenizer.decode([token, token]).removeprefix(alone) or alone

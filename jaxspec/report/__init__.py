@@ -1,0 +1,1 @@
+"""A page of benchmarks: one HTML file that opens from disk."""

@@ -1,0 +1,97 @@
+"""What a table or a figure says: numbers that know where they come from, and text, which is always escaped."""
+
+import dataclasses
+import html
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from jaxspec.report.runs import Run
+
+NOTHING = "–"
+Real = float | int
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How a number is written: a format, times a unit, and what stands after it."""
+
+    digits: str
+    after: str = ""
+    unit: Real = 1
+
+    def __call__(self, value: Real) -> str:
+        return format(value * self.unit, self.digits).replace("-", "−") + self.after
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A number of a run.
+
+    Attributes:
+        form: how it is written.
+        of: where it comes from: run, method and keys of bench's JSON; of a derived one [operation, source, source].
+    """
+
+    value: Real | None
+    form: Form
+    of: Sequence[Any]
+
+    def __str__(self) -> str:
+        return NOTHING if self.value is None else self.form(self.value)
+
+    def html(self) -> str:
+        """An element that holds the exact value too."""
+        if self.value is None:
+            return NOTHING
+        return f'<data {self.attributes()} value="{self.value!r}">{escape(str(self))}</data>'
+
+    def attributes(self) -> str:
+        """The attribute that says where it comes from."""
+        return f'data-of="{escape(json.dumps(list(self.of)))}"'
+
+
+PLAIN, TIMES, SHARE, WHOLE, ONE = Form(".2f"), Form(".2f", "×"), Form(".3f"), Form(".0f"), Form(".1f")
+MILLI, HUNDREDTHS, CHANGE = Form(".3g", unit=1e3), Form(".2f", unit=100), Form("+.2f")
+FORMS = {
+    "speedup": TIMES,
+    "modelled_speedup": TIMES,
+    "flat_speedup": TIMES,
+    "eq14_speedup": TIMES,
+    "tokens_per_second": ONE,
+    "nodes_per_round": ONE,
+    "nodes_drafted_per_round": ONE,
+    "depth_per_round": ONE,
+    "tokens": WHOLE,
+    "rounds": WHOLE,
+    "unexplained_divergences": WHOLE,
+    "expected_calibration_error": SHARE,
+    "quality": SHARE,
+}
+
+
+def number(run: Run, method: str, *keys: str | int, form: Form | None = None) -> Number:
+    """A number of a run, written as its kind is."""
+    kind = next((str(key) for key in reversed(keys) if str(key) in FORMS), "")
+    return Number(run.value(method, *keys), form or FORMS.get(kind, PLAIN), [run.number, method, *keys])
+
+
+def derived(operation: str, first: Number, second: Number, form: Form) -> Number:
+    """`ratio` or `difference` of two numbers."""
+    if first.value is None or not second.value:
+        return Number(None, form, [])
+    value = first.value / second.value if operation == "ratio" else first.value - second.value
+    return Number(value, form, [operation, list(first.of), list(second.of)])
+
+
+def escape(text: object) -> str:
+    """Text as HTML shows it."""
+    return html.escape(str(text), quote=True)
+
+
+Cell = Number | str
+
+
+def cell(content: Cell) -> str:
+    """HTML of a cell's content."""
+    return content.html() if isinstance(content, Number) else escape(content)

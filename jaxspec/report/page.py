@@ -1,0 +1,192 @@
+"""The page itself: sections put together, with its style and script inside."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.evaluate.runner import REFERENCE
+from jaxspec.evaluate.simulate import LABEL
+from jaxspec.linelog import write_whole
+from jaxspec.report import figures, generations, papers
+from jaxspec.report.cells import WHOLE, Cell, Number, cell, escape, number
+from jaxspec.report.figures import Figure, fastest
+from jaxspec.report.runs import Run, read
+from jaxspec.report.tables import Table
+
+FOLDER = Path(__file__).parent
+HARDWARE = "published, other hardware"
+
+
+def write(runs: Iterable[Path], out: Path, questions: int = 3) -> None:
+    """Writes the page of some runs.
+
+    Args:
+        runs: files that `--json` named.
+        questions: of each run, whose answers are shown.
+
+    Raises:
+        ValueError: a run that is not there or not finished, or no folder to write into.
+    """
+    if not out.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder {out.absolute().parent} to write {out.name} into")
+    write_whole(out, render(read(list(runs)), questions))
+    print(f"wrote {out}")
+
+
+def render(runs: Sequence[Run], questions: int = 3) -> str:
+    """The page as text."""
+    shown = figures.every(runs)
+    by_paper = papers.every(runs)
+    sections = [
+        ("overview", "Overview", "".join(_run(run) for run in runs)),
+        ("figures", "Figures", f'<div class="figures">{"".join(map(_figure, shown))}</div>'),
+        *((_anchor(paper), paper, "".join(map(_table, tables))) for paper, tables in by_paper),
+        ("generations", "Generations", GENERATIONS),
+        ("runs", "How it was measured", "".join(map(_settings, runs))),
+    ]
+    links = "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title, _ in sections)
+    body = "".join(
+        f'<section id="{anchor}"><h2>{escape(title)}</h2>{content}</section>' for anchor, title, content in sections
+    )
+    data = json.dumps(generations.every(runs, questions), separators=(",", ":")).replace("<", "\\u003c")
+    style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    title = " · ".join(dict.fromkeys(run.target for run in runs))
+    warning = f'<p class="warning">{escape(WARNING)}</p>' if any(run.simulated for run in runs) else ""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}: jaxspec report</title><style>{style}</style></head><body>"
+        f'<header><p class="brand">jaxspec report</p><h1>{escape(title)}</h1>'
+        f'<p class="device">{escape(_devices(runs))}</p>{warning}</header><nav>{links}</nav><main>{body}</main>'
+        f'<script type="application/json" id="generations-data">{data}</script><script>{script}</script>'
+        "</body></html>\n"
+    )
+
+
+WARNING = (
+    f"{LABEL.capitalize()}: weights are random, and drafts are accepted by chance. Times are of this device; the "
+    "acceptance is what was asked for, and the text means nothing."
+)
+GENERATIONS = (
+    '<p class="says">Every token, coloured by how it came about. A click on a round draws the tree that was drafted '
+    "and verified in it; arrow keys go on to the next.</p>"
+    '<ul class="key"><li><span class="token accepted">drafted and accepted</span></li>'
+    '<li><span class="token bonus">bonus, from the target</span></li>'
+    '<li><span class="token rejected">drafted and rejected</span></li>'
+    '<li><span class="token prefill">from prefill</span></li></ul>'
+    '<div id="generations"><p>This part is drawn by the page\'s script.</p></div>'
+)
+
+
+def _run(run: Run) -> str:
+    """Tiles with the most telling numbers, and the table of all methods."""
+    names = fastest(run, 1)
+    tiles = ""
+    if names:
+        best = names[0]
+        tiles = "".join(
+            (
+                _tile("fastest, over plain decoding", number(run, best, "speedup"), best),
+                _tile("tokens a round, τ", number(run, best, "tau"), best),
+                _tile("tokens a second", number(run, best, "tokens_per_second", form=WHOLE), f"{REFERENCE}: ", run),
+                _lossless(run),
+            )
+        )
+    note = (
+        "Times are medians over the repeats, ± their standard deviation; speedup is of decoding alone. Modelled: what "
+        "the counts imply, from the times of the pieces. HM: of v_d and r_d. Unexplained: texts that left plain "
+        "decoding's where rounding does not explain it."
+    )
+    badge = f'<span class="badge">{LABEL}</span>' if run.simulated else ""
+    return (
+        f'<h3>{escape(run.title)} {badge}</h3><div class="tiles">{tiles}</div>{_grid(papers.overview(run))}'
+        f'<p class="note">{note}</p>'
+    )
+
+
+def _tile(label: str, value: Number, below: str, run: Run | None = None) -> str:
+    more = number(run, REFERENCE, "tokens_per_second", form=WHOLE).html() if run else ""
+    return (
+        f'<div class="tile"><p class="label">{escape(label)}</p><p class="big">{value.html()}</p>'
+        f'<p class="below">{escape(below)}{more}</p></div>'
+    )
+
+
+def _lossless(run: Run) -> str:
+    """How many texts are not plain decoding's, of all methods; what sampling or a simulation has instead."""
+    found = [run.value(name, "unexplained_divergences") for name in run.methods]
+    if any(value is None for value in found):
+        why = "nothing was compared" if run.simulated else "sampled texts differ by design"
+        return (
+            f'<div class="tile"><p class="label">texts changed</p><p class="big">–</p><p class="below">{why}</p></div>'
+        )
+    total = Number(sum(found), WHOLE, ["unexplained", run.number])
+    return _tile("texts changed, all methods", total, "beyond what rounding explains")
+
+
+def _figure(figure: Figure) -> str:
+    wide = " wide" if figure.wide else ""
+    return (
+        f'<figure class="card{wide}"><figcaption><h3>{escape(figure.title)} '
+        f'<span class="source">{escape(figure.of)}</span></h3>'
+        f'<p class="says">{escape(figure.says)}</p></figcaption>{figure.body}</figure>'
+    )
+
+
+def _table(table: Table) -> str:
+    missing = ""
+    if not table.ours:
+        missing = f'<p class="missing">Not in these runs. It comes with <code>{escape(table.missing)}</code>.</p>'
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    return (
+        f'<div class="card table"><h3>{escape(table.title)} <span class="source">{escape(table.source)}</span></h3>'
+        f"{missing}{_grid(table)}{note}</div>"
+    )
+
+
+def _grid(table: Table) -> str:
+    """The table element: ours, then what was published, under a row that says so."""
+    groups = "".join(f'<th colspan="{columns}">{escape(title)}</th>' for title, columns in table.groups)
+    titles = "".join(f"<th>{escape(title)}</th>" for title in table.columns)
+    head = (f'<tr class="groups">{groups}</tr>' if groups else "") + f"<tr>{titles}</tr>"
+    names = 2 if table.source else 1
+    ours = "".join(_line(cells, names) for cells in table.ours)
+    said = f'<tr class="divider"><th colspan="{len(table.columns)}">{escape(table.source)}: {HARDWARE}</th></tr>'
+    theirs = "".join(_line(cells, names) for cells in table.published)
+    below = f'<tbody class="published">{said}{theirs}</tbody>' if theirs else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>'
+        f'<thead>{head}</thead><tbody class="ours">{ours}</tbody>{below}</table></div>'
+    )
+
+
+def _line(cells: Sequence[Cell], names: int) -> str:
+    """A row, whose first cells name it."""
+    named = "".join(f'<th scope="row">{cell(content)}</th>' for content in cells[:names])
+    return f"<tr>{named}{''.join(f'<td>{cell(content)}</td>' for content in cells[names:])}</tr>"
+
+
+def _settings(run: Run) -> str:
+    """Device, versions and settings of a run."""
+    told = {
+        "device": run.found["device"],
+        "dtype": run.found["dtype"],
+        "noise of logits": f"{run.found['noise']:.3g}",
+        **run.found["versions"],
+        **run.settings,
+    }
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_value(value))}</dd>" for name, value in told.items())
+    return f'<details class="card"><summary>{escape(run.title)}</summary><dl>{rows}</dl></details>'
+
+
+def _value(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _devices(runs: Sequence[Run]) -> str:
+    return "; ".join(dict.fromkeys(f"{run.found['device']}, {run.found['dtype']}" for run in runs))
+
+
+def _anchor(title: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in title.lower())

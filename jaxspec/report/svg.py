@@ -1,0 +1,229 @@
+"""Charts as SVG: axes, lines, bars. Colours are the page's, so that they follow its light and dark."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jaxspec.report.cells import Number, Real, escape
+
+COLOURS = 8
+"""Series colours that the page has: classes s0 to s7."""
+WIDTH = 520
+LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A place in a chart, and the number that it shows."""
+
+    x: Real
+    y: Number
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A line, its points in order of x.
+
+    Attributes:
+        colour: number of the class.
+        kind: `line`, `dashed` for what a paper published or is not measured, or `steps`.
+    """
+
+    name: str
+    points: Sequence[Point]
+    colour: int
+    kind: str = "line"
+
+
+def ticks(low: Real, high: Real, about: int = 5) -> list[Real]:
+    """Round numbers from `low` to `high`, about as many as wanted."""
+    rough = max(high - low, 1e-9) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 10) for i in range(first, last + 1)]
+
+
+def text(value: Real) -> str:
+    """A tick's number."""
+    return f"{value:g}"
+
+
+def legend(entries: Sequence[tuple[str, int, str]]) -> str:
+    """A line a series: name, colour, kind."""
+    items = "".join(
+        f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><path class="s{colour} {kind}" d="M1 4H21"/></svg>'
+        f"{escape(name)}</li>"
+        for name, colour, kind in entries
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def lines(
+    series: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    y_range: tuple[Real, Real] | None = None,
+    x_ticks: Sequence[Real] | None = None,
+    diagonal: bool = False,
+    dots: bool = True,
+    size: tuple[int, int] = (WIDTH, 300),
+) -> str:
+    """A line chart; every point carries its number.
+
+    Args:
+        y_range: None: from 0 to what is needed.
+        diagonal: also y = x.
+        dots: a mark at every point; else points are there, and not seen.
+    """
+    width, height = size
+    shown = [point for each in series for point in each.points if point.y.value is not None]
+    if not shown:
+        return ""
+    low, high = y_range or (0.0, 1.08 * max(point.y.value or 0 for point in shown))
+    marks = list(x_ticks) if x_ticks is not None else ticks(min(p.x for p in shown), max(p.x for p in shown))
+    left, right = min([*marks, *(p.x for p in shown)]), max([*marks, *(p.x for p in shown)])
+    across, down = width - LEFT - RIGHT, height - TOP - BOTTOM
+    x = lambda value: round(LEFT + across * ((value - left) / (right - left) if right > left else 0.5), 1)
+    y = lambda value: round(TOP + down * (1 - (value - low) / ((high - low) or 1)), 1)
+    parts = [_frame(width, height, [(y(t), text(t)) for t in ticks(low, high)], [(x(t), text(t)) for t in marks])]
+    parts.append(_labels(width, height, x_label, y_label))
+    if diagonal:
+        parts.append(f'<path class="diagonal" d="M{x(left)} {y(left)}L{x(right)} {y(right)}"/>')
+    for each in series:
+        places = [(x(p.x), y(p.y.value), p) for p in each.points if p.y.value is not None]
+        if len(places) > 1:
+            path = "L".join(f"{px} {py}" for px, py, _ in places)
+            parts.append(f'<path class="s{each.colour} {each.kind}" d="M{path}"/>')
+        parts += [
+            f'<circle class="s{each.colour}{"" if dots else " unseen"}" cx="{px}" cy="{py}" r="{3.2 if dots else 5}" '
+            f"{_says(p.y)}><title>{escape(each.name)}, {text(round(p.x, 4))}: {escape(p.y)}</title></circle>"
+            for px, py, p in places
+        ]
+    return _svg(width, height, y_label, parts)
+
+
+def bars(
+    groups: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_label: str, baseline: Real | None = None
+) -> str:
+    """Horizontal bars in groups: (group, (name, colour, number) each); numbers are written behind their bars.
+
+    Args:
+        baseline: a value that gets a line, such as 1 for plain decoding's speed.
+    """
+    bar, gap, left, width = 15, 12, 118, 640
+    values = [number.value or 0 for _, each in groups for _, _, number in each]
+    high = 1.12 * max([*values, baseline or 0, 1e-9])
+    across = width - left - 46
+    x = lambda value: round(left + across * max(value, 0) / high, 1)
+    rows, at = [], TOP
+    for name, each in groups:
+        middle = at + bar * len(each) / 2
+        rows.append(f'<text class="name" x="{left - 10}" y="{middle}" dy=".35em">{escape(_short(name))}</text>')
+        for label, colour, number in each:
+            end = x(number.value or 0)
+            rows.append(
+                f'<rect class="s{colour}" x="{left}" y="{at + 1}" width="{round(end - left, 1)}" height="{bar - 2}" '
+                f'rx="2" {_says(number)}><title>{escape(name)}, {escape(label)}: {escape(number)}</title></rect>'
+                f'<text class="value" x="{end + 5}" y="{at + bar / 2}" dy=".35em">{escape(number)}</text>'
+            )
+            at += bar
+        at += gap
+    height = at - gap + BOTTOM
+    marks = [(x(t), text(t)) for t in ticks(0, high)]
+    frame = _frame(width, height, [], marks, left=left)
+    if baseline is not None:
+        rows.append(f'<path class="baseline" d="M{x(baseline)} {TOP - 4}V{height - BOTTOM}"/>')
+    label = f'<text class="axis" x="{left + across / 2}" y="{height - 6}">{escape(x_label)}</text>'
+    return _svg(width, height, x_label, [frame, label, *rows])
+
+
+def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_label: str, unit: Real = 1.0) -> str:
+    """Horizontal bars of parts, one a row; a part below zero is not drawn, and its number still there.
+
+    Args:
+        unit: what the axis counts in: its numbers are the values times this.
+    """
+    bar, gap, left, width = 18, 8, 196, 640
+    positive = lambda parts: sum(max(number.value or 0, 0) for _, _, number in parts)
+    high = 1.03 * max([positive(parts) for _, parts in rows] + [1e-9])
+    across = width - left - RIGHT
+    drawn, at = [], TOP
+    for name, parts in rows:
+        drawn.append(
+            f'<text class="name" x="{left - 10}" y="{at + bar / 2}" dy=".35em">{escape(_short(name, 30))}</text>'
+        )
+        begin = float(left)
+        for label, colour, number in parts:
+            wide = across * max(number.value or 0, 0) / high
+            drawn.append(
+                f'<rect class="s{colour}" x="{begin:.1f}" y="{at}" width="{wide:.1f}" height="{bar}" {_says(number)}>'
+                f"<title>{escape(name)}, {escape(label)}: {escape(number)}</title></rect>"
+            )
+            begin += wide
+        at += bar + gap
+    height = at - gap + BOTTOM
+    marks = [(round(left + across * t / (high * unit), 1), text(t)) for t in ticks(0, high * unit)]
+    label = f'<text class="axis" x="{left + across / 2}" y="{height - 6}">{escape(x_label)}</text>'
+    return _svg(width, height, x_label, [_frame(width, height, [], marks, left=left), label, *drawn])
+
+
+def histogram(counts: Sequence[tuple[int, Number]], colour: int, *, x_label: str) -> str:
+    """A small histogram: (value, rounds that have it)."""
+    width, height, left, bottom = 230, 118, 12, 30
+    last = max(value for value, _ in counts)
+    most = max(number.value or 0 for _, number in counts)
+    slot = (width - 2 * left) / (last + 1)
+    wide = max(min(slot - 1, 16), 1.2)
+    x = lambda value: left + slot * (value + 0.5)
+    tall = lambda number: (height - bottom - 8) * (number.value or 0) / most
+    drawn = [
+        f'<rect class="s{colour}" x="{x(value) - wide / 2:.1f}" y="{height - bottom - tall(number):.1f}" '
+        f'width="{wide:.1f}" height="{tall(number):.1f}" {_says(number)}>'
+        f"<title>{value}: {escape(number)} rounds</title></rect>"
+        for value, number in counts
+    ]
+    marks = [(round(x(t), 1), text(t)) for t in ticks(0, last, 4) if t == int(t)]
+    frame = f'<path class="frame" d="M{left} {height - bottom}H{width - left}"/>' + "".join(
+        f'<text class="tick" x="{at}" y="{height - bottom + 13}">{said}</text>' for at, said in marks
+    )
+    label = f'<text class="axis" x="{width / 2}" y="{height - 3}">{escape(x_label)}</text>'
+    return _svg(width, height, x_label, [frame, label, *drawn])
+
+
+def _frame(
+    width: int, height: int, ys: Sequence[tuple[Real, str]], xs: Sequence[tuple[Real, str]], left: int = LEFT
+) -> str:
+    """The axes: horizontal lines at `ys`, ticks at `xs`."""
+    floor = height - BOTTOM
+    grid = "".join(
+        f'<path class="grid" d="M{left} {at}H{width - RIGHT}"/><text class="tick y" x="{left - 7}" y="{at}" '
+        f'dy=".35em">{said}</text>'
+        for at, said in ys
+    )
+    below = "".join(f'<text class="tick" x="{at}" y="{floor + 15}">{said}</text>' for at, said in xs)
+    upright = "" if ys else "".join(f'<path class="grid" d="M{at} {TOP - 4}V{floor}"/>' for at, _ in xs)
+    return f'{grid}{upright}{below}<path class="frame" d="M{left} {floor}H{width - RIGHT}"/>'
+
+
+def _labels(width: int, height: int, x_label: str, y_label: str) -> str:
+    middle = TOP + (height - TOP - BOTTOM) / 2
+    return (
+        f'<text class="axis" x="{LEFT + (width - LEFT - RIGHT) / 2}" y="{height - 6}">{escape(x_label)}</text>'
+        f'<text class="axis" transform="translate(11 {middle}) rotate(-90)">{escape(y_label)}</text>'
+    )
+
+
+def _says(number: Number) -> str:
+    """The attributes that tell a mark's number and where it comes from; none for a published one."""
+    return f'{number.attributes()} data-value="{number.value!r}"' if number.of else ""
+
+
+def _short(name: str, most: int = 18) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def _svg(width: int, height: Real, label: str, parts: Sequence[str]) -> str:
+    inside = "".join(parts)
+    return f'<svg class="chart" viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(label)}">{inside}</svg>'

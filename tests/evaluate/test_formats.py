@@ -1,0 +1,115 @@
+"""Published formats, told apart by their keys, in every kind of file; and the hub, which is never reached."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from jaxspec.evaluate import files
+from jaxspec.evaluate.formats import Question
+from jaxspec.evaluate.suites import read_questions
+
+RECORDS: list[tuple[dict[str, Any], Question]] = [
+    (
+        {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x", "y"]},
+        Question(("a", "b"), 81, "writing", ("x", "y")),
+    ),
+    (
+        {"question": "1 + 1?", "answer": "It is 2.\n#### 2"},
+        Question(("Question: 1 + 1?\nAnswer:",), None, None, ("It is 2.\n#### 2",), suite="gsm8k"),
+    ),
+    (
+        {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "canonical_solution": "", "test": ""},
+        Question(("def f():\n",), "HumanEval/0", suite="humaneval"),
+    ),
+    (
+        {"document": "Long.", "summary": "Short.", "id": "7"},
+        Question(("Article: Long.\nSummary:",), "7", None, ("Short.",), suite="xsum"),
+    ),
+    (
+        {"article": "Long.", "highlights": "Short.", "id": "7"},
+        Question(("Article: Long.\nSummary:",), "7", None, ("Short.",), suite="cnn-dm"),
+    ),
+    ({"instruction": "Do.", "input": "It.", "output": "Done."}, Question(("Do.\nIt.",), suite="alpaca")),
+    ({"instruction": "Do.", "input": "", "output": "Done."}, Question(("Do.",), suite="alpaca")),
+    ({"prompt": "a"}, Question(("a",))),
+    (
+        {"turns": ["1 + 1?"], "reference": ["It is 2.\n#### 2"], "category": "math"},
+        Question(("1 + 1?",), None, "math", ("It is 2.\n#### 2",), suite="gsm8k"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "question"), RECORDS)
+def test_every_published_format(record: dict[str, Any], question: Question, tmp_path: Path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    assert read_questions(file) == [question]
+
+
+def test_every_kind_of_file(tmp_path: Path):
+    records = [record for record, _ in RECORDS]
+    lines, listed = "".join(json.dumps(record) + "\n" for record in records), json.dumps(records)
+    (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "c.json").write_text(listed, encoding="utf-8")
+    (tmp_path / "d.json.gz").write_bytes(gzip.compress(listed.encode()))
+    for file in tmp_path.iterdir():
+        assert read_questions(file) == [question for _, question in RECORDS], file.name
+    (tmp_path / "torn.jsonl.gz").write_bytes((tmp_path / "b.jsonl.gz").read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"torn\.jsonl\.gz cannot be read"):
+        read_questions(tmp_path / "torn.jsonl.gz")
+    (tmp_path / "bad.json").write_text("[1", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"bad\.json is not JSON"):
+        read_questions(tmp_path / "bad.json")
+
+
+def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a.parquet").write_bytes(b"")
+
+    def missing(name: str):
+        raise ImportError(name)
+
+    monkeypatch.setattr(files.importlib, "import_module", missing)
+    with pytest.raises(ValueError, match="pip install pyarrow"):
+        read_questions(tmp_path / "a.parquet")
+
+
+class Hub:
+    """A data set of two files of which one is the test split's."""
+
+    there = ("README.md", "train.jsonl", "test.jsonl")
+
+    def list_repo_files(self, name: str, repo_type: str) -> list[str]:
+        assert repo_type == "dataset"
+        return list(self.there)
+
+
+@pytest.mark.parametrize(("prompts", "file"), [("org/data", "test.jsonl"), ("org/data/train.jsonl", "train.jsonl")])
+def test_a_hub_id(prompts: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def download(name: str, asked: str, repo_type: str) -> str:
+        assert (name, asked, repo_type) == ("org/data", file, "dataset")
+        (tmp_path / asked).write_text('{"prompt": "a"}\n', encoding="utf-8")
+        return str(tmp_path / asked)
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert read_questions(prompts) == [Question(("a",))]
+
+
+def test_a_hub_id_that_could_mean_several_files(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    monkeypatch.setattr(Hub, "there", ("a/test.jsonl", "b/test.jsonl"))
+    with pytest.raises(ValueError, match=r"name one of a/test\.jsonl, b/test\.jsonl as org/data/FILE"):
+        read_questions("org/data")
+    monkeypatch.setattr(Hub, "there", ("README.md",))
+    with pytest.raises(ValueError, match="0 files that may hold questions; it has none"):
+        read_questions("org/data")
+
+
+def test_no_hub_to_reach():
+    with pytest.raises(ValueError, match="neither a file here nor in the hub's cache, and the hub cannot be reached"):
+        read_questions("org/no-such-data-set")

@@ -1,0 +1,123 @@
+"""Scores of answers, and the files that HumanEval's own scorer reads."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from jaxspec.bundled import FOLDER
+from jaxspec.evaluate import bench, quality, table
+from jaxspec.evaluate.comparison import differences, read, show
+from jaxspec.evaluate.every import every_method
+from jaxspec.evaluate.spelling import pieces_of, word_of
+from jaxspec.loading import load_tokenizer
+from jaxspec.methods import parse_method
+from tests.report import made_up
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("It is 3 + 4 = 7.\n#### 7", 1),
+        ("So there are 1,007 of them, no, $7.00.", 1),
+        ("The answer is 8", 0),
+        ("no idea", 0),
+        (" 7\n\nQuestion: 5?\nAnswer: 9", 1),  # what a base model goes on with
+    ],
+)
+def test_exact_match(answer: str, score: float):
+    assert quality.score("gsm8k", answer, ("three and four\n#### 7",)) == {"exact_match": score}
+
+
+def test_rouge_by_hand():
+    """Of three words two are found, in order: unigrams 2/3, bigrams 1/2, the longest common subsequence 2/3."""
+    found = quality.score("xsum", "the cat slept", ("the cat sat",))
+    assert found == pytest.approx({"rouge1": 2 / 3, "rouge2": 1 / 2, "rougeL": 2 / 3})
+    assert quality.score("xsum", "the cat sat\nArticle: more", ("the cat sat",))["rougeL"] == 1
+    assert quality.score(None, "a", ()) == quality.score("humaneval", "a", ()) == {}
+
+
+def test_scores_are_printed():
+    console = Console(record=True, width=80)
+    table._show_quality({"plain": {"quality": {"rouge2": 0.106}}, "eagle": {"quality": {"rouge2": 0.108}}}, console)
+    assert [line.split() for line in console.export_text().splitlines() if line.strip()] == [
+        *(["quality", "rouge2"], ["plain", "0.106"], ["eagle", "0.108"]),
+    ]
+
+
+def test_means():
+    assert quality.mean([{"a": 1.0}, {}, {"a": 0.0}]) == {"a": 0.5}
+    assert quality.mean([{}, {}]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("    return 1\n\ndef g():\n    pass", "    return 1\n"),
+        ("    return 1\nprint(f())", "    return 1"),
+        ("Sure:\n```python\ndef f():\n    return 1\n```\nDone.", "def f():\n    return 1\n"),
+        ("    return 1", "    return 1"),
+    ],
+)
+def test_completions(text: str, code: str):
+    assert quality.completion(text) == code
+
+
+def test_samples_of_a_run(tmp_path: Path):
+    methods = made_up.METHODS[:2]
+    out = made_up.write(tmp_path / "out.json", methods, suite="humaneval")
+    found = bench.samples_of(out, {"settings": {"suite": "humaneval"}, "methods": dict.fromkeys(methods)})
+    assert [file.name for file in found] == [f"out.{name.replace(',', '_')}.samples.jsonl" for name in methods]
+    lines = [json.loads(line) for line in found[next(iter(found))].splitlines()]
+    assert [line.keys() for line in lines] == [{"task_id", "completion"}] * 3
+    assert bench.samples_of(out, {"settings": {"suite": None}, "methods": {}}) == {}
+
+
+def test_texts_of_tokens():
+    tokenizer = load_tokenizer(FOLDER)
+    text = "def f(x):\n    return 'é → 🙂' + x  # naïve"
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces = pieces_of(tokenizer, tokens)
+    assert len(pieces) == len(tokens) and "".join(pieces) == tokenizer.decode(tokens)
+    assert not any("\ufffd" in piece for piece in pieces)
+    (token,) = tokenizer(" return", add_special_tokens=False)["input_ids"][-1:]
+    assert word_of(tokenizer, token).strip() in " return"
+
+
+def test_all_methods_of_a_checkpoint():
+    found = every_method(FOLDER)
+    parsed = [parse_method(name) for name in found]
+    assert found[0] == "plain" and len(set(found)) == len(found)
+    assert {"eagle+chain,length=5", "draft-model@vdm+chain,length=5", "eagle+pruned"} <= set(found)
+    assert "early-exit+chain+cali-ts" in found and "eagle+chain+cali-ts" not in found  # which has no predictor
+    assert {type(method.builder).__name__ for method in parsed} >= {"Chain", "Static", "Eagle2", "Cape", "Budgeted"}
+
+
+def results(path: Path, device: str, **methods: float) -> Path:
+    of = lambda speed: {"tokens_per_second": speed, "speedup": speed / 10, "tau": 2.0}
+    found = {"device": device, "dtype": "float32", "settings": {"seed": 0}, "versions": {"jax": "1"}}
+    path.write_text(json.dumps({**found, "methods": {name: of(speed) for name, speed in methods.items()}}))
+    return path
+
+
+def test_two_results_side_by_side(tmp_path: Path):
+    first = read(results(tmp_path / "a.json", "H100", plain=10.0, eagle=20.0))
+    second = read(results(tmp_path / "b.json", "H200", plain=10.0, eagle=30.0, edd=40.0))
+    console = Console(record=True, width=120)
+    show(first, second, console)
+    printed = console.export_text()
+    assert any(line.split() == ["eagle", "20.0", "30.0", "1.50", "2.00", "3.00", "1.50", "2.00", "2.00", "1.00"]
+               for line in printed.splitlines())  # fmt: skip
+    assert "device: H100 → H200" in printed and "only in the second: edd" in printed
+    assert differences(first, first) == {}
+    with pytest.raises(ValueError, match="no method in common"):
+        show(first, {**second, "methods": {}}, console)
+
+
+@pytest.mark.parametrize(("text", "says"), [("{", "is no JSON"), ("[]", "holds no results"), (None, "cannot be read")])
+def test_what_is_no_result_is_refused(text: str | None, says: str, tmp_path: Path):
+    if text is not None:
+        (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=says):
+        read(tmp_path / "a.json")

@@ -1,0 +1,132 @@
+"""Logs of runs that never were: answers, trees and times drawn at random, but such as a run would write them."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.evaluate.reliability import tally
+from jaxspec.evaluate.results import Form, Measured
+from jaxspec.evaluate.runlog import Answer, Turn
+from jaxspec.methods import parse_method
+from jaxspec.protocols import is_chain
+
+NASTY = "</script><img src=x onerror=alert(1)>&amp; ⏎"
+"""What a model may write, or a user may ask."""
+METHODS = (
+    *("plain", "eagle+chain,length=5", "eagle+chain,length=2", "edd+chain,length=5", "early-exit+chain,length=5"),
+    *("eagle+static", "eagle+eagle2", "eagle+chain+adaptive", "early-exit+chain+beta-ts", "layer-skip+chain+adaptive"),
+)
+WORDS = ("def ", "class ", "self", ".", "x", " = ", "(", ")", ":\n    ", "return ", "None", NASTY, "é", "\t")
+CATEGORIES = ("writing", "math", NASTY)
+
+
+def write(out: Path, methods: tuple[str, ...] = METHODS, questions: int = 3, **settings: Any) -> Path:
+    """Writes OUT.jsonl of a run, and returns OUT."""
+    drawn = np.random.default_rng(len(methods) + settings.get("batch_size", 1))
+    forms = {name: form(name) for name in methods}
+    answers = [answer(drawn, number, name, settings) for number in range(questions) for name in methods]
+    by_method = lambda low, high: {name: 0.0 if name == "plain" else drawn.uniform(low, high) for name in methods}
+    measured = Measured(
+        noise=1e-5,
+        target_seconds={str(size): 0.01 * (1 + 0.02 * size) for size in range(1, 65)},
+        resumed_seconds={},
+        level_seconds=by_method(0.0005, 0.002),
+        control_level_seconds=by_method(0, 0.0001),
+        control_round_seconds=by_method(0, 0.0001),
+        divergences={name: [] for name in methods},
+        forms={name: dataclasses.asdict(each) for name, each in forms.items()},
+    )
+    about = {
+        "device": "NVIDIA Imaginary",
+        "dtype": "bfloat16",
+        "versions": {"jax": "1.2.3"},
+        "settings": {
+            "target": "models/made-up",
+            "prompts": "questions.jsonl",
+            "suite": None,
+            "temperature": 0.0,
+            "batch_size": 1,
+            "keep_state": False,
+            "simulate": None,
+            "methods": list(methods),
+            **settings,
+        },
+    }
+    lines = [{"settings": about}, *map(dataclasses.asdict, answers), {"measured": dataclasses.asdict(measured)}]
+    Path(f"{out}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return out
+
+
+def form(name: str) -> Form:
+    """A form whose method can be read again: its builder has no costs to measure."""
+    method = parse_method(name)
+    return Form(str(method), (method.builder.verified,), is_chain(method.builder))
+
+
+def answer(drawn: np.random.Generator, question: int, name: str, settings: dict[str, Any]) -> Answer:
+    """One question's answer, of one turn, or two for the first question."""
+    batch = question // settings.get("batch_size", 1)
+    times = [np.random.default_rng([batch, i, len(name)]) for i in range(2 if question == 0 else 1)]
+    turns = [turn(drawn, name, of_batch) for of_batch in times]
+    quality = {"exact_match": float(question % 2)} if settings.get("suite") == "gsm8k" else {}
+    return Answer(question, 81 + question, CATEGORIES[question % 3], name, batch, turns, quality)
+
+
+def turn(drawn: np.random.Generator, name: str, times: np.random.Generator) -> Turn:
+    """Some 40 tokens in rounds; `times` draws the seconds, which rows of a batch share."""
+    method, tokens, rounds, trees = parse_method(name), [3], [], []
+    while len(tokens) < 40:
+        tree = drafted(drawn, method)
+        accepted = sum(tree["accepted"]) - 1
+        depth = depths(tree["parent"])
+        path = [tree["token"][node] for node, on in enumerate(tree["accepted"]) if on][1:]
+        tree["committed"] = [*path, int(drawn.integers(len(WORDS)))]
+        tokens += tree["committed"]
+        rounds.append([accepted + 1, accepted, max(depth), len(depth) - 1, len(depth) - 1])
+        trees.append(tree)
+    seconds = times.uniform(0.15, 0.2, 2) * (2.2 if name == "plain" else 1.0)
+    return Turn(
+        prompt=[1, 2],
+        tokens=tokens,
+        text="".join(WORDS[token] for token in tokens),
+        rounds=rounds,
+        trees=trees,
+        prefill_seconds=[0.02, 0.03],
+        decode_seconds=seconds.tolist(),
+        calibration=tally(trees),
+        asked=f"Say something. {NASTY}",
+        pieces=[WORDS[token] for token in tokens],
+        words={str(token): word for token, word in enumerate(WORDS)},
+    )
+
+
+def drafted(drawn: np.random.Generator, method: Any) -> dict[str, list]:
+    """A tree of the method's size, at random, and an accepted path in it."""
+    nodes = method.builder.verified if not method.controller.stops else int(drawn.integers(2, 8))
+    chain = is_chain(method.builder)
+    parent = [-1, *(i - 1 if chain else int(drawn.integers(max(0, i - 4), i)) for i in range(1, nodes))]
+    log = [0.0]
+    for i in range(1, nodes):
+        log.append(round(log[parent[i]] + float(np.log(drawn.uniform(0.2, 1))), 4))
+    node, accepted = 0, [1] + [0] * (nodes - 1)
+    while (children := [i for i in range(1, nodes) if parent[i] == node]) and drawn.random() < 0.75:
+        node = int(drawn.choice(children))
+        accepted[node] = 1
+    return {
+        "token": drawn.integers(len(WORDS), size=nodes).tolist(),
+        "parent": parent,
+        "log_confidence": log,
+        "accepted": accepted,
+        "committed": [],
+    }
+
+
+def depths(parent: list[int]) -> list[int]:
+    """The depth of every node."""
+    found = [0]
+    for above in parent[1:]:
+        found.append(found[above] + 1)
+    return found
