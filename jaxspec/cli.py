@@ -11,6 +11,7 @@ from tyro import conf
 
 from jaxspec.console import parse, run
 from jaxspec.evaluate.command import Bench, Calibrate, Sweep
+from jaxspec.planning.command import Plan
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine
@@ -215,6 +216,7 @@ Command = (
     | Annotated[Bench, conf.subcommand("bench")]
     | Annotated[Sweep, conf.subcommand("sweep")]
     | Annotated[Calibrate, conf.subcommand("calibrate")]
+    | Annotated[Plan, conf.subcommand("plan")]
     | Annotated[Methods, conf.subcommand("methods")]
     | Annotated[Env, conf.subcommand("env")]
     | Annotated[Demo, conf.subcommand("demo")]

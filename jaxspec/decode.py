@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
 from jaxspec.llama import Output, forward, unembed
+from jaxspec.mesh import constrain
 from jaxspec.protocols import Committed, Controller, Drafter, Evidence, Models, Prefix, Reuse, TreeBuilder, is_chain
 from jaxspec.reuse import resume
 from jaxspec.sampling import Sampling, fold
@@ -21,8 +22,8 @@ from jaxspec.verify import Rule, Verdict
 DRAFT, VERIFY, CONTROL, FIRST = range(4)
 
 DRAFTING, LEVEL, VERIFICATION = "draft", "level", "verify"
-"""Scopes that name the parts of a round in traced and compiled programs: drafting, in which a level, and verification of
-n nodes (`verify8`); the rest is committing."""
+"""Scopes that name the parts of a round in traced and compiled programs: drafting, in it a level, and verification of n
+nodes (`verify8`); the rest is committing."""
 
 HISTORY = ("committed", "accepted", "levels", "drafted", "verified")
 """Columns of `DecodeState.history`: tokens committed, drafts accepted, levels drafted (the deepest path, before
@@ -128,6 +129,7 @@ def draft(
         return tree, state.drafter
 
     def grow(tree: DraftTree, frontier: Frontier, going: Array, logits: Array, hidden: Array):
+        logits = constrain(logits, "batch", None, None)  # the likeliest of a cut axis would gather it several times
         level_keys = fold(keys, frontier.level)
         propose = lambda logits, count: spec.rule.propose(level_keys, state.sampling, logits, count)
         new, onward = builder.grow(propose, tree, frontier, logits, going)

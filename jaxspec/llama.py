@@ -16,6 +16,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.cache import KV, capacity, write_nodes
 from jaxspec.config import LlamaConfig, Rope
+from jaxspec.mesh import constrain
+
+STREAM = ("batch", None, "embed")
+"""Logical axes of the residual stream. Held to, since the partitioner may cut its width, and then each norm asks all
+chips for a sum."""
 
 
 class Linear(nnx.Module):
@@ -228,12 +233,12 @@ def attention_block(
 ) -> tuple[Float[Array, "B W D"], KV]:
     """The first half of a decoder layer: attention, added to the residual stream."""
     mixed, nodes = attention(layer.attention, config, attention_input(layer, config, x), attend, prefix, nodes)
-    return x + mixed, nodes
+    return constrain(x + mixed, *STREAM), nodes
 
 
 def mlp_block(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
     """The second half."""
-    return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps))
+    return constrain(x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps)), *STREAM)
 
 
 def attend_to(
@@ -307,12 +312,12 @@ def run_layers(
 
 def final_norm(model: Llama, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
     """The feature: the residual stream after the last layer, normalised for the LM head."""
-    return rms_norm(x, model.norm[...], model.config.norm_eps)
+    return constrain(rms_norm(x, model.norm[...], model.config.norm_eps), *STREAM)
 
 
 def embed(model: Llama, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
     """Token embeddings; an id outside the vocabulary reads the nearest row and is refused long before this point."""
-    return model.embedding[...].at[tokens].get(mode="clip")
+    return constrain(model.embedding[...].at[tokens].get(mode="clip"), *STREAM)
 
 
 def unembed(model: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:

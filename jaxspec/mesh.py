@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from jaxspec.config import LlamaConfig
@@ -21,6 +21,7 @@ AXES = ("data", "kv", "group", "spare")
 """Axes of the mesh of a model, as `split` gives it; `kv` x `group` x `spare` is what users call `model`."""
 
 Rules = Mapping[str, tuple[str, ...]]
+AnyMesh = Mesh | AbstractMesh  # the latter of devices that are not at hand
 
 DECODING: Rules = {
     "batch": ("data",),
@@ -29,6 +30,7 @@ DECODING: Rules = {
     "heads": ("kv", "group"),
     "kv_heads": ("kv",),
     "embed": (),
+    "input": ("kv", "group", "spare"),  # of a head's square matrices: a sum over chips is less than reading them whole
     "level": (),  # of the calibrator: depth in the tree, and its two classes
     "label": (),
 }
@@ -58,29 +60,39 @@ def make_mesh(*, data: int = 1, model: int = 1, devices: Sequence[Any] | None = 
 
 def parse_mesh(text: str) -> Mesh:
     """The mesh that `data=2,model=4` names; an axis that is left out has one device. Raises ValueError."""
+    return make_mesh(**read_sizes(text))
+
+
+def read_sizes(text: str) -> dict[str, int]:
+    """The sizes of the axes that `data=2,model=4` names. Raises ValueError."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
         if name not in ("data", "model") or name in sizes or not size.isdecimal():
             raise ValueError(f"--mesh {text!r}: write data=N,model=M, each once, with whole numbers")
         sizes[name] = int(size)
-    return make_mesh(**sizes)
+    return sizes
 
 
 def split(mesh: Mesh, config: LlamaConfig) -> Mesh:
     """The same devices with the axis `model` split by the heads of a model, into `AXES`."""
-    kv = math.gcd(mesh.shape["model"], config.num_kv_heads)
-    group = math.gcd(mesh.shape["model"] // kv, config.num_heads // config.num_kv_heads)
-    devices = np.asarray(mesh.devices).reshape(mesh.shape["data"], kv, group, -1)
+    devices = np.asarray(mesh.devices).reshape(mesh.shape["data"], *by_heads(mesh.shape["model"], config))
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def model_size(mesh: Mesh) -> int:
+def by_heads(model: int, config: LlamaConfig) -> tuple[int, int, int]:
+    """How many ways `kv`, `group` and `spare` cut, of an axis of `model` devices, by the heads of a model."""
+    kv = math.gcd(model, config.num_kv_heads)
+    group = math.gcd(model // kv, config.num_heads // config.num_kv_heads)
+    return kv, group, model // kv // group
+
+
+def model_size(mesh: AnyMesh) -> int:
     """How many ways a split mesh cuts the weights."""
     return math.prod(mesh.shape[name] for name in AXES[1:])
 
 
-def shared_heads(mesh: Mesh, config: LlamaConfig) -> str | None:
+def shared_heads(mesh: AnyMesh, config: LlamaConfig) -> str | None:
     """A sentence where chips of a split mesh keep the same KV heads; None where each has its own."""
     copies = mesh.shape["group"] * mesh.shape["spare"]
     if copies == 1:
@@ -111,7 +123,7 @@ def spec(mesh: Any, axes: Sequence[str | None], shape: Sequence[int], rules: Rul
     return PartitionSpec(*cuts)
 
 
-def sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> NamedSharding:
+def sharding(mesh: AnyMesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> NamedSharding:
     """`spec` on the mesh that it is for."""
     return NamedSharding(mesh, spec(mesh, axes, shape, rules))
 

@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh
 
 from jaxspec.cache import AXES as KV_AXES
 from jaxspec.cache import KV
 from jaxspec.decode import DecodeState
-from jaxspec.mesh import DECODING, Rules, model_size, sharding
+from jaxspec.mesh import DECODING, AnyMesh, Rules, model_size, sharding
 
 M = TypeVar("M", bound=nnx.Module)
 T = TypeVar("T")
@@ -26,7 +25,7 @@ all-reduces, some 10 µs each on ICI and NVLink; in 20 µs a v5e reads 16 MB (81
 arithmetic; nobody has measured it."""
 
 
-def place(module: M, mesh: Mesh, rules: Rules = DECODING) -> M:
+def place(module: M, mesh: AnyMesh, rules: Rules = DECODING) -> M:
     """The module with `jax.ShapeDtypeStruct`s for parameters, whose shardings are those of their `axes`.
 
     Args:
@@ -43,7 +42,7 @@ def place(module: M, mesh: Mesh, rules: Rules = DECODING) -> M:
     return nnx.merge(graph, nnx.from_flat_state([(keys, one(old)) for keys, old in nnx.to_flat_state(state)]))
 
 
-def place_head(head: T, mesh: Mesh, dtype: Any = None) -> T:
+def place_head(head: T, mesh: AnyMesh, dtype: Any = None) -> T:
     """The same for what a drafter or controller brought: cut by the table, or whole on every device where it is small.
 
     Args:
@@ -56,7 +55,7 @@ def place_head(head: T, mesh: Mesh, dtype: Any = None) -> T:
     return place(head, mesh, dict.fromkeys(DECODING, ()) if whole else DECODING)
 
 
-def place_state(state: DecodeState, mesh: Mesh) -> DecodeState:
+def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
     """The state, of arrays or abstract, as `jax.ShapeDtypeStruct`s: rows along `data`, KV heads along `kv`."""
     of_kv = lambda layer: KV(k=_at(layer.k, mesh, KV_AXES), v=_at(layer.v, mesh, KV_AXES))
     at = lambda leaf: of_kv(leaf) if isinstance(leaf, KV) else _at(leaf, mesh, ("batch",))
@@ -81,5 +80,5 @@ def make(build: Callable[..., T], placing: Callable[[T], T], *arguments: Any) ->
     return jax.jit(build, out_shardings=shardings(placed))(*arguments)
 
 
-def _at(leaf: Any, mesh: Mesh, axes: tuple[str | None, ...], rules: Rules = DECODING) -> jax.ShapeDtypeStruct:
+def _at(leaf: Any, mesh: AnyMesh, axes: tuple[str | None, ...], rules: Rules = DECODING) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding(mesh, axes, leaf.shape, rules))

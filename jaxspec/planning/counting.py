@@ -1,6 +1,6 @@
 """What a traced program does on each chip, from its shapes: products, memory read, and the messages that cuts demand.
 
-Memory is what has to be read at least: in each part of a round every weight and every row of a cache that it uses, once.
+Memory is what has to be read at least: in each part of a round every weight and row of a cache that it uses, once.
 Activations count as never leaving the chip, which holds a few hundred of their rows.
 """
 
@@ -125,16 +125,16 @@ class _Counter:
 
     def product(self, eqn: core.JaxprEqn, operands: list[Arguments], phase: Phase, times: int) -> None:
         """Adds a product: its operations, and the sum over chips where they hold parts of what is summed over."""
-        (contracted, _), (batched, _) = dimensions = eqn.params["dimension_numbers"][0], eqn.params["dimension_numbers"][1]
+        contracted, (batched, _) = eqn.params["dimension_numbers"]
         left, out = eqn.invars[0].aval, eqn.outvars[0].aval
-        flops = 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted)
+        flops = 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted[0])
         weights = [i for made_of in operands for i in made_of]
         if batched or not weights:
             self.flops[phase] += times * flops * (self.attention if batched else 1 / self.data)
             return
         largest = max(weights, key=lambda i: _bytes(self.arguments[i]))
         self.flops[phase] += times * flops * self.share(largest) / self.data
-        for axes, atom, made_of in zip(dimensions[0], eqn.invars, operands, strict=True):
+        for axes, atom, made_of in zip(contracted, eqn.invars, operands, strict=True):
             same_shape = largest in made_of and self.arguments[largest].shape == atom.aval.shape
             if same_shape and any(_is_cut(self.arguments[largest], axis) for axis in axes):
                 self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times))

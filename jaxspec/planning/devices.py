@@ -14,7 +14,7 @@ class Chip:
         memory: bytes of it.
         flops: bfloat16 operations a second, dense. Quantised weights are multiplied in bfloat16 too.
         bandwidth: bytes of its memory a second.
-        link: bytes a second that it can send to other chips, over all its links; half of what sheets call bidirectional.
+        link: bytes a second that it can send to others, over all its links; half of what sheets call bidirectional.
         hop: seconds that the smallest message takes to a neighbour; no data sheet has it.
         source: where the numbers are from.
     """

@@ -8,25 +8,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.planning.phases import Phase, phase_of
+from jaxspec.planning.phases import COMMIT, Phase, phase_of
 from jaxspec.planning.work import Collective, merged
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
-_MESSAGE = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\((.*)")
+_MESSAGE = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
 _COPY = re.compile(r"^\s*(?:ROOT )?%?\S+ = (\S+) (?:copy|transpose)\(")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
-_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_PATH = re.compile(r'op_name="(jit[^"]*)"')
 _BITS = re.compile(r"\d+")
 
 
 def collectives(text: str) -> dict[Phase, tuple[Collective, ...]]:
     """The messages of each phase of a round. Those before and after the loop are left out."""
     found: dict[Phase, list[Collective]] = defaultdict(list)
-    for kind, arrays, started, rest in _messages(text):
+    for kind, arrays, started, phase in _messages(text):
         sizes = [_bytes(*array) for array in arrays]
-        name = _OP_NAME.search(rest)
-        found[phase_of(name[1] if name else "")].append(Collective(kind, max(sizes) if started else sum(sizes)))
+        found[phase].append(Collective(kind, max(sizes) if started else sum(sizes)))
     return {phase: merged(messages) for phase, messages in found.items()}
 
 
@@ -57,19 +56,23 @@ def copied(text: str, arguments: Iterable[Any]) -> list[str]:
     Moves between a TPU's two memories, by which it reads ahead, are none.
     """
     parts = {_plain(argument.sharding.shard_shape(argument.shape)) for argument in arguments}
-    found = []
-    for line in _of_loop(text):
-        if (match := _COPY.match(line)) and (array := _ARRAY.match(match[1])) and _plain(_shape(array[2])) in parts:
-            found.append(line.strip()[:160])
-    return found
+    copies = ((line, match[1]) for line in _of_loop(text) if (match := _COPY.match(line)))
+    shapes = ((line, _ARRAY.match(array)) for line, array in copies)
+    return [line.strip()[:160] for line, array in shapes if array and _plain(_shape(array[2])) in parts]
 
 
-def _messages(text: str) -> Iterator[tuple[str, list[tuple[str, tuple[int, ...]]], bool, str]]:
-    """Kind, arrays of the result, whether it only starts here, and the rest of the line."""
+def _messages(text: str) -> Iterator[tuple[str, list[tuple[str, tuple[int, ...]]], bool, Phase]]:
+    """Kind, arrays of the result, whether it only starts here, and the phase.
+
+    What the partitioner names itself belongs to the phase of what is scheduled before it.
+    """
+    phase = COMMIT
     for line in _of_loop(text):
+        if name := _PATH.search(line):
+            phase = phase_of(name[1])
         if match := _MESSAGE.match(line):
             arrays = [(array[1], _shape(array[2])) for array in _ARRAY.finditer(match[1])]
-            yield match[2], arrays, bool(match[3]), match[4]
+            yield match[2], arrays, bool(match[3]), phase
 
 
 def _of_loop(text: str) -> Iterator[str]:

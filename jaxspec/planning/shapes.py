@@ -87,7 +87,9 @@ def _head(target: LlamaConfig, path: Path | None, method: Method, dtype: jnp.dty
         config, settings = read.model, read.settings
     make, default = _HEADS[name]
     settings = default(target) if settings is None else settings
-    return nnx.eval_shape(lambda: make(config, dtype, settings)) if name != "layer-skip" else make(target, dtype, settings)
+    return (
+        nnx.eval_shape(lambda: make(config, dtype, settings)) if name != "layer-skip" else make(target, dtype, settings)
+    )
 
 
 def _find(path: Path | None, method: Method) -> Path | None:

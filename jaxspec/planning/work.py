@@ -29,9 +29,7 @@ class Work:
     collectives: tuple[Collective, ...] = ()
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.flops + other.flops, self.bytes + other.bytes, merged((*self.collectives, *other.collectives))
-        )
+        return Work(self.flops + other.flops, self.bytes + other.bytes, merged((*self.collectives, *other.collectives)))
 
     def times(self, number: float) -> "Work":
         """The same work so many times."""
