@@ -1,5 +1,6 @@
 """What `jaxspec plan` does: a model, a method and chips in; memory, time and gain out."""
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -27,6 +28,7 @@ from jaxspec.planning.reckoning import plain_seconds, with_costs, with_messages
 from jaxspec.planning.shapes import find_model, models_of
 from jaxspec.planning.table import show
 from jaxspec.planning.work import Collective, Parts, Work
+from jaxspec.protocols import is_chain
 
 DTYPE = jnp.dtype("bfloat16")
 
@@ -123,18 +125,15 @@ def _cuts(settings: Plan, where: Slice) -> dict[str, int]:
 
 
 def _rounds(settings: Plan, method: Method, program: Program) -> Rounds:
-    """As a bench file says, or of full depth and size."""
+    """As a bench file says, or as told: trees of full size, and chains of as many nodes as levels."""
     builder = program.spec.builder
-    most = Rounds(None, builder.depth, max(program.spec.verify_sizes))
     if settings.levels is not None and not 0 <= settings.levels <= builder.depth:
         raise ValueError(f"--levels {settings.levels}: {settings.method} drafts 0 to {builder.depth} levels a round")
     levels = builder.depth if settings.levels is None else settings.levels
-    if settings.tau is None:
-        return dataclasses.replace(most, levels=levels)
-    try:
-        return dataclasses.replace(most, tau=float(settings.tau), levels=levels)
-    except ValueError:
-        pass
+    nodes = levels + 1 if is_chain(builder) else max(program.spec.verify_sizes)
+    with contextlib.suppress(ValueError):
+        return Rounds(None if settings.tau is None else float(settings.tau), levels, nodes)
+    assert settings.tau is not None
     try:
         methods = json.loads(Path(settings.tau).read_text(encoding="utf-8"))["methods"]
         found = {values["resolved"]: values for values in methods.values()} | methods
