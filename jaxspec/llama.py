@@ -14,12 +14,16 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec import quantize
 from jaxspec.cache import KV, capacity, write_nodes
 from jaxspec.config import LlamaConfig, Rope
+from jaxspec.quantize import QuantizedKernel
 
 
 class Linear(nnx.Module):
-    """y = x @ kernel + bias; kernel [in, out], bias [out] or None."""
+    """y = x @ kernel + bias; kernel [in, out], quantised or not, bias [out] or None."""
+
+    kernel: nnx.Param | QuantizedKernel
 
     def __init__(self, rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str], *, bias: bool, dtype: jnp.dtype):
         scale = 1 / math.sqrt(shape[0])
@@ -99,7 +103,9 @@ class Attend:
 
 def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
     """The one place where activations meet weights."""
-    y = product(x, layer.kernel[...].astype(x.dtype))
+    kernel = layer.kernel
+    quantized = isinstance(kernel, QuantizedKernel)
+    y = quantize.product(x, kernel) if quantized else product(x, kernel[...].astype(x.dtype))
     return y if layer.bias is None else y + layer.bias[...].astype(x.dtype)
 
 
