@@ -14,9 +14,11 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec import quantize
 from jaxspec.cache import KV, capacity, write_nodes
 from jaxspec.config import LlamaConfig, Rope
 from jaxspec.mesh import constrain
+from jaxspec.quantize import QuantizedKernel
 
 STREAM = ("batch", None, "embed")
 """Logical axes of the residual stream. Held to, since the partitioner may cut its width, and then each norm asks all
@@ -24,7 +26,9 @@ chips for a sum."""
 
 
 class Linear(nnx.Module):
-    """y = x @ kernel + bias; kernel [in, out], bias [out] or None."""
+    """y = x @ kernel + bias; kernel [in, out], quantised or not, bias [out] or None."""
+
+    kernel: nnx.Param | QuantizedKernel
 
     def __init__(self, rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str], *, bias: bool, dtype: jnp.dtype):
         scale = 1 / math.sqrt(shape[0])
@@ -104,7 +108,9 @@ class Attend:
 
 def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
     """The one place where activations meet weights."""
-    y = product(x, layer.kernel[...].astype(x.dtype))
+    kernel = layer.kernel
+    quantized = isinstance(kernel, QuantizedKernel)
+    y = quantize.product(x, kernel) if quantized else product(x, kernel[...].astype(x.dtype))
     return y if layer.bias is None else y + layer.bias[...].astype(x.dtype)
 
 

@@ -29,24 +29,28 @@ class Checkpoint:
     heads: tuple[str, ...]
 
 
-def load(path: str | Path, dtype: str | None = None) -> Checkpoint:
+def load(path: str | Path, dtype: str | None = None, quantize: str | None = None) -> Checkpoint:
     """Loads a checkpoint that `jaxspec-convert llama` wrote.
 
     Args:
         path: the folder; `builtin` is the small model that comes with the package.
         dtype: of weights and computation; float32 on a CPU, bfloat16 on an accelerator unless told.
+        quantize: `int8` or `int4` makes the target's kernels integers as they are read (see `quantize.py`), which the
+            `config` then says; None leaves them as they are on disk.
 
     Raises:
-        CheckpointError: no such checkpoint, a damaged one, or one that does not fit into memory.
+        CheckpointError: no such checkpoint, a damaged one, one that does not fit into memory, or one that is
+            quantised otherwise.
+        ValueError: no such dtype or way to quantise, or Qwix is not installed.
     """
     path = locate(path)
     config = checkpoint.read_config(path)
-    chosen = compute_dtype(dtype)
-    checkpoint.check_fits(config.model, chosen)
+    chosen, how = compute_dtype(dtype), checkpoint.quantization(config, quantize, path)
+    checkpoint.check_fits(config.model, chosen, quantize=how)
     return Checkpoint(
         path=path,
-        config=config,
-        target=checkpoint.restore(path, chosen),
+        config=dataclasses.replace(config, quantize=how),
+        target=checkpoint.restore(path, chosen, how),
         tokenizer=load_tokenizer(path),
         heads=checkpoint.heads(path),
     )

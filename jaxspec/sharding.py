@@ -13,6 +13,7 @@ from flax import nnx
 
 from jaxspec.cache import AXES as KV_AXES
 from jaxspec.cache import KV
+from jaxspec.checkpoint import leaf_bytes
 from jaxspec.decode import DecodeState
 from jaxspec.mesh import DECODING, AnyMesh, Rules, model_size, sharding
 
@@ -70,8 +71,7 @@ def shardings(placed: Any) -> Any:
 
 def device_bytes(placed: Any) -> int:
     """Bytes that each device holds of something placed."""
-    local = lambda leaf: jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
-    return sum(part.size * part.dtype.itemsize for part in map(local, jax.tree.leaves(placed)))
+    return sum(leaf_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(placed))
 
 
 def make(build: Callable[..., T], placing: Callable[[T], T], *arguments: Any) -> T:

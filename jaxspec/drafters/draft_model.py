@@ -35,7 +35,8 @@ class DraftModel:
     def load_head(target: Checkpoint, path: Path, dtype: jnp.dtype) -> Llama:
         """Restores the draft model at `path`; raises CheckpointError where its vocabulary is not the target's."""
         check_same_vocabulary(target, path)
-        check_fits(read_config(path).model, dtype)
+        config = read_config(path)
+        check_fits(config.model, dtype, quantize=config.quantize)
         return restore(path, dtype)
 
     def taps(self, models) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from jaxspec.llama import Llama
 from jaxspec.loading import find_head
 from jaxspec.methods import Method, name_of, needs_head, needs_weights
 from jaxspec.protocols import Models
+from jaxspec.quantize import check, quantized
 
 _LLAMA3_ROPE = Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
 
@@ -53,15 +54,23 @@ def find_model(name: str) -> tuple[LlamaConfig, Path | None]:
         raise ValueError(f"--model {name!r}: {error}; the models known by name are {', '.join(MODELS)}") from error
 
 
-def models_of(config: LlamaConfig, path: Path | None, method: Method, dtype: jnp.dtype) -> Models:
+def models_of(
+    config: LlamaConfig, path: Path | None, method: Method, dtype: jnp.dtype, quantize: str | None = None
+) -> Models:
     """Target, head and predictor of a method, abstract: shapes without arrays.
 
     A head that the checkpoint at `path` has is taken as it is; of any other, its paper's shape.
 
+    Args:
+        quantize: what the target's kernels are quantised to; None: they are not.
+
     Raises:
-        ValueError: a draft model that is not there, whose shape nothing says.
+        ValueError: a draft model that is not there, whose shape nothing says; or Qwix is, which quantises, not there.
     """
+    check(quantize)
     target = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0), dtype=dtype))
+    if quantize is not None:
+        target = nnx.eval_shape(lambda target: quantized(target, quantize), target)
     draft = _head(config, path, method, dtype) if needs_head(method.drafter) else None
     models = Models(target=target, draft=draft)
     if not needs_weights(method.controller):
