@@ -305,7 +305,8 @@ def required_bytes(config: LlamaConfig, dtype: Any, quantize: str | None = None)
 
 def leaf_bytes(shape: tuple[int, ...], dtype: Any) -> int:
     """Bytes of an array on an accelerator, where two int4 share one."""
-    bits = 4 if jnp.dtype(dtype) == jnp.int4 else 8 * jnp.dtype(dtype).itemsize
+    known = dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype)  # the former: random keys
+    bits = 4 if known == jnp.int4 else 8 * known.itemsize
     return math.prod(shape) * bits // 8
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class Plan:
     """Sequences decoded together."""
     context: int = 2048
     """Tokens that the cache of each has room for."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Integers that the target's weights are rounded to; heads stay in bfloat16, as all does if not given."""
     mesh: str | None = None
     """data=N,model=M: sequences cut N ways, the model M ways; model = all chips if not given."""
     tau: str | None = None

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import Mesh
 
+from jaxspec.checkpoint import leaf_bytes
 from jaxspec.planning.phases import Phase, gather, phase_of
 from jaxspec.planning.work import Collective, Parts, Work, merged
 
@@ -23,6 +25,8 @@ SAME_VALUES = {
 PARTIAL = {"gather", "dynamic_slice", "slice"}
 WRITES = {"dynamic_update_slice": 1, "scatter": 2}
 """Operand that holds what is written, by the operation."""
+
+CACHE = 4  # axes of keys and of values; weights have fewer
 
 Arguments = frozenset[int]  # the arguments of the program that a value is made of, and of nothing else
 NONE: Arguments = frozenset()
@@ -128,20 +132,24 @@ class _Counter:
         contracted, (batched, _) = eqn.params["dimension_numbers"]
         left, out = eqn.invars[0].aval, eqn.outvars[0].aval
         flops = 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted[0])
-        weights = [i for made_of in operands for i in made_of]
-        if batched or not weights:
+        used = sorted({i for made_of in operands for i in made_of}, key=lambda i: _bytes(self.arguments[i]))
+        if not used or self.arguments[used[-1]].ndim == CACHE:
             self.flops[phase] += times * flops * (self.attention if batched else 1 / self.data)
             return
-        largest = max(weights, key=lambda i: _bytes(self.arguments[i]))
-        self.flops[phase] += times * flops * self.share(largest) / self.data
-        for axes, atom, made_of in zip(contracted, eqn.invars, operands, strict=True):
-            same_shape = largest in made_of and self.arguments[largest].shape == atom.aval.shape
-            if same_shape and any(_is_cut(self.arguments[largest], axis) for axis in axes):
-                self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times))
+        weight = self.arguments[used[-1]]
+        self.flops[phase] += times * flops * self.share(used[-1]) / self.data
+        if jnp.issubdtype(weight.dtype, jnp.integer):  # quantised, and perhaps taken in groups of inputs
+            summed = _is_cut(weight, weight.ndim - 2)
+        else:
+            sides = zip(contracted, eqn.invars, operands, strict=True)
+            mine = [axes for axes, atom, of in sides if used[-1] in of and atom.aval.shape == weight.shape]
+            summed = any(_is_cut(weight, axis) for axes in mine for axis in axes)
+        if summed:
+            self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times))
 
 
 def _bytes(array: Any) -> int:
-    return math.prod(array.shape) * array.dtype.itemsize
+    return leaf_bytes(array.shape, array.dtype)
 
 
 def _is_scalar(atom: Any) -> bool:

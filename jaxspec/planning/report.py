@@ -31,6 +31,7 @@ from jaxspec.planning.work import Collective, Parts, Work
 from jaxspec.protocols import is_chain
 
 DTYPE = jnp.dtype("bfloat16")
+SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "quantize")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,9 @@ def plan(settings: Plan) -> dict[str, Any]:
 
     def compose(method: Method) -> Program:
         spec = method.speculation(greedy=True, tree_sizes=ACCELERATOR_SIZES)
-        return place(spec, models_of(config, path, method, DTYPE), settings.batch_size, settings.context, mesh)
+        return place(
+            spec, models_of(config, path, method, DTYPE, settings.quantize), settings.batch_size, settings.context, mesh
+        )
 
     method = parse_method(settings.method)
     plain = plain_seconds(where, compose)
@@ -88,13 +91,7 @@ def plan(settings: Plan) -> dict[str, Any]:
     else:
         memory, faults = _sizes(program), []
     return {
-        "settings": {
-            **{name: getattr(settings, name) for name in ("model", "method", "topology", "device")},
-            "batch_size": settings.batch_size,
-            "context": settings.context,
-            "dtype": str(DTYPE),
-            "quantize": None,
-        },
+        "settings": {**{name: getattr(settings, name) for name in SETTINGS}, "dtype": str(DTYPE)},
         "resolved": str(method),
         "from": "the compiled loop, and data sheets" if where.is_tpu else "sizes and data sheets; nothing was compiled",
         "device": {"name": where.kind, "chips": where.chips, "mesh": sizes, **dataclasses.asdict(where.chip)},

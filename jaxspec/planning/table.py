@@ -21,7 +21,8 @@ def show(found: dict[str, Any], console: Console) -> None:
     say = lambda text, style=None: console.print(text, markup=False, style=style)
     device, settings = found["device"], found["settings"]
     cuts = ", ".join(f"{axis}={size}" for axis, size in device["mesh"].items())
-    say(f"{settings['model']} ({settings['dtype']}), {found['resolved']}")
+    weights = settings["quantize"] or settings["dtype"]
+    say(f"{settings['model']} ({weights}), {found['resolved']}")
     say(f"on {device['chips']} x {device['name']} ({cuts}), {settings['batch_size']} x {settings['context']} tokens")
     say(f"from {found['from']}: {device['source']}")
     if found["note"]:
