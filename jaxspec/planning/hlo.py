@@ -1,5 +1,6 @@
 """Reading what XLA compiled: messages between chips, by phase, and what it should never do inside the loop."""
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +31,7 @@ def collectives(text: str) -> dict[Phase, tuple[Collective, ...]]:
 
 
 def gathered(text: str, arguments: Iterable[Any]) -> list[str]:
-    """Messages of the loop whose result is one of these arguments, put together from the parts that chips hold.
+    """Messages of the loop whose result is one of these arguments, whole or as some of its axes are.
 
     Args:
         arguments: matrices and caches, as `jax.ShapeDtypeStruct`s with shardings.
@@ -38,10 +39,8 @@ def gathered(text: str, arguments: Iterable[Any]) -> list[str]:
     whole = set()
     for argument in arguments:
         local = argument.sharding.shard_shape(argument.shape)
-        cut = [axis for axis, length in enumerate(local) if length < argument.shape[axis]]
-        for some in range(1, 2 ** len(cut)):
-            joined = {axis for i, axis in enumerate(cut) if some >> i & 1}
-            whole.add(_plain(argument.shape[axis] if axis in joined else length for axis, length in enumerate(local)))
+        every = itertools.product(*zip(local, argument.shape, strict=True))
+        whole |= {_plain(shape) for shape in every if shape != local} | {_plain(argument.shape)}
     said = lambda kind, arrays: f"{kind} of {', '.join(f'{dtype}{list(shape)}' for dtype, shape in arrays)}"
     return [
         said(kind, arrays)
