@@ -69,7 +69,7 @@ def append(cache: KV, rows: KV, start: Int[Array, " B"]) -> KV:
 def grow(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:
     """The same cache with capacity for `rows` rows."""
     pad = lambda x, axis: jnp.pad(x, [(0, rows - x.shape[axis] if i == axis else 0) for i in range(4)])
-    return tuple(KV(k=pad(layer.k, 3), v=pad(layer.v, 2)) for layer in cache)
+    return tuple(KV(k=constrain(pad(layer.k, 3), *AXES), v=constrain(pad(layer.v, 2), *AXES)) for layer in cache)
 
 
 def capacity(cache: tuple[KV, ...]) -> int:

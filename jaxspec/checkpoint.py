@@ -18,12 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from rich import filesize
 
 from jaxspec.config import LlamaConfig
 from jaxspec.llama import Llama
-from jaxspec.quantize import KINDS, is_quantized, kind_of, pack, quantized
+from jaxspec.quantize import KINDS, is_quantized, kind_of, leaf_bytes, pack, quantized
 from jaxspec.quantize import check as check_quantization
+from jaxspec.sharding import device_bytes, move, place
 
 FORMAT = "jaxspec"
 FORMAT_VERSION = 1
@@ -139,12 +141,13 @@ def abstract(config: LlamaConfig, quantize: str | None = None) -> Llama:
     return whole if quantize is None else nnx.eval_shape(lambda model: quantized(model, quantize), whole)
 
 
-def restore(path: Path | str, dtype: Any = None, quantize: str | None = None) -> Llama:
-    """Loads the target of a checkpoint onto the default device.
+def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quantize: str | None = None) -> Llama:
+    """Loads the target of a checkpoint.
 
     Args:
         path: a checkpoint folder.
         dtype: dtype of every parameter that is a float; None keeps the one that `config.json` names.
+        mesh: as `mesh.split` gives it, over which each parameter is read in parts; None: the default device.
         quantize: `int8` or `int4` makes the kernels integers as they come; None leaves them as they are on disk.
 
     Raises:
@@ -154,10 +157,12 @@ def restore(path: Path | str, dtype: Any = None, quantize: str | None = None) ->
     config = read_config(path)
     how = quantization(config, quantize, path)
     params, dtype = Path(path) / "params", config.dtype if dtype is None else dtype
+    placed = lambda module: module if mesh is None else place(module, mesh)
     if how == config.quantize:
-        return load_params(params, abstract(config.model, how), dtype)
-    values = read_packed(params, abstract(config.model), dtype, how)
-    return dict_to_module(abstract(config.model, how), values)
+        return load_params(params, placed(abstract(config.model, how)), dtype)
+    module = placed(abstract(config.model, how))
+    values = read_packed(params, placed(abstract(config.model)), dtype, how)
+    return dict_to_module(module, values if mesh is None else move(values, module_to_dict(module)))
 
 
 def quantization(config: CheckpointConfig, wanted: str | None, path: Path | str) -> str | None:
@@ -211,6 +216,7 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
     """Writes (dotted name, array) pairs as Orbax parameters, holding about `group_bytes` of them at a time.
 
     `path` must not exist; it appears when everything is written. Beside it Orbax keeps `NAME.partial_save` until then.
+    Of several processes all call this, and each writes its part of arrays that lie on a mesh.
     """
     import orbax.checkpoint.experimental.v1 as ocp
 
@@ -244,22 +250,30 @@ def read_arrays(path: Path | str, names: Collection[str]) -> dict[str, np.ndarra
 
 
 def load_params(path: Path | str, module: M, dtype: Any = None) -> M:
-    """Fills an abstract module from Orbax parameters, cast to `dtype` tensor by tensor; None keeps each one's own."""
-    stored = read_shapes(path)
-    check_names(module_to_dict(module), stored, str(path))
-    return dict_to_module(module, _load(path, {name: _wanted(name, meta, dtype) for name, meta in stored.items()}))
+    """Fills an abstract module from Orbax parameters, cast to `dtype` tensor by tensor; None keeps each one's own.
+
+    Each goes to the sharding that its `jax.ShapeDtypeStruct` has, of which a process reads its own part; else to the
+    default device.
+    """
+    stored, places = read_shapes(path), module_to_dict(module)
+    check_names(places, stored, str(path))
+    wanted = {name: _wanted(name, meta, dtype, places[name].sharding) for name, meta in stored.items()}
+    return dict_to_module(module, _load(path, wanted))
 
 
 def read_packed(path: Path | str, module: nnx.Module, dtype: Any, how: str) -> dict[str, Any]:
     """Dotted name → array of Orbax parameters, quantised in groups as they are read, so that few are there as floats.
 
     Args:
-        module: abstract, as it is on disk.
+        module: abstract, as it is on disk, with the shardings to read it into, if any.
         dtype: of what stays a float.
     """
-    stored = read_shapes(path)
-    check_names(module_to_dict(module), stored, str(path))
-    wanted = ((name, _wanted(name, meta, None if kind_of(name, how) else dtype)) for name, meta in stored.items())
+    stored, places = read_shapes(path), module_to_dict(module)
+    check_names(places, stored, str(path))
+    wanted = (
+        (name, _wanted(name, meta, None if kind_of(name, how) else dtype, places[name].sharding))
+        for name, meta in stored.items()
+    )
     found: dict[str, Any] = {}
     for group in _groups(wanted, GROUP_BYTES):
         arrays = _load(path, {name: group.get(name, _skip()) for name in stored})
@@ -268,10 +282,10 @@ def read_packed(path: Path | str, module: nnx.Module, dtype: Any, how: str) -> d
     return found
 
 
-def _wanted(name: str, meta: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+def _wanted(name: str, meta: Any, dtype: Any, place: Any) -> jax.ShapeDtypeStruct:
     """What to read a stored parameter as: in `dtype` unless that is None, or integers and their scales."""
     kept = dtype is None or is_quantized(name)
-    where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    where = place or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(meta.shape, jnp.dtype(meta.dtype if kept else dtype), sharding=where)
 
 
@@ -301,13 +315,6 @@ def required_bytes(config: LlamaConfig, dtype: Any, quantize: str | None = None)
     """Bytes on an accelerator of all parameters, from their shapes: floats in `dtype`, kernels quantised if wanted."""
     leaves = module_to_dict(abstract(config, quantize)).items()
     return sum(leaf_bytes(leaf.shape, leaf.dtype if is_quantized(name) else dtype) for name, leaf in leaves)
-
-
-def leaf_bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    """Bytes of an array on an accelerator, where two int4 share one."""
-    known = dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype)  # the former: random keys
-    bits = 4 if known == jnp.int4 else 8 * known.itemsize
-    return math.prod(shape) * bits // 8
 
 
 def parameter_count(config: LlamaConfig) -> int:
@@ -359,6 +366,16 @@ def check_fits(
         f"the model needs {filesize.decimal(weights + cache)} ({parts}) and {device.platform}:{device.id} has "
         f"{filesize.decimal(free)} free; choose a smaller model, dtype, batch or length"
     )
+
+
+def check_parts_fit(config: LlamaConfig, dtype: Any, mesh: Mesh, quantize: str | None = None) -> None:
+    """Raises CheckpointError where a device's part of the parameters on a split mesh exceeds its free memory."""
+    needed, device = device_bytes(place(abstract(config, quantize), mesh, dtype=dtype)), mesh.local_devices[0]
+    if needed > (free := available_bytes(device)):
+        raise CheckpointError(
+            f"each device needs {filesize.decimal(needed)} for its part of the model and {device.platform}:{device.id} "
+            f"has {filesize.decimal(free)} free; choose a larger axis `model` of the mesh, or a smaller model or dtype"
+        )
 
 
 def _groups(params: Iterable[tuple[str, Any]], group_bytes: int) -> Iterator[dict[str, Any]]:

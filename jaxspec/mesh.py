@@ -1,11 +1,12 @@
 """A mesh of devices, and the one table that says which axis of an array is cut along which axes of the mesh.
 
 Users give two numbers: `data` cuts the batch, `model` the weights (tensor parallelism, as in Megatron,
-arXiv:1909.08053). Attention can be cut no finer than its heads, so that the axis `model` is split once more by the heads
-of the model at hand (`split`): along `kv` devices have KV heads of their own, along `group` they share those and have
-query heads of their own, along `spare` they share query heads too. Vocabulary and MLP are cut along all three.
+arXiv:1909.08053). Attention can be cut no finer than its heads, so that the axis `model` is split once more, by the
+heads of the model at hand (`split`): along `kv` devices have KV heads of their own, along `group` they share those and
+have query heads of their own, along `spare` they share query heads too. Vocabulary and MLP are cut along all three.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,6 +36,9 @@ DECODING: Rules = {
     "label": (),
 }
 """Logical axis of an array, as `nnx.Param(..., axes=...)` names it → axes of the mesh that it is cut along."""
+
+REPLICATED: Rules = dict.fromkeys(DECODING, ())
+"""Nothing is cut."""
 
 TRAINING: Rules = {**DECODING, "embed": ("data",)}
 """The same with every weight cut along the batch's axis too, and gathered where it is used (FSDP, arXiv:2304.11277)."""
@@ -85,6 +89,11 @@ def by_heads(model: int, config: LlamaConfig) -> tuple[int, int, int]:
     kv = math.gcd(model, config.num_kv_heads)
     group = math.gcd(model // kv, config.num_heads // config.num_kv_heads)
     return kv, group, model // kv // group
+
+
+def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+    """Makes a mesh current, where there is one."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def model_size(mesh: AnyMesh) -> int:

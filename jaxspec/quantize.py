@@ -97,6 +97,13 @@ def product(x: Float[Array, "*B I"], kernel: QuantizedKernel) -> Float[Array, "*
     return qwix().dot(x, _joined(kernel.values[...], kernel.scale[...], x.dtype))
 
 
+def leaf_bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    """Bytes of an array on an accelerator, where two int4 share one."""
+    known = dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype)  # the former: random keys
+    bits = 4 if known == jnp.int4 else 8 * known.itemsize
+    return math.prod(shape) * bits // 8
+
+
 def check(how: str | None) -> None:
     """Raises ValueError for what is no way to quantise, or where Qwix is absent."""
     if how is None:

@@ -79,7 +79,7 @@ class Eagle:
         """Restores the head at `path`; raises CheckpointError where it was trained for another target."""
         config = read_head(path, NAME)
         check_same_shape(path, config.model, target.config.model)
-        return load_head(path, lambda: EagleHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype)
+        return load_head(path, lambda: EagleHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype, target.mesh)
 
     def taps(self, models) -> tuple[int, ...]:
         return ()

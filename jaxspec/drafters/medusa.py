@@ -76,7 +76,7 @@ class Medusa:
         config = read_head(path, NAME)
         check_same_shape(path, config.model, target.config.model)
         width, vocab = config.model.hidden_size, config.model.vocab_size
-        return load_head(path, lambda: MedusaHeads.blank(width, vocab, **config.settings), dtype)
+        return load_head(path, lambda: MedusaHeads.blank(width, vocab, **config.settings), dtype, target.mesh)
 
     def taps(self, models) -> tuple[int, ...]:
         return ()

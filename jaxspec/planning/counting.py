@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import Mesh
 
-from jaxspec.checkpoint import leaf_bytes
 from jaxspec.planning.phases import Phase, gather, phase_of
 from jaxspec.planning.work import Collective, Parts, Work, merged
+from jaxspec.quantize import leaf_bytes
 
 SAME_VALUES = {
     "convert_element_type", "transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy",

@@ -1,15 +1,14 @@
 """What XLA makes of the loop for TPUs: the messages that the shapes demand, and no cache or weight put together."""
 
-import dataclasses
 import importlib.util
 import re
 
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import cache, mesh, sharding
+from jaxspec import mesh, sharding
 from jaxspec.config import LlamaConfig
-from jaxspec.decode import DRAFTING, LEVEL, decode
+from jaxspec.decode import DRAFTING, LEVEL
 from jaxspec.engine import ACCELERATOR_SIZES
 from jaxspec.methods import parse_method
 from jaxspec.planning import hlo, program
@@ -51,10 +50,9 @@ needs_libtpu = pytest.mark.skipif(
 def nothing_left(monkeypatch):
     """Heads are cut however small, and no program is taken for one that was traced under other rules."""
     monkeypatch.setattr(sharding, "REPLICATED_BELOW", 0)
-    LOOP = program.LOOP
-    LOOP.clear_cache()
+    program.LOOP.clear_cache()
     yield
-    LOOP.clear_cache()
+    program.LOOP.clear_cache()
 
 
 def compiled(name: str, batch: int = 1) -> tuple[Program, str]:
@@ -66,7 +64,7 @@ def compiled(name: str, batch: int = 1) -> tuple[Program, str]:
 
 
 def faults(placed: Program, text: str) -> list[str]:
-    """Weights and caches that are put together, caches that are copied, and parts that are not what a chip should hold."""
+    """Weights and caches put together, caches that are copied, and parts that are not what a chip should hold."""
     found = hlo.gathered(text, hlo.cut_arguments((placed.models, placed.state.cache)))
     found += hlo.copied(text, hlo.cut_arguments(placed.state.cache))
     parts = re.findall(r"= bf16\[([\d,]+)\]\S* parameter\(\d+\).*op_name=\"([^\"]+)\"", text)

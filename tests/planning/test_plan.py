@@ -1,21 +1,12 @@
 """`jaxspec plan` where nothing is compiled: sizes by hand, the work of a round by hand, refusals, output."""
 
 import dataclasses
-import json
-from pathlib import Path
 
-import jax.numpy as jnp
 import pytest
 
-from jaxspec.builders.pruned import Pruned
-from jaxspec.cli import Command
-from jaxspec.console import parse
-from jaxspec.methods import parse_method
-from jaxspec.planning import program, report
+from jaxspec.planning import report
 from jaxspec.planning.command import Plan
-from jaxspec.planning.devices import CHIPS, parse_slice
-from jaxspec.planning.shapes import MODELS, find_model
-from jaxspec.planning.work import Collective, Work
+from jaxspec.planning.shapes import MODELS
 
 CHIPS_OF_A_BOX = 8
 
