@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core
-from jax.sharding import Mesh
 
+from jaxspec.mesh import AnyMesh
 from jaxspec.planning.phases import Phase, gather, phase_of
 from jaxspec.planning.work import Collective, Parts, Work, merged
 from jaxspec.quantize import leaf_bytes
@@ -32,7 +32,7 @@ Arguments = frozenset[int]  # the arguments of the program that a value is made 
 NONE: Arguments = frozenset()
 
 
-def count(traced: Any, arguments: Any, mesh: Mesh) -> Parts:
+def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
     """What the parts of a round do, of a traced `decode.decode`.
 
     Args:
@@ -51,7 +51,7 @@ def count(traced: Any, arguments: Any, mesh: Mesh) -> Parts:
 class _Counter:
     """Goes through a program and those inside it, and adds up by phase."""
 
-    def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: Mesh):
+    def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: AnyMesh):
         self.arguments = arguments
         self.data = mesh.shape["data"]
         self.attention = 1 / (self.data * mesh.shape["kv"] * mesh.shape["group"])  # of all heads, those of one chip

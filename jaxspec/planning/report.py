@@ -45,12 +45,13 @@ class Rounds:
     """
 
     tau: float | None
-    levels: float
-    nodes: float
+    levels: int | float
+    nodes: int | float
 
 
 def run(settings: Plan) -> None:
     """Plans, prints, and writes the file if one is wanted."""
+    jax.config.update("jax_platforms", "cpu")  # no device is needed, and none should be taken
     found = plan(settings)
     show(found, Console(highlight=False))
     if settings.json is not None:
