@@ -64,18 +64,19 @@ def make_mesh(*, data: int = 1, model: int = 1, devices: Sequence[Any] | None = 
 
 def parse_mesh(text: str) -> Mesh:
     """The mesh that `data=2,model=4` names; an axis that is left out has one device. Raises ValueError."""
-    return make_mesh(**read_sizes(text))
+    sizes = read_sizes(text)
+    return make_mesh(data=sizes["data"], model=sizes["model"])
 
 
 def read_sizes(text: str) -> dict[str, int]:
-    """The sizes of the axes that `data=2,model=4` names. Raises ValueError."""
+    """The sizes of both axes from `data=2,model=4`; 1 of one that is left out. Raises ValueError."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
         if name not in ("data", "model") or name in sizes or not size.isdecimal():
             raise ValueError(f"--mesh {text!r}: write data=N,model=M, each once, with whole numbers")
         sizes[name] = int(size)
-    return sizes
+    return {"data": 1, "model": 1, **sizes}
 
 
 def split(mesh: Mesh, config: LlamaConfig) -> Mesh:

@@ -115,8 +115,7 @@ def _where(settings: Plan) -> Slice:
 
 
 def _cuts(settings: Plan, where: Slice) -> dict[str, int]:
-    sizes = {"data": 1, "model": where.chips} if settings.mesh is None else {"data": 1, "model": 1}
-    sizes |= read_sizes(settings.mesh) if settings.mesh else {}
+    sizes = {"data": 1, "model": where.chips} if settings.mesh is None else read_sizes(settings.mesh)
     if sizes["data"] * sizes["model"] != where.chips:
         raise ValueError(f"--mesh {settings.mesh}: data x model must be the {where.chips} chips of {where}")
     return sizes

@@ -1,7 +1,6 @@
 """What a part of a round has to do, on each chip."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 
@@ -39,9 +38,10 @@ class Work:
 
 def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
     """Those alike counted together, the most bytes first."""
-    counts: dict[tuple[str, int], int | float] = Counter()
+    counts: dict[tuple[str, int], int | float] = {}
     for each in collectives:
-        counts[each.kind, each.bytes] += each.count
+        kind = each.kind, each.bytes
+        counts[kind] = counts.get(kind, 0) + each.count
     found = [Collective(kind, size, count) for (kind, size), count in counts.items()]
     return tuple(sorted(found, key=lambda each: (-each.bytes * each.count, each.kind)))
 

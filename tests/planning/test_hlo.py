@@ -80,7 +80,7 @@ def faults(placed: Program, text: str) -> list[str]:
         "eagle+eagle2,total=6,depth=2,width=2",
         "early-exit+chain,length=2+cali-ts",
         "edd+pruned,cost=0.2,depth=2,total=6",
-        "layer-skip+chain,length=2+adaptive",
+        pytest.param("layer-skip+chain,length=2+adaptive", marks=pytest.mark.soak),
     ],
 )
 def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
@@ -89,8 +89,9 @@ def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
     counted, sent = placed.count(placed.trace()), hlo.collectives(text)
     works = {DRAFTING: counted.draft, LEVEL: counted.level} | {f"verify{n}": work for n, work in counted.verify.items()}
     for phase, work in works.items():
-        ours = {each for each in sent.get(phase, ()) if each.kind == "all-reduce" and _is_of_rows(each)}
-        assert ours == set(work.collectives), phase
+        ours = [each for each in sent.get(phase, ()) if _is_of_rows(each)]  # some of which XLA puts into one
+        total = lambda messages: sum(each.bytes * each.count for each in messages)
+        assert total(ours) == total(work.collectives), phase
     # What is left are logits of a drafted level, and the largest of logits.
     others = [each for several in sent.values() for each in several if not _is_of_rows(each)]
     widest = max(1, getattr(parse_method(name).builder, "width", 1))
@@ -106,11 +107,7 @@ def _is_of_rows(message: Collective) -> bool:
 @pytest.mark.parametrize("rule", ["vocab", "heads", "kv_heads", "mlp"])
 def test_without_a_rule_it_would_not_pass(rule: str, monkeypatch):
     monkeypatch.setitem(mesh.DECODING, rule, ())
-    assert faults(*compiled("plain"))
-
-
-@needs_libtpu
-def test_a_cache_cut_unlike_its_heads_is_put_together(monkeypatch):
-    monkeypatch.setitem(mesh.DECODING, "kv_heads", ())
-    found = [fault for fault in faults(*compiled("plain")) if fault.startswith("all-gather")]
-    assert any("[1, 4, 128, 640]" in fault for fault in found)
+    found = faults(*compiled("plain"))
+    assert found
+    if rule == "kv_heads":  # query heads stay cut, unlike the cache that they read
+        assert any(fault.startswith("all-gather of bf16[1, 4, 128, 640]") for fault in found)

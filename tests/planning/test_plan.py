@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec import cli, sharding
+from jaxspec.builders.pruned import Pruned
 from jaxspec.config import LlamaConfig
 from jaxspec.methods import parse_method
 from jaxspec.planning import program, report
@@ -139,10 +140,11 @@ def test_a_bench_file_tells_what_rounds_are_like(jaxspec, tmp_path):
 
 def test_builders_learn_costs_from_the_roofline():
     settings = Plan(model="builtin", method="early-exit+pruned", device="h100-80g:1", context=256)
-    method = parse_method(report.plan(settings)["resolved"])
-    assert method.builder.cost is not None
+    builder = parse_method(report.plan(settings)["resolved"]).builder
+    assert isinstance(builder, Pruned)
+    assert builder.cost is not None
     # Its exit comes after one of the target's layers, and has a layer and a head of its own: less than the whole.
-    assert 0 < method.builder.cost < 1
+    assert 0 < builder.cost < 1
 
 
 @pytest.mark.parametrize(
