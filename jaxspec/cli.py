@@ -12,6 +12,7 @@ from tyro import conf
 from jaxspec.console import parse, run
 from jaxspec.devices import Devices
 from jaxspec.evaluate.command import Bench, Calibrate, Compare, Report, Sweep
+from jaxspec.planning.command import Plan
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine
@@ -218,6 +219,7 @@ Command = (
     | Annotated[Sweep, conf.subcommand("sweep")]
     | Annotated[Report, conf.subcommand("report")]
     | Annotated[Calibrate, conf.subcommand("calibrate")]
+    | Annotated[Plan, conf.subcommand("plan")]
     | Annotated[Methods, conf.subcommand("methods")]
     | Annotated[Env, conf.subcommand("env")]
     | Annotated[Demo, conf.subcommand("demo")]

@@ -46,7 +46,9 @@ class Checkpoint:
             yield
 
 
-def load(path: str | Path, dtype: str | None = None, mesh: Mesh | None = None) -> Checkpoint:
+def load(
+    path: str | Path, dtype: str | None = None, mesh: Mesh | None = None, quantize: str | None = None
+) -> Checkpoint:
     """Loads a checkpoint that `jaxspec-convert llama` wrote.
 
     Args:
@@ -54,24 +56,28 @@ def load(path: str | Path, dtype: str | None = None, mesh: Mesh | None = None) -
         dtype: of weights and computation; float32 on a CPU, bfloat16 on an accelerator unless told.
         mesh: as `make_mesh` gives it, to spread the weights over, each read straight into its parts. Where several
             devices keep the same KV heads, stderr says so.
+        quantize: `int8` or `int4` makes the target's kernels integers as they are read (see `quantize.py`), which the
+            `config` then says; None leaves them as they are on disk.
 
     Raises:
-        CheckpointError: no such checkpoint, a damaged one, or one that does not fit into memory.
+        CheckpointError: no such checkpoint, a damaged one, one that does not fit into memory, or one that is
+            quantised otherwise.
+        ValueError: no such dtype or way to quantise, or Qwix is not installed.
     """
     path = locate(path)
     config = checkpoint.read_config(path)
-    chosen = compute_dtype(dtype)
+    chosen, how = compute_dtype(dtype), checkpoint.quantization(config, quantize, path)
     if mesh is None:
-        checkpoint.check_fits(config.model, chosen)
+        checkpoint.check_fits(config.model, chosen, quantize=how)
     else:
         mesh = split(mesh, config.model)
-        checkpoint.check_parts_fit(config.model, chosen, mesh)
+        checkpoint.check_parts_fit(config.model, chosen, mesh, how)
         if (shared := shared_heads(mesh, config.model)) and jax.process_index() == 0:
             print(shared, file=sys.stderr, flush=True)
     return Checkpoint(
         path=path,
-        config=config,
-        target=checkpoint.restore(path, chosen, mesh),
+        config=dataclasses.replace(config, quantize=how),
+        target=checkpoint.restore(path, chosen, mesh, how),
         tokenizer=load_tokenizer(path),
         heads=checkpoint.heads(path),
         mesh=mesh,

@@ -21,7 +21,7 @@ from jaxspec.config import LlamaConfig
 AXES = ("data", "kv", "group", "spare")
 """Axes of the mesh of a model, as `split` gives it; `kv` x `group` x `spare` is what users call `model`."""
 
-AnyMesh = Mesh | AbstractMesh
+AnyMesh = Mesh | AbstractMesh  # the latter of devices that are not at hand
 Rules = Mapping[str, tuple[str, ...]]
 
 DECODING: Rules = {
@@ -31,6 +31,7 @@ DECODING: Rules = {
     "heads": ("kv", "group"),
     "kv_heads": ("kv",),
     "embed": (),
+    "input": ("kv", "group", "spare"),  # of a head's square matrices: a sum over chips is less than reading them whole
     "level": (),  # of the calibrator: depth in the tree, and its two classes
     "label": (),
 }
@@ -63,13 +64,19 @@ def make_mesh(*, data: int = 1, model: int = 1, devices: Sequence[Any] | None = 
 
 def parse_mesh(text: str) -> Mesh:
     """The mesh that `data=2,model=4` names; an axis that is left out has one device. Raises ValueError."""
+    sizes = read_sizes(text)
+    return make_mesh(data=sizes["data"], model=sizes["model"])
+
+
+def read_sizes(text: str) -> dict[str, int]:
+    """The sizes of both axes from `data=2,model=4`; 1 of one that is left out. Raises ValueError."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
         if name not in ("data", "model") or name in sizes or not size.isdecimal():
             raise ValueError(f"--mesh {text!r}: write data=N,model=M, each once, with whole numbers")
         sizes[name] = int(size)
-    return make_mesh(data=sizes.get("data", 1), model=sizes.get("model", 1))
+    return {"data": 1, "model": 1, **sizes}
 
 
 def split(mesh: Mesh, config: LlamaConfig) -> Mesh:

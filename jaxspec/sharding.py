@@ -4,12 +4,12 @@ A place is written into a `jax.ShapeDtypeStruct`, as its sharding: so that what 
 disk (`checkpoint.load_params`) or compiled for, without an array having been.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding
 
@@ -20,6 +20,7 @@ from jaxspec.decode import DecodeState, Speculation
 from jaxspec.hosts import put
 from jaxspec.mesh import DECODING, REPLICATED, AnyMesh, Rules, constrain, sharding
 from jaxspec.protocols import Models
+from jaxspec.quantize import leaf_bytes
 
 M = TypeVar("M", bound=nnx.Module)
 T = TypeVar("T")
@@ -94,19 +95,27 @@ def shardings(placed: Any) -> Any:
 
 def device_bytes(placed: Any) -> int:
     """Bytes that each device holds of something placed."""
-    local = lambda leaf: jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
-    return sum(part.size * part.dtype.itemsize for part in map(local, jax.tree.leaves(placed)))
+    return sum(leaf_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(placed))
 
 
 def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeState) -> DecodeState:
     """What `use` makes of every array of a state and its logical axes."""
-    of_kv = lambda layer: KV(k=use(layer.k, KV_AXES), v=use(layer.v, KV_AXES))
-    of = lambda leaf: of_kv(leaf) if isinstance(leaf, KV) else use(leaf, ("batch",) if leaf.ndim else ())
-    used = jax.tree.map(of, dataclasses.replace(state, eos=None), is_leaf=lambda leaf: isinstance(leaf, KV))
-    return dataclasses.replace(used, eos=use(state.eos, ()))  # the one array that is not of rows
+    eos = jax.tree_util.GetAttrKey("eos")  # the one array that is not of rows
+
+    def of(path: tuple, leaf: Any) -> Any:
+        if isinstance(leaf, KV):
+            return jax.tree.map(lambda part: use(part, KV_AXES), leaf)
+        return use(leaf, ("batch",) if leaf.ndim and path[0] != eos else ())
+
+    return jax.tree_util.tree_map_with_path(of, state, is_leaf=lambda leaf: isinstance(leaf, KV))
 
 
 def _at(
     leaf: Any, mesh: AnyMesh, axes: tuple[str | None, ...], rules: Rules = DECODING, dtype: Any = None
 ) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=sharding(mesh, axes, leaf.shape, rules))
+    return jax.ShapeDtypeStruct(leaf.shape, _wanted(leaf, dtype), sharding=sharding(mesh, axes, leaf.shape, rules))
+
+
+def _wanted(leaf: Any, dtype: Any) -> Any:
+    """The dtype asked for, of floats; quantised values keep theirs."""
+    return dtype if dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype

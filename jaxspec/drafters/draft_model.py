@@ -36,11 +36,12 @@ class DraftModel:
     def load_head(target: Checkpoint, path: Path, dtype: jnp.dtype) -> Llama:
         """Restores the draft model at `path`; raises CheckpointError where its vocabulary is not the target's."""
         check_same_vocabulary(target, path)
-        config = read_config(path).model
+        config = read_config(path)
         if target.mesh is None:
-            check_fits(config, dtype)
+            check_fits(config.model, dtype, quantize=config.quantize)
             return restore(path, dtype)
-        return load_params(path / "params", place_head(abstract(config), target.mesh, dtype), dtype)
+        whole = abstract(config.model, config.quantize)
+        return load_params(path / "params", place_head(whole, target.mesh, dtype), dtype)
 
     def taps(self, models) -> tuple[int, ...]:
         return ()

@@ -30,7 +30,7 @@ class MedusaHead(nnx.Module):
     """One head: a residual block (D → D) and an LM head of its own (D → vocabulary)."""
 
     def __init__(self, width: int, vocab: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.dtype("float32")):
-        self.residual = Linear(rngs, (width, width), ("embed", "embed"), bias=True, dtype=dtype)
+        self.residual = Linear(rngs, (width, width), ("input", "embed"), bias=True, dtype=dtype)
         self.head = Linear(rngs, (width, vocab), ("embed", "vocab"), bias=False, dtype=dtype)
 
 
