@@ -73,12 +73,14 @@ class Method:
 
     Attributes:
         head: folder under CKPT/heads, or a path; None where the drafter has no weights.
+        verification: in place of the rule that fits the builder; only simulation has one (`evaluate/simulate.py`).
     """
 
     drafter: Drafter
     builder: TreeBuilder
     controller: Controller
     head: str | None = None
+    verification: Rule | None = None
 
     def __str__(self) -> str:
         """The method with every setting, in the form that `parse_method` reads."""
@@ -97,6 +99,8 @@ class Method:
 
     def rule(self, greedy: bool) -> Rule:
         """The lossless verification for this builder: greedy at temperature 0, else what its children demand."""
+        if self.verification is not None:
+            return self.verification
         if greedy:
             return Greedy()
         return Candidates() if self.builder.prunes or self.builder.depth == 0 else Sampled()

@@ -1,0 +1,120 @@
+"""Simulated decoding: the acceptance comes out that was put in, whatever the weights."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import engine
+from jaxspec.checkpoint import CheckpointConfig, CheckpointError, write_config
+from jaxspec.evaluate import simulate
+from jaxspec.evaluate.metrics import count
+from jaxspec.evaluate.simulate import Replayed
+from jaxspec.loading import Checkpoint
+from jaxspec.methods import parse_method
+from jaxspec.tree import add, plant
+from tests.evaluate import tiny
+
+SHAPE = dataclasses.replace(tiny.MODEL, num_layers=2, max_length=1024)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    folder = tmp_path_factory.mktemp("shape")
+    write_config(folder, CheckpointConfig("llama", SHAPE, "float32", "float32", "jaxspec", eos=(3,)))
+    return simulate.random_checkpoint(folder)
+
+
+def forked(rows: int):
+    """Root 0 with children 1 and 2; 3 under 2 and 4 under 3: the deepest path is 0, 2, 3, 4."""
+    tree = plant(jnp.zeros(rows, jnp.int32), 6, None)
+    for slots, parent in (([1, 2], [0, 0]), ([3], [2]), ([4], [3])):
+        spread = lambda values, kind=jnp.int32: jnp.broadcast_to(jnp.array(values, kind), (rows, len(values)))
+        own = spread(slots)
+        tree = add(
+            tree, jnp.array(slots), own, spread(parent), -own.astype(jnp.float32), spread([1] * len(slots), bool)
+        )
+    return tree
+
+
+def test_acceptance_by_position_is_what_was_asked_for():
+    """On a tree too, where it is that of the deepest path; the last chance goes on beyond the list."""
+    rows, chances = 20_000, (0.9, 0.5)
+    logits = jax.random.normal(jax.random.key(1), (rows, 6, 11))
+    verdict = Replayed(chances).verify(jax.random.split(jax.random.key(0), rows), None, forked(rows), logits, 5)
+    accepted = np.asarray(verdict.accepted)
+    reached = [(accepted >= i).sum() for i in range(5)]
+    assert reached[0] == rows and reached[4] == 0  # it is three levels deep, and has room for five
+    for i, chance in enumerate((0.9, 0.5, 0.5)):
+        assert reached[i + 1] / reached[i] == pytest.approx(chance, abs=0.02)
+    steps = np.array([0, 2, 3, 4])
+    expected = steps[np.minimum(np.arange(6), accepted[:, None])]
+    np.testing.assert_array_equal(verdict.path, expected)
+    says = np.asarray(logits).argmax(-1)[np.arange(rows), expected[:, -1]]
+    np.testing.assert_array_equal(verdict.next_token, says)  # so that no logit goes uncomputed
+
+
+def test_a_row_draws_for_itself():
+    keys, logits = jax.random.split(jax.random.key(0), 8), jnp.zeros((8, 6, 11))
+    whole = Replayed((0.5,)).verify(keys, None, forked(8), logits, 3)
+    alone = Replayed((0.5,)).verify(keys[3:4], None, forked(1), logits[:1], 3)
+    assert len(set(np.asarray(whole.accepted).tolist())) > 1
+    assert whole.accepted[3] == alone.accepted[0]
+
+
+def test_decoding_replays_it(model: Checkpoint, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine, "CPU_SIZES", ())
+    simulated = simulate.engine(model, parse_method("eagle+chain,length=2"), (0.8, 0.6))
+    found = simulated.generate([[1, 2, 3]] * 4, max_new_tokens=200)
+    assert all(len(one.tokens) == 200 and one.finish_reason == "length" for one in found)  # random text never ends
+    counts = count([one.history for one in found])
+    assert counts.acceptance_by_position == pytest.approx((0.8, 0.6), abs=0.1)
+
+
+@pytest.mark.parametrize("method", ["early-exit", "edd", "medusa", "draft-model", "layer-skip", "eagle"])
+def test_every_trained_drafter_gets_weights_of_the_shape(method: str, model: Checkpoint):
+    head = simulate.random_head(parse_method(method).drafter, SHAPE, jnp.bfloat16)
+    arrays = jax.tree.leaves(head)
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in arrays)
+    assert bool(arrays) == (method != "layer-skip")
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("eagle+eagle2", "eagle2 goes by the confidence of drafts, .* chain, static"),
+        ("eagle+chain+threshold", "threshold goes by the confidence"),
+        ("ngram", "ngram drafts from the text, which is random here"),
+    ],
+)
+def test_what_random_weights_cannot_show_is_refused(method: str, says: str, model: Checkpoint):
+    with pytest.raises(ValueError, match=says):
+        simulate.engine(model, parse_method(method), (0.5,))
+
+
+def test_a_shape_is_read_from_either_config(tmp_path: Path):
+    file = tmp_path / "config.json"
+    with pytest.raises(CheckpointError, match=r"there is no config\.json of a model at"):
+        simulate.read_shape(tmp_path)
+    theirs = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48}
+    file.write_text(json.dumps({**theirs, "num_hidden_layers": 3, "num_attention_heads": 4}))
+    assert simulate.read_shape(tmp_path).model.num_layers == simulate.read_shape(file).model.num_layers == 3
+    file.write_text("{")
+    with pytest.raises(CheckpointError, match="is not the config of a model"):
+        simulate.read_shape(file)
+
+
+def test_the_option():
+    assert simulate.parse("acceptance=0.75,0.69") == (0.75, 0.69)
+    for text in ("0.75", "acceptance=", "acceptance=1.2", "acceptance=x", "speed=0.5"):
+        with pytest.raises(ValueError, match=r"such as acceptance=0\.75,0\.69"):
+            simulate.parse(text)
+
+
+def test_bytes_stand_in_for_a_tokenizer(model: Checkpoint):
+    assert model.tokenizer("abc") == {"input_ids": [97, 98, 99]}
+    assert len(model.tokenizer.decode([1, 2, 3])) == 3
