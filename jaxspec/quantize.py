@@ -35,7 +35,8 @@ class QuantizedKernel(nnx.Module):
 
 def kind_of(name: str, how: str) -> str | None:
     """Integers that the parameter of this dotted name becomes where a target is quantised to `how`; None: it stays."""
-    if not name.endswith(".kernel") or name.endswith(".router.kernel"):
+    *_, owner, last = ("", *name.split("."))
+    if last != "kernel" or owner == "router":
         return None
     return "int8" if name == LM_HEAD else how
 
@@ -43,6 +44,11 @@ def kind_of(name: str, how: str) -> str | None:
 def is_quantized(name: str) -> bool:
     """Whether a dotted name is a part of a quantised kernel, which has its dtype whatever the model's."""
     return name.endswith((".kernel.values", ".kernel.scale"))
+
+
+def whole_name(name: str) -> str:
+    """The parameter that a dotted name is a part of: itself, where it is not quantised."""
+    return name.removesuffix(".values").removesuffix(".scale") if is_quantized(name) else name
 
 
 def pack(name: str, array: Any, how: str | None) -> dict[str, Any]:

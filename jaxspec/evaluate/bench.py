@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jaxspec.costs import CostTable
 from jaxspec.engine import Engine
-from jaxspec.evaluate import cost, divergence, environment, results, runner, side_by_side, suites, table
+from jaxspec.evaluate import bandwidth, cost, divergence, environment, results, runner, side_by_side, suites, table
 from jaxspec.evaluate.calibrate import costs_of
 from jaxspec.evaluate.command import Bench
 from jaxspec.evaluate.results import Form, Measured
@@ -39,6 +39,7 @@ def run(settings: Bench) -> None:
 def show(found: dict[str, Any], console: Console) -> None:
     """Prints what came out."""
     table.show(found["methods"], found["target_seconds"], console)
+    table.show_weights(found, console)
     side_by_side.show(found["methods"], console)
 
 
@@ -55,7 +56,7 @@ def compare(settings: Bench) -> dict[str, Any]:
     if settings.json is not None and not settings.json.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {settings.json.absolute().parent} to write {settings.json.name} into")
 
-    model = load(settings.target, settings.dtype)
+    model = load(settings.target, settings.dtype, settings.quantize)
     engines = build(model, methods)
     plan = Plan(
         questions=questions,
@@ -83,7 +84,8 @@ def compare(settings: Bench) -> dict[str, Any]:
     assert log.measured is not None
     measured = Measured(**log.measured)
     found = results.tally(log.answers, measured, {name: _form(plan, engine) for name, engine in engines.items()})
-    return {**about, "noise": measured.noise, **times(measured), "methods": found}
+    weights = bandwidth.weights(model.target)
+    return {**about, "weights": weights, "noise": measured.noise, **times(measured), "methods": found}
 
 
 def to_json(found: dict[str, Any]) -> str:
@@ -125,6 +127,7 @@ def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict
         "settings": {
             **asked,
             "target": str(settings.target),
+            "quantize": engines[REFERENCE].model.config.quantize,
             "target_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
             "methods": list(engines),
             "resolved": [str(engine.method) for engine in engines.values()],
@@ -185,7 +188,12 @@ def progress(total: int, console: Console) -> Iterator[Callable[[], None]]:
 
 def _form(plan: Plan, engine: Engine) -> Form:
     builder = engine.method.builder
-    return Form(resolved=str(engine.method), sizes=_sizes(plan, engine), is_chain=is_chain(builder))
+    return Form(
+        resolved=str(engine.method),
+        sizes=_sizes(plan, engine),
+        is_chain=is_chain(builder),
+        read_bytes=bandwidth.weights(engine.model.target)["read_bytes"],
+    )
 
 
 def _sizes(plan: Plan, engine: Engine) -> tuple[int, ...]:
