@@ -52,7 +52,6 @@ RESULTS = Path(__file__).parent / "results"
 ACCEPTANCE = (0.76, 0.69, 0.67, 0.68, 0.68)
 """n-α of LLaMA2-Chat 7B on MT-bench at temperature 0 (EAGLE, arXiv:2401.15077, Table 2): measured on chains, which
 makes trees look worse here than they are."""
-REPLAYED = ("eagle+chain,length=5", "eagle+static")
 BENCHED = ("plain", "eagle+chain", "eagle+static", "eagle+eagle2")
 COPIES = 20  # in one program
 
@@ -65,6 +64,7 @@ class Scale:
         copied: bytes of the array that is copied.
         shape: of the target with random weights; `tokens` is the length of its prompt, and as many are generated.
         nodes: of verification.
+        replayed: methods whose acceptance is.
         small: options of `jaxspec-train lm`, but for its text and recipe.
         lm, eagle: how the small model and its head are trained.
         data: what they are trained on.
@@ -76,6 +76,7 @@ class Scale:
     dtype: str
     tokens: int
     nodes: tuple[int, ...]
+    replayed: tuple[str, ...]
     small: dict[str, int]
     lm: Recipe
     eagle: Recipe
@@ -101,6 +102,7 @@ FULL = Scale(
     dtype="bfloat16",
     tokens=256,
     nodes=(8, 16, 32, 64),
+    replayed=("eagle+chain,length=5", "eagle+static"),
     small={"layers": 12, "hidden_size": 768, "head_dim": 64, "vocab_size": 8192, "context": 512},
     lm=Recipe(steps=500, batch_size=32, learning_rate=1e-3, evaluate_every=500, save_every=500),
     eagle=Recipe(steps=300, batch_size=16, learning_rate=1e-3, evaluate_every=300, save_every=300),
@@ -118,7 +120,8 @@ QUICK = Scale(
     dtype="float32",
     tokens=16,
     nodes=(8,),
-    small={"layers": 1, "hidden_size": 32, "head_dim": 16, "vocab_size": 300, "context": 256},
+    replayed=("eagle+chain,length=5",),
+    small={"layers": 1, "hidden_size": 32, "head_dim": 16, "vocab_size": 300, "context": 512},
     lm=Recipe(steps=2, batch_size=2, learning_rate=1e-3),
     eagle=Recipe(steps=2, batch_size=2, learning_rate=1e-3),
     data=Path(json.__file__).parent,
@@ -189,7 +192,7 @@ def shapes(scale: Scale, quantize: str | None, copied: float) -> dict[str, Any]:
     model = random_model(scale, quantize)
     prompt = Request([1] * scale.tokens, scale.tokens, 0.0, 0, 1.0, 0, 0)
     engines = {"plain": Engine(model, "plain")}
-    engines |= {name: simulate.engine(model, parse_method(name), ACCEPTANCE) for name in REPLAYED}
+    engines |= {name: simulate.engine(model, parse_method(name), ACCEPTANCE) for name in scale.replayed}
     rows = 4 * scale.tokens
     with engines["plain"].precision():
         jobs = [target_job(model.target, 1, size, rows) for size in (1, *scale.nodes)]

@@ -23,7 +23,7 @@ def test_quick_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     shapes = found["shapes"]
     assert shapes["share_of_bandwidth"] > 0
     assert list(shapes["verification_seconds"]) == ["8"]
-    plain, chain, _ = (values["tau"] for values in shapes["methods"].values())
+    plain, chain = (values["tau"] for values in shapes["methods"].values())
     assert plain == 1 < chain
     methods = found["trained"]["methods"]
     assert all(values["tau"] >= 1 and values["unexplained_divergences"] == 0 for values in methods.values())

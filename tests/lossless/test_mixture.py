@@ -11,8 +11,8 @@ METHODS = (  # with layers of their own that are the target's shape, or that are
     "early-exit+chain,length=3",
     "edd+static,paths=0:1:2:00:01:10:000",
     "layer-skip+chain,length=3",
-    "eagle+chain,length=3",
-    "medusa+chain,length=3",
+    pytest.param("eagle+chain,length=3", marks=pytest.mark.soak),
+    pytest.param("medusa+chain,length=3", marks=pytest.mark.soak),
 )
 
 
