@@ -81,7 +81,7 @@ def seconds(batch: int = 8) -> dict[str, float]:
     recipe = Recipe(steps=10, batch_size=batch, learning_rate=1e-3)
     tokens = jax.random.randint(jax.random.key(0), (batch, model.max_length), 0, model.vocab_size)
     windows = Windows(tokens=tokens, segment=jnp.zeros_like(tokens), counted=jnp.ones(tokens.shape, bool))
-    bottom = early_exit.load_bottom(FOLDER, model, default_first(model.num_layers), jnp.dtype("float32"))
+    bottom = early_exit.load_bottom(FOLDER, target.config, default_first(model.num_layers), jnp.dtype("float32"))
     frozen = {"eagle": target.target, "early-exit": bottom}
     running = {}
     for name, (step, head, _) in steps(model, recipe).items():

@@ -77,7 +77,7 @@ def with_transformers(oracle: Any, new: int, settings: dict[str, Any]) -> Run:
 
     @torch.inference_mode()
     def timed(prompt: list[int], count: int) -> tuple[list[int], float]:
-        ids = torch.tensor([prompt])
+        ids = torch.tensor([prompt], device=oracle.device)
         began = time.perf_counter()
         found = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **settings)
         return found[0, len(prompt) :].tolist(), time.perf_counter() - began

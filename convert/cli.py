@@ -26,6 +26,9 @@ class Llama:
     """Checkpoint to make; must not exist."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Dtype of the parameters; the source's if not given."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Make the kernels integers: half or a quarter of bfloat16's bytes, and a target that says something a little
+    different, whose own plain decoding is then what drafts must not change. It cannot be undone: no export."""
     tokenizer: Path | None = None
     """Folder with a Hugging Face tokenizer to take instead of the source's; LLaMA 3 in Meta's format needs one."""
     revision: str | None = None
@@ -36,7 +39,7 @@ class Llama:
 
         if self.tokenizer is not None:
             tokenizer.check_tokenizer(self.tokenizer)
-        llama.convert(hub.locate(self.src, self.revision), self.out, self.dtype, self.tokenizer)
+        llama.convert(hub.locate(self.src, self.revision), self.out, self.dtype, self.tokenizer, self.quantize)
 
 
 @dataclasses.dataclass(frozen=True)

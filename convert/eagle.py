@@ -87,7 +87,8 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
     config, tensors = planned.config, planned.tensors
     heads.check_same_shape(source, config.model, goal.model)
     lm_head = "embedding" if goal.model.tie_embeddings else "head.kernel"
-    if planned.lm_head is not None and not _is_targets(planned.lm_head, target, lm_head):
+    comparable = goal.quantize is None or goal.model.tie_embeddings
+    if planned.lm_head is not None and comparable and not _is_targets(planned.lm_head, target, lm_head):
         raise CheckpointError(
             f"tensor {planned.lm_head.name} in {source} is not the LM head of {target}, which alone can read an EAGLE "
             "head's features; name the target that the head was trained for"

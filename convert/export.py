@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from flax import nnx
 
 from jaxspec import checkpoint, heads
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError
-from jaxspec.convert import hf_config, tokenizer
+from jaxspec.convert import experts, hf_config, tokenizer
 from jaxspec.convert.files import check_room, staged
-from jaxspec.convert.names import is_kernel, theirs
+from jaxspec.convert.names import theirs, turned
 from jaxspec.convert.progress import progress, say
 from jaxspec.convert.readers import format_of
 from jaxspec.heads import HeadConfig
@@ -36,6 +36,11 @@ def export(source: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
             f"{source} is a head, which --format eagle or medusa writes; --format hf takes a checkpoint"
         )
     config = checkpoint.read_config(source)
+    if config.quantize is not None:
+        raise CheckpointError(
+            f"{source} holds {config.quantize} weights, in which the source's bits are lost; export a checkpoint that "
+            "was converted without --quantize"
+        )
     stored = checkpoint.read_shapes(source / "params")
     checkpoint.check_names(checkpoint.module_to_dict(checkpoint.abstract(config.model)), stored, str(source / "params"))
     dtypes = source_dtypes(stored, config.dtype, config.source_dtype)
@@ -51,9 +56,9 @@ def export(source: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
             check_room(out, sum(sizes[name] for rest in shards[i:] for name in rest))
             file = "model.safetensors" if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
             arrays = checkpoint.read_arrays(source / "params", names)
-            write_tensors(folder / file, arrays, dtypes, lambda name: theirs(name, "huggingface"))
+            written = write_tensors(folder / file, arrays, dtypes, lambda name: theirs(name, "huggingface"))
             del arrays
-            weight_map |= {theirs(name, "huggingface"): file for name in names}
+            weight_map |= dict.fromkeys(written, file)
             advance(sum(sizes[name] for name in names))
         if len(shards) > 1:
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
@@ -95,16 +100,16 @@ def head_arrays(
 
 def write_tensors(
     file: Path, arrays: Mapping[str, np.ndarray], dtypes: Mapping[str, np.dtype], theirs: Callable[[str], str]
-) -> None:
-    """Writes our parameters as safetensors, under the names and in the layout of PyTorch."""
+) -> Collection[str]:
+    """Writes our parameters as safetensors, under the names and in the layout of PyTorch; returns these names."""
     from safetensors.numpy import save_file
 
-    tensors = {
-        theirs(name): np.ascontiguousarray(array.T if is_kernel(name) else array, dtype=dtypes[name])
-        for name, array in arrays.items()
-    }
+    tensors = experts.split(
+        {theirs(name): np.ascontiguousarray(turned(name, array), dtype=dtypes[name]) for name, array in arrays.items()}
+    )
     save_file(tensors, file, metadata={"format": "pt"})
     file.chmod(0o644)  # safetensors makes it readable for its owner alone
+    return tensors.keys()
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

@@ -18,12 +18,26 @@ _ROPE_KEYS = {
     "high_freq_factor",
     "original_max_position_embeddings",
 }
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
 # What an absent key means: transformers' defaults. (A null says otherwise: as many kv heads as heads, no window.)
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _DEFAULTS = {
     "llama": {**_COMMON, "max_position_embeddings": 2048},
     "mistral": {**_COMMON, "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "mixtral": {
+        **_COMMON,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
     "qwen2": {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32},
 }
 
@@ -40,8 +54,6 @@ class SpecialTokens:
 def family(config: Mapping[str, Any]) -> str:
     """`model_type` of a config. Raises CheckpointError unless it is a LLaMA or shaped like one."""
     kind = config.get("model_type")
-    if kind == "mixtral":
-        raise CheckpointError("model_type 'mixtral' is not supported yet: its mixture of experts needs another MLP")
     if kind not in _ARCHITECTURES:
         raise CheckpointError(f"model_type {kind!r} is not supported; jaxspec reads {', '.join(_ARCHITECTURES)}")
     if (found := config.get("architectures")) and list(found) != [_ARCHITECTURES[kind]]:
@@ -73,6 +85,8 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
             qkv_bias=biased or kind == "qwen2",
             output_bias=biased,
             mlp_bias=kind == "llama" and bool(config.get("mlp_bias")),
+            num_experts=_integer(config, "num_local_experts") if kind == "mixtral" else 0,
+            experts_per_token=_integer(config, "num_experts_per_tok") if kind == "mixtral" else 0,
         )
     except CheckpointError:
         raise
@@ -120,7 +134,9 @@ def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
     if config.family == "llama":
         values |= {"attention_bias": c.qkv_bias, "mlp_bias": c.mlp_bias}
     else:
-        values |= {"sliding_window": None} if config.family == "mistral" else {"use_sliding_window": False}
+        values |= {"use_sliding_window": False} if config.family == "qwen2" else {"sliding_window": None}
+    if c.num_experts:
+        values |= {"num_local_experts": c.num_experts, "num_experts_per_tok": c.experts_per_token}
     return values
 
 
@@ -134,7 +150,7 @@ def _refuse(config: Mapping[str, Any], kind: str) -> None:
     if (activation := config["hidden_act"]) != "silu":
         raise CheckpointError(f"hidden_act {activation!r} is not supported, only 'silu'")
     window = config.get("sliding_window")
-    if (kind == "mistral" and window is not None) or config.get("use_sliding_window"):
+    if (kind in ("mistral", "mixtral") and window is not None) or config.get("use_sliding_window"):
         raise CheckpointError(
             f"sliding-window attention (sliding_window {window}) is not supported; use a release without a window"
         )

@@ -37,9 +37,11 @@ def describe(path: Path) -> str:
 
 def _of_checkpoint(path: Path) -> Iterable[tuple[str, Any]]:
     config, shapes = checkpoint.read_config(path), checkpoint.read_shapes(path / "params")
-    checkpoint.check_names(checkpoint.module_to_dict(checkpoint.abstract(config.model)), shapes, str(path / "params"))
+    model = checkpoint.abstract(config.model, config.quantize)
+    checkpoint.check_names(checkpoint.module_to_dict(model), shapes, str(path / "params"))
     yield "format", f"jaxspec checkpoint, converted from {config.source_format} in {config.source_dtype}"
     yield from _of_config(config)
+    yield "quantised", config.quantize or "no"
     yield from _of_tensors({name: (leaf.shape, str(leaf.dtype)) for name, leaf in shapes.items()})
     yield "tokenizer", "yes" if has_tokenizer(path) else "none"
     yield "heads", ", ".join(checkpoint.heads(path)) or "none"
@@ -113,6 +115,8 @@ def _of_model(c: LlamaConfig) -> Iterable[tuple[str, Any]]:
     yield "layers", c.num_layers
     yield "hidden size", c.hidden_size
     yield "MLP size", c.intermediate_size
+    if c.num_experts:
+        yield "experts", f"{c.num_experts} in a layer, of which a token asks {c.experts_per_token}"
     yield "heads of attention", f"{c.num_heads} queries, {c.num_kv_heads} keys and values, {c.head_dim} wide"
     yield "vocabulary", f"{c.vocab_size}, embedding {'tied' if c.tie_embeddings else 'not tied'}"
     scaling = "" if c.rope.scaling == "none" else f", {c.rope.scaling} scaling by {c.rope.factor:g}"

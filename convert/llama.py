@@ -11,12 +11,13 @@ import numpy as np
 from jaxspec import checkpoint
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError
 from jaxspec.config import LlamaConfig
-from jaxspec.convert import hf_config, meta, tokenizer
+from jaxspec.convert import experts, hf_config, meta, tokenizer
 from jaxspec.convert.files import staged
 from jaxspec.convert.names import IGNORED, Scheme, theirs
 from jaxspec.convert.progress import say
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config, read_json
 from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
+from jaxspec.quantize import check as check_quantization
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,13 @@ class Plan:
     scheme: Scheme
 
 
-def convert(source: Path, out: Path, dtype: str | None = None, tokenizer_from: Path | None = None) -> CheckpointConfig:
+def convert(
+    source: Path,
+    out: Path,
+    dtype: str | None = None,
+    tokenizer_from: Path | None = None,
+    quantize: str | None = None,
+) -> CheckpointConfig:
     """Converts a folder into the checkpoint `out`.
 
     Args:
@@ -36,18 +43,22 @@ def convert(source: Path, out: Path, dtype: str | None = None, tokenizer_from: P
         out: folder to make; must not exist.
         dtype: dtype of every parameter; None keeps each tensor's own.
         tokenizer_from: folder with a Hugging Face tokenizer to copy in place of the source's.
+        quantize: `int8` or `int4` kernels (see `quantize.py`); None: floats.
 
     Raises:
+        ValueError: no such way to quantise, or Qwix is not installed.
         CheckpointError: what is wrong with the source or the arguments; nothing is left at `out`.
         DiskFullError: no room; nothing is left at `out`.
     """
+    check_quantization(quantize)
     planned = plan(source)
-    config = planned.config if dtype is None else dataclasses.replace(planned.config, dtype=dtype)
-    with staged(out, total_bytes(planned.tensors, dtype)) as folder:
+    config = dataclasses.replace(planned.config, dtype=dtype or planned.config.dtype, quantize=quantize)
+    with staged(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
         checkpoint.write_config(folder, config)
         tokenizer.bring(tokenizer_from or source, folder, planned.scheme if tokenizer_from is None else "huggingface")
-        write_params(planned.tensors, dtype, folder, out, source.name or str(source))
-    say(f"wrote {out}: {config.family}, {checkpoint.parameter_count(config.model):,} parameters, {config.dtype}")
+        write_params(planned.tensors, dtype, folder, out, source.name or str(source), quantize)
+    kinds = ", ".join(filter(None, (config.dtype, quantize)))
+    say(f"wrote {out}: {config.family}, {checkpoint.parameter_count(config.model):,} parameters, {kinds}")
     return config
 
 
@@ -78,6 +89,8 @@ def _huggingface(source: Path) -> tuple[LlamaConfig, str, hf_config.SpecialToken
 def _match(model: LlamaConfig, tensors: Source, scheme: Scheme, source: Path) -> dict[str, Tensor]:
     """Our name → tensor, for exactly the parameters of the model."""
     found = {name: tensor for name, tensor in tensors.items() if not IGNORED.fullmatch(name)}
+    if model.num_experts:
+        found = experts.join(found, model.num_experts, str(source))
     if model.tie_embeddings:
         _check_tied(found, scheme, source)
     return match(checkpoint.abstract(model), found, lambda ours: theirs(ours, scheme), str(source))

@@ -8,6 +8,8 @@ import dataclasses
 import re
 from typing import Literal
 
+import numpy as np
+
 Scheme = Literal["huggingface", "meta"]
 
 
@@ -17,13 +19,13 @@ class Row:
 
     Attributes:
         ours: dotted name; `{}` stands for the number of the layer.
-        huggingface, meta: name in the files, without `.weight` or `.bias`.
+        huggingface, meta: name in the files, without `.weight` or `.bias`; None: the format has no such module.
         join: dimension of the file's tensor along which Meta's shards are joined; None where each holds the whole.
     """
 
     ours: str
     huggingface: str
-    meta: str
+    meta: str | None
     join: Literal[0, 1] | None
 
 
@@ -38,11 +40,16 @@ TABLE = (
     Row("layers.{}.mlp.gate", "model.layers.{}.mlp.gate_proj", "layers.{}.feed_forward.w1", 0),
     Row("layers.{}.mlp.up", "model.layers.{}.mlp.up_proj", "layers.{}.feed_forward.w3", 0),
     Row("layers.{}.mlp.down", "model.layers.{}.mlp.down_proj", "layers.{}.feed_forward.w2", 1),
+    Row("layers.{}.mlp.router", "model.layers.{}.block_sparse_moe.gate", None, None),
+    # The files hold a tensor an expert, `experts.0.w1`, which experts.py joins into one under the name here.
+    Row("layers.{}.mlp.experts.gate", "model.layers.{}.block_sparse_moe.experts.w1", None, None),
+    Row("layers.{}.mlp.experts.up", "model.layers.{}.block_sparse_moe.experts.w3", None, None),
+    Row("layers.{}.mlp.experts.down", "model.layers.{}.block_sparse_moe.experts.w2", None, None),
     Row("norm", "model.norm", "norm", None),
     Row("head", "lm_head", "output", 0),
 )
 _BY_OURS = {row.ours: row for row in TABLE}
-_BY_META = {row.meta: row for row in TABLE}
+_BY_META = {row.meta: row for row in TABLE if row.meta is not None}
 
 # Tables of rotary angles, which some files carry along; they follow from the config.
 IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq|rope\.freqs")
@@ -67,6 +74,11 @@ def theirs(ours: str, scheme: Scheme) -> str:
 def is_kernel(ours: str) -> bool:
     """Whether the file holds the transpose of our parameter."""
     return ours.endswith(".kernel")
+
+
+def turned(ours: str, array: np.ndarray) -> np.ndarray:
+    """Our parameter as the file has it, or the file's tensor as we have it: kernels transposed, in a stack each."""
+    return array.swapaxes(-1, -2) if is_kernel(ours) else array
 
 
 def meta_row(name: str) -> Row | None:

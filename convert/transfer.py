@@ -14,9 +14,10 @@ from jaxspec import checkpoint
 from jaxspec.checkpoint import CheckpointError
 from jaxspec.convert.files import check_room
 from jaxspec.convert.interrupts import deferred
-from jaxspec.convert.names import is_kernel
+from jaxspec.convert.names import is_kernel, turned
 from jaxspec.convert.progress import progress
 from jaxspec.convert.readers import Source, Tensor
+from jaxspec.quantize import kind_of, pack
 
 # A model is written in about this many groups: enough to keep a group small, few enough for Orbax, which merges them.
 _GROUPS = 64
@@ -40,7 +41,7 @@ def match(model: nnx.Module, found: Source, theirs: Callable[[str], str], where:
         where: the source, as errors name it.
     """
     expected = checkpoint.module_to_dict(model)
-    shape = lambda ours, leaf: leaf.shape[::-1] if is_kernel(ours) else leaf.shape
+    shape = lambda ours, leaf: (*leaf.shape[:-2], *leaf.shape[:-3:-1]) if is_kernel(ours) else leaf.shape
     wanted = {theirs(ours): Expected(shape(ours, leaf)) for ours, leaf in expected.items()}
     checkpoint.check_names(wanted, found, where)
     return {ours: found[theirs(ours)] for ours in sorted(expected, key=checkpoint.natural)}
@@ -54,27 +55,47 @@ def main_dtype(tensors: Iterable[Tensor]) -> str:
     return weight.most_common(1)[0][0]
 
 
-def total_bytes(tensors: Mapping[str, Tensor], dtype: str | None) -> int:
-    """Bytes of the tensors in `dtype`; None keeps each one's own."""
-    return sum(math.prod(t.shape) * np.dtype(dtype or t.dtype).itemsize for t in tensors.values())
+def total_bytes(tensors: Mapping[str, Tensor], dtype: str | None, quantize: str | None = None) -> int:
+    """Bytes on disk of the tensors in `dtype` (None keeps each one's own), their kernels quantised if wanted."""
+
+    def size(ours: str, tensor: Tensor) -> int:
+        kind = None if quantize is None else kind_of(ours, quantize)
+        of_dtype = np.dtype(dtype or tensor.dtype).itemsize
+        # int4 takes a byte too, on disk; the scales are 1/32 of that, or less.
+        return math.prod(tensor.shape) * of_dtype if kind is None else math.prod(tensor.shape) * 33 // 32
+
+    return sum(size(ours, tensor) for ours, tensor in tensors.items())
 
 
-def write_params(tensors: dict[str, Tensor], dtype: str | None, folder: Path, out: Path, title: str) -> None:
-    """Writes the parameters of a model into `folder`, which is to become `out`, cast to `dtype` if one is given."""
-    size = total_bytes(tensors, dtype)
+def write_params(
+    tensors: dict[str, Tensor],
+    dtype: str | None,
+    folder: Path,
+    out: Path,
+    title: str,
+    quantize: str | None = None,
+) -> None:
+    """Writes the parameters of a model into `folder`, which is to become `out`.
+
+    They are cast to `dtype` if one is given, and the kernels quantised if that is wanted.
+    """
+    size = total_bytes(tensors, dtype, quantize)
     with progress(f"converting {title}", size) as advance, deferred() as interrupts:
-        params = _watched(_stream(tensors, dtype), out, size, advance, interrupts.release)
+        params = _watched(_stream(tensors, dtype, quantize), out, size, advance, interrupts.release)
         checkpoint.write_params(folder / "params", params, max(size // _GROUPS, _SMALLEST_GROUP))
 
 
-def _stream(tensors: dict[str, Tensor], dtype: str | None) -> Iterator[tuple[str, np.ndarray]]:
-    """Our names and arrays, one tensor in memory at a time."""
+def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None) -> Iterator[tuple[str, np.ndarray]]:
+    """Our names and arrays, one tensor in memory at a time. What is quantised is so from the source's own dtype."""
     for ours, tensor in tensors.items():
+        kept = dtype is None or (quantize is not None and kind_of(ours, quantize) is not None)
         array = tensor.read()
-        array = np.ascontiguousarray(array.T if is_kernel(ours) else array, dtype=dtype and np.dtype(dtype))
+        array = np.ascontiguousarray(turned(ours, array), dtype=None if kept else np.dtype(dtype))
         _check_finite(array, tensor)
-        yield ours, array
+        packed = pack(ours, array, quantize)
         del array  # or the next one would be read beside it
+        for name in list(packed):
+            yield name, np.asarray(packed.pop(name))
 
 
 def _watched(

@@ -63,6 +63,9 @@ class Generate:
     """A controller that learns goes on from the prompt before: row i of a batch from row i of the last batch."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Make the target's kernels integers as they are read: half or a quarter of bfloat16's bytes. Its text changes a
+    little, and what is drafted still never does. Drafters' weights stay as they are."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
     repetition_penalty: float = 1.0
     """Refused unless 1: the text would depend on more than the target's distribution."""
@@ -82,7 +85,8 @@ class Generate:
             raise stateful_refusal("repetition_penalty")
         if self.stream and (self.prompts or self.show_drafts or self.format == "json"):
             raise ValueError("--stream prints the plain text of one --prompt; leave out the other options")
-        engine = Engine(str(self.target), self.method, dtype=self.dtype, mesh=self.devices.open(several=True))
+        mesh = self.devices.open(several=True)
+        engine = Engine(str(self.target), self.method, dtype=self.dtype, mesh=mesh, quantize=self.quantize)
         if self.method is None:
             say(f"method: {engine.method}")
         settings: dict[str, Any] = {

@@ -40,6 +40,8 @@ class LlamaConfig:
         max_length: positions the checkpoint promises to handle.
         tie_embeddings: the LM head is the transposed embedding.
         qkv_bias, output_bias, mlp_bias: which linear layers have a bias.
+        num_experts: MLPs in each layer's mixture of experts, each `intermediate_size` wide; 0: one MLP and no mixture.
+        experts_per_token: of them that each token asks.
     """
 
     vocab_size: int
@@ -56,6 +58,8 @@ class LlamaConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
 
     def __post_init__(self) -> None:
         sizes = (
@@ -74,11 +78,18 @@ class LlamaConfig:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, not {self.head_dim}")
+        if self.num_experts and not 0 < self.experts_per_token <= self.num_experts:
+            raise ValueError(f"experts_per_token must be from 1 to {self.num_experts}, not {self.experts_per_token}")
 
     @property
     def usable_length(self) -> int:
         """Positions that a text may reach: with dynamic scaling, those that it leaves as they are."""
         return min(self.max_length, self.rope.original_length) if self.rope.scaling == "dynamic" else self.max_length
+
+    @property
+    def without_experts(self) -> "LlamaConfig":
+        """The same with one MLP in each layer."""
+        return dataclasses.replace(self, num_experts=0, experts_per_token=0)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, read back by `from_dict`."""

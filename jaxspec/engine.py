@@ -38,6 +38,7 @@ class Engine:
         method: such as `ngram+chain,length=6`; None takes the best trained head in the checkpoint.
         dtype: float32 or bfloat16, where `model` is a path.
         mesh: as `jaxspec.make_mesh` gives it, where `model` is a path; None: one device.
+        quantize: int8 or int4 kernels for the target, where `model` is a path; None: as they are on disk.
         draft: the drafter's weights, where they are in memory; None loads the head that the method names.
         control: the controller's weights, likewise; None loads them from that head, where the controller needs any.
 
@@ -54,11 +55,12 @@ class Engine:
         *,
         dtype: str | None = None,
         mesh: Mesh | None = None,
+        quantize: str | None = None,
         draft: Any = None,
         control: Any = None,
     ):
         caches.keep_compilations()
-        self.model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh)
+        self.model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh, quantize)
         self.method = parse_method(method) if isinstance(method, str) else method or default_method(self.model.heads)
         weights = load_head(self.model, self.method) if draft is None else draft
         if needs_costs(self.method.builder):

@@ -5,7 +5,7 @@ Python loop, not a scan over stacked weights, which is two to three times slower
 """
 
 import dataclasses
-import math
+from typing import Any
 
 import chex
 import jax
@@ -14,26 +14,15 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import quantize
 from jaxspec.cache import KV, capacity, write_nodes
 from jaxspec.config import LlamaConfig, Rope
+from jaxspec.linear import Linear, linear
 from jaxspec.mesh import constrain
-from jaxspec.quantize import QuantizedKernel
+from jaxspec.mlp import MLP, Mixture, mlp
 
 STREAM = ("batch", None, "embed")
 """Logical axes of the residual stream. Held to, since the partitioner may cut its width, and then each norm asks all
 chips for a sum."""
-
-
-class Linear(nnx.Module):
-    """y = x @ kernel + bias; kernel [in, out], quantised or not, bias [out] or None."""
-
-    kernel: nnx.Param | QuantizedKernel
-
-    def __init__(self, rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str], *, bias: bool, dtype: jnp.dtype):
-        scale = 1 / math.sqrt(shape[0])
-        self.kernel = nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * jnp.asarray(scale, dtype), axes=axes)
-        self.bias = nnx.Param(jnp.zeros(shape[1:], dtype), axes=axes[1:]) if bias else None
 
 
 class Attention(nnx.Module):
@@ -45,14 +34,6 @@ class Attention(nnx.Module):
         self.o = Linear(rngs, (heads, c.hidden_size), ("heads", "embed"), bias=c.output_bias, dtype=dtype)
 
 
-class MLP(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype):
-        wide, narrow = (config.hidden_size, config.intermediate_size), (config.intermediate_size, config.hidden_size)
-        self.gate = Linear(rngs, wide, ("embed", "mlp"), bias=config.mlp_bias, dtype=dtype)
-        self.up = Linear(rngs, wide, ("embed", "mlp"), bias=config.mlp_bias, dtype=dtype)
-        self.down = Linear(rngs, narrow, ("mlp", "embed"), bias=config.mlp_bias, dtype=dtype)
-
-
 class Layer(nnx.Module):
     """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x)). EAGLE's has no norm before attention: None."""
 
@@ -61,7 +42,7 @@ class Layer(nnx.Module):
         self.attention_norm = norm
         self.attention = Attention(rngs, config, dtype)
         self.mlp_norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
-        self.mlp = MLP(rngs, config, dtype)
+        self.mlp: Any = (Mixture if config.num_experts else MLP)(rngs, config, dtype)
 
 
 class Llama(nnx.Module):
@@ -104,33 +85,6 @@ class Attend:
     prefix: Bool[Array, "B S"]
     mask: Bool[Array, "B W N"]
     slots: Int[Array, "B W"] | None = None
-
-
-def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
-    """The one place where activations meet weights."""
-    kernel = layer.kernel
-    quantized = isinstance(kernel, QuantizedKernel)
-    y = quantize.product(x, kernel) if quantized else product(x, kernel[...].astype(x.dtype))
-    return y if layer.bias is None else y + layer.bias[...].astype(x.dtype)
-
-
-@jax.custom_vjp
-def product(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> Float[Array, "*B O"]:
-    """x @ kernel. Its gradient is spelt out for CPUs, where JAX's own takes half as long again for the kernel's."""
-    return x @ kernel
-
-
-def _product_forward(x, kernel):
-    return x @ kernel, (x, kernel)
-
-
-def _product_backward(inputs, slope):
-    x, kernel = inputs
-    flat = lambda y: y.reshape(-1, y.shape[-1])
-    return slope @ kernel.T, (flat(slope).T @ flat(x)).T
-
-
-product.defvjp(_product_forward, _product_backward)
 
 
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
@@ -208,11 +162,6 @@ def attention(
     out = (mix(over_prefix, prefix.v) + mix(over_nodes, nodes.v)) / total
     out = out.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
     return linear(out, p.o), nodes
-
-
-def mlp(p: MLP, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
-    return linear(jax.nn.silu(linear(x, p.gate)) * linear(x, p.up), p.down)
 
 
 def attention_input(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:

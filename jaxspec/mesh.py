@@ -30,6 +30,7 @@ DECODING: Rules = {
     "mlp": ("kv", "group", "spare"),
     "heads": ("kv", "group"),
     "kv_heads": ("kv",),
+    "expert": (),  # of a mixture: each is cut inside, as an MLP is
     "embed": (),
     "input": ("kv", "group", "spare"),  # of a head's square matrices: a sum over chips is less than reading them whole
     "level": (),  # of the calibrator: depth in the tree, and its two classes

@@ -35,7 +35,8 @@ class QuantizedKernel(nnx.Module):
 
 def kind_of(name: str, how: str) -> str | None:
     """Integers that the parameter of this dotted name becomes where a target is quantised to `how`; None: it stays."""
-    if not name.endswith(".kernel") or name.endswith(".router.kernel"):
+    *_, owner, last = ("", *name.split("."))
+    if last != "kernel" or owner == "router":
         return None
     return "int8" if name == LM_HEAD else how
 
@@ -43,6 +44,11 @@ def kind_of(name: str, how: str) -> str | None:
 def is_quantized(name: str) -> bool:
     """Whether a dotted name is a part of a quantised kernel, which has its dtype whatever the model's."""
     return name.endswith((".kernel.values", ".kernel.scale"))
+
+
+def whole_name(name: str) -> str:
+    """The parameter that a dotted name is a part of: itself, where it is not quantised."""
+    return name.removesuffix(".values").removesuffix(".scale") if is_quantized(name) else name
 
 
 def pack(name: str, array: Any, how: str | None) -> dict[str, Any]:
@@ -57,7 +63,7 @@ def pack(name: str, array: Any, how: str | None) -> dict[str, Any]:
 @partial(jax.jit, static_argnames="kind")
 def to_integers(kernel: Float[Array, "*E I O"], kind: str) -> tuple[Int[Array, "*E I O"], Float[Array, "*E G O"]]:
     """Values and scales of a kernel, each scale the largest value that it covers over the largest integer."""
-    ways = {"channelwise_axes": tuple(axis for axis in range(kernel.ndim) if axis != kernel.ndim - 2)}
+    ways: dict[str, Any] = {"channelwise_axes": tuple(axis for axis in range(kernel.ndim) if axis != kernel.ndim - 2)}
     if kind == "int4":
         ways["tiled_axes"] = {kernel.ndim - 2: math.gcd(kernel.shape[-2], GROUP)}
     found = qwix().quantize(kernel.astype(jnp.float32), jnp.dtype(kind), **ways)
@@ -72,7 +78,8 @@ def to_float(values: Int[Array, "*E I O"], scale: Float[Array, "*E G O"]) -> Flo
 def quantized(model: M, how: str) -> M:
     """The same model with its kernels quantised. Works on abstract values too, under `jax.eval_shape`."""
     model = nnx.clone(model)
-    for path, module in list(nnx.iter_modules(model)):
+    for path, found in list(nnx.iter_modules(model)):
+        module: Any = found
         kernel = getattr(module, "kernel", None)
         kind = kind_of(".".join(map(str, (*path, "kernel"))), how)
         if not isinstance(kernel, nnx.Param) or kind is None:

@@ -50,6 +50,11 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         transformers.MistralForCausalLM,
         {"num_key_value_heads": 2, "sliding_window": None},
     ),
+    "mixtral": (
+        transformers.MixtralConfig,
+        transformers.MixtralForCausalLM,
+        {"num_key_value_heads": 2, "num_local_experts": 5, "num_experts_per_tok": 2},
+    ),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {"num_key_value_heads": 2}),
 }
 

@@ -14,6 +14,9 @@ from jaxspec.checkpoint import CheckpointConfig, CheckpointError, module_to_dict
 from jaxspec.config import LlamaConfig
 from jaxspec.llama import Linear, Llama, linear
 from jaxspec.loading import load
+from jaxspec.train import edd, medusa
+from tests import hf_models
+from tests.convert.commands import refused, run
 
 MODEL = LlamaConfig(
     vocab_size=40,
@@ -79,6 +82,7 @@ def test_activations_keep_their_dtype(model: Llama, how: str, dtype: str):
     found = linear(x, layer)
     assert found.dtype == x.dtype
     kernel = quantize.dense(whole, ["layers.0.attention.q.kernel"])["layers.0.attention.q.kernel"]
+    assert layer.bias is not None
     exact = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64) + np.asarray(layer.bias[...], np.float64)
     np.testing.assert_allclose(np.asarray(found, np.float64), exact, atol=1e-5 if dtype == "float32" else 5e-2)
 
@@ -147,3 +151,26 @@ def test_refusals(saved: Path, tmp_path: Path):
     checkpoint.write_config(tmp_path, dataclasses.replace(CONFIG, quantize="int8"))
     with pytest.raises(CheckpointError, match="holds int8 weights, from which int4 cannot be made"):
         load(tmp_path, quantize="int4")
+
+
+def test_converted(how: str, tmp_path: Path):
+    hf_models.make("llama", tmp_path / "hf")
+    assert run("llama", tmp_path / "hf", tmp_path / "floats").code == 0
+    assert run("llama", tmp_path / "hf", tmp_path / "ints", "--quantize", how, "--dtype", "bfloat16").code == 0
+    assert checkpoint.read_config(tmp_path / "ints").quantize == how
+    on_load = module_to_dict(load(tmp_path / "floats", "bfloat16", quantize=how).target)
+    for name, array in module_to_dict(load(tmp_path / "ints", "bfloat16").target).items():
+        np.testing.assert_array_equal(array, on_load[name])
+    assert f"quantised: {how}" in run("inspect", tmp_path / "ints").out.splitlines()
+    assert "in which the source's bits are lost" in refused(tmp_path / "ints", tmp_path / "back", command="export")
+
+
+def test_heads_begin_with_what_the_integers_stand_for(model: Llama, how: str):
+    target = quantize.quantized(model, how)
+    stood_for = quantize.dense(module_to_dict(target), module_to_dict(model))
+    begun = module_to_dict(edd.initial(target, 1))
+    for name in ("head.kernel", "layers.0.mlp.up.kernel", "embedding"):
+        np.testing.assert_array_equal(begun[f"decoder.{name}"], stood_for[name])
+    np.testing.assert_array_equal(
+        module_to_dict(medusa.initial(target, 1))["heads.0.head.kernel"], stood_for["head.kernel"]
+    )

@@ -13,6 +13,7 @@ from jaxspec.checkpoint import dict_to_module, module_to_dict
 from jaxspec.convert import tokenizer
 from jaxspec.convert.progress import say
 from jaxspec.llama import Llama, unembed
+from jaxspec.quantize import dense
 from jaxspec.train import heads, lm
 from jaxspec.train.distillation import distil
 from jaxspec.train.heads import Job, target_features
@@ -44,10 +45,11 @@ def train(job: Job, goal: Distillation, layers: int, hidden_size: int | None, dt
         say("embedding, final norm and LM head start from the target's")
         theirs, own = module_to_dict(job.target.target), module_to_dict(model)
         # A copy: training donates its arrays, and the target needs its own.
-        own |= {name: jnp.array(theirs[name], jnp.float32, copy=True) for name in _SHARED if name in own}
+        shared = dense(theirs, [name for name in _SHARED if name in own])
+        own |= {name: jnp.array(value, jnp.float32, copy=True) for name, value in shared.items()}
         model = dict_to_module(model, own)
     described = dataclasses.replace(
-        job.target.config, model=shape, dtype=dtype, source_dtype=dtype, source_format="jaxspec"
+        job.target.config, model=shape, dtype=dtype, source_dtype=dtype, source_format="jaxspec", quantize=None
     )
 
     def write(folder: Path, trained: Llama) -> None:

@@ -30,7 +30,7 @@ def train(job: Job, objective: EagleObjective, bias: bool, dtype: str) -> EagleH
         bias: give `fc` one.
         dtype: of the head on disk.
     """
-    config = dataclasses.replace(job.target.config.model, num_layers=1)
+    config = dataclasses.replace(job.target.config.model.without_experts, num_layers=1)
     head = EagleHead(config, rngs=nnx.Rngs(job.recipe.seed), bias=bias)
     settings = {"bias": bias, "own_embedding": False}
     described = HeadConfig(drafter=NAME, model=config, dtype=dtype, source_dtype=dtype, settings=settings)

@@ -4,11 +4,12 @@ Only the first layers and the exit run and are loaded, so a step costs a small p
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
@@ -16,13 +17,14 @@ from jaxtyping import Array, Float, Key
 
 from jaxspec import checkpoint
 from jaxspec.bundled import locate
-from jaxspec.checkpoint import dict_to_module, module_to_dict
+from jaxspec.checkpoint import CheckpointConfig, dict_to_module, module_to_dict
 from jaxspec.config import LlamaConfig
 from jaxspec.drafters.early_exit import NAME, EarlyExitHead, default_first, predict
 from jaxspec.heads import HeadConfig, write_head
 from jaxspec.llama import Llama
 from jaxspec.loading import Checkpoint, load_tokenizer
 from jaxspec.mesh import split
+from jaxspec.quantize import dense, is_quantized, whole_name
 from jaxspec.sharding import move, place
 from jaxspec.train import heads
 from jaxspec.train.heads import Job
@@ -36,24 +38,24 @@ def bottom_config(model: LlamaConfig, first: int) -> LlamaConfig:
     return dataclasses.replace(model, num_layers=first, tie_embeddings=True)
 
 
-def load_bottom(path: Path, model: LlamaConfig, first: int, dtype: jnp.dtype) -> Llama:
+def load_bottom(path: Path, config: CheckpointConfig, first: int, dtype: jnp.dtype) -> Llama:
     """The embedding and first layers of a checkpoint; nothing else is read."""
-    cut = checkpoint.abstract(bottom_config(model, first))
+    cut = checkpoint.abstract(bottom_config(config.model, first), config.quantize)
     found = checkpoint.read_arrays(path / "params", module_to_dict(cut).keys())
-    return dict_to_module(cut, {name: jnp.asarray(array, dtype) for name, array in found.items()})
+    as_wanted = lambda name, array: jnp.asarray(array, None if is_quantized(name) else dtype)
+    return dict_to_module(cut, {name: as_wanted(name, array) for name, array in found.items()})
 
 
 def load_initial(path: Path, head: EarlyExitHead, model: LlamaConfig) -> EarlyExitHead:
     """The head, begun with the last layers, final norm and LM head of a checkpoint; nothing else is read."""
     sources = _sources(head, model)
-    found = checkpoint.read_arrays(path / "params", set(sources.values()))
-    return _begun(head, {name: found[source] for name, source in sources.items()})
+    parts = [name for name in checkpoint.read_shapes(path / "params") if whole_name(name) in sources.values()]
+    return _begun(head, sources, checkpoint.read_arrays(path / "params", parts))
 
 
 def initial(target: Llama, head: EarlyExitHead) -> EarlyExitHead:
     """The same from a target in memory."""
-    theirs = module_to_dict(target)
-    return _begun(head, {name: theirs[source] for name, source in _sources(head, target.config).items()})
+    return _begun(head, _sources(head, target.config), module_to_dict(target))
 
 
 def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
@@ -71,7 +73,10 @@ def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
     return {name: source(name) for name in module_to_dict(head)}
 
 
-def _begun(head: EarlyExitHead, values: dict[str, np.ndarray | jax.Array]) -> EarlyExitHead:
+def _begun(head: EarlyExitHead, sources: dict[str, str], params: Mapping[str, Any]) -> EarlyExitHead:
+    """The head, each parameter begun with the one of the target's `params` that `sources` names."""
+    found = dense(params, sources.values())
+    values = {name: found[source] for name, source in sources.items()}
     kernel = values["head.kernel"]
     if kernel.shape != head.head.kernel[...].shape:  # an embedding, used as LM head
         values = {**values, "head.kernel": kernel.T}
@@ -93,7 +98,7 @@ def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None)
         raise ValueError(f"{path} has a single layer, so there is none to exit before")
     if not 0 < count < config.model.num_layers:
         raise ValueError(f"--first must be from 1 to {config.model.num_layers - 1} for this target, not {count}")
-    bottom = load_bottom(folder, config.model, count, jnp.dtype(dtype))
+    bottom = load_bottom(folder, config, count, jnp.dtype(dtype))
     if mesh is not None:
         mesh = split(mesh, config.model)
         bottom = move(bottom, place(bottom, mesh))

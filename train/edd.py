@@ -13,6 +13,7 @@ from jaxspec.checkpoint import dict_to_module, module_to_dict
 from jaxspec.drafters.edd import NAME, EddHead, default_tap, soft_prompt
 from jaxspec.heads import HeadConfig, write_head
 from jaxspec.llama import Llama, embed, final_norm, mlp_block, unembed
+from jaxspec.quantize import dense
 from jaxspec.train import dual_block, heads
 from jaxspec.train.distillation import distil
 from jaxspec.train.heads import Job
@@ -54,9 +55,12 @@ def initial(target: Llama, tap: int) -> EddHead:
     """
     config = dataclasses.replace(target.config, num_layers=1)
     head, theirs = nnx.eval_shape(lambda: EddHead(config, rngs=nnx.Rngs(0), tap=tap)), module_to_dict(target)
-    own = {name: theirs[name.removeprefix("decoder.")] for name in module_to_dict(head)}
+    sources = {name: name.removeprefix("decoder.") for name in module_to_dict(head)}
+    own = dense(theirs, sources.values())
     # Copies: training donates them, and the target needs its own.
-    return dict_to_module(head, {name: jnp.array(value, jnp.float32, copy=True) for name, value in own.items()})
+    return dict_to_module(
+        head, {name: jnp.array(own[source], jnp.float32, copy=True) for name, source in sources.items()}
+    )
 
 
 def loss(

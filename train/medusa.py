@@ -13,6 +13,7 @@ from jaxspec.checkpoint import dict_to_module, module_to_dict
 from jaxspec.drafters.medusa import NAME, MedusaHead, MedusaHeads, predict
 from jaxspec.heads import HeadConfig, write_head
 from jaxspec.llama import Llama
+from jaxspec.quantize import LM_HEAD, dense
 from jaxspec.train import heads
 from jaxspec.train.heads import Job, target_features
 from jaxspec.train.text import Windows
@@ -23,7 +24,8 @@ def initial(target: Llama, count: int) -> MedusaHeads:
     """Heads that begin as the target's LM head, behind a residual block that does nothing yet: W and b are 0."""
     width, vocab = target.config.hidden_size, target.config.vocab_size
     blank = nnx.eval_shape(lambda: MedusaHeads.blank(width, vocab, count))
-    kernel = target.embedding[...].T if target.head is None else target.head.kernel[...]
+    params = module_to_dict(target)
+    kernel = params["embedding"].T if target.head is None else dense(params, [LM_HEAD])[LM_HEAD]
 
     def begun(name: str, shape: tuple[int, ...]) -> Array:
         # Arrays of their own, float32: training donates them, and the target needs its own.

@@ -17,6 +17,7 @@ from jaxspec.bundled import locate
 from jaxspec.costs import CostTable
 from jaxspec.engine import Engine
 from jaxspec.evaluate import (
+    bandwidth,
     cost,
     divergence,
     environment,
@@ -103,6 +104,7 @@ def show(found: dict[str, Any], console: Console) -> None:
     """Prints what came out."""
     if not found.get("simulated"):
         table.show(found["methods"], found["target_seconds"], console)
+        table.show_weights(found, console)
         if any(values["divergences"] is None for values in found["methods"].values()):
             console.print("Sampled texts differ by design, so divergences are not counted.")
         side_by_side.show(found["methods"], console)
@@ -180,9 +182,9 @@ def to_json(found: dict[str, Any]) -> str:
 def build(settings: Bench, methods: Mapping[str, Method]) -> dict[str, Engine]:
     """An engine for each method, or one that simulates it."""
     if settings.simulate is None:
-        return build_engines(load(settings.target, settings.dtype, settings.devices.open()), methods)
-    if settings.devices.mesh is not None:
-        raise ValueError("--simulate runs on one device: leave --mesh out")
+        return build_engines(load(settings.target, settings.dtype, settings.devices.open(), settings.quantize), methods)
+    if settings.devices.mesh is not None or settings.quantize is not None:
+        raise ValueError("--simulate runs floats on one device: leave --mesh and --quantize out")
     acceptance = simulate.parse(settings.simulate)
     model = simulate.random_checkpoint(locate(settings.target), settings.dtype)
     return {name: simulate.engine(model, method, acceptance) for name, method in methods.items()}
@@ -216,10 +218,12 @@ def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict
         "device": environment.device(),
         "dtype": str(model.target.norm[...].dtype),
         "versions": environment.versions(),
+        "weights": bandwidth.weights(model.target),
         "settings": {
             **asked,
             "mesh": settings.devices.mesh,
             "target": str(settings.target),
+            "quantize": model.config.quantize,
             "target_sha256": hashlib.sha256(shape).hexdigest(),
             "methods": list(engines),
             "resolved": [str(engine.method) for engine in engines.values()],
@@ -293,7 +297,12 @@ def _out(settings: Bench, temperature: float, batch_size: int, is_first: bool) -
 
 def _form(plan: Plan, engine: Engine) -> Form:
     builder = engine.method.builder
-    return Form(resolved=str(engine.method), sizes=_sizes(plan, engine), is_chain=is_chain(builder))
+    return Form(
+        resolved=str(engine.method),
+        sizes=_sizes(plan, engine),
+        is_chain=is_chain(builder),
+        read_bytes=bandwidth.weights(engine.model.target)["read_bytes"],
+    )
 
 
 def _sizes(plan: Plan, engine: Engine) -> tuple[int, ...]:

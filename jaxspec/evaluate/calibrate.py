@@ -31,7 +31,7 @@ TOKENS = 128  # of a prompt, and as many new ones: attention reads that many row
 
 def run(settings: Calibrate) -> None:
     """Measures, keeps the table and prints it."""
-    model = load(settings.target, settings.dtype, settings.devices.open())
+    model = load(settings.target, settings.dtype, settings.devices.open(), settings.quantize)
     method = method_of(model.path, settings.head)
     subject, table = describe(model, method), measure(model, method, load_head(model, method))
     keep(subject, table)
@@ -93,7 +93,7 @@ def describe(model: Checkpoint, method: Method) -> Subject:
         target=digest(model.path),
         head="" if method.head is None else digest(find_head(model.path, method.head)),
         drafter=repr(method.drafter),
-        dtype=str(model.target.norm[...].dtype),
+        dtype=", ".join(filter(None, (str(model.target.norm[...].dtype), model.config.quantize))),
         device=environment.device() + ("" if model.mesh is None else f", mesh {dict(model.mesh.shape)}"),
         versions={name: versions[name] for name in ("jaxspec", "jax", "jaxlib")},
     )

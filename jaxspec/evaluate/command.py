@@ -42,6 +42,9 @@ class Comparison:
     """A controller that learns goes on from the question before, row by row; each timed pass by itself."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Make the target's kernels integers as they are read: half or a quarter of bfloat16's bytes. Its text changes a
+    little, and what is drafted still never does. Drafters' weights stay as they are."""
     chat: bool = False
     """Put the turns through the tokenizer's chat template."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
@@ -163,6 +166,9 @@ class Calibrate:
     """What drafts: a head under CKPT/heads, the path of one, or DRAFTER[@HEAD] such as ngram or eagle@mine."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Make the target's kernels integers as they are read: half or a quarter of bfloat16's bytes. Its text changes a
+    little, and what is drafted still never does. Drafters' weights stay as they are."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
 
     def run(self) -> None:

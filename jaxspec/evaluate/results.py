@@ -46,11 +46,13 @@ class Form:
         resolved: the method with all its settings.
         sizes: tree sizes that it verifies.
         is_chain: whether it drafts a single path.
+        read_bytes: of the target's weights that a round reads, drafting left out.
     """
 
     resolved: str
     sizes: tuple[int, ...]
     is_chain: bool
+    read_bytes: int
 
 
 def summarise(
@@ -97,6 +99,9 @@ def tally(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, For
         results[name] = {
             "resolved": form.resolved,
             **counted[name],
+            "gigabytes_per_second": ratio(
+                form.read_bytes * forwards(by_method[name]) / 1e9, counted[name]["decode_seconds"]
+            ),
             "speedup": ratio(counted[name]["tokens_per_second"], counted[REFERENCE]["tokens_per_second"]),
             **_spread("tokens_per_second", by_pass[name]),
             **_spread("speedup", speedups),
@@ -148,6 +153,11 @@ def breakdown(bill: Bill, decode_seconds: float) -> dict[str, float]:
     """
     parts = {"drafting": bill.drafting, "verification": bill.verification, "control": bill.control}
     return {**parts, "other": decode_seconds - sum(parts.values())}
+
+
+def forwards(answers: Sequence[Answer]) -> int:
+    """Rounds of one method, those of a batch counted once."""
+    return sum(max(len(turn.rounds) for turn in turns) for turns in together(answers))
 
 
 def together(answers: Sequence[Answer]) -> list[list[Turn]]:

@@ -220,7 +220,7 @@ def _one_layer(target: LlamaConfig) -> LlamaConfig:
 
 HEADS: dict[type, Callable[[LlamaConfig], nnx.Module]] = {
     DraftModel: lambda target: Llama(_one_layer(target), rngs=nnx.Rngs(0)),
-    Eagle: lambda target: EagleHead(_one_layer(target), rngs=nnx.Rngs(0), bias=True),
+    Eagle: lambda target: EagleHead(_one_layer(target.without_experts), rngs=nnx.Rngs(0), bias=True),
     EarlyExit: lambda target: EarlyExitHead(
         _one_layer(target), rngs=nnx.Rngs(0), first=default_first(target.num_layers)
     ),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rich import filesize
 from rich.console import Console
 from rich.table import Table
 
@@ -55,6 +56,23 @@ def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, 
     _show_drafts(methods, console)
     _show_quality(methods, console)
     _explain(methods, target_seconds, console)
+
+
+def show_weights(found: Mapping[str, Any], console: Console) -> None:
+    """Prints what the target's weights weigh and, on an accelerator, how fast each method read them.
+
+    Args:
+        found: the values of bench's JSON.
+    """
+    weights, quantized = found["weights"], found["settings"]["quantize"]
+    kinds = f"{found['dtype']}, {quantized} kernels" if quantized else found["dtype"]
+    total, read = (filesize.decimal(weights[name]) for name in ("bytes", "read_bytes"))
+    say = lambda text: console.print(text, markup=False, highlight=False)
+    say(f"The target's weights ({kinds}) take {total}; a forward reads {read} of them.")
+    if found["device"].startswith("cpu"):
+        return
+    speeds = (f"{name}: {values['gigabytes_per_second']:.0f}" for name, values in found["methods"].items())
+    say("Reading them once a round makes, in GB/s (KV cache and drafting left out):  " + "  ".join(speeds))
 
 
 def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:

@@ -56,8 +56,11 @@ def rope(kind: str, **values: Any) -> dict[str, Any]:
     ("family", "values", "words"),
     [
         ("llama", {"quantization_config": {"quant_method": "awq"}}, ["quantization_config: awq"]),
-        ("llama", {"model_type": "mixtral", "num_local_experts": 8}, ["mixtral", "not supported yet"]),
-        ("llama", {"model_type": "gemma2"}, ["model_type 'gemma2'", "llama, mistral, qwen2"]),
+        ("mixtral", {"num_local_experts": 6}, ["experts.5.w", "is missing in"]),
+        ("mixtral", {"num_local_experts": 4}, ["experts.4.w", "one too many for a config with 4 experts"]),
+        ("mixtral", {"num_experts_per_tok": 7}, ["experts_per_token must be from 1 to 5, not 7"]),
+        ("mixtral", {"sliding_window": 4096}, ["sliding-window attention (sliding_window 4096)"]),
+        ("llama", {"model_type": "gemma2"}, ["model_type 'gemma2'", "llama, mistral, mixtral, qwen2"]),
         ("llama", {"model_type": None}, ["model_type None"]),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification"]),
         ("llama", {"hidden_act": "gelu"}, ["hidden_act 'gelu'"]),

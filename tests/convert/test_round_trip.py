@@ -32,6 +32,8 @@ MEANING = (
     "attention_bias",
     "mlp_bias",
     "sliding_window",
+    "num_local_experts",
+    "num_experts_per_tok",
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",

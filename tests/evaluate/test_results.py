@@ -12,7 +12,7 @@ from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.llama import Llama
 from tests.evaluate import tiny
 
-FORMS = {"plain": Form("plain", (1,), True), "m": Form("m,full", (1, 4), True)}
+FORMS = {"plain": Form("plain", (1,), True, 10**9), "m": Form("m,full", (1, 4), True, 10**9)}
 
 
 def answer(question: int, method: str, batch: int, rounds: list[list[int]], seconds: list[float]) -> Answer:
@@ -45,6 +45,8 @@ def test_rows_of_a_batch_share_its_time():
     assert found["plain"]["prefill_seconds"] == 2.0
     assert (found["plain"]["tokens"], found["plain"]["tokens_per_second"]) == (10, 2.5)
     assert found["m"]["speedup"] == 2.0
+    # 4 rounds of each batch for 4 seconds; 2 of each for 2.
+    assert (found["plain"]["gigabytes_per_second"], found["m"]["gigabytes_per_second"]) == (2.0, 2.0)
     assert found["m"]["modelled_speedup"] == pytest.approx(8 / (4 * (2 * 0.3 + 0.1 + 1.5)))
     assert found["m"]["flat_speedup"] == pytest.approx(8 / (4 * (2 * 0.3 + 0.1 + 1.0)))
     assert (found["m"]["draft_accuracy"], found["m"]["draft_share"]) == (5 / 10, 5 / 10)

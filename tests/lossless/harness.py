@@ -31,11 +31,14 @@ CHUNK = 8
 TREE_SIZES = (4,)  # and the largest: that is a choice, and each of them is compiled
 
 
-def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_heads: int = 1) -> Models:
+def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_heads: int = 1, **shape: Any) -> Models:
     """A random target, and for every drafter with weights some that agree with it often but not always.
 
     They are a dictionary by drafter, from which `run` takes what it needs. Cali-TS's predictor is random too, and fits
     all of these drafters: their hidden states are as wide as the target's.
+
+    Args:
+        shape: other fields of the target's config.
     """
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -45,6 +48,7 @@ def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_head
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=8,
+        **shape,
     )
     target = Llama(config, rngs=nnx.Rngs(0))
     noise = Llama(config, rngs=nnx.Rngs(1))
@@ -53,7 +57,7 @@ def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_head
         target=target,
         draft={
             DraftModel: draft_model,
-            Eagle: eagle_head(config),
+            Eagle: eagle_head(config.without_experts),
             EarlyExit: early_exit_head(target),
             Edd: edd_head(target),
             Medusa: medusa_heads(target),

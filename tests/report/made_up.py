@@ -63,7 +63,7 @@ def write(out: Path, methods: tuple[str, ...] = METHODS, questions: int = 3, **s
 def form(name: str) -> Form:
     """A form whose method can be read again: its builder has no costs to measure."""
     method = parse_method(name)
-    return Form(str(method), (method.builder.verified,), is_chain(method.builder))
+    return Form(str(method), (method.builder.verified,), is_chain(method.builder), read_bytes=1000)
 
 
 def answer(drawn: np.random.Generator, question: int, name: str, settings: dict[str, Any]) -> Answer:

@@ -8,7 +8,8 @@ from flax import nnx
 
 from jaxspec import cache
 from jaxspec.config import LlamaConfig
-from jaxspec.llama import Llama, forward, product
+from jaxspec.linear import product
+from jaxspec.llama import Llama, forward
 from jaxspec.train import packed
 
 CONFIG = LlamaConfig(

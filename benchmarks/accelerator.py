@@ -1,0 +1,310 @@
+"""What an accelerator gives, in one command of under nine minutes on one GPU with 24 GB or more.
+
+python benchmarks/accelerator.py [--quantize int8] [--out FILE.json] [--minutes 9] [--quick]
+
+1. bandwidth: of copying within the device's memory, which bounds plain decoding.
+2. shapes: a LLaMA-2-7B of random weights in bfloat16. Plain decoding as a share of that bound; verification of 8 to 64
+   nodes; whole rounds of EAGLE, a head of random weights accepted as its paper's Table 2 says; and what is left of a
+   round's time when its pieces, each timed alone, are taken off: the overhead of the engine.
+3. trained: a LLaMA of about 100M, trained here on Python's standard library, and its EAGLE head: real tau and speedup.
+4. transformers: the same model, prompts and card, where PyTorch is installed and sees the card.
+
+The JSON holds device and versions; it is written after each part, and a part that the minutes left would not do for is
+left out, and said. `--quick` takes shapes that a CPU does in seconds, to see that everything runs; its numbers mean
+nothing.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs room on the card too
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec import checkpoint
+from jaxspec.checkpoint import CheckpointConfig
+from jaxspec.config import LlamaConfig
+from jaxspec.engine import Engine
+from jaxspec.evaluate import bandwidth, bench, cost, environment, runner, simulate
+from jaxspec.evaluate.command import Bench
+from jaxspec.evaluate.metrics import count
+from jaxspec.evaluate.pieces import target_job
+from jaxspec.evaluate.suites import read_questions
+from jaxspec.linelog import write_whole
+from jaxspec.loading import Checkpoint, load
+from jaxspec.methods import parse_method
+from jaxspec.quantize import KINDS, quantized
+from jaxspec.request import Request
+from jaxspec.train import cli as train
+from jaxspec.train.options import Data, Mixture
+from jaxspec.train.recipe import Recipe
+
+RESULTS = Path(__file__).parent / "results"
+ACCEPTANCE = (0.76, 0.69, 0.67, 0.68, 0.68)
+"""n-α of LLaMA2-Chat 7B on MT-bench at temperature 0 (EAGLE, arXiv:2401.15077, Table 2): measured on chains, which
+makes trees look worse here than they are."""
+BENCHED = ("plain", "eagle+chain", "eagle+static", "eagle+eagle2")
+COPIES = 20  # in one program
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large everything is.
+
+    Attributes:
+        copied: bytes of the array that is copied.
+        shape: of the target with random weights; `tokens` is the length of its prompt, and as many are generated.
+        nodes: of verification.
+        replayed: methods whose acceptance is.
+        small: options of `jaxspec-train lm`, but for its text and recipe.
+        lm, eagle: how the small model and its head are trained.
+        data: what they are trained on.
+        minutes: that each part may take, by its name.
+    """
+
+    copied: int
+    shape: LlamaConfig
+    dtype: str
+    tokens: int
+    nodes: tuple[int, ...]
+    replayed: tuple[str, ...]
+    small: dict[str, int]
+    lm: Recipe
+    eagle: Recipe
+    data: Path
+    methods: tuple[str, ...]
+    questions: int
+    new_tokens: int
+    minutes: dict[str, float]
+
+
+FULL = Scale(
+    copied=2**30,
+    shape=LlamaConfig(
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=32,
+        head_dim=128,
+        max_length=4096,
+    ),
+    dtype="bfloat16",
+    tokens=256,
+    nodes=(8, 16, 32, 64),
+    replayed=("eagle+chain,length=5", "eagle+static"),
+    small={"layers": 12, "hidden_size": 768, "head_dim": 64, "vocab_size": 8192, "context": 512},
+    lm=Recipe(steps=500, batch_size=32, learning_rate=1e-3, evaluate_every=500, save_every=500),
+    eagle=Recipe(steps=300, batch_size=16, learning_rate=1e-3, evaluate_every=300, save_every=300),
+    data=Data.data,
+    methods=BENCHED,
+    questions=16,
+    new_tokens=128,
+    minutes={"bandwidth": 0.2, "shapes": 3, "trained": 4, "transformers": 1},
+)
+QUICK = Scale(
+    copied=2**16,
+    shape=LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16
+    ),
+    dtype="float32",
+    tokens=16,
+    nodes=(8,),
+    replayed=("eagle+chain,length=5",),
+    small={"layers": 1, "hidden_size": 32, "head_dim": 16, "vocab_size": 300, "context": 512},
+    lm=Recipe(steps=2, batch_size=2, learning_rate=1e-3),
+    eagle=Recipe(steps=2, batch_size=2, learning_rate=1e-3),
+    data=Path(json.__file__).parent,
+    methods=("plain", "eagle+chain"),
+    questions=1,
+    new_tokens=8,
+    minutes=dict.fromkeys(FULL.minutes, 0.0),
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parse(arguments)
+    scale = QUICK if options.quick else FULL
+    began, found = time.perf_counter(), about(options)
+    with tempfile.TemporaryDirectory() as folder:
+        parts = {
+            "bandwidth": lambda: copying(scale.copied),
+            "shapes": lambda: shapes(scale, options.quantize, found["bandwidth"]["gigabytes_per_second"]),
+            "trained": lambda: trained(scale, Path(folder)),
+            "transformers": lambda: transformers(scale, Path(folder), found["trained"]),
+        }
+        for name, part in parts.items():
+            left = options.minutes - (time.perf_counter() - began) / 60
+            needs = "trained" if name == "transformers" else name  # without that model there is nothing to compare
+            if left < scale.minutes[name] or "left_out" in found.get(needs, {}):
+                found[name] = {"left_out": f"{left:.1f} minutes were left of {options.minutes}"}
+            else:
+                started = time.perf_counter()
+                found[name] = part() | {"seconds": time.perf_counter() - started}
+            print(f"{name}: {json.dumps(found[name])}", flush=True)
+            write_whole(options.out, json.dumps(found, indent=2) + "\n")
+    print(f"written to {options.out}")
+
+
+def about(options: argparse.Namespace) -> dict[str, Any]:
+    """What the numbers depend on."""
+    return {
+        "device": environment.device(),
+        "versions": environment.versions(),
+        "date": datetime.date.today().isoformat(),
+        "quick": options.quick,
+        "quantize": options.quantize,
+    }
+
+
+def copying(size: int) -> dict[str, float]:
+    """GB/s of reading and writing `size` bytes over and over: both directions count."""
+
+    @jax.jit
+    def many(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, COPIES, lambda i, x: x + 1, x)
+
+    x = many(jnp.zeros(size // 4, jnp.int32)).block_until_ready()
+    samples = []
+    for _ in range(5):
+        started = time.perf_counter()
+        x = many(x).block_until_ready()
+        samples.append(time.perf_counter() - started)
+    return {"gigabytes_per_second": 2 * size * COPIES / statistics.median(samples) / 1e9}
+
+
+def shapes(scale: Scale, quantize: str | None, copied: float) -> dict[str, Any]:
+    """Random weights: the pieces of a round, whole rounds, and what is left between the two.
+
+    Args:
+        copied: GB/s of the device's memory.
+    """
+    model = random_model(scale, quantize)
+    prompt = Request([1] * scale.tokens, scale.tokens, 0.0, 0, 1.0, 0, 0)
+    engines = {"plain": Engine(model, "plain")}
+    engines |= {name: simulate.engine(model, parse_method(name), ACCEPTANCE) for name in scale.replayed}
+    rows = 4 * scale.tokens
+    with model.context():
+        jobs = [target_job(model.target, 1, size, rows) for size in (1, *scale.nodes)]
+        one, *verified = cost.seconds_per_unit(jobs)
+    pieces = cost.measure(engines, [prompt])
+    # A forward reads its weights, and all rows of the cache.
+    read = bandwidth.weights(model.target)["read_bytes"] + checkpoint.kv_bytes(scale.shape, 1, rows, scale.dtype)
+    methods = {name: rounds(name, engine, prompt, pieces) for name, engine in engines.items()}
+    for values in methods.values():
+        values["speedup"] = values["tokens_per_second"] / methods["plain"]["tokens_per_second"]
+    return {
+        "parameters": checkpoint.parameter_count(scale.shape),
+        "read_bytes": read,
+        "forward_seconds": one,
+        "gigabytes_per_second": read / one / 1e9,
+        "share_of_bandwidth": read / one / 1e9 / copied,
+        "verification_seconds": dict(zip(map(str, scale.nodes), verified, strict=True)),
+        "acceptance": ACCEPTANCE,
+        "methods": methods,
+    }
+
+
+def random_model(scale: Scale, quantize: str | None) -> Checkpoint:
+    """A target of random weights, in memory alone."""
+    target = simulate.randomise(checkpoint.abstract(scale.shape), scale.dtype)
+    if quantize is not None:
+        target = quantized(target, quantize)
+    config = CheckpointConfig("llama", scale.shape, scale.dtype, scale.dtype, "jaxspec", quantize=quantize)
+    return Checkpoint(Path(), config, target, simulate.Bytes(scale.shape.vocab_size), ())
+
+
+def rounds(name: str, engine: Engine, prompt: Request, pieces: cost.Costs) -> dict[str, float]:
+    """Whole rounds of a method, and their time without drafting and verification."""
+    runs = [runner.warm(engine, [prompt], [None])[0] for _ in range(3)]
+    seconds, counts = statistics.median(run.decode_seconds for run in runs), count([runs[0].history])
+    size = max(engine.method.speculation(True, tree_sizes=engine.tree_sizes).verify_sizes)
+    a_round = seconds / counts.rounds
+    accounted = counts.depth_per_round * pieces.level[name] + pieces.target[size]
+    return {
+        "tokens_per_second": counts.tokens / seconds,
+        "tau": counts.tau,
+        "round_seconds": a_round,
+        "level_seconds": pieces.level[name],
+        "verify_seconds": pieces.target[size],
+        "overhead_seconds": a_round - accounted,
+    }
+
+
+def trained(scale: Scale, folder: Path) -> dict[str, Any]:
+    """A model and its head, trained now, on prompts that neither saw."""
+    target = folder / "lm"
+    small: dict[str, Any] = scale.small
+    train.Lm(target, data=Data(scale.data), save_dtype="bfloat16", recipe=scale.lm, **small).run()
+    train.Eagle(train.Where(target), data=Mixture(scale.data), recipe=scale.eagle).run()
+    settings = Bench(
+        target=target,
+        prompts=Path("builtin"),
+        limit=scale.questions,
+        methods=scale.methods,
+        max_new_tokens=scale.new_tokens,
+        repeats=2,
+    )
+    found = bench.compare(settings)
+    kept = ("tokens_per_second", "speedup", "tau", "modelled_speedup", "acceptance_by_position", "gigabytes_per_second")
+    kept = (*kept, "unexplained_divergences")
+    methods = {name: {key: values[key] for key in kept} for name, values in found["methods"].items()}
+    shape = checkpoint.read_config(target).model
+    return {"parameters": checkpoint.parameter_count(shape), "dtype": found["dtype"], "methods": methods}
+
+
+def transformers(scale: Scale, folder: Path, ours: dict[str, Any]) -> dict[str, Any]:
+    """Its greedy `generate` on the same model, prompts and device."""
+    try:
+        import torch
+        import transformers
+        from transformers_baseline import with_transformers
+    except ImportError as error:
+        return {"left_out": str(error)}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if (jax.default_backend() == "cpu") != (device == "cpu"):
+        return {"left_out": f"PyTorch computes on {device}, and JAX on {jax.default_backend()}"}
+    from jaxspec.convert import export
+
+    export.export(folder / "lm", folder / "hf")
+    tokenizer = load(folder / "lm").tokenizer
+    dtype = getattr(torch, ours["dtype"])
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=dtype).eval().to(device)
+    run = with_transformers(oracle, scale.new_tokens, {})
+    tokens = seconds = 0.0
+    for question in read_questions("builtin", scale.questions):
+        prompt = tokenizer(question.turns[0])["input_ids"]
+        run(prompt)  # warms up
+        said, taken = run(prompt)
+        tokens, seconds = tokens + len(said) - 1, seconds + taken
+    speed = tokens / seconds
+    ratios = {name: values["tokens_per_second"] / speed for name, values in ours["methods"].items()}
+    return {"version": transformers.__version__, "tokens_per_second": speed, "times_as_fast": ratios}
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    text = dict(zip(("description", "epilog"), (__doc__ or "").split("\n", 1), strict=True))
+    parser = argparse.ArgumentParser(**text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="tiny shapes: only to see that it runs")
+    parser.add_argument("--quantize", choices=KINDS, help="kernels of the 7B target")
+    parser.add_argument("--minutes", type=float, default=9, help="that all may take (default: 9)")
+    parser.add_argument("--out", type=Path, help="by default benchmarks/results/accelerator_DEVICE.json")
+    options = parser.parse_args(arguments)
+    if options.out is None:
+        name = "".join(c if c.isalnum() else "_" for c in jax.devices()[0].device_kind.lower())
+        options.out = RESULTS / f"accelerator_{name}{'_quick' if options.quick else ''}.json"
+    return options
+
+
+if __name__ == "__main__":
+    main()

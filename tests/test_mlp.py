@@ -1,0 +1,89 @@
+"""The mixture of experts against its definition, and both ways to compute it. (tests/test_llama.py: transformers.)"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxspec import checkpoint, quantize
+from jaxspec.checkpoint import module_to_dict
+from jaxspec.config import LlamaConfig
+from jaxspec.mlp import Mixture, ask_each, mlp, route, run_all
+
+CONFIG = LlamaConfig(
+    vocab_size=8,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    num_experts=5,
+    experts_per_token=2,
+)
+
+
+@pytest.fixture(scope="module")
+def layer() -> Mixture:
+    return Mixture(nnx.Rngs(0), CONFIG, jnp.dtype("float32"))
+
+
+@pytest.fixture(scope="module")
+def tokens() -> jax.Array:
+    return jax.random.normal(jax.random.key(1), (7, 16))
+
+
+def by_hand(layer: Mixture, token: np.ndarray) -> np.ndarray:
+    """Mixtral's paper, §2.1, in float64: softmax over the logits of the top k, which is the renormalised one of all."""
+    params = {name: np.asarray(value, np.float64) for name, value in module_to_dict(layer).items()}
+    logits = token @ params["router.kernel"]
+    best = np.argsort(-logits)[:2]
+    share = np.exp(logits[best] - logits[best].max())
+    total = np.zeros(16)
+    for weight, e in zip(share / share.sum(), best, strict=True):
+        gate, up, down = (params[f"experts.{name}.kernel"][e] for name in ("gate", "up", "down"))
+        inner = token @ gate
+        total += weight * ((inner / (1 + np.exp(-inner)) * (token @ up)) @ down)
+    return total
+
+
+def test_by_hand(layer: Mixture, tokens: jax.Array):
+    expected = np.stack([by_hand(layer, token) for token in np.asarray(tokens, np.float64)])
+    np.testing.assert_allclose(mlp(layer, tokens[None])[0], expected, atol=1e-5)
+    for at in range(0, 6, 2):  # few enough to ask each
+        np.testing.assert_allclose(mlp(layer, tokens[None, at : at + 2])[0], expected[at : at + 2], atol=1e-5)
+
+
+def test_few_tokens_read_few_experts(layer: Mixture, tokens: jax.Array):
+    share, chosen = route(layer, tokens)
+    other = next(e for e in range(5) if e not in chosen[0])
+    poisoned = jax.tree.map(lambda stack: stack.at[other].set(jnp.nan), layer.experts)
+    assert np.isfinite(ask_each(poisoned, tokens[:1], share[:1], chosen[:1])).all()
+    assert not np.isfinite(run_all(poisoned, tokens[:1], share[:1], chosen[:1])).all()
+
+
+@pytest.mark.parametrize("how", quantize.KINDS)
+def test_quantised_experts(layer: Mixture, tokens: jax.Array, how: str):
+    """Both ways take each expert's own scales; the router stays as it is."""
+    integers = quantize.quantized(layer, how)
+    names = module_to_dict(layer).keys()
+    floats = checkpoint.dict_to_module(layer, quantize.dense(module_to_dict(integers), names))
+    assert isinstance(integers.router.kernel, nnx.Param)
+    for count in (1, 7):
+        np.testing.assert_allclose(mlp(integers, tokens[None, :count]), mlp(floats, tokens[None, :count]), atol=1e-5)
+
+
+def test_axes_and_bytes():
+    kernel = checkpoint.abstract(CONFIG).layers[0].mlp.experts.down.kernel
+    assert kernel.get_metadata()["axes"] == ("expert", "mlp", "embed")
+    of_layer = 5 * 3 * 16 * 24 + 16 * 5
+    without = checkpoint.parameter_count(CONFIG.without_experts)
+    assert checkpoint.parameter_count(CONFIG) == without - 3 * 16 * 24 + of_layer
+
+
+def test_config_is_checked():
+    with pytest.raises(ValueError, match="experts_per_token must be from 1 to 5, not 6"):
+        dataclasses.replace(CONFIG, experts_per_token=6)
