@@ -1,4 +1,4 @@
-"""`jaxspec demo`: the small LLaMA that comes with jaxspec, decoded plainly and with EAGLE's drafts."""
+"""`jaxspec demo`: the small LLaMA that comes with jaxspec, decoded plainly and with drafts."""
 
 import statistics
 from typing import Any
@@ -14,7 +14,13 @@ from jaxspec.loading import load
 from jaxspec.show import LEGEND, coloured
 
 # Small trees: on a CPU every token that is verified costs.
-METHODS = ("plain", "ngram+chain", "eagle+chain,length=3", "eagle+eagle2,total=8,depth=4,width=4")
+METHODS = (
+    "plain",
+    "ngram+chain",
+    "layer-skip+adaptive",
+    "eagle+chain,length=3",
+    "eagle+eagle2,total=8,depth=4,width=4",
+)
 SHOWN = METHODS[-1]
 PROMPT = '''class Stack:
     """A last-in, first-out collection."""

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxspec import hosts
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -67,6 +65,8 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
     Raises:
         ValueError: the folder is another run's, or none.
     """
+    from jaxspec import hosts  # which loads JAX, as `--help` need not
+
     run = Run(folder)
     if not hosts.is_first():
         hosts.wait()
