@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich import filesize
 
+from jaxspec import hosts
 from jaxspec.checkpoint import CheckpointError
 
 
@@ -49,6 +50,19 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
                 f"the disk of {out} is full and nothing was kept; make room for {filesize.decimal(needed)}"
             ) from error
         raise
+
+
+@contextlib.contextmanager
+def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
+    """The same for several processes that see the same disk and write into one folder; the first looks after it."""
+    if hosts.is_first():
+        with staged(out, needed) as temporary:
+            hosts.agreed(temporary.name)
+            yield temporary
+            hosts.wait()
+    else:
+        yield out.absolute().parent / hosts.agreed("")
+        hosts.wait()
 
 
 def _remove(folder: Path) -> None:

@@ -5,12 +5,13 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 __version__ = importlib.metadata.version("jaxspec")
-__all__ = ["Checkpoint", "Engine", "Generation", "Method", "__version__", "load", "parse_method"]
+__all__ = ["Checkpoint", "Engine", "Generation", "Method", "__version__", "load", "make_mesh", "parse_method"]
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine
     from jaxspec.generation import Generation
     from jaxspec.loading import Checkpoint, load
+    from jaxspec.mesh import make_mesh
     from jaxspec.methods import Method, parse_method
 
 _HOMES = {
@@ -19,6 +20,7 @@ _HOMES = {
     "Generation": "jaxspec.generation",
     "Method": "jaxspec.methods",
     "load": "jaxspec.loading",
+    "make_mesh": "jaxspec.mesh",
     "parse_method": "jaxspec.methods",
 }
 

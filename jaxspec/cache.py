@@ -11,6 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.config import LlamaConfig
+from jaxspec.mesh import constrain
+
+AXES = ("batch", "kv_heads", None, None)
+"""Logical axes of keys and of values."""
 
 
 @chex.dataclass(frozen=True)
@@ -59,13 +63,13 @@ def append(cache: KV, rows: KV, start: Int[Array, " B"]) -> KV:
             return jax.vmap(put)(old, new, start)
         return put(old[0], new[0], start[0])[None]  # a plain slice update, not a scatter
 
-    return KV(k=write(cache.k, rows.k, 2), v=write(cache.v, rows.v, 1))
+    return KV(k=constrain(write(cache.k, rows.k, 2), *AXES), v=constrain(write(cache.v, rows.v, 1), *AXES))
 
 
 def grow(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:
     """The same cache with capacity for `rows` rows."""
     pad = lambda x, axis: jnp.pad(x, [(0, rows - x.shape[axis] if i == axis else 0) for i in range(4)])
-    return tuple(KV(k=pad(layer.k, 3), v=pad(layer.v, 2)) for layer in cache)
+    return tuple(KV(k=constrain(pad(layer.k, 3), *AXES), v=constrain(pad(layer.v, 2), *AXES)) for layer in cache)
 
 
 def capacity(cache: tuple[KV, ...]) -> int:

@@ -11,6 +11,7 @@ from jaxspec import cache as kv
 from jaxspec.config import LlamaConfig
 from jaxspec.heads import HeadConfig, write_head
 from jaxspec.llama import Linear, linear
+from jaxspec.mesh import constrain
 from jaxspec.protocols import Drafter, Models, Prefix
 from jaxspec.tree import plant
 
@@ -28,7 +29,7 @@ class Calibrator(nnx.Module):
         shape = (LEVELS, target_hidden, target_hidden)
         scale = jnp.asarray(target_hidden**-0.5, dtype)
         self.transform = nnx.Param(
-            jax.random.normal(rngs.params(), shape, dtype) * scale, axes=("level", "embed", "embed")
+            jax.random.normal(rngs.params(), shape, dtype) * scale, axes=("level", "input", "embed")
         )
         self.head = Linear(rngs, (target_hidden + draft_hidden, 2), ("embed", "label"), bias=False, dtype=dtype)
 
@@ -43,7 +44,7 @@ def classify(
 ) -> Float[Array, "B 2"]:
     """Logits of (rejected, accepted), float32: W_p [W^i h_T ; h_D] with i = min(level, 10), level from 1."""
     transform = weights.transform[...][jnp.clip(level, 1, LEVELS) - 1]
-    moved = target_hidden.astype(transform.dtype) @ transform
+    moved = constrain(constrain(target_hidden, "batch", "embed").astype(transform.dtype) @ transform, "batch", "embed")
     both = jnp.concatenate([moved, draft_hidden.astype(transform.dtype)], axis=-1)
     return linear(both, weights.head).astype(jnp.float32)
 

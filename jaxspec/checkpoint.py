@@ -11,21 +11,27 @@ import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from rich import filesize
 
 from jaxspec.config import LlamaConfig
 from jaxspec.llama import Llama
+from jaxspec.quantize import KINDS, is_quantized, kind_of, leaf_bytes, pack, quantized
+from jaxspec.quantize import check as check_quantization
+from jaxspec.sharding import device_bytes, move, place
 
 FORMAT = "jaxspec"
 FORMAT_VERSION = 1
 DTYPES = ("float32", "bfloat16", "float16")
 GROUP_BYTES = 256 * 2**20
+LATER = MappingProxyType({"quantize": None})
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -46,6 +52,7 @@ class CheckpointConfig:
         source_format: `huggingface`, `meta`, or `jaxspec` where a model was made here.
         bos, pad: token ids, None where the source names none.
         eos: every id that ends a sequence.
+        quantize: integers that the kernels are (see `quantize.py`); None: all parameters are floats.
     """
 
     family: str
@@ -56,9 +63,12 @@ class CheckpointConfig:
     bos: int | None = None
     eos: tuple[int, ...] = ()
     pad: int | None = None
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         check_dtypes(self.dtype, self.source_dtype)
+        if self.quantize not in (None, *KINDS):
+            raise ValueError(f"quantize must be null, {' or '.join(KINDS)}, not {self.quantize!r}")
 
     def to_json(self) -> str:
         """Text of `config.json`, read back by `from_json`."""
@@ -67,17 +77,30 @@ class CheckpointConfig:
     @classmethod
     def from_json(cls, text: str) -> "CheckpointConfig":
         """Inverse of `to_json`. Raises ValueError naming a missing, unknown or wrong key."""
-        values = fields_of(text, cls, FORMAT, FORMAT_VERSION, "; convert the model with `jaxspec-convert llama`")
+        values = fields_of(text, cls, FORMAT, FORMAT_VERSION, "; convert the model with `jaxspec-convert llama`", LATER)
         return cls(**{**values, "eos": tuple(values["eos"])})
 
 
-def fields_of(text: str, kind: type, format_name: str, version: int, advice: str = "") -> dict[str, Any]:
-    """Fields of a config dataclass from its JSON. Raises ValueError naming a missing, unknown or wrong key."""
+def fields_of(
+    text: str,
+    kind: type,
+    format_name: str,
+    version: int,
+    advice: str = "",
+    later: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Fields of a config dataclass from its JSON. Raises ValueError naming a missing, unknown or wrong key.
+
+    Args:
+        advice: what to do with a file of another format.
+        later: keys that files of this version did not have at first, and what their absence means.
+    """
     values = json.loads(text)
     if not isinstance(values, dict) or values.pop("format", None) != format_name:
         raise ValueError(f'it has no "format": "{format_name}"{advice}')
     if (found := values.pop("version", None)) != version:
         raise ValueError(f"its version is {found}, this jaxspec reads version {version}")
+    values = {**later, **values}
     if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(kind)}):
         raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
     return {**values, "model": LlamaConfig.from_dict(values["model"])}
@@ -112,23 +135,46 @@ def heads(path: Path | str) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4)  # tracing 80 layers takes seconds; shared, so nobody may write into it
-def abstract(config: LlamaConfig) -> Llama:
-    """A Llama of `jax.ShapeDtypeStruct`s: every name and shape, no memory."""
-    return nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
+def abstract(config: LlamaConfig, quantize: str | None = None) -> Llama:
+    """A Llama of `jax.ShapeDtypeStruct`s: every name and shape, no memory; its kernels quantised if wanted."""
+    whole = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
+    return whole if quantize is None else nnx.eval_shape(lambda model: quantized(model, quantize), whole)
 
 
-def restore(path: Path | str, dtype: Any = None) -> Llama:
-    """Loads the target of a checkpoint onto the default device.
+def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quantize: str | None = None) -> Llama:
+    """Loads the target of a checkpoint.
 
     Args:
         path: a checkpoint folder.
-        dtype: dtype of every parameter; None keeps the one that `config.json` names.
+        dtype: dtype of every parameter that is a float; None keeps the one that `config.json` names.
+        mesh: as `mesh.split` gives it, over which each parameter is read in parts; None: the default device.
+        quantize: `int8` or `int4` makes the kernels integers as they come; None leaves them as they are on disk.
 
     Raises:
-        CheckpointError: the folder is no checkpoint, or a parameter is missing, unexpected or mis-shaped.
+        CheckpointError: the folder is no checkpoint, a parameter is missing, unexpected or mis-shaped, or the
+            checkpoint is quantised otherwise.
     """
     config = read_config(path)
-    return load_params(Path(path) / "params", abstract(config.model), config.dtype if dtype is None else dtype)
+    how = quantization(config, quantize, path)
+    params, dtype = Path(path) / "params", config.dtype if dtype is None else dtype
+    placed = lambda module: module if mesh is None else place(module, mesh)
+    if how == config.quantize:
+        return load_params(params, placed(abstract(config.model, how)), dtype)
+    module = placed(abstract(config.model, how))
+    values = read_packed(params, placed(abstract(config.model)), dtype, how)
+    return dict_to_module(module, values if mesh is None else move(values, module_to_dict(module)))
+
+
+def quantization(config: CheckpointConfig, wanted: str | None, path: Path | str) -> str | None:
+    """How the target of a checkpoint is quantised once loaded. Raises CheckpointError where it cannot be as wanted."""
+    if config.quantize is not None and wanted not in (None, config.quantize):
+        raise CheckpointError(
+            f"the checkpoint at {path} holds {config.quantize} weights, from which {wanted} cannot be made; "
+            "convert its source again"
+        )
+    how = config.quantize if wanted is None else wanted
+    check_quantization(how)
+    return how
 
 
 def module_to_dict(module: nnx.Module) -> dict[str, Any]:
@@ -170,6 +216,7 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
     """Writes (dotted name, array) pairs as Orbax parameters, holding about `group_bytes` of them at a time.
 
     `path` must not exist; it appears when everything is written. Beside it Orbax keeps `NAME.partial_save` until then.
+    Of several processes all call this, and each writes its part of arrays that lie on a mesh.
     """
     import orbax.checkpoint.experimental.v1 as ocp
 
@@ -203,15 +250,50 @@ def read_arrays(path: Path | str, names: Collection[str]) -> dict[str, np.ndarra
 
 
 def load_params(path: Path | str, module: M, dtype: Any = None) -> M:
-    """Fills an abstract module from Orbax parameters, cast to `dtype` tensor by tensor; None keeps each one's own."""
-    stored = read_shapes(path)
-    check_names(module_to_dict(module), stored, str(path))
-    where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    wanted = {
-        name: jax.ShapeDtypeStruct(meta.shape, jnp.dtype(meta.dtype if dtype is None else dtype), sharding=where)
-        for name, meta in stored.items()
-    }
+    """Fills an abstract module from Orbax parameters, cast to `dtype` tensor by tensor; None keeps each one's own.
+
+    Each goes to the sharding that its `jax.ShapeDtypeStruct` has, of which a process reads its own part; else to the
+    default device.
+    """
+    stored, places = read_shapes(path), module_to_dict(module)
+    check_names(places, stored, str(path))
+    wanted = {name: _wanted(name, meta, dtype, places[name].sharding) for name, meta in stored.items()}
     return dict_to_module(module, _load(path, wanted))
+
+
+def read_packed(path: Path | str, module: nnx.Module, dtype: Any, how: str) -> dict[str, Any]:
+    """Dotted name → array of Orbax parameters, quantised in groups as they are read, so that few are there as floats.
+
+    Args:
+        module: abstract, as it is on disk, with the shardings to read it into, if any.
+        dtype: of what stays a float.
+    """
+    stored, places = read_shapes(path), module_to_dict(module)
+    check_names(places, stored, str(path))
+    wanted = (
+        (name, _wanted(name, meta, None if kind_of(name, how) else dtype, places[name].sharding))
+        for name, meta in stored.items()
+    )
+    found: dict[str, Any] = {}
+    for group in _groups(wanted, GROUP_BYTES):
+        arrays = _load(path, {name: group.get(name, _skip()) for name in stored})
+        for name in group:
+            found |= pack(name, arrays.pop(name), how)
+    return found
+
+
+def _wanted(name: str, meta: Any, dtype: Any, place: Any) -> jax.ShapeDtypeStruct:
+    """What to read a stored parameter as: in `dtype` unless that is None, or integers and their scales."""
+    kept = dtype is None or is_quantized(name)
+    where = place or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(meta.shape, jnp.dtype(meta.dtype if kept else dtype), sharding=where)
+
+
+def _skip() -> Any:
+    """Stands for a parameter that is not read."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    return ocp.PLACEHOLDER
 
 
 def _load(path: Path | str, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -219,9 +301,9 @@ def _load(path: Path | str, wanted: dict[str, Any]) -> dict[str, Any]:
     import orbax.checkpoint.experimental.v1 as ocp
 
     context = ocp.Context()
-    # Bounds the tensors that exist twice, as read and as cast; the largest one must fit.
+    # Bounds the tensors that exist twice, as read and as cast; the largest one must fit, with a byte to spare.
     largest = max((math.prod(leaf.shape) * 4 for leaf in wanted.values() if hasattr(leaf, "shape")), default=0)
-    context.memory.read_concurrent_bytes = max(largest, GROUP_BYTES)
+    context.memory.read_concurrent_bytes = max(largest, GROUP_BYTES) + 1
     try:
         with context:
             return dict(_flatten(ocp.load(str(Path(path).absolute()), _nest(wanted))))
@@ -229,9 +311,10 @@ def _load(path: Path | str, wanted: dict[str, Any]) -> dict[str, Any]:
         raise CheckpointError(f"the parameters at {path} cannot be read: {_reason(error)}") from error
 
 
-def required_bytes(config: LlamaConfig, dtype: Any) -> int:
-    """Bytes of all parameters in `dtype`, from their shapes."""
-    return parameter_count(config) * jnp.dtype(dtype).itemsize
+def required_bytes(config: LlamaConfig, dtype: Any, quantize: str | None = None) -> int:
+    """Bytes on an accelerator of all parameters, from their shapes: floats in `dtype`, kernels quantised if wanted."""
+    leaves = module_to_dict(abstract(config, quantize)).items()
+    return sum(leaf_bytes(leaf.shape, leaf.dtype if is_quantized(name) else dtype) for name, leaf in leaves)
 
 
 def parameter_count(config: LlamaConfig) -> int:
@@ -256,14 +339,24 @@ def available_bytes(device: Any = None) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def check_fits(config: LlamaConfig, dtype: Any, *, batch: int = 1, rows: int = 0, device: Any = None) -> None:
+def check_fits(
+    config: LlamaConfig,
+    dtype: Any,
+    *,
+    batch: int = 1,
+    rows: int = 0,
+    device: Any = None,
+    quantize: str | None = None,
+) -> None:
     """Raises CheckpointError, with the arithmetic, where parameters and KV cache exceed the device's free memory."""
     dtype, device = jnp.dtype(dtype), device or jax.devices()[0]
-    weights, cache, free = required_bytes(config, dtype), kv_bytes(config, batch, rows, dtype), available_bytes(device)
+    weights, cache = required_bytes(config, dtype, quantize), kv_bytes(config, batch, rows, dtype)
+    free = available_bytes(device)
     if weights + cache <= free:
         return
     c = config
-    parts = f"{parameter_count(c):,} parameters x {dtype.itemsize} bytes = {filesize.decimal(weights)}"
+    each = f"x {dtype.itemsize} bytes" if quantize is None else f"as {quantize}"
+    parts = f"{parameter_count(c):,} parameters {each} = {filesize.decimal(weights)}"
     if cache:
         parts += (
             f", KV cache 2 x {c.num_layers} layers x {c.num_kv_heads} heads x {c.head_dim} x {rows} rows"
@@ -275,13 +368,23 @@ def check_fits(config: LlamaConfig, dtype: Any, *, batch: int = 1, rows: int = 0
     )
 
 
+def check_parts_fit(config: LlamaConfig, dtype: Any, mesh: Mesh, quantize: str | None = None) -> None:
+    """Raises CheckpointError where a device's part of the parameters on a split mesh exceeds its free memory."""
+    needed, device = device_bytes(place(abstract(config, quantize), mesh, dtype=dtype)), mesh.local_devices[0]
+    if needed > (free := available_bytes(device)):
+        raise CheckpointError(
+            f"each device needs {filesize.decimal(needed)} for its part of the model and {device.platform}:{device.id} "
+            f"has {filesize.decimal(free)} free; choose a larger axis `model` of the mesh, or a smaller model or dtype"
+        )
+
+
 def _groups(params: Iterable[tuple[str, Any]], group_bytes: int) -> Iterator[dict[str, Any]]:
-    """Collects pairs until they weigh `group_bytes`."""
+    """Collects pairs, of arrays or what stands for them, until they weigh `group_bytes`."""
     group: dict[str, Any] = {}
     for name, array in params:
         group[name] = array
         del array  # the caller clears the group after use; nothing else may keep the tensor alive
-        if sum(tensor.nbytes for tensor in group.values()) >= group_bytes:
+        if sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in group.values()) >= group_bytes:
             yield group
             group = {}
     if group:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro import conf
 
 from jaxspec.console import parse, run
+from jaxspec.devices import Devices
 from jaxspec.evaluate.command import Bench, Calibrate, Sweep
+from jaxspec.planning.command import Plan
 
 if TYPE_CHECKING:
     from jaxspec.engine import Engine
@@ -61,6 +63,7 @@ class Generate:
     """A controller that learns goes on from the prompt before: row i of a batch from row i of the last batch."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    devices: conf.OmitArgPrefixes[Devices] = Devices()
     repetition_penalty: float = 1.0
     """Refused unless 1: the text would depend on more than the target's distribution."""
 
@@ -79,7 +82,7 @@ class Generate:
             raise stateful_refusal("repetition_penalty")
         if self.stream and (self.prompts or self.show_drafts or self.format == "json"):
             raise ValueError("--stream prints the plain text of one --prompt; leave out the other options")
-        engine = Engine(str(self.target), self.method, dtype=self.dtype)
+        engine = Engine(str(self.target), self.method, dtype=self.dtype, mesh=self.devices.open(several=True))
         if self.method is None:
             say(f"method: {engine.method}")
         settings: dict[str, Any] = {
@@ -215,6 +218,7 @@ Command = (
     | Annotated[Bench, conf.subcommand("bench")]
     | Annotated[Sweep, conf.subcommand("sweep")]
     | Annotated[Calibrate, conf.subcommand("calibrate")]
+    | Annotated[Plan, conf.subcommand("plan")]
     | Annotated[Methods, conf.subcommand("methods")]
     | Annotated[Env, conf.subcommand("env")]
     | Annotated[Demo, conf.subcommand("demo")]

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec import cache as kv
 from jaxspec.llama import Output, forward, unembed
+from jaxspec.mesh import constrain
 from jaxspec.protocols import Committed, Controller, Drafter, Evidence, Models, Prefix, Reuse, TreeBuilder, is_chain
 from jaxspec.reuse import resume
 from jaxspec.sampling import Sampling, fold
@@ -19,6 +20,10 @@ from jaxspec.verify import Rule, Verdict
 
 # What a round's random numbers are for; each purpose has its own stream.
 DRAFT, VERIFY, CONTROL, FIRST = range(4)
+
+DRAFTING, LEVEL, VERIFICATION = "draft", "level", "verify"
+"""Scopes that name the parts of a round in traced and compiled programs: drafting, in it a level, and verification of n
+nodes (`verify8`); the rest is committing."""
 
 HISTORY = ("committed", "accepted", "levels", "drafted", "verified")
 """Columns of `DecodeState.history`: tokens committed, drafts accepted, levels drafted (the deepest path, before
@@ -99,12 +104,14 @@ def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeSt
     """Draft a tree, verify it in one forward of the target, commit the accepted path."""
     keys = fold(state.keys, state.length)  # by position: the same draws whatever the batch
     prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
-    grown, drafter = draft(spec, models, state, prefix, fold(keys, DRAFT), fold(keys, CONTROL))
+    with jax.named_scope(DRAFTING):
+        grown, drafter = draft(spec, models, state, prefix, fold(keys, DRAFT), fold(keys, CONTROL))
     tree = spec.builder.prune(grown) if spec.rule.may_prune else grown
     has_gaps = not (is_chain(spec.builder) or (spec.builder.prunes and spec.rule.may_prune))
     if len(spec.verify_sizes) > 1 and has_gaps:
         tree = compact(tree)
-    branches = [partial(target_forward, spec, size) for size in spec.verify_sizes]
+    named = lambda size: jax.named_scope(f"{VERIFICATION}{size}")
+    branches = [named(size)(partial(target_forward, spec, size)) for size in spec.verify_sizes]
     reuse = spec.drafter.reuse(drafter)
     out, logits = jax.lax.switch(smallest(tree, spec.verify_sizes), branches, models, prefix, tree, reuse)
     verdict = spec.rule.verify(fold(keys, VERIFY), state.sampling, tree, logits, spec.builder.depth)
@@ -122,6 +129,7 @@ def draft(
         return tree, state.drafter
 
     def grow(tree: DraftTree, frontier: Frontier, going: Array, logits: Array, hidden: Array):
+        logits = constrain(logits, "batch", None, None)  # the likeliest of a cut axis would gather it several times
         level_keys = fold(keys, frontier.level)
         propose = lambda logits, count: spec.rule.propose(level_keys, state.sampling, logits, count)
         new, onward = builder.grow(propose, tree, frontier, logits, going)
@@ -131,6 +139,7 @@ def draft(
         going &= spec.controller.keep_drafting(models, level_keys, state.controller, evidence)
         return new, onward, going
 
+    @jax.named_scope(LEVEL)
     def level(carry):
         tree, frontier, going, drafter = carry
         logits, hidden, drafter = spec.drafter.expand(models, drafter, prefix, tree, frontier)
@@ -218,6 +227,8 @@ def commit(
     log_prob = state.log_prob
     if log_prob is not None:
         log_prob = write_block(log_prob, log_prob_of(take(logits, path), new), state.length)
+    with jax.named_scope(DRAFTING):
+        drafter = spec.drafter.observe(models, state.drafter, committed)
     rows = [kv.gather_path(layer, path) for layer in out.nodes]
     counts = count_round(state, grown, tree, cut, count)
     return DecodeState(
@@ -230,7 +241,7 @@ def commit(
         sampling=state.sampling,
         cache=tuple(kv.append(layer, new, start) for layer, new in zip(state.cache, rows, strict=True)),
         feature=take(committed.hidden, jnp.maximum(count - 1, 0)[:, None])[:, 0],
-        drafter=spec.drafter.observe(models, state.drafter, committed),
+        drafter=drafter,
         controller=spec.controller.update(state.controller, counts[:, 1], counts[:, 2]),
         round=state.round + 1,
         history=jax.lax.dynamic_update_slice_in_dim(state.history, counts[:, None], state.round, 1),

@@ -1,6 +1,5 @@
 """What a user holds: prompts in, text and statistics out."""
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -11,9 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxspec import caches, decode
 from jaxspec.generation import Generation, cut_history
+from jaxspec.hosts import fetch, put_like
 from jaxspec.loading import Checkpoint, load
 from jaxspec.methods import Method, default_method, needs_costs, parse_method
 from jaxspec.prefill import prefill
@@ -36,6 +37,7 @@ class Engine:
         model: a loaded checkpoint, or the path of one.
         method: such as `ngram+chain,length=6`; None takes the best trained head in the checkpoint.
         dtype: float32 or bfloat16, where `model` is a path.
+        mesh: as `jaxspec.make_mesh` gives it, where `model` is a path; None: one device.
         draft: the drafter's weights, where they are in memory; None loads the head that the method names.
         control: the controller's weights, likewise; None loads them from that head, where the controller needs any.
 
@@ -51,11 +53,12 @@ class Engine:
         method: str | Method | None = None,
         *,
         dtype: str | None = None,
+        mesh: Mesh | None = None,
         draft: Any = None,
         control: Any = None,
     ):
         caches.keep_compilations()
-        self.model = model if isinstance(model, Checkpoint) else load(model, dtype)
+        self.model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh)
         self.method = parse_method(method) if isinstance(method, str) else method or default_method(self.model.heads)
         weights = load_head(self.model, self.method) if draft is None else draft
         if needs_costs(self.method.builder):
@@ -133,7 +136,7 @@ class Engine:
         (request,) = requests_of(self.model, [prompt], **settings)
         stops, unfinished = StopStrings(stop, self.model.tokenizer), Unfinished(self.model.tokenizer)
         for state, _ in self.stages([request], False, False, rounds):
-            length, done = jax.device_get((state.length, state.done))
+            length, done = fetch((state.length, state.done))
             tokens = _new_tokens(state, request, 0, int(length[0]))
             _, text, stopped = stops.cut(tokens)
             yield from unfinished.more(text, final=stopped or bool(done[0]), hold=stops.longest)
@@ -177,7 +180,7 @@ class Engine:
                 stopped |= self._find_stops(state, requests, stops, stopped)
         assert state is not None
         wanted = ("tokens", "length", "round", "history", "log_prob", "trace", "controller")
-        host = SimpleNamespace(**jax.device_get({name: getattr(state, name) for name in wanted}))
+        host = SimpleNamespace(**fetch({name: getattr(state, name) for name in wanted}))
         return [self._result(host, request, row, stops, seconds) for row, request in enumerate(requests)]
 
     def stages(
@@ -196,7 +199,7 @@ class Engine:
         greedy = all(r.temperature == 0 for r in requests)
         spec = self.method.speculation(greedy, tree_sizes=self.tree_sizes, log_probs=log_probs, record=record)
         chunk, rows = shapes(spec, requests)
-        with self.precision():
+        with self.model.context():
             state = start(spec, self.models, requests, self.model.config.eos, rows)
             if learnt is not None:
                 state = dataclasses.replace(state, controller=take_up(state.controller, learnt))
@@ -205,24 +208,26 @@ class Engine:
             state = prefill(spec.drafter, self.models, state, chunk)
             jax.block_until_ready(state.length)
             prefilled = time.perf_counter()
-            spent = 0.0
-            while True:
+        spent = 0.0
+        while True:
+            with self.model.context():  # and left before the receiver has its turn
                 began_decode = time.perf_counter()
                 state = decode.decode(spec, self.models, state, jnp.int32(rounds))
-                length, done = jax.device_get((state.length, state.done))
+                length, done = fetch((state.length, state.done))
                 spent += time.perf_counter() - began_decode
-                yield state, (prefilled - began, spent)
-                if stopped:
-                    done = done | np.isin(np.arange(len(done)), list(stopped))
-                    state = dataclasses.replace(state, done=jnp.asarray(done))
-                if done.all():
-                    return
-                if (np.where(done, 0, length).max() + decode.margin(spec)) > rows:
-                    rows *= 2
+            yield state, (prefilled - began, spent)
+            if stopped:
+                done = done | np.isin(np.arange(len(done)), list(stopped))
+                state = dataclasses.replace(state, done=put_like(done, state.done))
+            if done.all():
+                return
+            if (np.where(done, 0, length).max() + decode.margin(spec)) > rows:
+                rows *= 2
+                with self.model.context():
                     state = decode.enlarge(spec.drafter, state, rows)
 
     def _find_stops(self, state, requests, stops: StopStrings, known: dict[int, int]) -> dict[int, int]:
-        length = jax.device_get(state.length)
+        length = fetch(state.length)
         found = {}
         for row, request in enumerate(requests):
             if row not in known:
@@ -252,11 +257,6 @@ class Engine:
             controller=jax.tree.map(lambda leaf: leaf[row], host.controller),
         )
 
-    def precision(self) -> contextlib.AbstractContextManager:
-        """Full float32 products where the weights are float32: accelerators round them to less unless told."""
-        wide = self.model.target.norm[...].dtype == jnp.float32
-        return jax.default_matmul_precision("highest") if wide else contextlib.nullcontext()
-
 
 def _new_tokens(state, request: Request, row: int, length: int) -> list[int]:
-    return np.asarray(state.tokens[row])[len(request.tokens) : length].tolist()
+    return fetch(state.tokens)[row, len(request.tokens) : length].tolist()

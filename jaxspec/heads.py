@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flax import nnx
+from jax.sharding import Mesh
 
 from jaxspec import checkpoint
 from jaxspec.checkpoint import CheckpointError, check_dtypes, fields_of
 from jaxspec.config import LlamaConfig
+from jaxspec.sharding import place_head
 
 FORMAT = "jaxspec-head"
 FORMAT_VERSION = 1
@@ -75,9 +77,15 @@ def write_head(path: Path, config: HeadConfig, module: nnx.Module) -> None:
     checkpoint.write_params(path / "params", ((name, param.astype(config.dtype)) for name, param in params))
 
 
-def load_head(path: Path, make: Callable[[], M], dtype: Any = None) -> M:
-    """Restores the parameters of a head into the module that `make` would make; raises CheckpointError."""
-    return checkpoint.load_params(path / "params", nnx.eval_shape(make), dtype)
+def load_head(path: Path, make: Callable[[], M], dtype: Any = None, mesh: Mesh | None = None) -> M:
+    """Restores the parameters of a head into the module that `make` would make; raises CheckpointError.
+
+    Args:
+        mesh: of its target, which it is spread over or copied to (see `sharding.place_head`).
+    """
+    module = nnx.eval_shape(make)
+    placed = module if mesh is None else place_head(module, mesh, dtype)
+    return checkpoint.load_params(path / "params", placed, dtype)
 
 
 def check_same_shape(path: Path, head: LlamaConfig, target: LlamaConfig) -> None:

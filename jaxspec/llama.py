@@ -14,12 +14,21 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec import quantize
 from jaxspec.cache import KV, capacity, write_nodes
 from jaxspec.config import LlamaConfig, Rope
+from jaxspec.mesh import constrain
+from jaxspec.quantize import QuantizedKernel
+
+STREAM = ("batch", None, "embed")
+"""Logical axes of the residual stream. Held to, since the partitioner may cut its width, and then each norm asks all
+chips for a sum."""
 
 
 class Linear(nnx.Module):
-    """y = x @ kernel + bias; kernel [in, out], bias [out] or None."""
+    """y = x @ kernel + bias; kernel [in, out], quantised or not, bias [out] or None."""
+
+    kernel: nnx.Param | QuantizedKernel
 
     def __init__(self, rngs: nnx.Rngs, shape: tuple[int, int], axes: tuple[str, str], *, bias: bool, dtype: jnp.dtype):
         scale = 1 / math.sqrt(shape[0])
@@ -99,7 +108,9 @@ class Attend:
 
 def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
     """The one place where activations meet weights."""
-    y = product(x, layer.kernel[...].astype(x.dtype))
+    kernel = layer.kernel
+    quantized = isinstance(kernel, QuantizedKernel)
+    y = quantize.product(x, kernel) if quantized else product(x, kernel[...].astype(x.dtype))
     return y if layer.bias is None else y + layer.bias[...].astype(x.dtype)
 
 
@@ -228,12 +239,12 @@ def attention_block(
 ) -> tuple[Float[Array, "B W D"], KV]:
     """The first half of a decoder layer: attention, added to the residual stream."""
     mixed, nodes = attention(layer.attention, config, attention_input(layer, config, x), attend, prefix, nodes)
-    return x + mixed, nodes
+    return constrain(x + mixed, *STREAM), nodes
 
 
 def mlp_block(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
     """The second half."""
-    return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps))
+    return constrain(x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps)), *STREAM)
 
 
 def attend_to(
@@ -307,12 +318,12 @@ def run_layers(
 
 def final_norm(model: Llama, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
     """The feature: the residual stream after the last layer, normalised for the LM head."""
-    return rms_norm(x, model.norm[...], model.config.norm_eps)
+    return constrain(rms_norm(x, model.norm[...], model.config.norm_eps), *STREAM)
 
 
 def embed(model: Llama, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
     """Token embeddings; an id outside the vocabulary reads the nearest row and is refused long before this point."""
-    return model.embedding[...].at[tokens].get(mode="clip")
+    return constrain(model.embedding[...].at[tokens].get(mode="clip"), *STREAM)
 
 
 def unembed(model: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:

@@ -1,16 +1,21 @@
 """From a folder to something that runs: the target, its tokenizer, and the heads beside it."""
 
+import contextlib
 import dataclasses
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxspec import checkpoint
 from jaxspec.bundled import locate
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError
 from jaxspec.llama import Llama
+from jaxspec.mesh import shared_heads, split, use
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +25,7 @@ class Checkpoint:
     Attributes:
         tokenizer: a transformers tokenizer; None where the folder has none, and then prompts are token ids.
         heads: names found under CKPT/heads.
+        mesh: that it is spread over, as `mesh.split` gives it; None: one device has it.
     """
 
     path: Path
@@ -27,28 +33,54 @@ class Checkpoint:
     target: Llama
     tokenizer: Any
     heads: tuple[str, ...]
+    mesh: Mesh | None = None
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """What all its programs are compiled and run under: its mesh, and full float32 products where weights are wide.
+
+        Accelerators round float32 to less unless told.
+        """
+        wide = self.target.norm[...].dtype == jnp.float32
+        with jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(), use(self.mesh):
+            yield
 
 
-def load(path: str | Path, dtype: str | None = None) -> Checkpoint:
+def load(
+    path: str | Path, dtype: str | None = None, mesh: Mesh | None = None, quantize: str | None = None
+) -> Checkpoint:
     """Loads a checkpoint that `jaxspec-convert llama` wrote.
 
     Args:
         path: the folder; `builtin` is the small model that comes with the package.
         dtype: of weights and computation; float32 on a CPU, bfloat16 on an accelerator unless told.
+        mesh: as `make_mesh` gives it, to spread the weights over, each read straight into its parts. Where several
+            devices keep the same KV heads, stderr says so.
+        quantize: `int8` or `int4` makes the target's kernels integers as they are read (see `quantize.py`), which the
+            `config` then says; None leaves them as they are on disk.
 
     Raises:
-        CheckpointError: no such checkpoint, a damaged one, or one that does not fit into memory.
+        CheckpointError: no such checkpoint, a damaged one, one that does not fit into memory, or one that is
+            quantised otherwise.
+        ValueError: no such dtype or way to quantise, or Qwix is not installed.
     """
     path = locate(path)
     config = checkpoint.read_config(path)
-    chosen = compute_dtype(dtype)
-    checkpoint.check_fits(config.model, chosen)
+    chosen, how = compute_dtype(dtype), checkpoint.quantization(config, quantize, path)
+    if mesh is None:
+        checkpoint.check_fits(config.model, chosen, quantize=how)
+    else:
+        mesh = split(mesh, config.model)
+        checkpoint.check_parts_fit(config.model, chosen, mesh, how)
+        if (shared := shared_heads(mesh, config.model)) and jax.process_index() == 0:
+            print(shared, file=sys.stderr, flush=True)
     return Checkpoint(
         path=path,
-        config=config,
-        target=checkpoint.restore(path, chosen),
+        config=dataclasses.replace(config, quantize=how),
+        target=checkpoint.restore(path, chosen, mesh, how),
         tokenizer=load_tokenizer(path),
         heads=checkpoint.heads(path),
+        mesh=mesh,
     )
 
 

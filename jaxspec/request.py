@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import decode
+from jaxspec import decode, sharding
+from jaxspec.hosts import fetch, put_like
 from jaxspec.loading import Checkpoint
 from jaxspec.prompts import Prompt, encode, stateful_refusal
 from jaxspec.protocols import Models
@@ -103,8 +104,13 @@ def shapes(spec: decode.Speculation, requests: Sequence[Request]) -> tuple[int, 
 def start(
     spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int
 ) -> decode.DecodeState:
-    """Puts a batch of requests on the device; the batch is filled up to a power of two with rows that are done."""
+    """Puts a batch of requests on the device, or on the current mesh.
+
+    The batch is filled up with rows that are done: to a power of two, which the mesh's axis `data` must divide.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
     batch = _power_of_two(len(requests), 1)
+    batch += -batch % mesh.shape.get("data", 1)
     padded = [*requests, *[Request([0], 1, 0.0, 0, 1.0, 0, 0)] * (batch - len(requests))]
     tokens = np.zeros((batch, rows), np.int32)
     for row, request in enumerate(padded):
@@ -112,7 +118,8 @@ def start(
     column = lambda read, dtype: jnp.asarray([read(r) for r in padded], dtype)
     lengths = column(lambda r: len(r.tokens), jnp.int32)
     seeds, indices = column(lambda r: r.seed % 2**32, jnp.uint32), column(lambda r: r.index, jnp.uint32)
-    return decode.new_state(
+    build = decode.new_state if mesh.empty else sharding.new_state
+    return build(
         spec,
         models,
         tokens=jnp.asarray(tokens),
@@ -131,12 +138,12 @@ def start(
 
 def take_up(controller: Any, learnt: Sequence[Any]) -> Any:
     """A controller's state of B rows, of which the first go on from what was learnt, where it is not None."""
-    state = jax.tree.map(np.array, jax.device_get(controller))
+    state = jax.tree.map(np.array, fetch(controller))
     for row, known in enumerate(learnt):
         if known is not None:
             for leaf, value in zip(jax.tree.leaves(state), jax.tree.leaves(known), strict=True):
                 leaf[row] = value
-    return jax.tree.map(jnp.array, state)
+    return jax.tree.map(put_like, state, controller)
 
 
 def _one_each(name: str, value: Any, number: int) -> list:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro import conf
 
 from jaxspec.console import parse, run
+from jaxspec.devices import Devices
 from jaxspec.train.generate import Generate
 from jaxspec.train.objectives import Distillation, EagleObjective, EddObjective
 from jaxspec.train.options import Data, Mixture, option, settings
@@ -19,8 +20,12 @@ from jaxspec.train.skip_search import SkipSearch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from jax.sharding import Mesh
+
     from jaxspec.loading import Checkpoint
     from jaxspec.train.heads import Job
+
+    Load = Callable[[Path, str, Mesh | None], Checkpoint]
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -90,15 +95,15 @@ class Where:
     token takes the hidden size times 2 or 4 bytes."""
     save_dtype: Dtype = "bfloat16"
     """Of the head's parameters on disk."""
+    devices: conf.OmitArgPrefixes[Devices] = Devices()
 
     @contextlib.contextmanager
-    def job(
-        self, name: str, command: Any, data: Mixture, recipe: Recipe, load: "Callable[[Path, str], Checkpoint]"
-    ) -> "Iterator[Job]":
+    def job(self, name: str, command: Any, data: Mixture, recipe: Recipe, load: "Load") -> "Iterator[Job]":
         """Loads of the target what `load` does, and opens the run."""
         from jaxspec.train import heads
 
-        target = load(self.target, heads.target_dtype(recipe))
+        mesh = self.devices.open(several=True)
+        target = load(self.target, heads.target_dtype(recipe), mesh)
         out = heads.folder_of(target.path, name, self.out)
         sources = data.sources()
         with open_run(run_folder(out, self.run_dir), settings(name, command)) as opened:
@@ -282,6 +287,7 @@ class Calibrator:
     """Decides where prompts are cut, the initial weights, and the order of training."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of decoding; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    devices: conf.OmitArgPrefixes[Devices] = Devices()
     save_dtype: Dtype = "bfloat16"
     """Of the predictor on disk."""
 
@@ -293,7 +299,7 @@ class Calibrator:
         from jaxspec.train import beginnings, calibrator
         from jaxspec.train.generation import load_with_tokenizer
 
-        model = load_with_tokenizer(self.target, self.dtype)
+        model = load_with_tokenizer(self.target, self.dtype, self.devices.open())
         out = calibrator.folder_of(model, self.head, self.out)
         cut = beginnings.cut(self.data.read(), model.tokenizer, self.samples, self.prompt_tokens, self.seed)
         plan = calibrator.Plan(

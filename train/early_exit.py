@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key
 
 from jaxspec import checkpoint
@@ -21,6 +22,8 @@ from jaxspec.drafters.early_exit import NAME, EarlyExitHead, default_first, pred
 from jaxspec.heads import HeadConfig, write_head
 from jaxspec.llama import Llama
 from jaxspec.loading import Checkpoint, load_tokenizer
+from jaxspec.mesh import split
+from jaxspec.sharding import move, place
 from jaxspec.train import heads
 from jaxspec.train.heads import Job
 from jaxspec.train.packed import decoder_layer, residual_stream
@@ -76,7 +79,7 @@ def _begun(head: EarlyExitHead, values: dict[str, np.ndarray | jax.Array]) -> Ea
     return dict_to_module(head, {name: jnp.array(value, jnp.float32, copy=True) for name, value in values.items()})
 
 
-def load(path: Path, dtype: str, first: int | None) -> Checkpoint:
+def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None) -> Checkpoint:
     """A checkpoint of whose target nothing is loaded but the embedding and the `first` layers (None: the default).
 
     Raises:
@@ -91,7 +94,10 @@ def load(path: Path, dtype: str, first: int | None) -> Checkpoint:
     if not 0 < count < config.model.num_layers:
         raise ValueError(f"--first must be from 1 to {config.model.num_layers - 1} for this target, not {count}")
     bottom = load_bottom(folder, config.model, count, jnp.dtype(dtype))
-    return Checkpoint(folder, config, bottom, load_tokenizer(folder), checkpoint.heads(folder))
+    if mesh is not None:
+        mesh = split(mesh, config.model)
+        bottom = move(bottom, place(bottom, mesh))
+    return Checkpoint(folder, config, bottom, load_tokenizer(folder), checkpoint.heads(folder), mesh)
 
 
 def train(job: Job, exit_layers: int, dtype: str) -> EarlyExitHead:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from tyro import conf
 
+from jaxspec.devices import Devices
 from jaxspec.train.options import Data, option, settings
 
 
@@ -52,6 +53,7 @@ class Generate:
     """Decides where prompts are cut; and text i draws from fold_in(key(seed), i)."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    devices: conf.OmitArgPrefixes[Devices] = Devices()
 
     def run(self) -> None:
         for name in ("samples", "prompt_tokens", "max_new_tokens", "batch_size"):
@@ -64,7 +66,7 @@ class Generate:
         from jaxspec.train import beginnings, generation
 
         generation.check_place(self.out)
-        engine = generation.open_engine(self.target, self.method, self.dtype)
+        engine = generation.open_engine(self.target, self.method, self.dtype, self.devices.open())
         tokenizer = engine.model.tokenizer
         prompts = beginnings.prompts(self.prompts, self.data, tokenizer, self.samples, self.prompt_tokens, self.seed)
         plan = generation.Plan(

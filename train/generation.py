@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxspec.convert.progress import say
 from jaxspec.engine import Engine
@@ -52,19 +53,19 @@ def check_place(out: Path) -> None:
         raise ValueError(f"{folder}, the folder that is to hold the output, does not exist; make it first")
 
 
-def open_engine(target: Path, method: str | None, dtype: str | None) -> Engine:
+def open_engine(target: Path, method: str | None, dtype: str | None, mesh: Mesh | None = None) -> Engine:
     """The target with a method.
 
     Raises:
         ValueError: it has no tokenizer, or there is no such method.
         CheckpointError: no such target or head.
     """
-    return Engine(load_with_tokenizer(target, dtype), method)
+    return Engine(load_with_tokenizer(target, dtype, mesh), method)
 
 
-def load_with_tokenizer(target: Path, dtype: str | None) -> Checkpoint:
+def load_with_tokenizer(target: Path, dtype: str | None, mesh: Mesh | None = None) -> Checkpoint:
     """A checkpoint. Raises ValueError where it has no tokenizer."""
-    model = load(target, dtype)
+    model = load(target, dtype, mesh)
     if model.tokenizer is None:
         raise ValueError(f"{model.path} has no tokenizer, so what it says cannot be made into text")
     return model

@@ -11,13 +11,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxspec import caches, checkpoint
+from jaxspec import caches, checkpoint, hosts
 from jaxspec.bundled import FOLDER
-from jaxspec.convert.files import staged
+from jaxspec.convert.files import staged_by_all
 from jaxspec.convert.interrupts import deferred
 from jaxspec.convert.progress import say
 from jaxspec.llama import Llama
 from jaxspec.loading import Checkpoint, compute_dtype
+from jaxspec.mesh import TRAINING, use
+from jaxspec.sharding import move, place, place_head
 from jaxspec.train import features, figure, prepare
 from jaxspec.train.acceptance import measure_chain
 from jaxspec.train.held_out import mean_loss
@@ -75,26 +77,33 @@ def train(
         DiskFullError: no room.
     """
     caches.keep_compilations()
-    recipe, run, target = job.recipe, job.run, job.target
+    recipe, run, target, first = job.recipe, job.run, job.target, hosts.is_first()
+    if job.cache is not None and jax.process_count() > 1:
+        raise ValueError("--cache-features keeps the features of one process; leave it out on several hosts")
     if target.tokenizer is None:
         raise ValueError(f"{target.path} has no tokenizer, so no text can be made into tokens for it")
     length = min(job.length or _LONGEST, target.config.model.usable_length)
     if length < 4:
         raise ValueError(f"--context must be at least 4, not {length}")
     params = checkpoint.module_to_dict(head)
-    with staged(job.out, sum(param.size for param in params.values()) * 4) as folder:
-        prepare.ready(run, target.tokenizer, job.sources, length, recipe, job.strict)
+    with staged_by_all(job.out, sum(param.size for param in params.values()) * 4) as folder, use(target.mesh):
+        if first:
+            prepare.ready(run, target.tokenizer, job.sources, length, recipe, job.strict)
+        hosts.wait()
+        if target.mesh is not None:
+            head = move(head, place(head, target.mesh, TRAINING))
         packed, held_out = prepare.windows(run)
         complete = features.open_cache(job.cache, target.target, packed).complete if job.cache else None
         measure = None
         if held_out is not None:
             accepted = acceptance(target, drafter, held_out)
             lost = mean_loss(loss, held_out, max(1, recipe.batch_size // recipe.accumulate))
-            measure = partial(_measure, lost, accepted, target.target)
+            measure = partial(_measure, lost, accepted, target)
         else:
             say("no text was held out, so nothing is measured and the last weights are taken")
         trained, measured = fit(Task(loss, measure), head, target.target, packed, recipe, run, complete)
-        figure.draw(run.metrics, run.figure)
+        if first:
+            figure.draw(run.metrics, run.figure)
         with deferred():
             write(folder, trained)
     said = ""
@@ -112,10 +121,10 @@ def target_features(target: Llama, batch: Windows) -> Float[Array, "B T D"]:
     return jax.lax.stop_gradient(hidden_states(target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment)))
 
 
-def _measure(lost: Any, accepted: Any, target: Llama, head: Any) -> dict[str, Any]:
-    dtype = target.norm[...].dtype
-    found = accepted(jax.tree.map(lambda param: param.astype(dtype), head))
-    loss = lost(head, target)
+def _measure(lost: Any, accepted: Any, model: Checkpoint, head: Any) -> dict[str, Any]:
+    narrow = jax.tree.map(lambda param: param.astype(model.target.norm[...].dtype), head)
+    found = accepted(narrow if model.mesh is None else move(narrow, place_head(narrow, model.mesh)))
+    loss = lost(head, model.target)
     return {"loss": loss, **found, "score": found.get("tau", -loss)}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxspec.sharding import put_rows
 from jaxspec.train import text
 from jaxspec.train.text import Windows
 
@@ -24,7 +25,8 @@ def mean_loss(loss: Any, packed: Windows, batch_size: int) -> Callable[[Any, Any
             rows = np.arange(start, start + batch_size)
             real = rows < len(packed.tokens)
             batch = text.take(packed, np.where(real, rows, 0))
-            value, sums = compiled(params, frozen, dataclasses.replace(batch, counted=batch.counted & real[:, None]))
+            batch = put_rows(dataclasses.replace(batch, counted=batch.counted & real[:, None]))
+            value, sums = compiled(params, frozen, batch)
             total, count = total + float(value), count + float(sums["count"])
         return total / max(count, 1)
 

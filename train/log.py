@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,17 +25,20 @@ class Log:
     host waits for it, a few steps behind.
 
     Args:
+        file: None writes nothing: another process does.
         done: steps done before; what the file says of later ones, which are done again, is cut off.
         steps: that the run will have made in the end.
         tokens: of a step.
     """
 
-    def __init__(self, file: Path, done: int, steps: int, tokens: int):
+    def __init__(self, file: Path | None, done: int, steps: int, tokens: int):
         self.done, self.steps, self.tokens = done, steps, tokens
         self.waiting: list[tuple[int, Mapping[str, jax.Array]]] = []
-        cut(file, done)
-        self.file = file.open("a", encoding="utf-8")
         self.closing = contextlib.ExitStack()
+        if file is not None:
+            cut(file, done)
+        nowhere = lambda: tempfile.TemporaryFile("w", encoding="utf-8")  # noqa: SIM115
+        self.file = self.closing.enter_context(nowhere() if file is None else file.open("a", encoding="utf-8"))
         self.show = self.closing.enter_context(progress("step", done, steps))
         self.began, self.since, self.pace = time.monotonic(), done, Pace()
 
@@ -43,7 +47,6 @@ class Log:
 
     def __exit__(self, *error: object) -> None:
         self.closing.close()
-        self.file.close()
 
     def step(self, step: int, measures: Mapping[str, jax.Array]) -> None:
         """Takes what a step measured.

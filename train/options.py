@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 STDLIB = "stdlib"
 _PLACES = ("out", "run_dir", "cache_features")
-_NO_MATTER = ("evaluate_every", "save_every", "trials")
+_NO_MATTER = ("evaluate_every", "save_every", "trials", "coordinator", "processes", "process_id")
 
 
 @dataclasses.dataclass(frozen=True)

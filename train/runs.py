@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxspec import hosts
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -65,7 +67,12 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
     Raises:
         ValueError: the folder is another run's, or none.
     """
-    run, file = Run(folder), folder / "settings.json"
+    run = Run(folder)
+    if not hosts.is_first():
+        hosts.wait()
+        yield run
+        return
+    file = folder / "settings.json"
     settings = json.loads(json.dumps(settings))
     if folder.exists() and not file.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} exists and is not the folder of a run; name another with --run")
@@ -79,6 +86,7 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
         for left in folder.glob(".*.part"):
             shutil.rmtree(left, ignore_errors=True)
         file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        hosts.wait()
         yield run
     finally:
         if not run.started:

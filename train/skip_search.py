@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from tyro import conf
 
+from jaxspec.devices import Devices
 from jaxspec.train.options import Data, option, settings
 from jaxspec.train.runs import open_run, run_folder
 
@@ -50,6 +51,7 @@ class SkipSearch:
     """Decides where prompts are cut, and which sets are tried."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    devices: conf.OmitArgPrefixes[Devices] = Devices()
 
     def run(self) -> None:
         for name in ("trials", "samples", "prompt_tokens", "max_new_tokens"):
@@ -62,7 +64,7 @@ class SkipSearch:
         from jaxspec.train.generation import load_with_tokenizer
 
         method = parse_method(self.method)
-        model = load_with_tokenizer(self.target, self.dtype)
+        model = load_with_tokenizer(self.target, self.dtype, self.devices.open())
         out = heads.folder_of(model.path, NAME, self.out)
         found = beginnings.prompts(
             self.prompts, self.data, model.tokenizer, self.samples, self.prompt_tokens, self.seed

@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key
 
+from jaxspec import hosts
 from jaxspec.convert.interrupts import deferred
 from jaxspec.convert.progress import say
 from jaxspec.loading import compute_dtype
+from jaxspec.sharding import put_rows, spread
 from jaxspec.train import dataset
 from jaxspec.train.checkpoints import Checkpoints
 from jaxspec.train.log import Log
@@ -70,17 +72,18 @@ def fit(
         ValueError: too little text, or a loss that is not finite.
     """
     optimizer = make_optimizer(recipe)
-    state, data = start(params, optimizer), dataset.batches(packed, recipe.batch_size, recipe.seed)
-    step = make_step(task.loss, optimizer, recipe)
+    state, data = spread(start(params, optimizer)), dataset.batches(packed, recipe.batch_size, recipe.seed)
+    step, alone = make_step(task.loss, optimizer, recipe), jax.process_count() == 1
     with Checkpoints(run.checkpoints) as checkpoints, deferred() as interrupts:
         state, place = checkpoints.restore(state)
         if place is not None:
             data.set_state(place)
         done = int(state.step)
-        with Log(run.metrics, done, recipe.steps, recipe.batch_size * packed.tokens.shape[1]) as log:
+        file, tokens = run.metrics if hosts.is_first() else None, recipe.batch_size * packed.tokens.shape[1]
+        with Log(file, done, recipe.steps, tokens) as log:
             while done < recipe.steps:
                 batch = next(data)
-                state, measures = step(state, frozen, batch if complete is None else complete(batch))
+                state, measures = step(state, frozen, put_rows(batch if complete is None else complete(batch)))
                 done += 1
                 log.step(done, measures)
                 measured = None
@@ -88,10 +91,12 @@ def fit(
                     log.flush()
                     measured = task.measure(state.params)
                     log.evaluation(done, measured)
-                if measured is not None or interrupts.pending or done % recipe.save_every == 0 or done == recipe.steps:
+                due = measured is not None or done % recipe.save_every == 0 or done == recipe.steps
+                due |= interrupts.pending and alone  # of a signal to one process the others know nothing
+                if due:
                     log.flush()  # what is in the log by now is never trained again
                     checkpoints.save(done, state, data.get_state(), measured)
-                if interrupts.pending:
+                if due and interrupts.pending:
                     checkpoints.wait()
                     say(f"saved at step {done} of {recipe.steps}; the same command goes on from there")
                     interrupts.release()

@@ -97,7 +97,7 @@ class CaliTS:
         ours = {"target_hidden": target.config.model.hidden_size, "draft_hidden": draft_hidden}
         if config.settings != ours:
             raise CheckpointError(f"the predictor at {path} was trained for {config.settings}, and here it is {ours}")
-        return load_head(path, lambda: Calibrator.blank(**ours), dtype)
+        return load_head(path, lambda: Calibrator.blank(**ours), dtype, target.mesh)
 
     def init(self, models, batch) -> CaliState:
         # Arrays of their own: the loop's state is donated, and no buffer can be given twice.

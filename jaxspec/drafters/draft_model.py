@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxspec import cache as kv
-from jaxspec.checkpoint import check_fits, read_config, restore
+from jaxspec.checkpoint import abstract, check_fits, load_params, read_config, restore
 from jaxspec.llama import Llama, forward, unembed
 from jaxspec.loading import Checkpoint, check_same_vocabulary
+from jaxspec.sharding import place_head
 from jaxspec.tree import take
 
 
@@ -35,8 +36,12 @@ class DraftModel:
     def load_head(target: Checkpoint, path: Path, dtype: jnp.dtype) -> Llama:
         """Restores the draft model at `path`; raises CheckpointError where its vocabulary is not the target's."""
         check_same_vocabulary(target, path)
-        check_fits(read_config(path).model, dtype)
-        return restore(path, dtype)
+        config = read_config(path)
+        if target.mesh is None:
+            check_fits(config.model, dtype, quantize=config.quantize)
+            return restore(path, dtype)
+        whole = abstract(config.model, config.quantize)
+        return load_params(path / "params", place_head(whole, target.mesh, dtype), dtype)
 
     def taps(self, models) -> tuple[int, ...]:
         return ()

@@ -17,8 +17,9 @@ from jaxtyping import Array, Float, Int
 from jaxspec import cache as kv
 from jaxspec.config import LlamaConfig
 from jaxspec.heads import check_same_shape, load_head, read_head
-from jaxspec.llama import Layer, Linear, Llama, attend_to, decoder_layer, embed, linear, unembed
+from jaxspec.llama import STREAM, Layer, Linear, Llama, attend_to, decoder_layer, embed, linear, unembed
 from jaxspec.loading import Checkpoint
+from jaxspec.mesh import constrain
 from jaxspec.tree import take
 
 NAME = "eagle"
@@ -41,7 +42,7 @@ class EagleHead(nnx.Module):
     ):
         self.config = config
         width = config.hidden_size
-        self.fc = Linear(rngs, (2 * width, width), ("embed", "embed"), bias=bias, dtype=dtype)
+        self.fc = Linear(rngs, (2 * width, width), ("input", "embed"), bias=bias, dtype=dtype)
         self.layer = Layer(rngs, config, dtype, input_norm=False)
         table = nnx.Param(jnp.zeros((config.vocab_size, width), dtype), axes=("vocab", "embed"))
         self.embedding = table if own_embedding else None
@@ -63,7 +64,8 @@ def fuse(
 ) -> Float[Array, "B W D"]:
     """The input of the head's layer: fc of (embedding of the token, feature before it), in that order."""
     table = embed(target, tokens) if head.embedding is None else head.embedding[...].at[tokens].get(mode="clip")
-    return linear(jnp.concatenate([table.astype(features.dtype), features], axis=-1), head.fc)
+    pair = constrain(jnp.concatenate([table.astype(features.dtype), features], axis=-1), *STREAM)
+    return constrain(linear(pair, head.fc), *STREAM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Eagle:
         """Restores the head at `path`; raises CheckpointError where it was trained for another target."""
         config = read_head(path, NAME)
         check_same_shape(path, config.model, target.config.model)
-        return load_head(path, lambda: EagleHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype)
+        return load_head(path, lambda: EagleHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype, target.mesh)
 
     def taps(self, models) -> tuple[int, ...]:
         return ()

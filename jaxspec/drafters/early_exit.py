@@ -83,7 +83,9 @@ class EarlyExit:
             raise CheckpointError(
                 f"the head at {path} comes after layer {first} and this target has {model.num_layers}: it is another's"
             )
-        return load_head(path, lambda: EarlyExitHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype)
+        return load_head(
+            path, lambda: EarlyExitHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype, target.mesh
+        )
 
     def taps(self, models) -> tuple[int, ...]:
         return (models.draft.first,)

@@ -74,7 +74,7 @@ class Edd:
             raise CheckpointError(
                 f"the head at {path} reads layer {tap} (from 0) and this target has {model.num_layers}: it is another's"
             )
-        return load_head(path, lambda: EddHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype)
+        return load_head(path, lambda: EddHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype, target.mesh)
 
     def taps(self, models) -> tuple[int, ...]:
         after = models.draft.tap + 1

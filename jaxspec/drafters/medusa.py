@@ -30,7 +30,7 @@ class MedusaHead(nnx.Module):
     """One head: a residual block (D → D) and an LM head of its own (D → vocabulary)."""
 
     def __init__(self, width: int, vocab: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.dtype("float32")):
-        self.residual = Linear(rngs, (width, width), ("embed", "embed"), bias=True, dtype=dtype)
+        self.residual = Linear(rngs, (width, width), ("input", "embed"), bias=True, dtype=dtype)
         self.head = Linear(rngs, (width, vocab), ("embed", "vocab"), bias=False, dtype=dtype)
 
 
@@ -76,7 +76,7 @@ class Medusa:
         config = read_head(path, NAME)
         check_same_shape(path, config.model, target.config.model)
         width, vocab = config.model.hidden_size, config.model.vocab_size
-        return load_head(path, lambda: MedusaHeads.blank(width, vocab, **config.settings), dtype)
+        return load_head(path, lambda: MedusaHeads.blank(width, vocab, **config.settings), dtype, target.mesh)
 
     def taps(self, models) -> tuple[int, ...]:
         return ()

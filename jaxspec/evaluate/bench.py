@@ -55,7 +55,7 @@ def compare(settings: Bench) -> dict[str, Any]:
     if settings.json is not None and not settings.json.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {settings.json.absolute().parent} to write {settings.json.name} into")
 
-    model = load(settings.target, settings.dtype)
+    model = load(settings.target, settings.dtype, settings.devices.open())
     engines = build(model, methods)
     plan = Plan(
         questions=questions,
@@ -116,7 +116,7 @@ def times(measured: Measured) -> dict[str, dict[str, float]]:
 def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict[str, Any]:
     """All that the numbers depend on: device, dtype, versions and settings of the JSON."""
     asked = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    del asked["json"], asked["dtype"]
+    del asked["json"], asked["dtype"], asked["devices"]
     config = engines[REFERENCE].model.path / "config.json"
     return {
         "device": environment.device(),
@@ -124,6 +124,7 @@ def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict
         "versions": environment.versions(),
         "settings": {
             **asked,
+            "mesh": settings.devices.mesh,
             "target": str(settings.target),
             "target_sha256": hashlib.sha256(config.read_bytes()).hexdigest(),
             "methods": list(engines),
@@ -146,7 +147,7 @@ def measure(plan: Plan, engines: Mapping[str, Engine], log: RunLog) -> Measured:
     costs = cost.measure(engines, [plan.request(engine, number, ()) for number in longest])
     sizes = {size for each in engines.values() for size in _sizes(plan, each)}
     first = [[(plain[n].turns[0].prompt, plain[n].turns[0].tokens) for n in batch] for batch in plan.batches]
-    with engine.precision():
+    with engine.model.context():
         noise = divergence.noise(target, first[:NOISE_BATCHES], sizes)
     divergences: dict[str, list[dict[str, Any]] | None] = dict.fromkeys(engines)
     if plan.temperature == 0:

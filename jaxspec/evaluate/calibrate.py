@@ -30,7 +30,7 @@ TOKENS = 128  # of a prompt, and as many new ones: attention reads that many row
 
 def run(settings: Calibrate) -> None:
     """Measures, keeps the table and prints it."""
-    model = load(settings.target, settings.dtype)
+    model = load(settings.target, settings.dtype, settings.devices.open())
     method = method_of(model.path, settings.head)
     subject, table = describe(model, method), measure(model, method, load_head(model, method))
     keep(subject, table)
@@ -107,7 +107,7 @@ def measure(model: Checkpoint, method: Method, weights: Any) -> CostTable:
         probe, builder=Eagle2(total=max(*sizes, 2), depth=DEPTH, width=width)
     ).speculation(greedy=True)
     rows = shapes(spec(1), requests)[1]
-    with engine.precision():
+    with engine.model.context():
         jobs: dict[tuple[str, int], Job] = {("plain", 1): target_job(models.target, 1, 1, rows)}
         for width in WIDTHS:
             state = half_way(spec(width), models, requests, rows)

@@ -5,6 +5,10 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
+from tyro import conf
+
+from jaxspec.devices import Devices
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -39,6 +43,7 @@ class Comparison:
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
     chat: bool = False
     """Put the turns through the tokenizer's chat template."""
+    devices: conf.OmitArgPrefixes[Devices] = Devices()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,7 @@ class Calibrate:
     """What drafts: a head under CKPT/heads, the path of one, or DRAFTER[@HEAD] such as ngram or eagle@mine."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    devices: conf.OmitArgPrefixes[Devices] = Devices()
 
     def run(self) -> None:
         from jaxspec.evaluate.calibrate import run

@@ -48,7 +48,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Costs
     rows = max(shapes(spec, requests)[1] for spec in specs.values())
     engine = next(iter(engines.values()))
     batch = start(specs[next(iter(engines))], engine.models, requests, (), rows).length.shape[0]
-    with engine.precision():
+    with engine.model.context():
         jobs: dict[tuple, Job] = {
             ("target", size): target_job(engine.models.target, batch, size, rows) for size in sizes
         }

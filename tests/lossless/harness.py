@@ -30,7 +30,7 @@ CHUNK = 8
 TREE_SIZES = (4,)  # and the largest: that is a choice, and each of them is compiled
 
 
-def models(vocab_size: int, num_layers: int = 2) -> Models:
+def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_heads: int = 1) -> Models:
     """A random target, and for every drafter with weights some that agree with it often but not always.
 
     They are a dictionary by drafter, from which `run` takes what it needs. Cali-TS's predictor is random too, and fits
@@ -41,8 +41,8 @@ def models(vocab_size: int, num_layers: int = 2) -> Models:
         hidden_size=16,
         intermediate_size=32,
         num_layers=num_layers,
-        num_heads=2,
-        num_kv_heads=1,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=8,
     )
     target = Llama(config, rngs=nnx.Rngs(0))

@@ -1,0 +1,146 @@
+"""A mesh of devices, and the one table that says which axis of an array is cut along which axes of the mesh.
+
+Users give two numbers: `data` cuts the batch, `model` the weights (tensor parallelism, as in Megatron,
+arXiv:1909.08053). Attention can be cut no finer than its heads, so that the axis `model` is split once more, by the
+heads of the model at hand (`split`): along `kv` devices have KV heads of their own, along `group` they share those and
+have query heads of their own, along `spare` they share query heads too. Vocabulary and MLP are cut along all three.
+"""
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from jaxspec.config import LlamaConfig
+
+AXES = ("data", "kv", "group", "spare")
+"""Axes of the mesh of a model, as `split` gives it; `kv` x `group` x `spare` is what users call `model`."""
+
+Rules = Mapping[str, tuple[str, ...]]
+AnyMesh = Mesh | AbstractMesh  # the latter of devices that are not at hand
+
+DECODING: Rules = {
+    "batch": ("data",),
+    "vocab": ("kv", "group", "spare"),
+    "mlp": ("kv", "group", "spare"),
+    "heads": ("kv", "group"),
+    "kv_heads": ("kv",),
+    "embed": (),
+    "input": ("kv", "group", "spare"),  # of a head's square matrices: a sum over chips is less than reading them whole
+    "level": (),  # of the calibrator: depth in the tree, and its two classes
+    "label": (),
+}
+"""Logical axis of an array, as `nnx.Param(..., axes=...)` names it → axes of the mesh that it is cut along."""
+
+REPLICATED: Rules = dict.fromkeys(DECODING, ())
+"""Nothing is cut."""
+
+TRAINING: Rules = {**DECODING, "embed": ("data",)}
+"""The same with every weight cut along the batch's axis too, and gathered where it is used (FSDP, arXiv:2304.11277)."""
+
+
+def make_mesh(*, data: int = 1, model: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh with the axes `data` and `model`, of `devices` (None: the first of all that JAX sees).
+
+    Raises:
+        ValueError: an axis below 1, more devices wanted than there are, or some left idle by several processes.
+    """
+    if data < 1 or model < 1:
+        raise ValueError(f"a mesh has at least one device along each axis, not data={data},model={model}")
+    there, wanted = jax.devices() if devices is None else devices, data * model
+    if wanted > len(there) or (jax.process_count() > 1 and wanted < len(there)):
+        product = f"{'' if jax.process_count() > 1 else 'at most '}{len(there)}"
+        raise ValueError(
+            f"a mesh of data={data},model={model} takes {wanted} devices and there are {len(there)}; "
+            f"choose numbers whose product is {product}"
+        )
+    return jax.make_mesh((data, model), ("data", "model"), (AxisType.Auto,) * 2, devices=there)
+
+
+def parse_mesh(text: str) -> Mesh:
+    """The mesh that `data=2,model=4` names; an axis that is left out has one device. Raises ValueError."""
+    return make_mesh(**read_sizes(text))
+
+
+def read_sizes(text: str) -> dict[str, int]:
+    """The sizes of the axes that `data=2,model=4` names. Raises ValueError."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if name not in ("data", "model") or name in sizes or not size.isdecimal():
+            raise ValueError(f"--mesh {text!r}: write data=N,model=M, each once, with whole numbers")
+        sizes[name] = int(size)
+    return sizes
+
+
+def split(mesh: Mesh, config: LlamaConfig) -> Mesh:
+    """The same devices with the axis `model` split by the heads of a model, into `AXES`."""
+    devices = np.asarray(mesh.devices).reshape(mesh.shape["data"], *by_heads(mesh.shape["model"], config))
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def by_heads(model: int, config: LlamaConfig) -> tuple[int, int, int]:
+    """How many ways `kv`, `group` and `spare` cut, of an axis of `model` devices, by the heads of a model."""
+    kv = math.gcd(model, config.num_kv_heads)
+    group = math.gcd(model // kv, config.num_heads // config.num_kv_heads)
+    return kv, group, model // kv // group
+
+
+def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+    """Makes a mesh current, where there is one."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def model_size(mesh: AnyMesh) -> int:
+    """How many ways a split mesh cuts the weights."""
+    return math.prod(mesh.shape[name] for name in AXES[1:])
+
+
+def shared_heads(mesh: AnyMesh, config: LlamaConfig) -> str | None:
+    """A sentence where chips of a split mesh keep the same KV heads; None where each has its own."""
+    copies = mesh.shape["group"] * mesh.shape["spare"]
+    if copies == 1:
+        return None
+    parts = f"{config.num_kv_heads} KV heads over {model_size(mesh)} devices"
+    said = f"{parts}: each head's keys and values are kept by {copies} of them"
+    if mesh.shape["spare"] > 1:
+        said += f", and each query head is computed by {mesh.shape['spare']}"
+    return said
+
+
+def spec(mesh: Any, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> PartitionSpec:
+    """How an array with these logical axes (None: never cut) and this shape is cut; axes past the last are whole.
+
+    A length that the mesh does not divide is cut along as many of the axes as divide it. No axis of the mesh is used
+    twice: the first of the array's axes that may have it takes it.
+    """
+    used: set[str] = set()
+    cuts: list[tuple[str, ...] | None] = []
+    for name, length in zip(axes, shape, strict=False):
+        taken: list[str] = []
+        for axis in () if name is None else rules[name]:
+            if axis in used or length % math.prod(mesh.shape[a] for a in (*taken, axis)):
+                break
+            taken.append(axis)
+        used.update(taken)
+        cuts.append(tuple(taken) or None)
+    return PartitionSpec(*cuts)
+
+
+def sharding(mesh: AnyMesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> NamedSharding:
+    """`spec` on the mesh that it is for."""
+    return NamedSharding(mesh, spec(mesh, axes, shape, rules))
+
+
+def constrain(x: Array, *axes: str | None) -> Array:
+    """Holds an intermediate array to the table, where the partitioner might choose otherwise; nothing without a mesh.
+
+    The mesh is the one that `jax.set_mesh` has made current.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return x if mesh.empty else jax.lax.with_sharding_constraint(x, spec(mesh, axes, x.shape))

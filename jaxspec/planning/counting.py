@@ -1,0 +1,164 @@
+"""What a traced program does on each chip, from its shapes: products, memory read, and the messages that cuts demand.
+
+Memory is what has to be read at least: in each part of a round every weight and row of a cache that it uses, once.
+Activations count as never leaving the chip, which holds a few hundred of their rows.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.sharding import Mesh
+
+from jaxspec.planning.phases import Phase, gather, phase_of
+from jaxspec.planning.work import Collective, Parts, Work, merged
+from jaxspec.quantize import leaf_bytes
+
+SAME_VALUES = {
+    "convert_element_type", "transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy",
+    "sharding_constraint", "optimization_barrier",
+}  # fmt: skip
+PARTIAL = {"gather", "dynamic_slice", "slice"}
+WRITES = {"dynamic_update_slice": 1, "scatter": 2}
+"""Operand that holds what is written, by the operation."""
+
+CACHE = 4  # axes of keys and of values; weights have fewer
+
+Arguments = frozenset[int]  # the arguments of the program that a value is made of, and of nothing else
+NONE: Arguments = frozenset()
+
+
+def count(traced: Any, arguments: Any, mesh: Mesh) -> Parts:
+    """What the parts of a round do, of a traced `decode.decode`.
+
+    Args:
+        traced: what `jax.jit(...).trace` gives.
+        arguments: what it was traced with, apart from what is static: `jax.ShapeDtypeStruct`s with shardings.
+        mesh: that the shardings are of, as `mesh.split` gives it.
+    """
+    leaves = jax.tree.leaves(arguments)
+    closed = traced.jaxpr
+    assert len(leaves) == len(closed.jaxpr.invars), "every argument is one of the program's"
+    counter = _Counter(leaves, mesh)
+    counter.walk(closed.jaxpr, [frozenset([i]) for i in range(len(leaves))], "", 1)
+    return gather(counter.works())
+
+
+class _Counter:
+    """Goes through a program and those inside it, and adds up by phase."""
+
+    def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: Mesh):
+        self.arguments = arguments
+        self.data = mesh.shape["data"]
+        self.attention = 1 / (self.data * mesh.shape["kv"] * mesh.shape["group"])  # of all heads, those of one chip
+        self.flops: dict[Phase, float] = defaultdict(float)
+        self.bytes: dict[Phase, float] = defaultdict(float)
+        self.read: dict[Phase, set[int]] = defaultdict(set)
+        self.messages: dict[Phase, list[Collective]] = defaultdict(list)
+
+    def works(self) -> dict[Phase, Work]:
+        phases = {*self.flops, *self.bytes, *self.read, *self.messages}
+        whole = lambda phase: sum(_bytes(self.arguments[i]) * self.share(i) for i in self.read[phase])
+        return {
+            phase: Work(self.flops[phase], self.bytes[phase] + whole(phase), merged(self.messages[phase]))
+            for phase in phases
+        }
+
+    def share(self, argument: int) -> float:
+        """Of an argument's elements, those that each chip holds."""
+        leaf: Any = self.arguments[argument]
+        return math.prod(leaf.sharding.shard_shape(leaf.shape)) / max(1, math.prod(leaf.shape))
+
+    def walk(self, jaxpr: core.Jaxpr, made_of: Sequence[Arguments], path: str, times: int) -> list[Arguments]:
+        """Adds up a program that runs `times` times; what its results are made of."""
+        known: dict[Any, Arguments] = dict(zip(jaxpr.invars, made_of, strict=True))
+        look = lambda atom: NONE if isinstance(atom, core.Literal) else known.get(atom, NONE)
+        for eqn in jaxpr.eqns:
+            inside = f"{path}/{eqn.source_info.name_stack}"
+            operands = [look(atom) for atom in eqn.invars]
+            results = self.enter(eqn, operands, inside, times)
+            if results is None:
+                results = [self.step(eqn, operands, phase_of(inside), times)] * len(eqn.outvars)
+            known.update(zip(eqn.outvars, results, strict=True))
+        return [look(atom) for atom in jaxpr.outvars]
+
+    def enter(self, eqn: core.JaxprEqn, operands: list[Arguments], path: str, times: int) -> list[Arguments] | None:
+        """Walks the programs inside an operation; None where it has none."""
+        params = eqn.params
+        match eqn.primitive.name:
+            case "while":
+                first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+                carry = operands[second:]
+                self.walk(params["cond_jaxpr"].jaxpr, [*operands[:first], *carry], path, times)
+                return self.walk(params["body_jaxpr"].jaxpr, [*operands[first:second], *carry], path, times)
+            case "cond":
+                every = [self.walk(branch.jaxpr, operands[1:], path, times) for branch in params["branches"]]
+                return every[0]
+            case "scan":
+                return self.walk(params["jaxpr"].jaxpr, operands, path, times * params["length"])
+        for inner in params.values():
+            if isinstance(inner, core.ClosedJaxpr) and len(inner.jaxpr.invars) == len(operands):
+                return self.walk(inner.jaxpr, operands, path, times)
+        return None
+
+    def step(self, eqn: core.JaxprEqn, operands: list[Arguments], phase: Phase, times: int) -> Arguments:
+        """Adds one operation; what its result is made of."""
+        name, out = eqn.primitive.name, eqn.outvars[0].aval
+        known = [made_of for made_of, atom in zip(operands, eqn.invars, strict=True) if not _is_scalar(atom)]
+        if name in SAME_VALUES or (name == "mul" and all(known)) or (name == "slice" and _same_size(eqn)):
+            return frozenset[int]().union(*operands)
+        if name in WRITES and operands[0]:
+            (changed, *_), written = operands[0], eqn.invars[WRITES[name]].aval
+            self.bytes[phase] += times * _bytes(written) * self.share(changed)
+            return operands[0]
+        if name in PARTIAL and operands[0]:
+            (table, *_) = operands[0]
+            self.bytes[phase] += times * _bytes(out) * self.share(table)
+            if _is_cut(self.arguments[table], 0) and out.ndim > 1:  # the rows of others come as zeros
+                self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times))
+            return NONE
+        if name == "dot_general":
+            self.product(eqn, operands, phase, times)
+        for made_of in operands:
+            self.read[phase] |= made_of
+        return NONE
+
+    def product(self, eqn: core.JaxprEqn, operands: list[Arguments], phase: Phase, times: int) -> None:
+        """Adds a product: its operations, and the sum over chips where they hold parts of what is summed over."""
+        contracted, (batched, _) = eqn.params["dimension_numbers"]
+        left, out = eqn.invars[0].aval, eqn.outvars[0].aval
+        flops = 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted[0])
+        used = sorted({i for made_of in operands for i in made_of}, key=lambda i: _bytes(self.arguments[i]))
+        if not used or self.arguments[used[-1]].ndim == CACHE:
+            self.flops[phase] += times * flops * (self.attention if batched else 1 / self.data)
+            return
+        weight = self.arguments[used[-1]]
+        self.flops[phase] += times * flops * self.share(used[-1]) / self.data
+        if jnp.issubdtype(weight.dtype, jnp.integer):  # quantised, and perhaps taken in groups of inputs
+            summed = _is_cut(weight, weight.ndim - 2)
+        else:
+            sides = zip(contracted, eqn.invars, operands, strict=True)
+            mine = [axes for axes, atom, of in sides if used[-1] in of and atom.aval.shape == weight.shape]
+            summed = any(_is_cut(weight, axis) for axes in mine for axis in axes)
+        if summed:
+            self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times))
+
+
+def _bytes(array: Any) -> int:
+    return leaf_bytes(array.shape, array.dtype)
+
+
+def _is_scalar(atom: Any) -> bool:
+    return isinstance(atom, core.Literal) or not atom.aval.shape
+
+
+def _same_size(eqn: core.JaxprEqn) -> bool:
+    return math.prod(eqn.outvars[0].aval.shape) == math.prod(eqn.invars[0].aval.shape)
+
+
+def _is_cut(argument: Any, axis: int) -> bool:
+    return argument.sharding.shard_shape(argument.shape)[axis] < argument.shape[axis]

@@ -1,0 +1,104 @@
+"""The chips that can be planned for, by their makers' data sheets, and how long they take for work at least."""
+
+import dataclasses
+import math
+
+from jaxspec.planning.work import Collective, Work
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A chip.
+
+    Attributes:
+        memory: bytes of it.
+        flops: bfloat16 operations a second, dense. Quantised weights are multiplied in bfloat16 too.
+        bandwidth: bytes of its memory a second.
+        link: bytes a second that it can send to others, over all its links; half of what sheets call bidirectional.
+        hop: seconds that the smallest message takes to a neighbour; no data sheet has it.
+        source: where the numbers are from.
+    """
+
+    memory: float
+    flops: float
+    bandwidth: float
+    link: float
+    hop: float
+    source: str
+
+
+TPU_HOP = 1e-6  # "How to Scale Your Model", jax-ml.github.io/scaling-book/sharding: 1 µs a hop bounds small messages
+NVLINK_STEP = 5e-6  # an assumption: 10 µs for a small all-reduce, which is two steps
+
+CHIPS = {
+    "v5e": Chip(16e9, 197e12, 819e9, 200e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v5e"),
+    "v5p": Chip(95e9, 459e12, 2765e9, 300e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v5p"),
+    "v6e": Chip(32e9, 918e12, 1638e9, 400e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v6e"),
+    "a100-80g": Chip(80e9, 312e12, 2039e9, 300e9, NVLINK_STEP, "NVIDIA A100 80GB SXM data sheet"),
+    "h100-80g": Chip(80e9, 989e12, 3350e9, 450e9, NVLINK_STEP, "NVIDIA H100 SXM data sheet, without sparsity"),
+}
+TPUS = ("v5e", "v5p", "v6e")
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """Chips that work together.
+
+    Attributes:
+        kind: of `CHIPS`.
+        shape: of the grid that links TPUs; the number of GPUs, which a switch links.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def chip(self) -> Chip:
+        return CHIPS[self.kind]
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_tpu(self) -> bool:
+        return self.kind in TPUS
+
+    @property
+    def hops(self) -> int:
+        """From one chip to the farthest. Small grids of TPUs do not wrap around; GPUs meet in one switch."""
+        return sum(length - 1 for length in self.shape) if self.is_tpu else min(1, self.chips - 1)
+
+    def seconds(self, work: Work) -> float:
+        """The roofline: computing overlaps with reading memory, whichever takes longer, and neither with messages."""
+        chip = self.chip
+        computing = max(work.flops / chip.flops, work.bytes / chip.bandwidth)
+        return computing + sum(each.count * self.communication(each) for each in work.collectives)
+
+    def communication(self, collective: Collective) -> float:
+        """Seconds of one collective: what each chip must receive, and the way from the farthest one.
+
+        An all-reduce is a reduce-scatter and an all-gather.
+        """
+        received = collective.bytes * (self.chips - 1) / self.chips
+        steps = 2 if collective.kind == "all-reduce" else 1
+        return steps * (received / self.chip.link + self.hops * self.chip.hop)
+
+
+def parse_slice(text: str) -> Slice:
+    """Reads `v5e:4x4` or `a100-80g:8`. Raises ValueError."""
+    kind, _, shape = text.partition(":")
+    lengths = shape.split("x")
+    if kind not in CHIPS or not all(length.isdecimal() and int(length) for length in lengths):
+        raise ValueError(f"{text!r} is none of the chips that can be planned for: write {_examples()}")
+    found = Slice(kind, tuple(map(int, lengths)))
+    if not found.is_tpu and len(lengths) != 1:
+        raise ValueError(f"{text!r}: GPUs hang on one switch, so write their number alone, such as {kind}:8")
+    return found
+
+
+def _examples() -> str:
+    return ", ".join(f"{name}:{'2x2x2' if name == 'v5p' else '4x4' if name in TPUS else '8'}" for name in CHIPS)

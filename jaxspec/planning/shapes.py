@@ -1,0 +1,140 @@
+"""Shapes of published models, and of the heads that a method would bring to a target that has none yet."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec import checkpoint, heads
+from jaxspec.bundled import locate
+from jaxspec.calibrator import Calibrator, draft_width
+from jaxspec.config import LlamaConfig, Rope
+from jaxspec.drafters.eagle import EagleHead
+from jaxspec.drafters.early_exit import EarlyExitHead, default_first
+from jaxspec.drafters.edd import EddHead, default_tap
+from jaxspec.drafters.layer_skip import skip
+from jaxspec.drafters.medusa import MedusaHeads
+from jaxspec.llama import Llama
+from jaxspec.loading import find_head
+from jaxspec.methods import Method, name_of, needs_head, needs_weights
+from jaxspec.protocols import Models
+from jaxspec.quantize import check, quantized
+
+_LLAMA3_ROPE = Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+
+MODELS = {
+    "llama-2-7b": LlamaConfig(32000, 4096, 11008, 32, 32, 32, 128, max_length=4096),
+    "llama-2-13b": LlamaConfig(32000, 5120, 13824, 40, 40, 40, 128, max_length=4096),
+    "llama-2-70b": LlamaConfig(32000, 8192, 28672, 80, 64, 8, 128, max_length=4096),
+    "llama-3.1-8b": LlamaConfig(128256, 4096, 14336, 32, 32, 8, 128, max_length=131072, rope=_LLAMA3_ROPE),
+    "llama-3.1-70b": LlamaConfig(128256, 8192, 28672, 80, 64, 8, 128, max_length=131072, rope=_LLAMA3_ROPE),
+}
+"""As the config.json of meta-llama/Llama-2-7b-hf, -13b-hf, -70b-hf, Llama-3.1-8B and -70B on the Hugging Face hub."""
+
+SKIPPED = (0.6, 0.3)
+"""Shares of attention and of MLP blocks that Draft & Verify's search left out of LLaMA-2-13B (arXiv:2309.08168,
+appendix C: 24 and 12 of 40), for targets for which nobody searched. Which blocks these are does not change the cost."""
+
+
+def find_model(name: str) -> tuple[LlamaConfig, Path | None]:
+    """The shape of a published model by its name, or of a checkpoint by its path, and then that path.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if name in MODELS:
+        return MODELS[name], None
+    try:
+        path = locate(name)
+        return checkpoint.read_config(path).model, path
+    except ValueError as error:
+        raise ValueError(f"--model {name!r}: {error}; the models known by name are {', '.join(MODELS)}") from error
+
+
+def models_of(
+    config: LlamaConfig, path: Path | None, method: Method, dtype: jnp.dtype, quantize: str | None = None
+) -> Models:
+    """Target, head and predictor of a method, abstract: shapes without arrays.
+
+    A head that the checkpoint at `path` has is taken as it is; of any other, its paper's shape.
+
+    Args:
+        quantize: what the target's kernels are quantised to; None: they are not.
+
+    Raises:
+        ValueError: a draft model that is not there, whose shape nothing says; or Qwix is, which quantises, not there.
+    """
+    check(quantize)
+    target = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0), dtype=dtype))
+    if quantize is not None:
+        target = nnx.eval_shape(lambda target: quantized(target, quantize), target)
+    draft = _head(config, path, method, dtype) if needs_head(method.drafter) else None
+    models = Models(target=target, draft=draft)
+    if not needs_weights(method.controller):
+        return models
+    width = draft_width(method.drafter, models)
+    control = nnx.eval_shape(lambda: Calibrator(config.hidden_size, width, rngs=nnx.Rngs(0), dtype=dtype))
+    return dataclasses.replace(models, control=control)
+
+
+def _head(target: LlamaConfig, path: Path | None, method: Method, dtype: jnp.dtype) -> Any:
+    name, config, settings = name_of(method.drafter), dataclasses.replace(target, num_layers=1), None
+    found = _find(path, method)
+    if name == "draft-model":
+        if found is None:
+            raise ValueError(
+                f"method {method}: what a draft model costs depends on its shape; name one after an @, as a path, or "
+                "plan for a checkpoint that has it under heads/"
+            )
+        shape = checkpoint.read_config(found).model
+        return nnx.eval_shape(lambda: Llama(shape, rngs=nnx.Rngs(0), dtype=dtype))
+    if found is not None:
+        read = heads.read_head(found, name)
+        config, settings = read.model, read.settings
+    make, default = _HEADS[name]
+    settings = default(target) if settings is None else settings
+    return (
+        nnx.eval_shape(lambda: make(config, dtype, settings)) if name != "layer-skip" else make(target, dtype, settings)
+    )
+
+
+def _find(path: Path | None, method: Method) -> Path | None:
+    """Where the head is that a method names; None where there is none yet."""
+    assert method.head is not None
+    try:
+        return find_head(path or Path(), method.head)
+    except ValueError:
+        return None
+
+
+def _searched(config: LlamaConfig) -> dict[str, Any]:
+    spread = lambda share: [i for i in range(config.num_layers) if int((i + 1) * share) > int(i * share)]
+    return {"attention": spread(SKIPPED[0]), "mlp": spread(SKIPPED[1])}
+
+
+Make = Callable[[LlamaConfig, jnp.dtype, dict[str, Any]], Any]
+_HEADS: dict[str, tuple[Make, Callable[[LlamaConfig], dict[str, Any]]]] = {
+    "eagle": (
+        lambda config, dtype, settings: EagleHead(config, rngs=nnx.Rngs(0), dtype=dtype, **settings),
+        lambda target: {"bias": False},
+    ),
+    "early-exit": (
+        lambda config, dtype, settings: EarlyExitHead(config, rngs=nnx.Rngs(0), dtype=dtype, **settings),
+        lambda target: {"first": default_first(target.num_layers)},
+    ),
+    "edd": (
+        lambda config, dtype, settings: EddHead(config, rngs=nnx.Rngs(0), dtype=dtype, **settings),
+        lambda target: {"tap": default_tap(target.num_layers)},
+    ),
+    "medusa": (
+        lambda config, dtype, settings: MedusaHeads(
+            config.hidden_size, config.vocab_size, rngs=nnx.Rngs(0), dtype=dtype, **settings
+        ),
+        lambda target: {"heads": 5},
+    ),
+    "layer-skip": (lambda config, dtype, settings: skip(config.num_layers, **settings), _searched),
+}
+"""How each drafter's head is made, from its shape, dtype and settings, and the settings that its paper has."""

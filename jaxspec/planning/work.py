@@ -1,0 +1,72 @@
+"""What a part of a round has to do, on each chip."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """A kind of message among all chips.
+
+    Attributes:
+        kind: as HLO calls it: `all-reduce`, `all-gather`, …
+        bytes: of its result on a chip; of a reduce-scatter, of what goes in.
+        count: how many of them there are; of a mean over rounds, any number.
+    """
+
+    kind: str
+    bytes: int
+    count: float = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Floating-point operations of products, bytes of memory read and written, and messages."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    collectives: tuple[Collective, ...] = ()
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.flops + other.flops, self.bytes + other.bytes, merged((*self.collectives, *other.collectives)))
+
+    def times(self, number: float) -> "Work":
+        """The same work so many times."""
+        many = (dataclasses.replace(each, count=each.count * number) for each in self.collectives if number)
+        return Work(self.flops * number, self.bytes * number, tuple(many))
+
+
+def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Those alike counted together, the most bytes first."""
+    counts: dict[tuple[str, int], float] = Counter()
+    for each in collectives:
+        counts[each.kind, each.bytes] += each.count
+    found = [Collective(kind, size, count) for (kind, size), count in counts.items()]
+    return tuple(sorted(found, key=lambda each: (-each.bytes * each.count, each.kind)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A round's work in parts, each once.
+
+    Attributes:
+        draft: drafting apart from its levels after the first: the root, and what is learnt from verified tokens.
+        level: a further level.
+        verify: by the number of nodes.
+        commit: the verdict, and appending what was accepted.
+    """
+
+    draft: Work
+    level: Work
+    verify: Mapping[int, Work]
+    commit: Work
+
+    def drafting(self, levels: float) -> Work:
+        """Of a round that drafts so many levels."""
+        return self.draft + self.level.times(max(levels - 1, 0)) if levels else Work()
+
+    def verification(self, nodes: float) -> Work:
+        """Of so many nodes, in the smallest size compiled that holds them; committing included."""
+        size = min((size for size in self.verify if size >= nodes), default=max(self.verify))
+        return self.verify[size] + self.commit

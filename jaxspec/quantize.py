@@ -1,0 +1,126 @@
+"""Weight-only quantisation of a target: kernels become int8 or int4 with float32 scales, multiplied through Qwix.
+
+What stays a float: the embedding (a token reads one row of it), norms, biases, routers, and whatever a drafter brings.
+The LM head becomes int8 in either case: four bits there cost far more accuracy than the few bytes are worth.
+int8 has a scale for every output channel; int4 one for every `GROUP` inputs of an output channel.
+
+Activations stay floats, so decoding with quantised weights is decoding of another target, computed as any other is:
+lossless then means equal to the quantised target's own plain decoding.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+KINDS = ("int8", "int4")
+GROUP = 128
+LM_HEAD = "head.kernel"
+
+M = TypeVar("M", bound=nnx.Module)
+
+
+class QuantizedKernel(nnx.Module):
+    """kernel ≈ values × scale; values [*E, in, out] integers, scale [*E, groups of inputs, out] float32."""
+
+    def __init__(self, values: nnx.Param, scale: nnx.Param):
+        self.values, self.scale = values, scale
+
+
+def kind_of(name: str, how: str) -> str | None:
+    """Integers that the parameter of this dotted name becomes where a target is quantised to `how`; None: it stays."""
+    if not name.endswith(".kernel") or name.endswith(".router.kernel"):
+        return None
+    return "int8" if name == LM_HEAD else how
+
+
+def is_quantized(name: str) -> bool:
+    """Whether a dotted name is a part of a quantised kernel, which has its dtype whatever the model's."""
+    return name.endswith((".kernel.values", ".kernel.scale"))
+
+
+def pack(name: str, array: Any, how: str | None) -> dict[str, Any]:
+    """A parameter by its dotted name, or the two arrays that stand for it in a target quantised to `how`."""
+    kind = None if how is None else kind_of(name, how)
+    if kind is None:
+        return {name: array}
+    values, scale = to_integers(jnp.asarray(array), kind)
+    return {f"{name}.values": values, f"{name}.scale": scale}
+
+
+@partial(jax.jit, static_argnames="kind")
+def to_integers(kernel: Float[Array, "*E I O"], kind: str) -> tuple[Int[Array, "*E I O"], Float[Array, "*E G O"]]:
+    """Values and scales of a kernel, each scale the largest value that it covers over the largest integer."""
+    ways = {"channelwise_axes": tuple(axis for axis in range(kernel.ndim) if axis != kernel.ndim - 2)}
+    if kind == "int4":
+        ways["tiled_axes"] = {kernel.ndim - 2: math.gcd(kernel.shape[-2], GROUP)}
+    found = qwix().quantize(kernel.astype(jnp.float32), jnp.dtype(kind), **ways)
+    return found.qvalue, found.scale
+
+
+def to_float(values: Int[Array, "*E I O"], scale: Float[Array, "*E G O"]) -> Float[Array, "*E I O"]:
+    """The kernel that quantised values stand for, float32."""
+    return qwix().dequantize(_joined(values, scale, jnp.dtype("float32")))
+
+
+def quantized(model: M, how: str) -> M:
+    """The same model with its kernels quantised. Works on abstract values too, under `jax.eval_shape`."""
+    model = nnx.clone(model)
+    for path, module in list(nnx.iter_modules(model)):
+        kernel = getattr(module, "kernel", None)
+        kind = kind_of(".".join(map(str, (*path, "kernel"))), how)
+        if not isinstance(kernel, nnx.Param) or kind is None:
+            continue
+        values, scale = to_integers(kernel[...], kind)
+        *experts, inputs, outputs = kernel.get_metadata()["axes"]
+        groups = inputs if scale.shape[-2] > 1 else None  # a single group is whole on every device
+        module.kernel = QuantizedKernel(
+            nnx.Param(values, axes=(*experts, inputs, outputs)), nnx.Param(scale, axes=(*experts, groups, outputs))
+        )
+    return model
+
+
+def dense(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Some parameters as floats, whether or not they are quantised in `params`; all by their dotted names."""
+    one = lambda name: params[name] if name in params else to_float(params[f"{name}.values"], params[f"{name}.scale"])
+    return {name: one(name) for name in names}
+
+
+def product(x: Float[Array, "*B I"], kernel: QuantizedKernel) -> Float[Array, "*B O"]:
+    """x @ kernel, in the dtype of x. The integers are widened where they are read, which an accelerator fuses."""
+    return qwix().dot(x, _joined(kernel.values[...], kernel.scale[...], x.dtype))
+
+
+def leaf_bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    """Bytes of an array on an accelerator, where two int4 share one."""
+    known = dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype)  # the former: random keys
+    bits = 4 if known == jnp.int4 else 8 * known.itemsize
+    return math.prod(shape) * bits // 8
+
+
+def check(how: str | None) -> None:
+    """Raises ValueError for what is no way to quantise, or where Qwix is absent."""
+    if how is None:
+        return
+    if how not in KINDS:
+        raise ValueError(f"weights can be quantised to {' or '.join(KINDS)}, not {how!r}")
+    qwix()
+
+
+def qwix() -> ModuleType:
+    """The library. Raises ValueError where it is not installed."""
+    try:
+        import qwix
+    except ImportError as error:
+        raise ValueError("quantised weights need Qwix, which is not installed: pip install 'jaxspec[quant]'") from error
+    return qwix
+
+
+def _joined(values: Array, scale: Array, dtype: jnp.dtype) -> Any:
+    return qwix().QArray(values, scale.astype(dtype))

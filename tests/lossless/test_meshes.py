@@ -1,0 +1,44 @@
+"""On a mesh of eight devices every drafter gives the tokens of one device, with its weights and cache cut."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+MESHES = ("8x1", "4x2", "2x4", "1x8")
+METHODS = (  # one combination a drafter
+    "plain",
+    "ngram+chain,length=4",
+    "draft-model+static,paths=0:1:2:00:01:10:000",
+    "eagle+eagle2,total=12,depth=4,width=3",
+    "early-exit+chain,length=4+cali-ts",
+    "edd+pruned,width=3,depth=4,leaf=0.02,cost=0.1,total=12",
+    "medusa+cape,depth=3",
+    "layer-skip+chain,length=4+adaptive,gamma=0.3,alpha=0.5,epsilon=1.0",
+)
+SPREAD = [f"{method}@{MESHES[i % 4]}" for i, method in enumerate(METHODS, 1)]
+PRODUCT = [f"{method}@{mesh}" for method in METHODS for mesh in MESHES]
+
+
+def found(cases: list[str]) -> list[dict]:
+    """What `on_meshes.py` says of each case, in a process that has eight devices."""
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
+    command = [sys.executable, "-W", "error", "-m", "tests.lossless.on_meshes", *cases]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3000, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("cases", [SPREAD, pytest.param(PRODUCT, marks=pytest.mark.soak)], ids=["spread", "product"])
+def test_meshes_change_no_token(cases: list[str]):
+    results = found(cases)
+    assert [one["case"] for one in results] == cases
+    assert [one["case"] for one in results if not one["tokens"]] == []
+    drafting = [one for one in results if not one["case"].startswith("plain")]
+    assert [one["case"] for one in drafting if not one["accepted"]] == [], "nothing was accepted, so nothing was tested"
+    for one in results:  # two KV heads: the cache is cut in two at most, along `model`
+        data, model = map(int, one["case"].rpartition("@")[2].split("x"))
+        assert one["cache"] == 1 / (data * min(model, 2))
+        assert 1 / model <= one["weights"] < 1 / model + 0.15  # norms, and heads that devices share, are whole

@@ -1,0 +1,116 @@
+"""What XLA makes of the loop for TPUs: the messages that the shapes demand, and no cache or weight put together."""
+
+import importlib.util
+import re
+
+import jax.numpy as jnp
+import pytest
+
+from jaxspec import mesh, sharding
+from jaxspec.config import LlamaConfig
+from jaxspec.decode import DRAFTING, LEVEL
+from jaxspec.engine import ACCELERATOR_SIZES
+from jaxspec.methods import parse_method
+from jaxspec.planning import hlo, program
+from jaxspec.planning.devices import parse_slice
+from jaxspec.planning.program import Program
+from jaxspec.planning.shapes import models_of
+from jaxspec.planning.work import Collective
+
+CHIPS, ROWS, LAYERS = 8, 640, 2
+CONFIG = LlamaConfig(
+    vocab_size=1024,
+    hidden_size=256,
+    intermediate_size=768,
+    num_layers=LAYERS,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=128,
+)
+PARTS = {  # of each chip, by hand: 4 KV heads over 8 chips, of which two share one; 2 of 16 query heads
+    "models.target.embedding.value": (1024 // 8, 256),
+    "models.target.head.kernel.value": (256, 1024 // 8),
+    "models.target.layers[0].attention.q.kernel.value": (256, 2 * 128),
+    "models.target.layers[0].attention.k.kernel.value": (256, 128),
+    "models.target.layers[0].attention.v.kernel.value": (256, 128),
+    "models.target.layers[0].attention.o.kernel.value": (2 * 128, 256),
+    "models.target.layers[0].mlp.gate.kernel.value": (256, 768 // 8),
+    "models.target.layers[0].mlp.up.kernel.value": (256, 768 // 8),
+    "models.target.layers[0].mlp.down.kernel.value": (768 // 8, 256),
+    "state.cache[0].k": (1, 1, 128, ROWS),
+    "state.cache[0].v": (1, 1, ROWS, 128),
+}
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu, which compiles for TPUs, is not installed"
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch):
+    """Heads are cut however small, and no program is taken for one that was traced under other rules."""
+    monkeypatch.setattr(sharding, "REPLICATED_BELOW", 0)
+    program.LOOP.clear_cache()
+    yield
+    program.LOOP.clear_cache()
+
+
+def compiled(name: str, batch: int = 1) -> tuple[Program, str]:
+    method, where = parse_method(name), parse_slice("v5e:2x4")
+    models = models_of(CONFIG, None, method, jnp.dtype("bfloat16"))
+    spec = method.speculation(greedy=True, tree_sizes=ACCELERATOR_SIZES)
+    placed = program.place(spec, models, batch, ROWS, program.mesh_on(where, CONFIG, 1, CHIPS))
+    return placed, placed.trace().lower().compile().as_text()
+
+
+def faults(placed: Program, text: str) -> list[str]:
+    """Weights and caches put together, caches that are copied, and parts that are not what a chip should hold."""
+    found = hlo.gathered(text, hlo.cut_arguments((placed.models, placed.state.cache)))
+    found += hlo.copied(text, hlo.cut_arguments(placed.state.cache))
+    parts = re.findall(r"= bf16\[([\d,]+)\]\S* parameter\(\d+\).*op_name=\"([^\"]+)\"", text)
+    held = {name: tuple(map(int, shape.split(","))) for shape, name in parts}
+    return found + [f"{name} of {held.get(name)}" for name, shape in PARTS.items() if held.get(name) != shape]
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "eagle+eagle2,total=6,depth=2,width=2",
+        "early-exit+chain,length=2+cali-ts",
+        "edd+pruned,cost=0.2,depth=2,total=6",
+        "layer-skip+chain,length=2+adaptive",
+    ],
+)
+def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
+    placed, text = compiled(name)
+    assert faults(placed, text) == []
+    counted, sent = placed.count(placed.trace()), hlo.collectives(text)
+    works = {DRAFTING: counted.draft, LEVEL: counted.level} | {f"verify{n}": work for n, work in counted.verify.items()}
+    for phase, work in works.items():
+        ours = {each for each in sent.get(phase, ()) if each.kind == "all-reduce" and _is_of_rows(each)}
+        assert ours == set(work.collectives), phase
+    # What is left are logits of a drafted level, and the largest of logits.
+    others = [each for several in sent.values() for each in several if not _is_of_rows(each)]
+    widest = max(1, getattr(parse_method(name).builder, "width", 1))
+    assert max((each.bytes for each in others), default=0) <= 4 * CONFIG.vocab_size * widest
+
+
+def _is_of_rows(message: Collective) -> bool:
+    """Whether it is of rows of the residual stream, in bfloat16."""
+    return message.kind == "all-reduce" and message.bytes % (2 * CONFIG.hidden_size) == 0
+
+
+@needs_libtpu
+@pytest.mark.parametrize("rule", ["vocab", "heads", "kv_heads", "mlp"])
+def test_without_a_rule_it_would_not_pass(rule: str, monkeypatch):
+    monkeypatch.setitem(mesh.DECODING, rule, ())
+    assert faults(*compiled("plain"))
+
+
+@needs_libtpu
+def test_a_cache_cut_unlike_its_heads_is_put_together(monkeypatch):
+    monkeypatch.setitem(mesh.DECODING, "kv_heads", ())
+    found = [fault for fault in faults(*compiled("plain")) if fault.startswith("all-gather")]
+    assert any("[1, 4, 128, 640]" in fault for fault in found)
