@@ -158,7 +158,7 @@ def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quant
     how = quantization(config, quantize, path)
     params, dtype = Path(path) / "params", config.dtype if dtype is None else dtype
     placed = lambda module: module if mesh is None else place(module, mesh)
-    if how == config.quantize:
+    if how is None or how == config.quantize:
         return load_params(params, placed(abstract(config.model, how)), dtype)
     module = placed(abstract(config.model, how))
     values = read_packed(params, placed(abstract(config.model)), dtype, how)

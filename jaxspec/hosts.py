@@ -19,7 +19,7 @@ AUTO = "auto"
 def join(
     coordinator: str | None = None, processes: int | None = None, process_id: int | None = None, *, allowed: bool = True
 ) -> None:
-    """Joins the other processes, before anything is computed; does nothing where there are none.
+    """Joins the other processes, before anything is computed; does nothing where there are none, or once it has.
 
     Args:
         coordinator: HOST:PORT of the first process; `auto` asks the environment, as does None where that speaks of
@@ -38,14 +38,15 @@ def join(
     if coordinator in (None, AUTO):
         if processes is not None or process_id is not None:
             raise ValueError("--processes and --process-id go with --coordinator HOST:PORT")
-        if coordinator == AUTO or has_neighbours(os.environ):
-            jax.distributed.initialize()
-        return
-    if processes is None or process_id is None:
+        if coordinator is None and not has_neighbours(os.environ):
+            return
+        coordinator = None  # nor anything else: JAX finds out
+    elif processes is None or process_id is None:
         raise ValueError(f"--coordinator {coordinator} needs --processes N and --process-id I, or write auto instead")
-    if not 0 <= process_id < processes:
+    elif not 0 <= process_id < processes:
         raise ValueError(f"--process-id goes from 0 to {processes - 1}, and is {process_id}")
-    jax.distributed.initialize(coordinator, processes, process_id)
+    if not jax.distributed.is_initialized():
+        jax.distributed.initialize(coordinator, processes, process_id)
 
 
 def has_neighbours(environment: Any) -> bool:

@@ -21,8 +21,8 @@ from jaxspec.config import LlamaConfig
 AXES = ("data", "kv", "group", "spare")
 """Axes of the mesh of a model, as `split` gives it; `kv` x `group` x `spare` is what users call `model`."""
 
-Rules = Mapping[str, tuple[str, ...]]
 AnyMesh = Mesh | AbstractMesh  # the latter of devices that are not at hand
+Rules = Mapping[str, tuple[str, ...]]
 
 DECODING: Rules = {
     "batch": ("data",),
@@ -64,31 +64,32 @@ def make_mesh(*, data: int = 1, model: int = 1, devices: Sequence[Any] | None = 
 
 def parse_mesh(text: str) -> Mesh:
     """The mesh that `data=2,model=4` names; an axis that is left out has one device. Raises ValueError."""
-    return make_mesh(**read_sizes(text))
+    sizes = read_sizes(text)
+    return make_mesh(data=sizes["data"], model=sizes["model"])
 
 
 def read_sizes(text: str) -> dict[str, int]:
-    """The sizes of the axes that `data=2,model=4` names. Raises ValueError."""
+    """The sizes of both axes from `data=2,model=4`; 1 of one that is left out. Raises ValueError."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
         if name not in ("data", "model") or name in sizes or not size.isdecimal():
             raise ValueError(f"--mesh {text!r}: write data=N,model=M, each once, with whole numbers")
         sizes[name] = int(size)
-    return sizes
+    return {"data": 1, "model": 1, **sizes}
 
 
 def split(mesh: Mesh, config: LlamaConfig) -> Mesh:
     """The same devices with the axis `model` split by the heads of a model, into `AXES`."""
-    devices = np.asarray(mesh.devices).reshape(mesh.shape["data"], *by_heads(mesh.shape["model"], config))
-    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    sizes = (mesh.shape["data"], *parts(mesh.shape["model"], config))
+    return Mesh(np.asarray(mesh.devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def by_heads(model: int, config: LlamaConfig) -> tuple[int, int, int]:
-    """How many ways `kv`, `group` and `spare` cut, of an axis of `model` devices, by the heads of a model."""
+def parts(model: int, config: LlamaConfig) -> tuple[int, int, int]:
+    """Sizes of `kv`, `group` and `spare`, into which an axis `model` of that size is split."""
     kv = math.gcd(model, config.num_kv_heads)
     group = math.gcd(model // kv, config.num_heads // config.num_kv_heads)
-    return kv, group, model // kv // group
+    return kv, group, model // (kv * group)
 
 
 def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
@@ -106,14 +107,14 @@ def shared_heads(mesh: AnyMesh, config: LlamaConfig) -> str | None:
     copies = mesh.shape["group"] * mesh.shape["spare"]
     if copies == 1:
         return None
-    parts = f"{config.num_kv_heads} KV heads over {model_size(mesh)} devices"
-    said = f"{parts}: each head's keys and values are kept by {copies} of them"
+    over = f"{config.num_kv_heads} KV heads over {model_size(mesh)} devices"
+    said = f"{over}: each head's keys and values are kept by {copies} of them"
     if mesh.shape["spare"] > 1:
         said += f", and each query head is computed by {mesh.shape['spare']}"
     return said
 
 
-def spec(mesh: Any, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> PartitionSpec:
+def spec(mesh: AnyMesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> PartitionSpec:
     """How an array with these logical axes (None: never cut) and this shape is cut; axes past the last are whole.
 
     A length that the mesh does not divide is cut along as many of the axes as divide it. No axis of the mesh is used

@@ -4,7 +4,6 @@ A place is written into a `jax.ShapeDtypeStruct`, as its sharding: so that what 
 disk (`checkpoint.load_params`) or compiled for, without an array having been.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -101,10 +100,14 @@ def device_bytes(placed: Any) -> int:
 
 def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeState) -> DecodeState:
     """What `use` makes of every array of a state and its logical axes."""
-    of_kv = lambda layer: KV(k=use(layer.k, KV_AXES), v=use(layer.v, KV_AXES))
-    of = lambda leaf: of_kv(leaf) if isinstance(leaf, KV) else use(leaf, ("batch",) if leaf.ndim else ())
-    used = jax.tree.map(of, dataclasses.replace(state, eos=None), is_leaf=lambda leaf: isinstance(leaf, KV))
-    return dataclasses.replace(used, eos=use(state.eos, ()))  # the one array that is not of rows
+    eos = jax.tree_util.GetAttrKey("eos")  # the one array that is not of rows
+
+    def of(path: tuple, leaf: Any) -> Any:
+        if isinstance(leaf, KV):
+            return jax.tree.map(lambda part: use(part, KV_AXES), leaf)
+        return use(leaf, ("batch",) if leaf.ndim and path[0] != eos else ())
+
+    return jax.tree_util.tree_map_with_path(of, state, is_leaf=lambda leaf: isinstance(leaf, KV))
 
 
 def _at(

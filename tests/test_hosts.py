@@ -1,4 +1,4 @@
-"""Two processes with four devices each, over gloo: generation, training of a head, and going on after a kill."""
+"""Two processes with four devices each, over gloo: a head is trained, goes on from a checkpoint, and drafts."""
 
 import json
 import os
@@ -7,13 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.checkpoint import read_arrays, read_shapes
+from jaxspec.hosts import has_neighbours, join
 from tests.evaluate.tiny import checkpoint
 
 MESH = ("--mesh", "data=4,model=2")
-TRAIN = ("jaxspec.train.cli", "eagle", "--batch-size", 4, "--context", 32, "--save-every", 2, *MESH)
 
 
 @pytest.fixture(scope="module")
@@ -24,50 +26,68 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint(folder / "ckpt")
 
 
-def both(module: str, *options: object) -> list[str]:
-    """Runs a command as two processes that find each other; what each printed, in the order of their numbers."""
+def both(*commands: tuple[object, ...]) -> list[str]:
+    """Runs commands, one after the other, as two processes that find each other; what each of the two printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{free.getsockname()[1]}"
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "4"}
-    join = ("--coordinator", place, "--processes", 2, "--process-id")
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, (*options, *join, i))],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(2)
-    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = []
+    for i in range(2):
+        join = (*MESH, "--coordinator", place, "--processes", 2, "--process-id", i)
+        arguments = [json.dumps([*map(str, (*command, *join))]) for command in commands]
+        program = [sys.executable, "-m", "tests.on_hosts", *arguments]
+        running.append(subprocess.Popen(program, env=environment, **pipes))
     said = [process.communicate(timeout=900) for process in running]
     for process, (_, err) in zip(running, said, strict=True):
         assert process.returncode == 0, err[-3000:]
     return [out for out, _ in said]
 
 
-def weights(head: Path) -> dict:
-    from jaxspec.checkpoint import read_arrays, read_shapes
-
+def weights(head: Path) -> dict[str, np.ndarray]:
     return read_arrays(head / "params", read_shapes(head / "params").keys())
 
 
 def test_a_head_is_trained_goes_on_and_drafts(target: Path):
-    where = ("--target", target, "--data", target.parent / "a.py", "--run", target.parent / "run")
-    both(*TRAIN, *where, "--steps", 4, "--out", target.parent / "short")
-    steps = [json.loads(line)["step"] for line in (target.parent / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3, 4]
-    both(*TRAIN, *where, "--steps", 6, "--out", target / "heads" / "eagle")  # goes on from step 4
-    steps = [json.loads(line)["step"] for line in (target.parent / "run" / "metrics.jsonl").read_text().splitlines()]
+    folder = target.parent
+    about = ("--target", target, "--data", folder / "a.py", "--run", folder / "run")
+    train = ("jaxspec-train", "eagle", *about, "--batch-size", 4, "--context", 32, "--save-every", 2)
+    ask = ("--target", target, "--prompt", "def f", "--max-new-tokens", 12, "--method", "eagle+chain")
+    first, second = both(
+        (*train, "--steps", 4, "--out", folder / "short"),
+        (*train, "--steps", 6, "--out", target / "heads" / "eagle"),  # goes on from step 4
+        ("jaxspec", "generate", *ask, "--format", "json"),
+    )
+    steps = [json.loads(line)["step"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]
-    short, long = weights(target.parent / "short"), weights(target / "heads" / "eagle")
+    short, long = weights(folder / "short"), weights(target / "heads" / "eagle")
     assert short.keys() == long.keys()
     assert any((short[name] != long[name]).any() for name in short)
 
-    options = ("--target", target, "--method", "eagle+chain", "--prompt", "def f", "--max-new-tokens", 12)
-    first, second = both("jaxspec.cli", "generate", *options, "--format", "json", *MESH)
-    (line,) = [json.loads(line) for line in first.splitlines() if line.startswith("{")]  # gloo prints lines of its own
-    assert not [line for line in second.splitlines() if line.startswith("{")]
-    engine = jaxspec.Engine(str(target), "plain")
-    assert line["tokens"] == engine.generate("def f", max_new_tokens=12)[0].tokens
+    answers = [[json.loads(line) for line in out.splitlines() if line[:1] == "{"] for out in (first, second)]
+    ((answer,), nothing) = answers  # gloo prints lines of its own
+    assert nothing == []
+    alone = jaxspec.Engine(str(target), "plain").generate("def f", max_new_tokens=12)[0]
+    assert answer["tokens"] == alone.tokens
+
+
+def test_neighbours_are_found_in_the_environment():
+    assert not has_neighbours({})
+    assert not has_neighbours({"SLURM_STEP_NUM_TASKS": "1", "TPU_WORKER_HOSTNAMES": "localhost"})
+    assert has_neighbours({"SLURM_STEP_NUM_TASKS": "4"})
+    assert has_neighbours({"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"})
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"processes": 2}, "--processes and --process-id go with --coordinator"),
+        ({"coordinator": "host:1", "processes": 2}, "needs --processes N and --process-id I"),
+        ({"coordinator": "host:1", "processes": 2, "process_id": 2}, "--process-id goes from 0 to 1, and is 2"),
+        ({"coordinator": "auto", "allowed": False}, "cannot be spread over several hosts"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, problem):
+    with pytest.raises(ValueError, match=problem):
+        join(**options)

@@ -108,7 +108,7 @@ def test_abstract_values_say_where_they_may_be_sharded(model: Llama, how: str):
 def test_on_load_and_from_disk_are_the_same(model: Llama, saved: Path, how: str, dtype: str, tmp_path: Path):
     checkpoint.write_config(tmp_path, dataclasses.replace(CONFIG, quantize=how))
     checkpoint.write_params(tmp_path / "params", module_to_dict(quantize.quantized(model, how)).items())
-    on_load, stored = load(saved, dtype, how), load(tmp_path, dtype)
+    on_load, stored = load(saved, dtype, quantize=how), load(tmp_path, dtype)
     assert on_load.config.quantize == stored.config.quantize == how
     first, second = module_to_dict(on_load.target), module_to_dict(stored.target)
     assert first.keys() == second.keys()

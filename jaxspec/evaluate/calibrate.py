@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -57,6 +58,11 @@ def costs_of(model: Checkpoint, method: Method, weights: Any) -> CostTable:
     Args:
         weights: of the drafter.
     """
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"the builder of {method} decides by what drafting and verification cost, of which several processes would "
+            "each measure something else; write the costs into the method"
+        )
     subject = describe(model, method)
     try:
         return costs.read(subject)
@@ -88,7 +94,7 @@ def describe(model: Checkpoint, method: Method) -> Subject:
         head="" if method.head is None else digest(find_head(model.path, method.head)),
         drafter=repr(method.drafter),
         dtype=str(model.target.norm[...].dtype),
-        device=environment.device(),
+        device=environment.device() + ("" if model.mesh is None else f", mesh {dict(model.mesh.shape)}"),
         versions={name: versions[name] for name in ("jaxspec", "jax", "jaxlib")},
     )
 

@@ -47,8 +47,8 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Costs
     sizes = sorted({1, *(size for spec in specs.values() for size in spec.verify_sizes)})
     rows = max(shapes(spec, requests)[1] for spec in specs.values())
     engine = next(iter(engines.values()))
-    batch = start(specs[next(iter(engines))], engine.models, requests, (), rows).length.shape[0]
     with engine.model.context():
+        batch = start(specs[next(iter(engines))], engine.models, requests, (), rows).length.shape[0]
         jobs: dict[tuple, Job] = {
             ("target", size): target_job(engine.models.target, batch, size, rows) for size in sizes
         }

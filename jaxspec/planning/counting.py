@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core
-from jax.sharding import Mesh
 
+from jaxspec.mesh import AnyMesh
 from jaxspec.planning.phases import Phase, gather, phase_of
 from jaxspec.planning.work import Collective, Parts, Work, merged
 from jaxspec.quantize import leaf_bytes
@@ -32,7 +32,7 @@ Arguments = frozenset[int]  # the arguments of the program that a value is made 
 NONE: Arguments = frozenset()
 
 
-def count(traced: Any, arguments: Any, mesh: Mesh) -> Parts:
+def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
     """What the parts of a round do, of a traced `decode.decode`.
 
     Args:
@@ -51,7 +51,7 @@ def count(traced: Any, arguments: Any, mesh: Mesh) -> Parts:
 class _Counter:
     """Goes through a program and those inside it, and adds up by phase."""
 
-    def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: Mesh):
+    def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: AnyMesh):
         self.arguments = arguments
         self.data = mesh.shape["data"]
         self.attention = 1 / (self.data * mesh.shape["kv"] * mesh.shape["group"])  # of all heads, those of one chip
@@ -107,12 +107,12 @@ class _Counter:
 
     def step(self, eqn: core.JaxprEqn, operands: list[Arguments], phase: Phase, times: int) -> Arguments:
         """Adds one operation; what its result is made of."""
-        name, out = eqn.primitive.name, eqn.outvars[0].aval
+        name, out = eqn.primitive.name, _shaped(eqn.outvars[0])
         known = [made_of for made_of, atom in zip(operands, eqn.invars, strict=True) if not _is_scalar(atom)]
         if name in SAME_VALUES or (name == "mul" and all(known)) or (name == "slice" and _same_size(eqn)):
             return frozenset[int]().union(*operands)
         if name in WRITES and operands[0]:
-            (changed, *_), written = operands[0], eqn.invars[WRITES[name]].aval
+            (changed, *_), written = operands[0], _shaped(eqn.invars[WRITES[name]])
             self.bytes[phase] += times * _bytes(written) * self.share(changed)
             return operands[0]
         if name in PARTIAL and operands[0]:
@@ -130,7 +130,7 @@ class _Counter:
     def product(self, eqn: core.JaxprEqn, operands: list[Arguments], phase: Phase, times: int) -> None:
         """Adds a product: its operations, and the sum over chips where they hold parts of what is summed over."""
         contracted, (batched, _) = eqn.params["dimension_numbers"]
-        left, out = eqn.invars[0].aval, eqn.outvars[0].aval
+        left, out = _shaped(eqn.invars[0]), _shaped(eqn.outvars[0])
         flops = 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted[0])
         used = sorted({i for made_of in operands for i in made_of}, key=lambda i: _bytes(self.arguments[i]))
         if not used or self.arguments[used[-1]].ndim == CACHE:
@@ -142,7 +142,7 @@ class _Counter:
             summed = _is_cut(weight, weight.ndim - 2)
         else:
             sides = zip(contracted, eqn.invars, operands, strict=True)
-            mine = [axes for axes, atom, of in sides if used[-1] in of and atom.aval.shape == weight.shape]
+            mine = [axes for axes, atom, of in sides if used[-1] in of and _shaped(atom).shape == weight.shape]
             summed = any(_is_cut(weight, axis) for axes in mine for axis in axes)
         if summed:
             self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times))
@@ -152,12 +152,17 @@ def _bytes(array: Any) -> int:
     return leaf_bytes(array.shape, array.dtype)
 
 
+def _shaped(atom: Any) -> Any:
+    """Shape and dtype of a value of the program."""
+    return atom.aval
+
+
 def _is_scalar(atom: Any) -> bool:
-    return isinstance(atom, core.Literal) or not atom.aval.shape
+    return isinstance(atom, core.Literal) or not _shaped(atom).shape
 
 
 def _same_size(eqn: core.JaxprEqn) -> bool:
-    return math.prod(eqn.outvars[0].aval.shape) == math.prod(eqn.invars[0].aval.shape)
+    return math.prod(_shaped(eqn.outvars[0]).shape) == math.prod(_shaped(eqn.invars[0]).shape)
 
 
 def _is_cut(argument: Any, axis: int) -> bool:

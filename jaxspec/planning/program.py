@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxspec import decode, sharding
 from jaxspec.config import LlamaConfig
-from jaxspec.mesh import AXES, AnyMesh, by_heads, make_mesh, split
+from jaxspec.mesh import AXES, AnyMesh, make_mesh, parts, split
 from jaxspec.mesh import sharding as at
 from jaxspec.planning import counting
 from jaxspec.planning.devices import Slice
@@ -84,7 +84,7 @@ def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh
     """
     if where.is_tpu:
         return split(make_mesh(data=data, model=model, devices=tpus(where)), config)
-    sizes = (data, *by_heads(model, config))
+    sizes = (data, *parts(model, config))
     return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

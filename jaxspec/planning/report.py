@@ -45,12 +45,13 @@ class Rounds:
     """
 
     tau: float | None
-    levels: float
-    nodes: float
+    levels: int | float
+    nodes: int | float
 
 
 def run(settings: Plan) -> None:
     """Plans, prints, and writes the file if one is wanted."""
+    jax.config.update("jax_platforms", "cpu")  # no device is needed, and none should be taken
     found = plan(settings)
     show(found, Console(highlight=False))
     if settings.json is not None:
@@ -114,8 +115,7 @@ def _where(settings: Plan) -> Slice:
 
 
 def _cuts(settings: Plan, where: Slice) -> dict[str, int]:
-    sizes = {"data": 1, "model": where.chips} if settings.mesh is None else {"data": 1, "model": 1}
-    sizes |= read_sizes(settings.mesh) if settings.mesh else {}
+    sizes = {"data": 1, "model": where.chips} if settings.mesh is None else read_sizes(settings.mesh)
     if sizes["data"] * sizes["model"] != where.chips:
         raise ValueError(f"--mesh {settings.mesh}: data x model must be the {where.chips} chips of {where}")
     return sizes

@@ -1,7 +1,6 @@
 """What a part of a round has to do, on each chip."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 
@@ -17,21 +16,21 @@ class Collective:
 
     kind: str
     bytes: int
-    count: float = 1
+    count: int | float = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """Floating-point operations of products, bytes of memory read and written, and messages."""
 
-    flops: float = 0.0
-    bytes: float = 0.0
+    flops: int | float = 0
+    bytes: int | float = 0
     collectives: tuple[Collective, ...] = ()
 
     def __add__(self, other: "Work") -> "Work":
         return Work(self.flops + other.flops, self.bytes + other.bytes, merged((*self.collectives, *other.collectives)))
 
-    def times(self, number: float) -> "Work":
+    def times(self, number: int | float) -> "Work":
         """The same work so many times."""
         many = (dataclasses.replace(each, count=each.count * number) for each in self.collectives if number)
         return Work(self.flops * number, self.bytes * number, tuple(many))
@@ -39,9 +38,10 @@ class Work:
 
 def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
     """Those alike counted together, the most bytes first."""
-    counts: dict[tuple[str, int], float] = Counter()
+    counts: dict[tuple[str, int], int | float] = {}
     for each in collectives:
-        counts[each.kind, each.bytes] += each.count
+        kind = each.kind, each.bytes
+        counts[kind] = counts.get(kind, 0) + each.count
     found = [Collective(kind, size, count) for (kind, size), count in counts.items()]
     return tuple(sorted(found, key=lambda each: (-each.bytes * each.count, each.kind)))
 
@@ -62,11 +62,11 @@ class Parts:
     verify: Mapping[int, Work]
     commit: Work
 
-    def drafting(self, levels: float) -> Work:
+    def drafting(self, levels: int | float) -> Work:
         """Of a round that drafts so many levels."""
         return self.draft + self.level.times(max(levels - 1, 0)) if levels else Work()
 
-    def verification(self, nodes: float) -> Work:
+    def verification(self, nodes: int | float) -> Work:
         """Of so many nodes, in the smallest size compiled that holds them; committing included."""
         size = min((size for size in self.verify if size >= nodes), default=max(self.verify))
         return self.verify[size] + self.commit

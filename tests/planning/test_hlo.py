@@ -79,8 +79,8 @@ def faults(placed: Program, text: str) -> list[str]:
         "plain",
         "eagle+eagle2,total=6,depth=2,width=2",
         "early-exit+chain,length=2+cali-ts",
-        "edd+pruned,cost=0.2,depth=2,total=6",
-        "layer-skip+chain,length=2+adaptive",
+        pytest.param("edd+pruned,cost=0.2,depth=2,total=6", marks=pytest.mark.soak),
+        pytest.param("layer-skip+chain,length=2+adaptive", marks=pytest.mark.soak),
     ],
 )
 def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
@@ -88,17 +88,20 @@ def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
     assert faults(placed, text) == []
     counted, sent = placed.count(placed.trace()), hlo.collectives(text)
     works = {DRAFTING: counted.draft, LEVEL: counted.level} | {f"verify{n}": work for n, work in counted.verify.items()}
-    for phase, work in works.items():
-        ours = {each for each in sent.get(phase, ()) if each.kind == "all-reduce" and _is_of_rows(each)}
-        assert ours == set(work.collectives), phase
-    # What is left are logits of a drafted level, and the largest of logits.
+    for phase, work in ((phase, work) for phase, work in works.items() if work.collectives):
+        ours = [each for each in sent.get(phase, ()) if _is_of_rows(each)]
+        total = lambda messages: sum(each.count for each in messages)
+        assert total(ours) == total(work.collectives), phase
+        widest = max(each.bytes for each in work.collectives)
+        assert max(each.bytes for each in ours) <= 2 * widest, phase  # where XLA widens it to float32
+    # What is left are the logits of a drafted level, and the largest of logits.
     others = [each for several in sent.values() for each in several if not _is_of_rows(each)]
-    widest = max(1, getattr(parse_method(name).builder, "width", 1))
-    assert max((each.bytes for each in others), default=0) <= 4 * CONFIG.vocab_size * widest
+    expanded = getattr(parse_method(name).builder, "width", 1)
+    assert max((each.bytes for each in others), default=0) <= 4 * CONFIG.vocab_size * expanded
 
 
 def _is_of_rows(message: Collective) -> bool:
-    """Whether it is of rows of the residual stream, in bfloat16."""
+    """Whether it is of rows of the residual stream."""
     return message.kind == "all-reduce" and message.bytes % (2 * CONFIG.hidden_size) == 0
 
 
@@ -106,11 +109,7 @@ def _is_of_rows(message: Collective) -> bool:
 @pytest.mark.parametrize("rule", ["vocab", "heads", "kv_heads", "mlp"])
 def test_without_a_rule_it_would_not_pass(rule: str, monkeypatch):
     monkeypatch.setitem(mesh.DECODING, rule, ())
-    assert faults(*compiled("plain"))
-
-
-@needs_libtpu
-def test_a_cache_cut_unlike_its_heads_is_put_together(monkeypatch):
-    monkeypatch.setitem(mesh.DECODING, "kv_heads", ())
-    found = [fault for fault in faults(*compiled("plain")) if fault.startswith("all-gather")]
-    assert any("[1, 4, 128, 640]" in fault for fault in found)
+    found = faults(*compiled("plain"))
+    assert found
+    if rule == "kv_heads":  # query heads stay cut, unlike the cache that they read
+        assert any(fault.startswith("all-gather of bf16[1, 4, 128, 640]") for fault in found)

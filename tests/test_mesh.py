@@ -1,0 +1,106 @@
+"""The table of what is cut along what, and its use on abstract models: no devices are needed for that."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from jaxspec import cache, checkpoint, sharding
+from jaxspec.checkpoint import module_to_dict, required_bytes
+from jaxspec.config import LlamaConfig
+from jaxspec.drafters.eagle import EagleHead
+from jaxspec.mesh import AXES, DECODING, TRAINING, constrain, make_mesh, parse_mesh, parts, shared_heads, spec
+
+LLAMA_70B = LlamaConfig(
+    vocab_size=32000,
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_layers=8,  # of 80, which would take longer to trace
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=128,
+)
+
+
+def mesh(data: int = 1, kv: int = 1, group: int = 1, spare: int = 1) -> AbstractMesh:
+    """A split mesh of devices that nobody has."""
+    return AbstractMesh((data, kv, group, spare), AXES)
+
+
+@pytest.mark.parametrize(
+    ("model", "heads", "kv_heads", "sizes"),
+    [
+        (4, 8, 4, (4, 1, 1)),
+        (4, 8, 8, (4, 1, 1)),
+        (16, 64, 8, (8, 2, 1)),
+        (8, 4, 2, (2, 2, 2)),
+        (4, 3, 3, (1, 1, 4)),
+        (6, 12, 4, (2, 3, 1)),
+    ],
+)
+def test_the_axis_model_is_split_by_heads(model, heads, kv_heads, sizes):
+    config = dataclasses.replace(LLAMA_70B, num_heads=heads, num_kv_heads=kv_heads)
+    assert parts(model, config) == sizes
+    said = shared_heads(mesh(2, *sizes), config)
+    assert (said is None) == (sizes[1] * sizes[2] == 1)
+    if said:
+        assert f"{kv_heads} KV heads over {model} devices" in said
+
+
+def test_lengths_that_do_not_divide_are_cut_less():
+    wide = mesh(data=2, kv=2, group=2, spare=2)
+    cut = lambda *axes, shape, rules=DECODING: spec(wide, axes, shape, rules)
+    assert cut("vocab", "embed", shape=(32, 16)) == PartitionSpec(("kv", "group", "spare"), None)
+    assert cut("vocab", "embed", shape=(12, 16)) == PartitionSpec(("kv", "group"), None)
+    assert cut("vocab", "embed", shape=(23, 16)) == PartitionSpec(None, None)
+    assert cut("batch", "kv_heads", None, None, shape=(3, 2, 8, 64)) == PartitionSpec(None, ("kv",), None, None)
+    # FSDP: no axis of the mesh is used twice.
+    assert cut("embed", "heads", shape=(16, 16), rules=TRAINING) == PartitionSpec(("data",), ("kv", "group"))
+    assert cut("embed", "embed", shape=(16, 16), rules=TRAINING) == PartitionSpec(("data",), None)
+
+
+def test_a_70b_in_16_parts():
+    """All but the norms is cut in 16, and KV heads in 8, by two devices each."""
+    wide = mesh(kv=8, group=2)
+    placed = sharding.place(checkpoint.abstract(LLAMA_70B), wide, dtype=jnp.bfloat16)
+    whole = required_bytes(LLAMA_70B, jnp.bfloat16)
+    keys_and_values = 2 * 8 * 8192 * 8 * 128 * 2
+    norms = (2 * 8 + 1) * 8192 * 2
+    expected = (whole - keys_and_values - norms) / 16 + keys_and_values / 8 + norms
+    assert sharding.device_bytes(placed) == expected
+
+
+def test_every_parameter_names_its_axes():
+    config = dataclasses.replace(LLAMA_70B, num_layers=1)
+    head = nnx.eval_shape(lambda: EagleHead(config, rngs=nnx.Rngs(0), bias=True))
+    for module in (checkpoint.abstract(config), head):
+        for name, leaf in module_to_dict(sharding.place(module, mesh(kv=8))).items():
+            assert len(leaf.sharding.spec) == leaf.ndim, name
+
+
+def test_small_heads_are_whole_and_large_ones_are_cut():
+    of = lambda config: nnx.eval_shape(lambda: EagleHead(config, rngs=nnx.Rngs(0), bias=True))
+    held = lambda head: sharding.device_bytes(sharding.place_head(head, mesh(kv=8), jnp.bfloat16))
+    small = dataclasses.replace(LLAMA_70B, hidden_size=256, intermediate_size=512, num_heads=8, head_dim=32)
+    size = lambda head: sum(leaf.size for leaf in jax.tree.leaves(head)) * 2
+    assert held(of(small)) == size(of(small))
+    assert held(of(LLAMA_70B)) < size(of(LLAMA_70B)) / 2
+
+
+def test_without_a_mesh_nothing_is_constrained():
+    text = jax.jit(lambda x: constrain(x, *cache.AXES)).lower(jnp.zeros((1, 2, 3, 4))).as_text()
+    assert "sharding" not in text
+
+
+def test_meshes_that_cannot_be_are_refused():
+    assert parse_mesh("model=1").shape == {"data": 1, "model": 1}
+    for text in ("data", "data=2=3", "data=1,data=1", "tensor=2", "data=x"):
+        with pytest.raises(ValueError, match="write data=N,model=M"):
+            parse_mesh(text)
+    with pytest.raises(ValueError, match="at least one device along each axis"):
+        make_mesh(data=0)
+    with pytest.raises(ValueError, match="data=64,model=1 takes 64 devices and there are "):
+        make_mesh(data=64)
