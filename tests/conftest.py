@@ -57,3 +57,16 @@ def forgotten_programs():
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(scope="module")
+def little_to_compile_and_time():
+    """For tests of whole runs: one tree size a method, and timings that are over at once."""
+    from jaxspec import engine  # after the import hook
+    from jaxspec.evaluate import cost
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "CPU_SIZES", ())
+        patch.setattr(cost, "LEAST_SECONDS", 1e-3)
+        patch.setattr(cost, "REPEATS", 1)
+        yield
