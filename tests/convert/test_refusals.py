@@ -19,7 +19,7 @@ from tests.convert.commands import refused, run, tensors
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("originals")
-    for family in ("llama", "llama-tied", "mistral", "qwen2"):
+    for family in ("llama", "llama-tied", "mistral", "mixtral", "qwen2"):
         hf_models.make(family, path / family, num_hidden_layers=2)
     hf_models.make("llama", path / "sharded", num_hidden_layers=2, shard_size="20KB")
     return path
