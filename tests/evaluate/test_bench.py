@@ -34,12 +34,12 @@ KEYS = {
     "nodes_per_round", "nodes_drafted_per_round", "depth_per_round", "modelled_speedup", "flat_speedup",
     "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "divergences", "unexplained_divergences",
     "calibration", "expected_calibration_error", "tokens_per_second_mean", "tokens_per_second_deviation",
-    "speedup_mean", "speedup_deviation", "categories", "quality",
+    "speedup_mean", "speedup_deviation", "categories", "quality", "gigabytes_per_second",
 }  # fmt: skip
 TIMED = {
     "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup", "flat_speedup",
     "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "tokens_per_second_mean", "tokens_per_second_deviation",
-    "speedup_mean", "speedup_deviation", "categories",
+    "speedup_mean", "speedup_deviation", "categories", "gigabytes_per_second",
 }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def untimed(results: dict[str, Any]) -> dict[str, Any]:
 
 def test_json_has_the_keys_that_are_promised(finished: Finished):
     found = finished.json
-    about = {"device", "dtype", "versions", "settings", "noise"}
+    about = {"device", "dtype", "versions", "settings", "weights", "noise"}
     seconds = {"target_seconds", "resumed_seconds", "level_seconds", "control_level_seconds", "control_round_seconds"}
     assert found.keys() == {*about, *seconds, "methods"}
     assert list(found["methods"]) == ["plain", METHOD]
