@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def test_it_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Cell by cell in this process, where compiled programs are shared and shapes checked: plain Python, no magic."""
     monkeypatch.setenv("JAXSPEC_QUICK", "1")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
