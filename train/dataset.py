@@ -11,6 +11,7 @@ import numpy as np
 from jaxspec.convert.files import staged
 from jaxspec.train.text import Windows
 
+ENDLESS = 2**31  # epochs
 _FIELDS = ("tokens", "segment", "counted")
 
 
@@ -51,6 +52,7 @@ def batches(packed: Windows, size: int, seed: int) -> grain.DatasetIterator:
             f"there is too little text: it fills {len(source)} windows of {packed.tokens.shape[1]} tokens and a batch "
             f"takes {size}; add text, or lower --batch-size or --context"
         )
-    endless = grain.MapDataset.source(source).seed(seed).shuffle().repeat().batch(size)
+    # An endless length of its own, as grain's does not fit batches of one.
+    endless = grain.MapDataset.source(source).seed(seed).shuffle().repeat(ENDLESS).batch(size)
     whole: Callable[[dict], Windows] = lambda rows: Windows(**rows)
     return iter(endless.map(whole).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))

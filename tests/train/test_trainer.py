@@ -103,6 +103,9 @@ def test_every_epoch_shuffles_anew_and_a_place_is_kept(packed):
     for batch in seen[:5]:
         assert (np.asarray(batch.tokens) == packed.tokens[np.asarray(batch.index)]).all()
 
+    alone = dataset.batches(packed, 1, seed=1)
+    assert [next(alone).index.item() for _ in range(9)] == order.ravel()[:9].tolist()
+
     other = dataset.batches(packed, 3, seed=1)
     for _ in range(7):
         next(other)
