@@ -242,10 +242,9 @@ def read_shapes(path: Path | str) -> dict[str, Any]:
 
 
 def read_arrays(path: Path | str, names: Collection[str]) -> dict[str, np.ndarray]:
-    """Some of the parameters that `write_params` wrote, as they are on disk."""
-    import orbax.checkpoint.experimental.v1 as ocp
-
-    wanted = {name: meta if name in names else ocp.PLACEHOLDER for name, meta in read_shapes(path).items()}
+    """Some of the parameters that `write_params` wrote, as they are on disk, whatever devices wrote them."""
+    stored = read_shapes(path).items()
+    wanted = {name: _wanted(name, meta, None, None) if name in names else _skip() for name, meta in stored}
     return {name: np.asarray(array) for name, array in _load(path, wanted).items() if name in names}
 
 
@@ -297,7 +296,7 @@ def _skip() -> Any:
 
 
 def _load(path: Path | str, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Reads what an abstract value stands for: NumPy metadata as it is, a ShapeDtypeStruct cast and onto its device."""
+    """Reads what each `_wanted` asks for, cast and put where it says, and leaves out what `_skip` stands for."""
     import orbax.checkpoint.experimental.v1 as ocp
 
     context = ocp.Context()

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import jaxspec
 from jaxspec.checkpoint import read_arrays, read_shapes
 from jaxspec.hosts import has_neighbours, join
+from jaxspec.train.runs import Run
 from tests.evaluate.tiny import checkpoint
 
 MESH = ("--mesh", "data=4,model=2")
@@ -26,8 +28,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint(folder / "ckpt")
 
 
-def both(*commands: tuple[object, ...]) -> list[str]:
-    """Runs commands, one after the other, as two processes that find each other; what each of the two printed."""
+def start(*commands: tuple[object, ...]) -> list[subprocess.Popen]:
+    """Two processes that find each other and run commands, one after the other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{free.getsockname()[1]}"
@@ -39,6 +41,12 @@ def both(*commands: tuple[object, ...]) -> list[str]:
         arguments = [json.dumps([*map(str, (*command, *join))]) for command in commands]
         program = [sys.executable, "-m", "tests.on_hosts", *arguments]
         running.append(subprocess.Popen(program, env=environment, **pipes))
+    return running
+
+
+def both(*commands: tuple[object, ...]) -> list[str]:
+    """What each of the two printed when all was done."""
+    running = start(*commands)
     said = [process.communicate(timeout=900) for process in running]
     for process, (_, err) in zip(running, said, strict=True):
         assert process.returncode == 0, err[-3000:]
@@ -52,18 +60,23 @@ def weights(head: Path) -> dict[str, np.ndarray]:
 def test_a_head_is_trained_goes_on_and_drafts(target: Path):
     folder = target.parent
     about = ("--target", target, "--data", folder / "a.py", "--run", folder / "run")
-    train = ("jaxspec-train", "eagle", *about, "--batch-size", 4, "--context", 32, "--save-every", 2)
+    train = ("jaxspec-train", "eagle", *about, "--steps", 12, "--batch-size", 4, "--context", 32, "--save-every", 2)
     ask = ("--target", target, "--prompt", "def f", "--max-new-tokens", 12, "--method", "eagle+chain")
-    first, second = both(
-        (*train, "--steps", 4, "--out", folder / "short"),
-        (*train, "--steps", 6, "--out", target / "heads" / "eagle"),  # goes on from step 4
-        ("jaxspec", "generate", *ask, "--format", "json"),
-    )
-    steps = [json.loads(line)["step"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3, 4, 5, 6]
-    short, long = weights(folder / "short"), weights(target / "heads" / "eagle")
-    assert short.keys() == long.keys()
-    assert any((short[name] != long[name]).any() for name in short)
+    run, head = Run(folder / "run"), target / "heads" / "eagle"
+    running = start((*train, "--out", head))
+    while not run.started:
+        assert all(process.poll() is None for process in running)
+        time.sleep(0.02)
+    for process in running:
+        process.kill()
+        process.communicate()
+    assert not head.exists(), "it had ended before"
+    run.metrics.write_text(run.metrics.read_text().replace('"step": 1,', '"step": 1, "before": 1,'))
+    first, second = both((*train, "--out", head), ("jaxspec", "generate", *ask, "--format", "json"))
+    curve = [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
+    assert curve == list(range(1, 13))
+    assert '"before": 1' in run.metrics.read_text(), "it began anew"
+    assert all(np.isfinite(array).all() for array in weights(head).values())
 
     answers = [[json.loads(line) for line in out.splitlines() if line[:1] == "{"] for out in (first, second)]
     ((answer,), nothing) = answers  # gloo prints lines of its own
