@@ -138,8 +138,8 @@ class Engine:
         (request,) = requests_of(self.model, [prompt], **settings)
         stops, unfinished = StopStrings(stop, self.model.tokenizer), Unfinished(self.model.tokenizer)
         for state, _ in self.stages([request], False, False, rounds):
-            length, done = fetch((state.length, state.done))
-            tokens = _new_tokens(state, request, 0, int(length[0]))
+            length, done, texts = fetch((state.length, state.done, state.tokens))
+            tokens = texts[0, len(request.tokens) : length[0]].tolist()
             _, text, stopped = stops.cut(tokens)
             yield from unfinished.more(text, final=stopped or bool(done[0]), hold=stops.longest)
             if stopped:
@@ -229,11 +229,11 @@ class Engine:
                     state = decode.enlarge(spec.drafter, state, rows)
 
     def _find_stops(self, state, requests, stops: StopStrings, known: dict[int, int]) -> dict[int, int]:
-        length = fetch(state.length)
+        length, texts = fetch((state.length, state.tokens))
         found = {}
         for row, request in enumerate(requests):
             if row not in known:
-                kept, _, stopped = stops.cut(_new_tokens(state, request, row, int(length[row])))
+                kept, _, stopped = stops.cut(texts[row, len(request.tokens) : length[row]].tolist())
                 if stopped:
                     found[row] = kept
         return found
@@ -258,7 +258,3 @@ class Engine:
             decode_seconds=seconds[1],
             controller=jax.tree.map(lambda leaf: leaf[row], host.controller),
         )
-
-
-def _new_tokens(state, request: Request, row: int, length: int) -> list[int]:
-    return fetch(state.tokens)[row, len(request.tokens) : length].tolist()
