@@ -8,6 +8,7 @@ from tyro import conf
 
 from jaxspec.bundled import locate
 from jaxspec.console import parse, run
+from jaxspec.devices import Hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +34,12 @@ class Llama:
     """Folder with a Hugging Face tokenizer to take instead of the source's; LLaMA 3 in Meta's format needs one."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
+    hosts: conf.OmitArgPrefixes[Hosts] = Hosts()
 
     def run(self) -> None:
         from jaxspec.convert import hub, llama, tokenizer
 
+        self.hosts.join()
         if self.tokenizer is not None:
             tokenizer.check_tokenizer(self.tokenizer)
         llama.convert(hub.locate(self.src, self.revision), self.out, self.dtype, self.tokenizer, self.quantize)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import shutil
 import time
 import uuid
@@ -55,13 +56,21 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
 @contextlib.contextmanager
 def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
     """The same for several processes that see the same disk and write into one folder; the first looks after it."""
-    if hosts.is_first():
-        with staged(out, needed) as temporary:
-            hosts.agreed(temporary.name)
-            yield temporary
-            hosts.wait()
-    else:
-        yield out.absolute().parent / hosts.agreed("")
+    if not hosts.is_first():
+        name, problem = json.loads(hosts.agreed(""))
+        if problem:
+            raise CheckpointError(problem)
+        yield out.absolute().parent / name
+        hosts.wait()
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            temporary = stack.enter_context(staged(out, needed))
+        except (CheckpointError, DiskFullError) as error:  # the others would wait
+            hosts.agreed(json.dumps(["", str(error)]))
+            raise
+        hosts.agreed(json.dumps([temporary.name, ""]))
+        yield temporary
         hosts.wait()
 
 

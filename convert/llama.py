@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxspec import checkpoint
+from jaxspec import checkpoint, hosts
 from jaxspec.checkpoint import CheckpointConfig, CheckpointError
 from jaxspec.config import LlamaConfig
 from jaxspec.convert import experts, hf_config, meta, tokenizer
-from jaxspec.convert.files import staged
+from jaxspec.convert.files import staged_by_all
 from jaxspec.convert.names import IGNORED, Scheme, theirs
 from jaxspec.convert.progress import say
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config, read_json
@@ -36,7 +36,7 @@ def convert(
     tokenizer_from: Path | None = None,
     quantize: str | None = None,
 ) -> CheckpointConfig:
-    """Converts a folder into the checkpoint `out`.
+    """Converts a folder into the checkpoint `out`; of several processes, all call this.
 
     Args:
         source: a Hugging Face or Meta folder.
@@ -53,9 +53,11 @@ def convert(
     check_quantization(quantize)
     planned = plan(source)
     config = dataclasses.replace(planned.config, dtype=dtype or planned.config.dtype, quantize=quantize)
-    with staged(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
-        checkpoint.write_config(folder, config)
-        tokenizer.bring(tokenizer_from or source, folder, planned.scheme if tokenizer_from is None else "huggingface")
+    with staged_by_all(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
+        if hosts.is_first():
+            checkpoint.write_config(folder, config)
+            scheme = planned.scheme if tokenizer_from is None else "huggingface"
+            tokenizer.bring(tokenizer_from or source, folder, scheme)
         write_params(planned.tensors, dtype, folder, out, source.name or str(source), quantize)
     kinds = ", ".join(filter(None, (config.dtype, quantize)))
     say(f"wrote {out}: {config.family}, {checkpoint.parameter_count(config.model):,} parameters, {kinds}")

@@ -5,12 +5,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from flax import nnx
 
-from jaxspec import checkpoint
+from jaxspec import checkpoint, hosts
 from jaxspec.checkpoint import CheckpointError
 from jaxspec.convert.files import check_room
 from jaxspec.convert.interrupts import deferred
@@ -85,8 +86,11 @@ def write_params(
         checkpoint.write_params(folder / "params", params, max(size // _GROUPS, _SMALLEST_GROUP))
 
 
-def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None) -> Iterator[tuple[str, np.ndarray]]:
-    """Our names and arrays, one tensor in memory at a time. What is quantised is so from the source's own dtype."""
+def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None) -> Iterator[tuple[str, Any]]:
+    """Our names and arrays, one tensor in memory at a time. What is quantised is so from the source's own dtype.
+
+    On several hosts each reads every tensor and keeps a part of it, to write.
+    """
     for ours, tensor in tensors.items():
         kept = dtype is None or (quantize is not None and kind_of(ours, quantize) is not None)
         array = tensor.read()
@@ -95,16 +99,16 @@ def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None)
         packed = pack(ours, array, quantize)
         del array  # or the next one would be read beside it
         for name in list(packed):
-            yield name, np.asarray(packed.pop(name))
+            yield name, hosts.spread(np.asarray(packed.pop(name)))
 
 
 def _watched(
-    params: Iterator[tuple[str, np.ndarray]],
+    params: Iterator[tuple[str, Any]],
     out: Path,
     left: int,
     advance: Callable[[int], None],
     let_interrupts_through: Callable[[], None],
-) -> Iterator[tuple[str, np.ndarray]]:
+) -> Iterator[tuple[str, Any]]:
     """The same pairs, counted, and stopped before the disk is full: Orbax's threads each end in a traceback there."""
     for name, array in params:
         let_interrupts_through()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 T = TypeVar("T")
 AUTO = "auto"
@@ -32,8 +32,8 @@ def join(
     """
     if not allowed and (coordinator is not None or has_neighbours(os.environ)):
         raise ValueError(
-            "this command runs in one process, and cannot be spread over several hosts; `jaxspec generate` and the "
-            "training of heads can"
+            "this command runs in one process, and cannot be spread over several hosts; `jaxspec generate`, "
+            "`jaxspec-convert llama` and the training of heads can"
         )
     if coordinator in (None, AUTO):
         if processes is not None or process_id is not None:
@@ -82,6 +82,17 @@ def put(value: Any, sharding: NamedSharding) -> jax.Array:
 
 def _same(value: jax.Array) -> jax.Array:
     return value
+
+
+def spread(array: np.ndarray) -> np.ndarray | jax.Array:
+    """An array that every process has, cut over them along the first axis that they divide, so that each writes a part
+    of it; as it is where there is one process."""
+    if (count := jax.process_count()) == 1:
+        return array
+    ours = {device.process_index: device for device in reversed(jax.devices())}  # the first device of each
+    mesh = Mesh(np.array([ours[process] for process in sorted(ours)]), ("host",))
+    axis = next((axis for axis, size in enumerate(array.shape) if size % count == 0), None)
+    return put(array, NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "host")))
 
 
 def put_like(value: np.ndarray, old: jax.Array) -> jax.Array:

@@ -4,9 +4,10 @@ import json
 import sys
 
 from jaxspec import cli
+from jaxspec.convert import cli as convert_cli
 from jaxspec.train import cli as train_cli
 
-PROGRAMS = {"jaxspec": cli, "jaxspec-train": train_cli}
+PROGRAMS = {"jaxspec": cli, "jaxspec-convert": convert_cli, "jaxspec-train": train_cli}
 
 
 def main() -> None:

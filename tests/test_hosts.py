@@ -1,4 +1,5 @@
-"""Two processes with four devices each, over gloo: a head is trained, goes on from a checkpoint, and drafts."""
+"""Two processes with four devices each, over gloo: they convert a model, train a head for it, are killed and go on, and
+draft."""
 
 import json
 import os
@@ -13,6 +14,7 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoint import read_arrays, read_shapes
+from jaxspec.convert.export import export
 from jaxspec.hosts import has_neighbours, join
 from jaxspec.train.runs import Run
 from tests.evaluate.tiny import checkpoint
@@ -37,7 +39,7 @@ def start(*commands: tuple[object, ...]) -> list[subprocess.Popen]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     running = []
     for i in range(2):
-        join = (*MESH, "--coordinator", place, "--processes", 2, "--process-id", i)
+        join = ("--coordinator", place, "--processes", 2, "--process-id", i)
         arguments = [json.dumps([*map(str, (*command, *join))]) for command in commands]
         program = [sys.executable, "-m", "tests.on_hosts", *arguments]
         running.append(subprocess.Popen(program, env=environment, **pipes))
@@ -57,11 +59,13 @@ def weights(head: Path) -> dict[str, np.ndarray]:
     return read_arrays(head / "params", read_shapes(head / "params").keys())
 
 
-def test_a_head_is_trained_goes_on_and_drafts(target: Path):
+def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(target: Path):
     folder = target.parent
+    export(target, folder / "hf")
     about = ("--target", target, "--data", folder / "a.py", "--run", folder / "run")
-    train = ("jaxspec-train", "eagle", *about, "--steps", 12, "--batch-size", 4, "--context", 32, "--save-every", 2)
-    ask = ("--target", target, "--prompt", "def f", "--max-new-tokens", 12, "--method", "eagle+chain")
+    steps = ("--steps", 12, "--batch-size", 4, "--context", 32, "--save-every", 2)
+    train = ("jaxspec-train", "eagle", *about, *steps, *MESH)
+    ask = ("--target", target, "--prompt", "def f", "--max-new-tokens", 12, "--method", "eagle+chain", *MESH)
     run, head = Run(folder / "run"), target / "heads" / "eagle"
     running = start((*train, "--out", head))
     while not run.started:
@@ -72,7 +76,11 @@ def test_a_head_is_trained_goes_on_and_drafts(target: Path):
         process.communicate()
     assert not head.exists(), "it had ended before"
     run.metrics.write_text(run.metrics.read_text().replace('"step": 1,', '"step": 1, "before": 1,'))
-    first, second = both((*train, "--out", head), ("jaxspec", "generate", *ask, "--format", "json"))
+    convert = ("jaxspec-convert", "llama", folder / "hf", folder / "converted")
+    first, second = both(convert, (*train, "--out", head), ("jaxspec", "generate", *ask, "--format", "json"))
+    ours, theirs = weights(target), weights(folder / "converted")
+    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert (folder / "converted" / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
     curve = [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
     assert curve == list(range(1, 13))
     assert '"before": 1' in run.metrics.read_text(), "it began anew"
