@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 T = TypeVar("T")
 AUTO = "auto"
+LAST_TO_END = 60  # seconds that a process which has ended waits for the others: one that failed takes them with it then
 
 
 def join(
@@ -46,7 +47,7 @@ def join(
     elif not 0 <= process_id < processes:
         raise ValueError(f"--process-id goes from 0 to {processes - 1}, and is {process_id}")
     if not jax.distributed.is_initialized():
-        jax.distributed.initialize(coordinator, processes, process_id)
+        jax.distributed.initialize(coordinator, processes, process_id, shutdown_timeout_seconds=LAST_TO_END)
 
 
 def has_neighbours(environment: Any) -> bool:
