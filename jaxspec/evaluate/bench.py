@@ -21,6 +21,7 @@ from jaxspec.evaluate import (
     cost,
     divergence,
     environment,
+    identity,
     quality,
     results,
     runner,
@@ -36,7 +37,7 @@ from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import RunLog, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Plan
 from jaxspec.linelog import write_whole
-from jaxspec.loading import Checkpoint, load
+from jaxspec.loading import Checkpoint, find_head, load
 from jaxspec.methods import Method, needs_costs, parse_method
 from jaxspec.protocols import Drafter, is_chain
 from jaxspec.weights import load_head
@@ -225,6 +226,7 @@ def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict
             "target": str(settings.target),
             "quantize": model.config.quantize,
             "target_sha256": hashlib.sha256(shape).hexdigest(),
+            **({} if settings.simulate else weights_of(engines)),
             "methods": list(engines),
             "resolved": [str(engine.method) for engine in engines.values()],
             "prompts": str(settings.prompts),
@@ -234,6 +236,16 @@ def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict
                 repr([(q.examples, q.turns) for q in plan.questions]).encode()
             ).hexdigest(),
         },
+    }
+
+
+def weights_of(engines: Mapping[str, Engine]) -> dict[str, Any]:
+    """Which weights the engines run: the target's, and those of each head by its name as typed."""
+    path = engines[REFERENCE].model.path
+    heads = dict.fromkeys(engine.method.head for engine in engines.values() if engine.method.head is not None)
+    return {
+        "params_sha256": identity.of_params(path),
+        "heads_sha256": {head: identity.of_head(find_head(path, head)) for head in heads},
     }
 
 
