@@ -12,7 +12,7 @@ from jaxspec.report.published import EAGLE_2
 from jaxspec.report.replay import thresholds
 from jaxspec.report.runs import Run
 from jaxspec.report.svg import Point, Series
-from jaxspec.report.tables import chain_lengths, fixed_chain, pick, same_but, where
+from jaxspec.report.tables import chain_lengths, fixed_chain, pick, same_but
 
 MOST = 6  # methods in one figure: more cannot be told apart
 BARS = 48  # in one figure, over all categories
@@ -212,7 +212,7 @@ def batches(runs: Sequence[Run]) -> Iterator[Figure]:
             x_ticks=[size(run) for run in alike],
         )
         yield Figure(
-            "Throughput", where(alike[0], batch=False), "Tokens a second of the whole batch.", _key(series) + body
+            "Throughput", alike[0].where(batch=False), "Tokens a second of the whole batch.", _key(series) + body
         )
 
 

@@ -29,7 +29,6 @@ from jaxspec.report.tables import (
     fixed_chain,
     pick,
     same_but,
-    where,
 )
 
 
@@ -85,7 +84,7 @@ def eagle(runs: Sequence[Run]) -> Iterator[Table]:
         "EAGLE, Table 2",
         (),
         ["model", "method or data", "τ", *(title for title, _ in positions)],
-        [[where(run), name, TAU[1](run, name), *(read(run, name) for _, read in positions)] for run, name in chains],
+        [[run.where(), name, TAU[1](run, name), *(read(run, name) for _, read in positions)] for run, name in chains],
         published.EAGLE_2,
         "--methods eagle+chain,length=5",
         "The published τ is that of the tree, ours that of the chain in the row.",
@@ -97,7 +96,7 @@ def eagle(runs: Sequence[Run]) -> Iterator[Table]:
         if chain and tree:
             both = TAU[1](run, chain), TAU[1](run, tree)
             assert isinstance(both[0], Number) and isinstance(both[1], Number)
-            pairs.append([where(run), f"{chain}, {tree}", *both, derived("difference", both[1], both[0], CHANGE)])
+            pairs.append([run.where(), f"{chain}, {tree}", *both, derived("difference", both[1], both[0], CHANGE)])
     yield Table(
         "τ of a chain and of the tree",
         "EAGLE, Table 5",
@@ -123,7 +122,7 @@ def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
                 best = max((number(run, name, "tokens_per_second") for run in alike), key=lambda n: n.value or 0)
                 plain = max((number(run, REFERENCE, "tokens_per_second") for run in alike), key=lambda n: n.value or 0)
                 cells = [number(by_size[size], name, "speedup") if size in by_size else "–" for size in sizes]
-                rows.append([alike[0].target, name, *cells, derived("ratio", best, plain, TIMES)])
+                rows.append([alike[0].where(batch=False), name, *cells, derived("ratio", best, plain, TIMES)])
     fill = lambda row: [*row[:2], *(row[2 + at] if (at := _index(size)) >= 0 else "–" for size in sizes), row[-1]]
     return Table(
         "Speedup by batch size, and throughput",
@@ -162,7 +161,7 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
         "EESD, Tables 10 to 13",
         (),
         ["model", "method", *(title for title, _ in measures)],
-        [[where(run), name, *(read(run, name) for _, read in measures)] for run, name in found],
+        [[run.where(), name, *(read(run, name) for _, read in measures)] for run, name in found],
         published.EESD_10,
         "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts",
     )
@@ -174,7 +173,7 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
         if others:
             best = max(others, key=lambda other: run.value(other, "speedup"))
             before, after = number(run, best, "speedup"), number(run, name, "speedup")
-            changed.append([f"{where(run)}; {best}", name, before, after])
+            changed.append([f"{run.where()}; {best}", name, before, after])
     yield Table(
         "Other drafters with Thompson sampling, and trees",
         "EESD, Tables 5 and 7",
@@ -193,7 +192,7 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
         (),
         ["model", "method", *(title for title, _ in parts)],
         [
-            [where(run), name, *(read(run, name) for _, read in parts)]
+            [run.where(), name, *(read(run, name) for _, read in parts)]
             for run, name in pick(runs, lambda m: sampled(m) or (drafter(m) == "early-exit"))
         ],
         published.EESD_8,
@@ -252,7 +251,7 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
         "Draft & Verify, Tables 2 and 14",
         (),
         ["model", "method", "score", "speedup"],
-        [[where(run), name, SCORE[1](run, name), SPEEDUP[1](run, name)] for run, name in pick(tasks, lossless)],
+        [[run.where(), name, SCORE[1](run, name), SPEEDUP[1](run, name)] for run, name in pick(tasks, lossless)],
         published.VERIFY_14,
         "--prompts of GSM8K or HumanEval",
         "GSM8K: exact match. HumanEval's samples lie beside the results, for its own scorer: nothing here runs code "
@@ -268,7 +267,7 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
         "Draft & Verify, Tables 3 and 4",
         (),
         ["model", "method", "α", "speedup"],
-        [[where(run), name, ACCEPTANCE[1](run, name), SPEEDUP[1](run, name)] for run, name in lengths],
+        [[run.where(), name, ACCEPTANCE[1](run, name), SPEEDUP[1](run, name)] for run, name in lengths],
         published.VERIFY_3,
         "--methods eagle+chain,length=2 eagle+chain,length=4 eagle+chain+adaptive",
     )
@@ -280,7 +279,7 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
         ["model", "method", "drafting", "verification", "γ update", "in all"],
         [
             [
-                where(run),
+                run.where(),
                 name,
                 *(each(run, name, "breakdown", part) for part in ("drafting", "verification", "control")),
                 each(run, name, "decode_seconds"),
