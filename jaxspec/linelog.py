@@ -43,7 +43,9 @@ class LineLog:
             lines = [json.loads(line) for line in ended]
         except ValueError as error:
             raise ValueError(f"{self.path} is not {self.kind} ({error}); delete it or choose {self.other}") from error
-        if lines and not (isinstance(lines[0], dict) and isinstance(lines[0].get("settings"), dict)):
+        if not all(isinstance(line, dict) for line in lines) or (
+            lines and not isinstance(lines[0].get("settings"), dict)
+        ):
             raise ValueError(f"{self.path} is not {self.kind}; delete it or choose {self.other}")
         return lines
 

@@ -29,13 +29,18 @@ def pieces(generation: Generation, rejected: bool) -> Iterator[tuple[str, list[i
     for at, one in enumerate(generation.rounds):
         accepted = int(generation.history[at, 1])
         yield "accepted", one.committed[:accepted]
-        if rejected and (missed := rejected_path(one)):
+        if rejected and (missed := rejected_path(one, accepted)):
             yield "rejected", missed
         yield "bonus", one.committed[accepted:]
 
 
-def rejected_path(one: Round) -> list[int]:
-    """The likeliest drafted continuation of the accepted path that the target refused."""
+def rejected_path(one: Round, accepted: int) -> list[int]:
+    """The likeliest drafted continuation of the accepted path that the target refused.
+
+    None where the text's end cut the round, so that it has no bonus token: on what lies deeper there is no verdict.
+    """
+    if len(one.committed) <= accepted:
+        return []
     node, missed = int(np.flatnonzero(one.accepted)[-1]), []
     while len(children := np.flatnonzero(one.parent == node)):
         node = int(children[one.log_confidence[children].argmax()])

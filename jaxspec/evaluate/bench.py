@@ -21,6 +21,7 @@ from jaxspec.evaluate import (
     cost,
     divergence,
     environment,
+    identity,
     quality,
     results,
     runner,
@@ -31,14 +32,15 @@ from jaxspec.evaluate import (
 )
 from jaxspec.evaluate.calibrate import costs_of
 from jaxspec.evaluate.command import Bench
-from jaxspec.evaluate.every import EVERY, every_method
+from jaxspec.evaluate.every import EVERY, every_method, foreign
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import RunLog, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Plan
 from jaxspec.linelog import write_whole
-from jaxspec.loading import Checkpoint, load
+from jaxspec.loading import Checkpoint, find_head, load
 from jaxspec.methods import Method, needs_costs, parse_method
 from jaxspec.protocols import Drafter, is_chain
+from jaxspec.request import Request, check_settings
 from jaxspec.weights import load_head
 
 NOISE_BATCHES = 4  # the noise of rounding is measured on the texts of this many batches
@@ -46,9 +48,13 @@ NOISE_BATCHES = 4  # the noise of rounding is measured on the texts of this many
 
 def run(settings: Bench) -> None:
     """Runs the benchmark under each of its conditions, writes the results and prints the tables."""
-    if settings.report is not None and settings.json is None:
-        raise ValueError("--report needs --json OUT.json: the page is made of what is kept there")
+    if settings.report is not None:
+        if settings.json is None:
+            raise ValueError("--report needs --json OUT.json: the page is made of what is kept there")
+        _check_folder(settings.report)
     each = conditions(settings)
+    for one in each:
+        check(one)
     for one in each:
         found = compare(one)
         if one.json is not None:
@@ -81,6 +87,26 @@ def conditions(settings: Bench) -> list[Bench]:
         )
         for temperature, batch_size in pairs
     ]
+
+
+def check(settings: Bench) -> None:
+    """Raises ValueError for a setting that is wrong whatever the model and the questions are."""
+    if not settings.methods:
+        raise ValueError("name at least one method")
+    for name in ("max_new_tokens", "batch_size", "repeats"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"{name} must be at least 1, not {getattr(settings, name)}")
+    drawn = (settings.temperature, settings.top_k, settings.top_p, settings.seed)
+    check_settings(Request([], settings.max_new_tokens, *drawn, index=0))
+    if settings.simulate is not None and settings.temperature > 0:
+        raise ValueError("--simulate draws what is accepted, so a temperature means nothing there; leave it out")
+    if settings.json is not None:
+        _check_folder(settings.json)
+        if settings.json.suffix == ".jsonl":
+            raise ValueError(
+                f"--json names a file of JSON, such as {settings.json.with_suffix('.json')}: the log "
+                "beside it is what ends in .jsonl"
+            )
 
 
 def write(out: Path, found: dict[str, Any], samples: Mapping[Path, str]) -> None:
@@ -123,20 +149,18 @@ def compare(settings: Bench) -> dict[str, Any]:
     """Runs all methods on all questions, or what OUT.jsonl lacks of that; returns the values of bench's JSON."""
     console = Console(stderr=True)
     label = f"{simulate.LABEL}: " if settings.simulate else ""
+    check(settings)
     asked = tuple(dict.fromkeys(settings.methods))
-    if not asked:
-        raise ValueError("name at least one method")
     if EVERY in asked:
-        asked = every_method(locate(settings.target))
+        for name, why in foreign(locate(settings.target)).items():
+            console.print(f"{label}{EVERY} leaves out the head {name}: {why}", markup=False, highlight=False)
+        named = (method for method in asked if method != EVERY)
+        asked = tuple(dict.fromkeys((*every_method(locate(settings.target)), *named)))
         console.print(f"{label}{EVERY}: {' '.join(asked)}", markup=False, highlight=False)
     if REFERENCE not in asked:
         console.print(f"{label}{REFERENCE} runs too: it is what the others are measured against")
     methods = {name: parse_method(name) for name in dict.fromkeys((REFERENCE, *asked))}
-    if settings.simulate is not None and settings.temperature > 0:
-        raise ValueError("--simulate draws what is accepted, so a temperature means nothing there; leave it out")
     questions = tuple(suites.read_questions(settings.prompts, settings.limit, settings.shots))
-    if settings.json is not None and not settings.json.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder {settings.json.absolute().parent} to write {settings.json.name} into")
 
     engines = build(settings, methods)
     plan = Plan(
@@ -222,9 +246,10 @@ def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict
         "settings": {
             **asked,
             "mesh": settings.devices.mesh,
-            "target": str(settings.target),
+            "target": str(settings.target if settings.target.name.strip(".") else settings.target.resolve()),
             "quantize": model.config.quantize,
             "target_sha256": hashlib.sha256(shape).hexdigest(),
+            **({} if settings.simulate else weights_of(engines)),
             "methods": list(engines),
             "resolved": [str(engine.method) for engine in engines.values()],
             "prompts": str(settings.prompts),
@@ -234,6 +259,16 @@ def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict
                 repr([(q.examples, q.turns) for q in plan.questions]).encode()
             ).hexdigest(),
         },
+    }
+
+
+def weights_of(engines: Mapping[str, Engine]) -> dict[str, Any]:
+    """Which weights the engines run: the target's, and those of each head by its name as typed."""
+    path = engines[REFERENCE].model.path
+    heads = dict.fromkeys(engine.method.head for engine in engines.values() if engine.method.head is not None)
+    return {
+        "params_sha256": identity.of_params(path),
+        "heads_sha256": {head: identity.of_head(find_head(path, head)) for head in heads},
     }
 
 
@@ -293,6 +328,11 @@ def _out(settings: Bench, temperature: float, batch_size: int, is_first: bool) -
     heat = f".t{temperature:g}" if len(settings.temperatures) > 1 else ""
     size = f".b{batch_size}" if len(settings.batch_sizes) > 1 else ""
     return settings.json.with_suffix(f"{heat}{size}{settings.json.suffix}")
+
+
+def _check_folder(file: Path) -> None:
+    if not file.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder {file.absolute().parent} to write {file.name} into")
 
 
 def _form(plan: Plan, engine: Engine) -> Form:

@@ -12,7 +12,7 @@ from jaxspec.evaluate.command import Compare
 from jaxspec.evaluate.metrics import ratio
 
 COLUMNS = {"tok/s": ("tokens_per_second", ".1f"), "speedup": ("speedup", ".2f"), "tau": ("tau", ".2f")}
-UNTOLD = ("methods", "resolved", "questions_sha256", "target_sha256")
+UNTOLD = ("methods", "resolved", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256")
 """Settings whose difference says nothing that the others do not."""
 
 

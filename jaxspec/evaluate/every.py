@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jaxspec import checkpoint
 from jaxspec.calibrator import FOLDER
+from jaxspec.checkpoint import CheckpointError
 from jaxspec.loading import find_head
 from jaxspec.methods import (
     BUILDERS,
@@ -24,8 +25,21 @@ LENGTHS = (2, 8)
 
 def every_method(target: Path) -> tuple[str, ...]:
     """Methods of a checkpoint: each head and prompt lookup as a chain; then, of the best head, every other builder,
-    every controller, and shorter and longer chains; and `cali-ts` where there is a predictor."""
-    return tuple(dict.fromkeys(_methods(target, checkpoint.heads(target))))
+    every controller, and shorter and longer chains; and `cali-ts` where there is a predictor. Heads that are `foreign`
+    are left out."""
+    known = tuple(head for head in checkpoint.heads(target) if head not in foreign(target))
+    return tuple(dict.fromkeys(_methods(target, known)))
+
+
+def foreign(target: Path) -> dict[str, str]:
+    """Folders under CKPT/heads that hold no drafter's weights, by name, and why."""
+    found = {}
+    for head in checkpoint.heads(target):
+        try:
+            drafter_of(target, head)
+        except CheckpointError as error:
+            found[head] = str(error)
+    return found
 
 
 def _methods(target: Path, heads: tuple[str, ...]) -> Iterator[str]:

@@ -35,7 +35,7 @@ def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
             raise ValueError(f"the prompt file {prompts} is not JSON ({error})") from error
         yield from ((f"{prompts}, entry {number}", entry) for number, entry in enumerate(listed, 1))
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines also splits at what a JSON string may hold
         if line.strip():
             try:
                 yield f"{prompts}, line {number}", json.loads(line)
@@ -59,12 +59,13 @@ def fetch(name: str, file: str | None = None) -> Path:
     Raises:
         ValueError: no such data set or file, no network, or several files to choose from, which are listed.
     """
+    from httpx2 import TransportError  # huggingface-hub asks with it, and does not wrap all that it raises
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
         return Path(hf_hub_download(name, file or _choose(name, HfApi()), repo_type="dataset"))
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError, TransportError) as error:
         raise ValueError(
             f"{name} is neither a file here nor in the hub's cache, and the hub cannot be reached; "
             "check the path, or the network and HF_HUB_OFFLINE"
@@ -86,7 +87,7 @@ def _choose(name: str, hub: Any) -> str:
 def _text(path: Path, prompts: str | Path) -> str:
     try:
         data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"the prompt file {prompts} is not UTF-8 text: {error}") from error
     except (OSError, EOFError) as error:

@@ -2,7 +2,7 @@
 
 | suite | keys of a question | as published by |
 |---|---|---|
-| `gsm8k` | question, answer | GSM8K (arXiv:2110.14168) |
+| `gsm8k` | question, answer, which ends in #### and a number | GSM8K (arXiv:2110.14168) |
 | `humaneval` | task_id, prompt, entry_point | HumanEval (arXiv:2107.03374) |
 | `xsum` | document, summary | XSum (arXiv:1808.08745) |
 | `cnn-dm` | article, highlights | CNN/DM (arXiv:1704.04368) |
@@ -27,7 +27,8 @@ class Question:
 
     Attributes:
         turns: what the user says, one answer after each.
-        question_id, category: as the file has them; None where it has none.
+        question_id: as the file has it; None where it has none.
+        category: in words; None where the file has none.
         worked: the file's own answers to the first of the turns; mostly none.
         examples: (turn, answer) of other questions, to be put before the first turn.
         suite: the published format that it came in, where it has one of its own.
@@ -51,6 +52,7 @@ class Format:
         turn: what is asked. Of the summaries and of GSM8K, the papers' few-shot form: the answer follows a label.
         answer: the key of the worked answer; None where there is none.
         id: the key of the question's name.
+        ends: how the worked answer ends.
     """
 
     suite: str
@@ -58,11 +60,19 @@ class Format:
     turn: Callable[[Values], str]
     answer: str | None = None
     id: str = "id"
+    ends: re.Pattern[str] = re.compile("$")
+
+    def holds(self, values: Values) -> bool:
+        """Whether a question is in this format."""
+        texts = all(isinstance(values.get(key), str) for key in self.keys)
+        return texts and (self.answer is None or self.ends.search(values[self.answer]) is not None)
 
 
 FORMATS = (
     Format("humaneval", ("task_id", "prompt", "entry_point"), lambda v: v["prompt"], id="task_id"),
-    Format("gsm8k", ("question", "answer"), lambda v: f"Question: {v['question']}\nAnswer:", answer="answer"),
+    Format(
+        "gsm8k", ("question", "answer"), lambda v: f"Question: {v['question']}\nAnswer:", answer="answer", ends=_FINAL
+    ),
     Format("xsum", ("document", "summary"), lambda v: f"Article: {v['document']}\nSummary:", answer="summary"),
     Format("cnn-dm", ("article", "highlights"), lambda v: f"Article: {v['article']}\nSummary:", answer="highlights"),
     Format("alpaca", ("instruction",), lambda v: "\n".join(filter(None, (v["instruction"], v.get("input"))))),
@@ -78,14 +88,15 @@ def read(values: Any, where: str) -> Question:
     if not isinstance(values, dict):
         raise ValueError(f'{where}: a question is {{"turns": ["..."]}} or {{"prompt": "..."}}')
     for form in FORMATS:
-        if all(isinstance(values.get(key), str) for key in form.keys):
+        if form.holds(values):
             worked = (values[form.answer],) if form.answer else ()
             name = values.get(form.id)
-            return Question((form.turn(values),), name, values.get("category"), worked, suite=form.suite)
+            return Question((form.turn(values),), name, _category(values), worked, suite=form.suite)
     if not values.keys() & {"turns", "prompt"}:
         raise ValueError(
             f'{where}: a question is {{"turns": ["..."]}} or {{"prompt": "..."}}, or has the keys of a published '
-            f"format ({'; '.join(f'{form.suite}: ' + ', '.join(form.keys) for form in FORMATS)})"
+            f"format ({'; '.join(f'{form.suite}: ' + ', '.join(form.keys) for form in FORMATS)}; an answer of GSM8K "
+            "ends in #### and a number)"
         )
     turns: Any = values["turns"] if "turns" in values else [values["prompt"]]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
@@ -94,11 +105,17 @@ def read(values: Any, where: str) -> Question:
     return Question(
         turns=tuple(turns),
         question_id=values.get("question_id"),
-        category=values.get("category"),
+        category=_category(values),
         worked=worked,
         # GSM8K is often passed on in MT-bench's shape; its answers tell.
         suite="gsm8k" if len(turns) == len(worked) == 1 and _FINAL.search(worked[0]) else None,
     )
+
+
+def _category(values: Values) -> str | None:
+    """The category of a line, a number in words; None where there is none, or it is neither."""
+    given: Any = values.get("category")
+    return str(given) if isinstance(given, str | int | float) else None
 
 
 def _worked(values: Values) -> tuple[str, ...]:

@@ -48,9 +48,12 @@ def has_rouge() -> bool:
 
 
 def mean(scores: Iterable[Mapping[str, float]]) -> dict[str, float] | None:
-    """Mean of each score over answers; None where there are none."""
-    listed = [each for each in scores if each]
-    return {name: sum(each[name] for each in listed) / len(listed) for name in listed[0]} if listed else None
+    """Mean of each score over the answers that have it; None where none has any."""
+    found: dict[str, list[float]] = {}
+    for each in scores:
+        for name, value in each.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()} or None
 
 
 def number(text: str) -> float | None:

@@ -17,7 +17,7 @@ from jaxspec.evaluate.spelling import spell
 from jaxspec.evaluate.suites import next_prompt
 from jaxspec.generation import Generation
 from jaxspec.prompts import encode
-from jaxspec.request import Request, check_settings
+from jaxspec.request import Request
 from jaxspec.text import StopStrings
 
 REFERENCE = "plain"
@@ -54,10 +54,7 @@ class Plan:
 
 
 def check(plan: Plan, engine: Engine) -> None:
-    """Raises ValueError for a setting out of range, or a question that the model is too short for."""
-    for name in ("max_new_tokens", "batch_size", "repeats"):
-        if getattr(plan, name) < 1:
-            raise ValueError(f"{name} must be at least 1, not {getattr(plan, name)}")
+    """Raises ValueError for a question that the model is too short for, or that cannot be put to it."""
     room = engine.model.config.model.usable_length
     for number, question in enumerate(plan.questions):
         try:
@@ -65,7 +62,6 @@ def check(plan: Plan, engine: Engine) -> None:
             request = plan.request(engine, number, [""] * (len(question.turns) - 1))
         except ValueError as error:
             raise ValueError(f"question {number}: {error}") from error
-        check_settings(request)
         needed = len(request.tokens) + len(question.turns) * plan.max_new_tokens
         if needed > room:
             raise ValueError(

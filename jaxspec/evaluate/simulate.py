@@ -148,16 +148,18 @@ def read_shape(target: Path) -> CheckpointConfig:
     """The config that a folder or file holds: jaxspec's or Hugging Face's. Raises CheckpointError where it is none."""
     file = target / "config.json" if target.is_dir() else target
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise checkpoint.CheckpointError(f"there is no config.json of a model at {target}: {error.strerror}") from error
-    except ValueError as error:
+    try:
+        values = json.loads(text)
+        if not isinstance(values, dict) or "model_type" not in values:
+            return CheckpointConfig.from_json(text)
+    except (ValueError, TypeError) as error:
         raise checkpoint.CheckpointError(f"{file} is not the config of a model: {error}") from error
-    if isinstance(values, dict) and "model_type" in values:
-        from jaxspec.convert.hf_config import to_llama  # only commands come here
+    from jaxspec.convert.hf_config import to_llama  # only commands come here
 
-        return CheckpointConfig(values["model_type"], to_llama(values), "bfloat16", "bfloat16", "huggingface")
-    return checkpoint.read_config(file.parent)
+    return CheckpointConfig(values["model_type"], to_llama(values), "bfloat16", "bfloat16", "huggingface")
 
 
 def random_head(drafter: Drafter, target: LlamaConfig, dtype: Any) -> Any:

@@ -72,7 +72,9 @@ def show_weights(found: Mapping[str, Any], console: Console) -> None:
     if found["device"].startswith("cpu"):
         return
     speeds = (f"{name}: {values['gigabytes_per_second']:.0f}" for name, values in found["methods"].items())
-    say("Reading them once a round makes, in GB/s (KV cache and drafting left out):  " + "  ".join(speeds))
+    # Absent in results of earlier versions.
+    experts = ", every expert counted, though few tokens ask few of them" if weights.get("expert_bytes") else ""
+    say(f"Reading them once a round makes, in GB/s (KV cache and drafting left out{experts}):  " + "  ".join(speeds))
 
 
 def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:

@@ -12,10 +12,11 @@ from jaxspec.report.published import EAGLE_2
 from jaxspec.report.replay import thresholds
 from jaxspec.report.runs import Run
 from jaxspec.report.svg import Point, Series
-from jaxspec.report.tables import chain_lengths, fixed_chain, pick, same_but, where
+from jaxspec.report.tables import chain_lengths, fixed_chain, pick, same_but
 
 MOST = 6  # methods in one figure: more cannot be told apart
 BARS = 48  # in one figure, over all categories
+POINTS = 500  # of a line over rounds: a run may have tens of thousands, and each weighs 150 bytes
 COLUMNS = {"verified nodes": 4, "levels": 2}  # of `decode.HISTORY`
 PARTS = ("drafting", "verification", "control", "other")
 
@@ -154,8 +155,8 @@ def control(runs: Sequence[Run]) -> Iterator[Figure]:
             Series(
                 f"{name}: {learnt.label}",
                 [
-                    Point(at, Number(value, PLAIN, ["replayed", run.number, name, at]))
-                    for at, value in enumerate(learnt.values)
+                    Point(at, Number(learnt.values[at], PLAIN, ["replayed", run.number, name, at]))
+                    for at in _some(len(learnt.values))
                 ],
                 i % svg.COLOURS,
             )
@@ -212,7 +213,7 @@ def batches(runs: Sequence[Run]) -> Iterator[Figure]:
             x_ticks=[size(run) for run in alike],
         )
         yield Figure(
-            "Throughput", where(alike[0], batch=False), "Tokens a second of the whole batch.", _key(series) + body
+            "Throughput", alike[0].where(batch=False), "Tokens a second of the whole batch.", _key(series) + body
         )
 
 
@@ -244,6 +245,11 @@ def histograms(runs: Sequence[Run]) -> Iterator[Figure]:
 
 def _key(series: Sequence[Series]) -> str:
     return svg.legend([(each.name, each.colour, each.kind) for each in series])
+
+
+def _some(rounds: int) -> list[int]:
+    """Numbers of the rounds that are drawn, about POINTS of them, the first and the last included."""
+    return [*range(0, rounds - 1, max(rounds // POINTS, 1)), rounds - 1] if rounds else []
 
 
 def _few(run: Run, names: Sequence[str]) -> str:

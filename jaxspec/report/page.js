@@ -29,9 +29,11 @@
     return make("label", {}, label, select);
   }
 
-  // The likeliest drafted continuation that the target refused, after the accepted path.
-  function refused(tree) {
+  // The likeliest drafted continuation that the target refused, after the accepted path. Where the text's end cut the
+  // round there is no bonus token, and on what lies deeper there is no verdict.
+  function refused({ tree, pieces, accepted }) {
     const missed = [];
+    if (!tree || pieces.length <= accepted) return missed;
     let node = tree.accepted[tree.accepted.length - 1];
     for (;;) {
       let best = -1;
@@ -131,7 +133,7 @@
     turn.rounds.forEach((round, at) => {
       const span = make("span", { class: "round", tabindex: "0", role: "button", "aria-label": "round " + (at + 1) });
       round.pieces.slice(0, round.accepted).forEach((piece) => span.append(token(piece, "accepted")));
-      if (round.tree) refused(round.tree).forEach((word) => span.append(token(word.replace(/\s*\n\s*/g, "⏎"), "rejected")));
+      refused(round).forEach((word) => span.append(token(word.replace(/\s*\n\s*/g, "⏎"), "rejected")));
       round.pieces.slice(round.accepted).forEach((piece) => span.append(token(piece, "bonus")));
       span.addEventListener("click", () => choose(at));
       span.addEventListener("keydown", (event) => {

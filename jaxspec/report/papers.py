@@ -29,7 +29,6 @@ from jaxspec.report.tables import (
     fixed_chain,
     pick,
     same_but,
-    where,
 )
 
 
@@ -85,7 +84,7 @@ def eagle(runs: Sequence[Run]) -> Iterator[Table]:
         "EAGLE, Table 2",
         (),
         ["model", "method or data", "τ", *(title for title, _ in positions)],
-        [[where(run), name, TAU[1](run, name), *(read(run, name) for _, read in positions)] for run, name in chains],
+        [[run.where(), name, TAU[1](run, name), *(read(run, name) for _, read in positions)] for run, name in chains],
         published.EAGLE_2,
         "--methods eagle+chain,length=5",
         "The published τ is that of the tree, ours that of the chain in the row.",
@@ -97,7 +96,7 @@ def eagle(runs: Sequence[Run]) -> Iterator[Table]:
         if chain and tree:
             both = TAU[1](run, chain), TAU[1](run, tree)
             assert isinstance(both[0], Number) and isinstance(both[1], Number)
-            pairs.append([where(run), f"{chain}, {tree}", *both, derived("difference", both[1], both[0], CHANGE)])
+            pairs.append([run.where(), f"{chain}, {tree}", *both, derived("difference", both[1], both[0], CHANGE)])
     yield Table(
         "τ of a chain and of the tree",
         "EAGLE, Table 5",
@@ -123,7 +122,7 @@ def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
                 best = max((number(run, name, "tokens_per_second") for run in alike), key=lambda n: n.value or 0)
                 plain = max((number(run, REFERENCE, "tokens_per_second") for run in alike), key=lambda n: n.value or 0)
                 cells = [number(by_size[size], name, "speedup") if size in by_size else "–" for size in sizes]
-                rows.append([alike[0].target, name, *cells, derived("ratio", best, plain, TIMES)])
+                rows.append([alike[0].where(batch=False), name, *cells, derived("ratio", best, plain, TIMES)])
     fill = lambda row: [*row[:2], *(row[2 + at] if (at := _index(size)) >= 0 else "–" for size in sizes), row[-1]]
     return Table(
         "Speedup by batch size, and throughput",
@@ -142,7 +141,7 @@ def _index(size: int) -> int:
 
 
 def eesd(runs: Sequence[Run]) -> Iterator[Table]:
-    """Tables 1 to 3 as one, 5 and 7 as one, 8, and 10 to 13 as one."""
+    """Tables 1 to 3 as one, 5, 7, 8, and 10 to 13 as one."""
     rivals = ("early-exit", "medusa", "draft-model", "layer-skip")
     yield by_data(
         "Harmonic mean of v_d and r_d, and speedup, by data",
@@ -154,7 +153,6 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
         published.EESD_1,
         "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts medusa draft-model",
     )
-    sampled = lambda method: control(method) in ("beta-ts", "cali-ts")
     found = pick(runs, lambda method: drafter(method) in rivals)
     measures = (ACCURACY, PORTION, HM, SPEED, SPEEDUP)
     yield Table(
@@ -162,45 +160,83 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
         "EESD, Tables 10 to 13",
         (),
         ["model", "method", *(title for title, _ in measures)],
-        [[where(run), name, *(read(run, name) for _, read in measures)] for run, name in found],
+        [[run.where(), name, *(read(run, name) for _, read in measures)] for run, name in found],
         published.EESD_10,
         "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts",
     )
-    changed = []
-    for run, name in pick(runs, sampled):
-        method = run.methods[name]
-        same = lambda m, method=method: (m.drafter, m.head, control(m)) == (method.drafter, method.head, "fixed")
-        others = [other for other, m in run.methods.items() if same(m) and chained(m) == chained(method)]
-        if others:
-            best = max(others, key=lambda other: run.value(other, "speedup"))
-            before, after = number(run, best, "speedup"), number(run, name, "speedup")
-            changed.append([f"{where(run)}; {best}", name, before, after])
+    yield stopped(runs)
+    yield branched(runs)
+    parts = ("drafting", "verification", "control", "other")
     yield Table(
-        "Other drafters with Thompson sampling, and trees",
-        "EESD, Tables 5 and 7",
-        (),
-        ["model; best fixed method", "method", "without", "with"],
-        changed,
-        published.EESD_7,
-        "--methods eagle+chain eagle+chain+beta-ts",
-        "Published: the chain without, and with tree attention.",
-    )
-    seconds = lambda part: lambda run, name: number(run, name, "breakdown", part, form=SHARE)
-    parts = [(part, seconds(part)) for part in ("drafting", "verification", "control", "other")]
-    yield Table(
-        "Where the seconds go",
+        "Where the seconds of a question go",
         "EESD, Table 8",
         (),
-        ["model", "method", *(title for title, _ in parts)],
+        ["model", "method", *parts],
         [
-            [where(run), name, *(read(run, name) for _, read in parts)]
+            [run.where(), name, *(a_question(run, name, part) for part in parts)]
             for run, name in pick(runs, lambda m: sampled(m) or (drafter(m) == "early-exit"))
         ],
         published.EESD_8,
         "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts",
-        "Ours is made of pieces that were timed alone, times how often the run had them; other is what is left, "
-        "and noise can make it negative. The paper calls control sampling.",
+        "Seconds a question, all its turns together; the paper's are means over 200 texts of XSum, of 512 tokens each. "
+        "Ours is made of pieces that were timed alone, times how often the run had them; other is what is left, and "
+        "noise can make it negative. The paper calls control sampling.",
     )
+
+
+def sampled(method: Method) -> bool:
+    """Whether Thompson sampling says when to stop drafting."""
+    return control(method) in ("beta-ts", "cali-ts")
+
+
+def stopped(runs: Sequence[Run]) -> Table:
+    """Chains of the best fixed length, and those whose length Thompson sampling chooses."""
+    rows = []
+    for run, name in pick(runs, lambda m: sampled(m) and chained(m)):
+        others = [other for other, m in run.methods.items() if fixed_chain(m) and _same_head(m, run.methods[name])]
+        if others:
+            best = max(others, key=lambda other: run.value(other, "speedup"))
+            rows.append([f"{run.where()}; {best}", name, number(run, best, "speedup"), number(run, name, "speedup")])
+    return Table(
+        "Thompson sampling in place of a fixed length K",
+        "EESD, Table 5",
+        (),
+        ["model; best fixed method", "method", "fixed K", "Thompson sampling"],
+        rows,
+        published.EESD_5,
+        "--methods eagle+chain eagle+chain+beta-ts",
+    )
+
+
+def branched(runs: Sequence[Run]) -> Table:
+    """Chains and trees under the same Thompson sampling."""
+    rows = []
+    for run, name in pick(runs, lambda m: sampled(m) and chained(m)):
+        method = run.methods[name]
+        alike = lambda m, of=method: _same_head(m, of) and control(m) == control(of) and not chained(m)
+        rows += [
+            [f"{run.where()}; {name}", tree, number(run, name, "speedup"), number(run, tree, "speedup")]
+            for _, tree in pick([run], alike)
+        ]
+    return Table(
+        "A chain and a tree under Thompson sampling",
+        "EESD, Table 7",
+        (),
+        ["model; chain", "method", "chain", "tree"],
+        rows,
+        published.EESD_7,
+        "--methods early-exit+chain+cali-ts early-exit+uniform+cali-ts",
+    )
+
+
+def a_question(run: Run, name: str, part: str) -> Number:
+    """Seconds that a part of decoding took, mean over the questions."""
+    whole, questions = number(run, name, "breakdown", part), len({answer.question for answer in run.answers})
+    return Number((whole.value or 0) / questions, SHARE, ["a question", *whole.of])
+
+
+def _same_head(method: Method, other: Method) -> bool:
+    return (method.drafter, method.head) == (other.drafter, other.head)
 
 
 def edd(runs: Sequence[Run]) -> Iterator[Table]:
@@ -252,7 +288,7 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
         "Draft & Verify, Tables 2 and 14",
         (),
         ["model", "method", "score", "speedup"],
-        [[where(run), name, SCORE[1](run, name), SPEEDUP[1](run, name)] for run, name in pick(tasks, lossless)],
+        [[run.where(), name, SCORE[1](run, name), SPEEDUP[1](run, name)] for run, name in pick(tasks, lossless)],
         published.VERIFY_14,
         "--prompts of GSM8K or HumanEval",
         "GSM8K: exact match. HumanEval's samples lie beside the results, for its own scorer: nothing here runs code "
@@ -268,7 +304,7 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
         "Draft & Verify, Tables 3 and 4",
         (),
         ["model", "method", "α", "speedup"],
-        [[where(run), name, ACCEPTANCE[1](run, name), SPEEDUP[1](run, name)] for run, name in lengths],
+        [[run.where(), name, ACCEPTANCE[1](run, name), SPEEDUP[1](run, name)] for run, name in lengths],
         published.VERIFY_3,
         "--methods eagle+chain,length=2 eagle+chain,length=4 eagle+chain+adaptive",
     )
@@ -280,7 +316,7 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
         ["model", "method", "drafting", "verification", "γ update", "in all"],
         [
             [
-                where(run),
+                run.where(),
                 name,
                 *(each(run, name, "breakdown", part) for part in ("drafting", "verification", "control")),
                 each(run, name, "decode_seconds"),

@@ -1,7 +1,7 @@
 """Finished runs, read back from their logs: everything that a page shows comes from there."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -13,6 +13,10 @@ from jaxspec.methods import Method, parse_method
 
 SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": "CNN/DM", "alpaca": "Alpaca"}
 """What the papers call the published formats (`evaluate/formats.py`)."""
+FILES = {**SUITES, "mt-bench": "MT-bench", "mtbench": "MT-bench", "spec-bench": "Spec-Bench"}
+"""And files whose names say what is in them, or whose folders do."""
+UNTOLD = ("methods", "resolved", "questions", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256")
+"""Settings that mean nothing in a title."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +27,14 @@ class Run:
         number: among the runs of the page, from 0.
         found: bench's JSON, counted again from the log.
         methods: every method of it, resolved, by its name as typed.
+        apart: what tells it from the page's other runs, besides target, data, temperature and batch size.
     """
 
     number: int
     found: Mapping[str, Any]
     answers: tuple[Answer, ...]
     methods: Mapping[str, Method]
+    apart: tuple[str, ...] = ()
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -37,16 +43,18 @@ class Run:
     @property
     def target(self) -> str:
         """The target's name, the last component of its path."""
-        return PurePath(self.settings["target"]).name
+        return PurePath(self.settings["target"]).name or self.settings["target"]
 
     @property
     def data(self) -> str:
         """What the questions are called in the papers, or the name of their file."""
         if self.settings["prompts"] == BUILTIN:
             return "held-out Python"
-        stem = PurePath(self.settings["prompts"]).name.removesuffix(".gz").rsplit(".", 1)[0]
-        known = "MT-bench" if stem.lower().replace("-", "_") in ("mt_bench", "mtbench") else stem
-        return SUITES.get(self.settings.get("suite") or "", known)
+        file = PurePath(self.settings["prompts"])
+        stem = file.name.removesuffix(".gz").rsplit(".", 1)[0]
+        if stem.lower() in ("question", "questions"):  # as MT-bench and Spec-Bench are published
+            stem = file.parent.name or stem
+        return SUITES.get(self.settings.get("suite") or "", FILES.get(stem.lower().replace("_", "-"), stem))
 
     @property
     def simulated(self) -> bool:
@@ -55,9 +63,15 @@ class Run:
     @property
     def title(self) -> str:
         """Target, data and conditions in a few words."""
-        parts = [self.target, self.data, f"T = {self.settings['temperature']:g}"]
-        if self.settings["batch_size"] > 1:
+        return self.where()
+
+    def where(self, data: bool = True, batch: bool = True) -> str:
+        """Target and conditions, as the papers' rows have them: the title, without what columns or axes say."""
+        parts = [self.target, self.data] if data else [self.target]
+        parts.append(f"T = {self.settings['temperature']:g}")
+        if batch and self.settings["batch_size"] > 1:
             parts.append(f"batch {self.settings['batch_size']}")
+        parts += self.apart
         return ", ".join([*parts, "simulated"] if self.simulated else parts)
 
     def value(self, method: str, *keys: str | int) -> Any:
@@ -83,21 +97,64 @@ def read(paths: list[Path]) -> list[Run]:
     """
     if not paths:
         raise ValueError("name at least one file that `jaxspec bench --json` wrote")
-    return [_read(number, path) for number, path in enumerate(paths)]
+    return told_apart([_read(number, path) for number, path in enumerate(paths)])
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs, no two of them with the same title: in each stands what they differ in."""
+    conditions = [_conditions(run, runs) for run in runs]
+    differs = [key for key in conditions[0] if len({each[key] for each in conditions}) > 1]
+    named = [
+        dataclasses.replace(run, apart=tuple(each[key] for key in differs if each[key]))
+        for run, each in zip(runs, conditions, strict=True)
+    ]
+    alike = lambda run: [other for other in named if other.title == run.title]
+    return [dataclasses.replace(run, apart=(*run.apart, *_others(run, alike(run)))) for run in named]
+
+
+def _conditions(run: Run, runs: Sequence[Run]) -> dict[str, str]:
+    """What the numbers depend on, in words: two runs that differ in it are not to stand in one row."""
+    settings, tokens = run.settings, run.settings.get("max_new_tokens")
+    folders = {each.settings["target"] for each in runs if each.target == run.target}
+    return {
+        "target": f"in {PurePath(settings['target']).parent}" if len(folders) > 1 else "",
+        "device": run.found["device"],
+        "dtype": run.found["dtype"],
+        "quantize": settings.get("quantize") or "",
+        "max_new_tokens": f"{tokens} tokens" if tokens else "",
+        "simulate": settings.get("simulate") or "",
+    }
+
+
+def _others(run: Run, alike: Sequence[Run]) -> list[str]:
+    """Other settings in which runs differ whose titles are the same, and else the run's number."""
+    if len(alike) < 2:
+        return []
+    of = lambda each: {key: value for key, value in each.settings.items() if key not in UNTOLD}
+    differs = [key for key in of(run) if len({repr(each.settings.get(key)) for each in alike}) > 1]
+    told = [f"{key} {run.settings[key]}" for key in differs]
+    same = [each for each in alike if all(each.settings.get(key) == run.settings[key] for key in differs)]
+    return told if len(same) < 2 else [*told, f"run {run.number + 1}"]
 
 
 def _read(number: int, path: Path) -> Run:
     log = path if path.suffix == ".jsonl" else Path(f"{path}.jsonl")
     if not log.exists():
         raise ValueError(f"there is no {log}, which `jaxspec bench --json {path}` would have written")
-    about, answers, values = read_finished(log)
-    measured = Measured(**values)
-    if measured.forms is None:
-        raise ValueError(f"{log} was written by an earlier version; run the same `jaxspec bench` again")
-    forms = {name: Form(**{**form, "sizes": tuple(form["sizes"])}) for name, form in measured.forms.items()}
+    about, answers, measured, forms = _parts(log)
     return Run(
         number=number,
         found=results.summarise(about, answers, measured, forms),
         answers=tuple(answers),
         methods={name: parse_method(form.resolved) for name, form in forms.items()},
     )
+
+
+def _parts(log: Path) -> tuple[dict[str, Any], list[Answer], Measured, dict[str, Form]]:
+    """What a log holds. Raises ValueError where it lacks what this version writes, or has more."""
+    try:
+        about, answers, values = read_finished(log)
+        forms = {name: Form(**{**form, "sizes": tuple(form["sizes"])}) for name, form in values["forms"].items()}
+        return about, answers, Measured(**values), forms
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{log} was written by an earlier version; run the same `jaxspec bench` again") from error

@@ -170,7 +170,9 @@ def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_l
 
 
 def histogram(counts: Sequence[tuple[int, Number]], colour: int, *, x_label: str) -> str:
-    """A small histogram: (value, rounds that have it)."""
+    """A small histogram: (value, rounds that have it); nothing where there are no rounds."""
+    if not counts:
+        return ""
     width, height, left, bottom = 230, 118, 12, 30
     last = max(value for value, _ in counts)
     most = max(number.value or 0 for _, number in counts)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxspec.methods import Method, name_of
 from jaxspec.protocols import is_chain
@@ -70,7 +71,7 @@ def by_data(
     wide = len(measures)
     rows: dict[tuple[str, str], list[Cell]] = {}
     for run, name in pick(runs, wanted):
-        row = rows.setdefault((where(run, data=False), name), ["–"] * (wide * len(all_data)))
+        row = rows.setdefault((run.where(data=False), name), ["–"] * (wide * len(all_data)))
         at = wide * all_data.index(run.data)
         row[at : at + wide] = [read(run, name) for _, read in measures]
     place = lambda row, one: row[2 + wide * data.index(one) :][:wide] if one in data else ["–"] * wide
@@ -91,22 +92,14 @@ def pick(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Ru
     return [(run, name) for run in runs for name, method in run.methods.items() if wanted(method)]
 
 
-def where(run: Run, data: bool = True, batch: bool = True) -> str:
-    """Target and conditions of a run, as the papers' rows have them."""
-    parts = [run.target, run.data] if data else [run.target]
-    parts.append(f"T = {run.settings['temperature']:g}")
-    if batch and run.settings["batch_size"] > 1:
-        parts.append(f"batch {run.settings['batch_size']}")
-    return ", ".join([*parts, "simulated"] if run.simulated else parts)
-
-
 def same_but(runs: Sequence[Run], key: str) -> list[list[Run]]:
-    """Runs in groups that differ in one setting only."""
-    found: dict[str, list[Run]] = {}
+    """Runs in groups that differ in one setting only, the first run of each of its values."""
+    found: dict[str, dict[Any, Run]] = {}
     for run in runs:
         rest = {name: value for name, value in run.settings.items() if name != key}
-        found.setdefault(repr(rest), []).append(run)
-    return list(found.values())
+        alike = found.setdefault(repr((run.found["device"], run.found["dtype"], rest)), {})
+        alike.setdefault(run.settings[key], run)
+    return [list(alike.values()) for alike in found.values()]
 
 
 def chain_lengths(runs: Sequence[Run]) -> list[list[tuple[Run, str]]]:

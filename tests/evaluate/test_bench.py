@@ -307,6 +307,11 @@ def test_a_file_that_is_no_log_is_refused_and_kept(text: str, finished: Finished
         ({"temperature": -1.0}, "temperature must be 0 or above"),
         ({"max_new_tokens": 120}, r"question 0 needs up to \d+ positions .* and the model has 256"),
         ({"json": Path("/nowhere/out.json")}, "there is no folder /nowhere"),
+        ({"json": Path("out.jsonl")}, r"--json names a file of JSON, such as out\.json"),
+        ({"json": Path("out.json"), "report": Path("/nowhere/r.html")}, "there is no folder /nowhere"),
+        ({"temperatures": (0.0, -1.0)}, "temperature must be 0 or above, not -1"),
+        ({"batch_sizes": (1, 0)}, "batch_size must be at least 1, not 0"),
+        ({"simulate": "acceptance=1", "temperatures": (0.0, 1.0)}, "a temperature means nothing there"),
         ({"prompts": Path("/nowhere.jsonl")}, "cannot be read"),
     ],
 )
@@ -325,6 +330,25 @@ def test_sampled_texts_with_a_chat_template(finished: Finished, tmp_path: Path, 
     _, plain, *_ = lines(tmp_path / "out.json")
     # One token a byte, so the templated prompt's length tells that it was templated, once.
     assert len(plain["turns"][0]["prompt"]) == len("<user><assistant>" + QUESTIONS[0]["turns"][0])
+
+
+def test_methods_named_beside_all_run_too(finished: Finished, monkeypatch, capsys: pytest.CaptureFixture):
+    """And a folder that is no head of ours is left out, with a word about it."""
+    folder = finished.command.target / "heads" / "theirs"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
+
+    def build(settings: Bench, methods: dict[str, Method]):
+        raise Killed(*methods)
+
+    monkeypatch.setattr(bench, "build", build)
+    command = dataclasses.replace(finished.command, methods=("all", "ngram+chain,length=7"), json=None)
+    with pytest.raises(Killed) as built:
+        command.run()
+    shutil.rmtree(folder.parent)
+    assert built.value.args[-1] == "ngram+chain,length=7" and "ngram+chain,length=5" in built.value.args
+    said = " ".join(capsys.readouterr().err.split())
+    assert "all leaves out the head theirs: " in said and "is not the config of a trained head" in said
 
 
 def test_conditions_are_runs_of_their_own(finished: Finished):

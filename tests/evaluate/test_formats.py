@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import huggingface_hub
 import pytest
 
@@ -36,6 +37,8 @@ RECORDS: list[tuple[dict[str, Any], Question]] = [
     ({"instruction": "Do.", "input": "It.", "output": "Done."}, Question(("Do.\nIt.",), suite="alpaca")),
     ({"instruction": "Do.", "input": "", "output": "Done."}, Question(("Do.",), suite="alpaca")),
     ({"prompt": "a"}, Question(("a",))),
+    ({"prompt": "a", "category": 5}, Question(("a",), category="5")),
+    ({"prompt": "a", "category": ["x"]}, Question(("a",))),
     (
         {"turns": ["1 + 1?"], "reference": ["It is 2.\n#### 2"], "category": "math"},
         Question(("1 + 1?",), None, "math", ("It is 2.\n#### 2",), suite="gsm8k"),
@@ -48,6 +51,23 @@ def test_every_published_format(record: dict[str, Any], question: Question, tmp_
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps(record) + "\n", encoding="utf-8")
     assert read_questions(file) == [question]
+
+
+def test_an_answer_without_a_final_number_is_not_gsm8ks(tmp_path: Path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"question": "Who?", "answer": "Nobody, 4 times."}), encoding="utf-8")
+    with pytest.raises(ValueError, match="an answer of GSM8K ends in #### and a number"):
+        read_questions(file)
+
+
+def test_what_a_json_string_may_hold_ends_no_line(tmp_path: Path):
+    """JSON allows U+2028 and U+0085 as they are, and some editors put a byte order mark first."""
+    text, file = "a\u2028b\u0085c", tmp_path / "questions.jsonl"
+    line = json.dumps({"prompt": text}, ensure_ascii=False)
+    file.write_bytes(b"\xef\xbb\xbf" + f"{line}\r\n{line}\n".encode())
+    assert read_questions(file) == [Question((text,))] * 2
+    file.write_bytes(b"\xef\xbb\xbf" + f"[{line}]".encode())
+    assert read_questions(file.rename(tmp_path / "questions.json")) == [Question((text,))]
 
 
 def test_every_kind_of_file(tmp_path: Path):
@@ -107,6 +127,17 @@ def test_a_hub_id_that_could_mean_several_files(monkeypatch: pytest.MonkeyPatch)
         read_questions("org/data")
     monkeypatch.setattr(Hub, "there", ("README.md",))
     with pytest.raises(ValueError, match="0 files that may hold questions; it has none"):
+        read_questions("org/data")
+
+
+@pytest.mark.parametrize("error", [httpx2.ConnectError("refused"), httpx2.ReadTimeout("slow"), ConnectionError("down")])
+def test_no_network(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    def unreachable(*_: Any, **__: Any):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    monkeypatch.setattr(Hub, "list_repo_files", unreachable)
+    with pytest.raises(ValueError, match="the hub cannot be reached"):
         read_questions("org/data")
 
 

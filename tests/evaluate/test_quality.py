@@ -48,6 +48,7 @@ def test_scores_are_printed():
 
 def test_means():
     assert quality.mean([{"a": 1.0}, {}, {"a": 0.0}]) == {"a": 0.5}
+    assert quality.mean([{"a": 1.0}, {"b": 0.5}, {"a": 0.0}]) == {"a": 0.5, "b": 0.5}  # of two suites in one file
     assert quality.mean([{}, {}]) is None
 
 

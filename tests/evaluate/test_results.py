@@ -5,7 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 from flax import nnx
+from rich.console import Console
 
+from jaxspec.evaluate import bandwidth, table
 from jaxspec.evaluate.divergence import diverges, first_difference, next_logits, noise
 from jaxspec.evaluate.results import Form, Measured, tally
 from jaxspec.evaluate.runlog import Answer, Turn
@@ -101,3 +103,15 @@ def test_noise_is_rounding_and_no_more(target: Llama):
     assert 0 < noise(target, [texts], [1, 4]) < 1e-4
     assert noise(target, [texts], [1]) == 0
     assert noise(target, [[([1], [2])]], [4]) == 0  # one token: nothing was decoded
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_a_mixtures_speed_counts_every_expert_and_says_so(experts: int):
+    shape = dataclasses.replace(tiny.MODEL, num_experts=experts, experts_per_token=min(experts, 2))
+    weights = bandwidth.weights(nnx.eval_shape(lambda: Llama(shape, rngs=nnx.Rngs(0))))
+    assert weights["expert_bytes"] == experts * 3 * 32 * 48 * 4  # three float32 matrices each
+    found = {"weights": weights, "settings": {"quantize": None}, "dtype": "float32", "device": "NVIDIA H100"}
+    console = Console(record=True, width=200)
+    table.show_weights({**found, "methods": {"plain": {"gigabytes_per_second": 900.0}}}, console)
+    assert ("every expert counted" in (said := console.export_text())) == bool(experts)
+    assert "plain: 900" in said

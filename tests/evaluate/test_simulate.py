@@ -116,6 +116,9 @@ def test_a_shape_is_read_from_either_config(tmp_path: Path):
     theirs = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48}
     file.write_text(json.dumps({**theirs, "num_hidden_layers": 3, "num_attention_heads": 4}))
     assert simulate.read_shape(tmp_path).model.num_layers == simulate.read_shape(file).model.num_layers == 3
+    write_config(tmp_path, CheckpointConfig("llama", SHAPE, "float32", "float32", "jaxspec"))
+    named = file.rename(tmp_path / "other.json")
+    assert simulate.read_shape(named).model == SHAPE  # and no config.json beside it is looked for
     file.write_text("{")
     with pytest.raises(CheckpointError, match="is not the config of a model"):
         simulate.read_shape(file)

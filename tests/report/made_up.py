@@ -18,16 +18,27 @@ NASTY = "</script><img src=x onerror=alert(1)>&amp; ⏎"
 METHODS = (
     *("plain", "eagle+chain,length=5", "eagle+chain,length=2", "edd+chain,length=5", "early-exit+chain,length=5"),
     *("eagle+static", "eagle+eagle2", "eagle+chain+adaptive", "early-exit+chain+beta-ts", "layer-skip+chain+adaptive"),
+    "early-exit+uniform+beta-ts",
 )
+LENGTH = 40
 WORDS = ("def ", "class ", "self", ".", "x", " = ", "(", ")", ":\n    ", "return ", "None", NASTY, "é", "\t")
 CATEGORIES = ("writing", "math", NASTY)
 
 
-def write(out: Path, methods: tuple[str, ...] = METHODS, questions: int = 3, **settings: Any) -> Path:
-    """Writes OUT.jsonl of a run, and returns OUT."""
+def write(
+    out: Path, methods: tuple[str, ...] = METHODS, questions: int = 3, length: int = LENGTH, **settings: Any
+) -> Path:
+    """Writes OUT.jsonl of a run, and returns OUT.
+
+    Args:
+        length: tokens of an answer.
+        settings: of the run; `device` and `dtype` too.
+    """
     drawn = np.random.default_rng(len(methods) + settings.get("batch_size", 1))
     forms = {name: form(name) for name in methods}
-    answers = [answer(drawn, number, name, settings) for number in range(questions) for name in methods]
+    answers = [answer(drawn, number, name, length, settings) for number in range(questions) for name in methods]
+    left = {"prompt": 0, "turn": 0, "position": 3, "gap": 1e-6}
+    diverged = [{**left, "behind": 1e-6, "explained": True}, {**left, "behind": 0.5, "explained": False}]
     by_method = lambda low, high: {name: 0.0 if name == "plain" else drawn.uniform(low, high) for name in methods}
     measured = Measured(
         noise=1e-5,
@@ -36,12 +47,12 @@ def write(out: Path, methods: tuple[str, ...] = METHODS, questions: int = 3, **s
         level_seconds=by_method(0.0005, 0.002),
         control_level_seconds=by_method(0, 0.0001),
         control_round_seconds=by_method(0, 0.0001),
-        divergences={name: [] for name in methods},
+        divergences={name: diverged if name == methods[-1] else [] for name in methods},
         forms={name: dataclasses.asdict(each) for name, each in forms.items()},
     )
     about = {
-        "device": "NVIDIA Imaginary",
-        "dtype": "bfloat16",
+        "device": settings.pop("device", "NVIDIA Imaginary"),
+        "dtype": settings.pop("dtype", "bfloat16"),
         "versions": {"jax": "1.2.3"},
         "settings": {
             "target": "models/made-up",
@@ -66,26 +77,27 @@ def form(name: str) -> Form:
     return Form(str(method), (method.builder.verified,), is_chain(method.builder), read_bytes=1000)
 
 
-def answer(drawn: np.random.Generator, question: int, name: str, settings: dict[str, Any]) -> Answer:
+def answer(drawn: np.random.Generator, question: int, name: str, length: int, settings: dict[str, Any]) -> Answer:
     """One question's answer, of one turn, or two for the first question."""
     batch = question // settings.get("batch_size", 1)
     times = [np.random.default_rng([batch, i, len(name)]) for i in range(2 if question == 0 else 1)]
-    turns = [turn(drawn, name, of_batch) for of_batch in times]
+    turns = [turn(drawn, name, length, of_batch) for of_batch in times]
     quality = {"exact_match": float(question % 2)} if settings.get("suite") == "gsm8k" else {}
     return Answer(question, 81 + question, CATEGORIES[question % 3], name, batch, turns, quality)
 
 
-def turn(drawn: np.random.Generator, name: str, times: np.random.Generator) -> Turn:
-    """Some 40 tokens in rounds; `times` draws the seconds, which rows of a batch share."""
+def turn(drawn: np.random.Generator, name: str, length: int, times: np.random.Generator) -> Turn:
+    """An answer in rounds, the last cut by the budget; `times` draws the seconds, which rows of a batch share."""
     method, tokens, rounds, trees = parse_method(name), [3], [], []
-    while len(tokens) < 40:
+    while len(tokens) < length:
         tree = drafted(drawn, method)
-        accepted = sum(tree["accepted"]) - 1
         depth = depths(tree["parent"])
         path = [tree["token"][node] for node, on in enumerate(tree["accepted"]) if on][1:]
-        tree["committed"] = [*path, int(drawn.integers(len(WORDS)))]
+        tree["committed"] = [*path, int(drawn.integers(len(WORDS)))][: length - len(tokens)]
+        kept = len(tree["committed"])
+        tree["accepted"] = [int(on and level <= kept) for on, level in zip(tree["accepted"], depth, strict=True)]
         tokens += tree["committed"]
-        rounds.append([accepted + 1, accepted, max(depth), len(depth) - 1, len(depth) - 1])
+        rounds.append([kept, sum(tree["accepted"]) - 1, max(depth), len(depth) - 1, len(depth) - 1])
         trees.append(tree)
     seconds = times.uniform(0.15, 0.2, 2) * (2.2 if name == "plain" else 1.0)
     return Turn(

@@ -89,7 +89,7 @@ class Rebuilt:
             "speedup_deviation": statistics.stdev([a / b for a, b in zip(ours, plain, strict=True)]),
             "modelled_speedup": once * length / sum(parts.values()),
             "breakdown": {**parts, "other": seconds - sum(parts.values())},
-            "unexplained_divergences": 0,
+            "unexplained_divergences": sum(not each["explained"] for each in self.measured["divergences"][method]),
             "quality": {key: sum(each[key] for each in scores) / len(scores) for key in scores[0]},
             "calibration": [dict(zip(("count", "confidence", "accepted"), row, strict=True)) for row in bins],
         }
@@ -109,12 +109,19 @@ class Rebuilt:
         for group in self.groups(method):
             for _, turn in group:
                 for tree in turn["trees"]:
+                    depth: list[int] = []
                     for node, parent in enumerate(tree["parent"]):
-                        if parent >= 0 and tree["accepted"][parent]:
+                        depth.append(0 if parent < 0 else depth[parent] + 1)
+                        # Beyond the end of a text that was cut there is no verdict.
+                        if parent >= 0 and tree["accepted"][parent] and depth[node] <= len(tree["committed"]):
                             sure = math.exp(tree["log_confidence"][node] - tree["log_confidence"][parent])
                             row = bins[max(math.ceil(sure * 10) - 1, 0)]
                             row[:] = [row[0] + 1, row[1] + sure, row[2] + tree["accepted"][node]]
         return bins
+
+    def questions(self) -> int:
+        """How many were asked."""
+        return len({answer["question"] for answer in self.answers})
 
     def rounds_with(self, method: str, column: int, value: int) -> int:
         """How many rounds have a value in a column of their counts."""

@@ -27,6 +27,9 @@ PROBE = """<script>addEventListener("load", () => {
     rounds: document.querySelectorAll(".round").length,
     images: document.images.length,
     panel: document.querySelector(".panel .bar strong")?.textContent,
+    cut: [...document.querySelectorAll(".round")].filter((round) => !round.querySelector(".bonus")).length,
+    unjudged: [...document.querySelectorAll(".round:not(:has(.bonus)) .rejected")].length,
+    struck: document.querySelectorAll(".rejected").length,
     nodes: document.querySelectorAll("article:first-of-type .tree .node").length,
   };
   const shown = document.createElement("pre");
@@ -65,6 +68,7 @@ def test_the_page_is_drawn(width: int, dark: bool, background: str, html: Path, 
     assert found["background"] == background
     assert found["charts"] > 20 and found["flat"] == 0
     assert found["rounds"] > 10 and found["images"] == 0
+    assert found["cut"] == 2 and found["unjudged"] == 0 and found["struck"] > 10  # two turns end
     assert found["panel"] == "Round 3" and found["nodes"] >= 6  # the root and a chain of five
 
 

@@ -1,5 +1,6 @@
 """A page of made-up runs: every number in it comes from the logs, and nothing in it from elsewhere."""
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -10,17 +11,24 @@ import pytest
 
 from jaxspec.report import page, papers
 from jaxspec.report import runs as finished
+from jaxspec.report.figures import _some, control
 from jaxspec.report.generations import turn_to_json
+from jaxspec.report.tables import same_but
 from tests.report import made_up
 from tests.report.rebuilt import Rebuilt
 
 
 class Numbers(HTMLParser):
-    """Collects (where it is from, value, text) of what says where it is from, and the text of other cells of ours."""
+    """Collects (where it is from, value, text) of what says where it is from, and the text of other cells of ours.
+
+    Of those in tables `columns` has (title of the table, title of the column), by their place in `found`.
+    """
 
     def __init__(self, text: str):
         super().__init__()
         self.found: list[tuple[Any, float, str]] = []
+        self.columns: dict[int, tuple[str, str]] = {}
+        self.table, self.titles, self.row = "", list[str](), list[str]()
         self.tags: list[str] = []
         self.bare: list[str] = []
         self.ours = self.cell = self.inside = False
@@ -29,12 +37,18 @@ class Numbers(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
         values = dict(attrs)
         self.tags.append(tag)
+        self.table = values.get("aria-label") or "" if values.get("role") == "region" else self.table
+        self.row = [] if tag == "tr" else [*self.row, ""] if tag in ("th", "td") else self.row
         self.ours = values.get("class") == "ours" if tag == "tbody" else self.ours
         self.cell, self.inside = (tag == "td" or (self.cell and tag == "data")), tag == "data"
         if source := values.get("data-of"):
+            if "td" in (tag, *self.tags[-2:-1]):
+                self.columns[len(self.found)] = (self.table, self.titles[len(self.row) - 1])
             self.found.append((json.loads(source), float(values.get("value") or values["data-value"] or "nan"), ""))
 
     def handle_data(self, data: str):
+        if self.row:
+            self.row[-1] += data
         if self.inside:
             self.found[-1] = (*self.found[-1][:2], data)
         elif self.ours and self.cell:
@@ -42,6 +56,8 @@ class Numbers(HTMLParser):
 
     def handle_endtag(self, tag: str):
         self.inside = False
+        self.titles = self.row if tag == "thead" else self.titles  # its last row
+        self.row = [] if tag == "table" else self.row
         self.cell = self.cell and tag != "td"
 
 
@@ -61,7 +77,10 @@ def rebuild(source: list, logs: list[Rebuilt]) -> float:
         case ["replayed", run, method, at]:
             return logs[run].learnt(method, at)
         case ["unexplained", run]:
-            return sum(len(found) for found in logs[run].measured["divergences"].values())
+            found = logs[run].measured["divergences"].values()
+            return sum(not each["explained"] for listed in found for each in listed)
+        case ["a question", run, *source]:
+            return rebuild([run, *source], logs) / logs[run].questions()
         case [run, method, *keys]:
             return logs[run].value(method, keys)
     raise AssertionError(source)
@@ -74,21 +93,34 @@ def test_every_number_follows_from_the_logs(numbers: Numbers, runs: list[Path]):
         key = json.dumps(source)
         if key not in known:
             known[key] = rebuild(source, logs)
-        assert value == pytest.approx(known[key], rel=1e-4, abs=1e-4), source
+        assert value == pytest.approx(known[key], rel=1e-4, abs=1e-8), source
     kinds = {str(source[2]) for source, *_ in numbers.found if isinstance(source[0], int)}
     assert {"speedup", "tau", "acceptance_by_position", "categories", "calibration", "quality"} <= kinds
     operations = {source[0] for source, *_ in numbers.found if isinstance(source[0], str)}
-    assert operations == {"ratio", "difference", "histogram", "replayed", "unexplained"}
+    assert operations == {"ratio", "difference", "histogram", "replayed", "unexplained", "a question"}
     assert len(known) > 1000
 
 
+HUNDREDTHS = {"Harmonic mean of v_d and r_d, and speedup, by data", "What the harmonic mean is made of"}
+MILLI = {"Where the time of a token goes"}
+
+
+def unit(table: str, column: str) -> int:
+    """In what the papers print a column."""
+    return 1000 if table in MILLI else 100 if table in HUNDREDTHS and column == "HM" else 1
+
+
 def test_what_is_shown_is_the_value(numbers: Numbers):
-    shown = [(value, text) for _, value, text in numbers.found if text]
-    for value, text in shown:
-        digits = text.rstrip("×").replace("−", "-")
-        half = 0.501 * 10.0 ** -len(digits.partition(".")[2])
-        assert any(abs(float(digits) - value * unit) <= half for unit in (1, 100, 1000)), (value, text)
-    assert len(shown) > 300
+    """In the unit of its column; numbers outside tables have none."""
+    units = []
+    for at, (_, value, text) in enumerate(numbers.found):
+        if text:
+            units.append(unit(*numbers.columns.get(at, ("", ""))))
+            digits = text.rstrip("×").replace("−", "-")
+            half = 0.501 * 10.0 ** -len(digits.partition(".")[2])
+            assert float(digits) == pytest.approx(value * units[-1], abs=half, rel=0), (value, text)
+    assert len(units) > 300 and {units.count(each) > 10 for each in (1, 100, 1000)} == {True}
+    assert ("Where the seconds of a question go", "drafting") in numbers.columns.values()
 
 
 def test_no_number_of_ours_comes_from_nowhere(numbers: Numbers):
@@ -99,7 +131,8 @@ def test_the_tables_of_four_papers(runs: list[Path]):
     tables = [table for _, tables in papers.every(finished.read(runs)) for table in tables]
     sources = " ".join(table.source for table in tables)
     for source in ("EAGLE, Table 1", "EAGLE, Table 2", "EAGLE, Table 5", "EAGLE, Table 7", "EESD, Tables 1 to 3",
-                   "EESD, Table 8", "EDD, Table 1", "EDD, Table 2", "Draft & Verify, Table 1", "Table 5"):  # fmt: skip
+                   "EESD, Table 5", "EESD, Table 7", "EESD, Table 8",
+                   "EDD, Table 1", "EDD, Table 2", "Draft & Verify, Table 1", "Table 5"):  # fmt: skip
         assert source in sources
     for table in tables:
         assert table.published, table.source
@@ -108,6 +141,7 @@ def test_the_tables_of_four_papers(runs: list[Path]):
     ours = {table.source: len(table.ours) for table in tables}
     assert ours["EAGLE, Table 5"] == 2  # the runs that have a chain of five and the static tree
     assert ours["EAGLE, Table 7"] == 5  # EAGLE's methods, over two batch sizes
+    assert ours["EESD, Table 5"] == ours["EESD, Table 7"] == 2  # early-exit, in the runs that have all methods
     assert ours["EDD, Table 1"] == 3 + 3  # chains of five; the run of GSM8K adds columns to the first row
     assert ours["Draft & Verify, Table 1"] == 0  # no summaries
 
@@ -161,6 +195,93 @@ def test_a_run_that_is_not_whole_is_refused(lines: slice, says: str, runs: list[
     with pytest.raises(ValueError, match=says):
         page.write([tmp_path / "out.json"], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("[1]", "is not the log of a bench run"),
+        ('{"measured": {"forms": {}}}', "written by an earlier version"),  # what a later one counts is not in it
+        ('{"measured": {"noise": 0.1, "cost": 2}}', "written by an earlier version"),
+        ('{"question": 0, "turns": []}\n{"measured": {}}', "written by an earlier version"),
+    ],
+)
+def test_another_versions_log_is_refused(line: str, says: str, runs: list[Path], tmp_path: Path):
+    settings = Path(f"{runs[0]}.jsonl").read_text(encoding="utf-8").partition("\n")[0]
+    (tmp_path / "out.json.jsonl").write_text(f"{settings}\n{line}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=says):
+        finished.read([tmp_path / "out.json"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ({"dtype": "float32"}, {}, ["float32", "bfloat16"]),
+        ({"device": "H100"}, {"device": "H200"}, ["H100", "H200"]),
+        ({"quantize": "int8"}, {"quantize": None}, ["int8", ""]),
+        ({"max_new_tokens": 40}, {"max_new_tokens": 80}, ["40 tokens", "80 tokens"]),
+        (
+            {"simulate": "acceptance=1"},
+            {"simulate": "acceptance=0"},
+            ["acceptance=1, simulated", "acceptance=0, simulated"],
+        ),
+        ({"target": "a/m"}, {"target": "b/m"}, ["in a", "in b"]),
+        ({"seed": 1}, {"seed": 2}, ["seed 1", "seed 2"]),
+        ({}, {}, ["run 1", "run 2"]),
+    ],
+)
+def test_no_run_is_written_over_another(one: dict, other: dict, told: list[str], tmp_path: Path):
+    methods = made_up.METHODS[:2]
+    paths = [made_up.write(tmp_path / f"{i}.json", methods, 1, **each) for i, each in enumerate((one, other))]
+    read = finished.read(paths)
+    assert [run.title.partition("T = 0")[2].removeprefix(", ") for run in read] == told
+    for table in (table for _, tables in papers.every(read) for table in tables):
+        assert len({tuple(map(str, row[:2])) for row in table.ours}) == len(table.ours), table.source
+    by_data = next(table for _, tables in papers.every(read) for table in tables if table.source == "EAGLE, Table 1")
+    assert len(by_data.ours) == 2
+
+
+def test_batch_sizes_are_compared_on_one_device(tmp_path: Path):
+    runs = [(1, "H100"), (4, "H200"), (1, "H200"), (4, "H200")]
+    paths = [
+        made_up.write(tmp_path / f"{i}.json", made_up.METHODS[:2], 1, batch_size=size, device=device)
+        for i, (size, device) in enumerate(runs)
+    ]
+    groups = same_but(finished.read(paths), "batch_size")
+    assert [[run.number for run in alike] for alike in groups] == [[0], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "data"),
+    [
+        ("data/mt_bench/question.jsonl", "MT-bench"),
+        ("data/spec_bench/question.jsonl", "Spec-Bench"),
+        ("question.jsonl", "question"),
+        ("mine/questions.jsonl.gz", "mine"),
+        ("data/GSM8K.jsonl", "GSM8K"),
+        ("data/cnn_dm.json", "CNN/DM"),
+        ("Other.jsonl", "Other"),
+        ("builtin", "held-out Python"),
+    ],
+)
+def test_data_has_its_published_name(prompts: str, data: str, tmp_path: Path):
+    (run,) = finished.read([made_up.write(tmp_path / "out.json", made_up.METHODS[:1], 1, prompts=prompts)])
+    assert run.data == data
+    assert dataclasses.replace(run, found={**run.found, "settings": {**run.settings, "target": "."}}).target == "."
+
+
+def test_a_run_without_rounds_has_a_page(tmp_path: Path):
+    """One new token, which is prefill's."""
+    out = made_up.write(tmp_path / "out.json", made_up.METHODS, 2, length=1)
+    assert "Where the time goes" in page.render(finished.read([out]))
+
+
+def test_long_runs_are_thinned(tmp_path: Path):
+    methods = ("plain", "layer-skip+chain+adaptive")
+    out = made_up.write(tmp_path / "out.json", methods, 1, length=3000)
+    (figure,) = control(finished.read([out]))
+    assert 500 <= figure.body.count("<circle") <= 1001
+    assert _some(0) == [] and _some(3) == [0, 1, 2] and _some(5001)[-2:] == [4990, 5000]
 
 
 def test_what_is_not_there_is_named(tmp_path: Path, runs: list[Path]):

@@ -1,0 +1,54 @@
+"""A run's log says which weights it measured, so that it is not taken for that of others under the same names."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxspec.evaluate import bench, identity
+from jaxspec.evaluate.runlog import RunLog
+from jaxspec.loading import load
+from jaxspec.methods import parse_method
+from tests.evaluate import tiny
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    path = tiny.checkpoint(tmp_path / "ckpt")
+    (path / "heads").mkdir()
+    tiny.checkpoint(path / "heads" / "draft-model")
+    return path
+
+
+def weights_of(target: Path) -> dict:
+    methods = {name: parse_method(name) for name in ("plain", "draft-model+chain,length=2", "ngram")}
+    return bench.weights_of(bench.build_engines(load(target), methods))
+
+
+def test_a_head_that_was_trained_again_is_another(target: Path, tmp_path: Path):
+    before, head = weights_of(target), target / "heads" / "draft-model"
+    assert before["heads_sha256"].keys() == {"draft-model"}
+    (head / "loss.jsonl").write_text("a log beside it", encoding="utf-8")
+    (target / "out.json").write_text("{}", encoding="utf-8")
+    assert weights_of(target) == before
+
+    log = RunLog(tmp_path / "out.jsonl", {"settings": before}, lambda _: True)
+    assert log.log is not None
+    largest = max((head / "params").rglob("*"), key=lambda file: file.stat().st_size)
+    data = largest.read_bytes()
+    largest.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # of the same size
+    after = {**before, "heads_sha256": {"draft-model": identity.of_head(head)}}
+    assert after != before
+    with pytest.raises(ValueError, match=r"belongs to a run with other settings \(heads_sha256 is"):
+        RunLog(tmp_path / "out.jsonl", {"settings": after}, lambda _: True)
+
+
+def test_a_log_of_an_earlier_version_does_not_match(target: Path, tmp_path: Path):
+    log = tmp_path / "out.jsonl"
+    log.write_text(json.dumps({"settings": {"settings": {}}}) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="params_sha256 is None there"):
+        RunLog(log, {"settings": weights_of(target)}, lambda _: True)
+
+
+def test_a_target_that_was_written_again_is_another(target: Path, tmp_path: Path):
+    assert identity.of_params(target) != identity.of_params(tiny.checkpoint(tmp_path / "again"))
