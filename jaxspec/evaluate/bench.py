@@ -184,6 +184,12 @@ def compare(settings: Bench) -> dict[str, Any]:
         console.print(f"{label}questions already answered by an earlier run: {len(log.answers) // len(engines)}")
     if plan.questions[0].suite in quality.SUMMARIES and not quality.has_rouge():
         console.print("no ROUGE: rouge-score is not installed (pip install 'jaxspec[report]')", markup=False)
+    if len({answer.batch for answer in log.answers}) < len(plan.batches):
+        console.print(
+            f"{label}compiling {len(engines)} methods, anew for longer prompts: the first questions take minutes, "
+            "unless an earlier run left its programs",
+            markup=False,
+        )
     with progress(label, len(plan.batches), console) as advance:
         runner.run(plan, engines, log, advance)
     if log.measured is None:
