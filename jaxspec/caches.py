@@ -1,10 +1,14 @@
 """Where jaxspec keeps what it can make again: compiled programs and calibration tables, in the user's cache folder."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
 
 import jax
+
+_MAPS = Path("/proc/self/maps")  # on Linux: a line for each piece of mapped memory
+_MOST_MAPS = Path("/proc/sys/vm/max_map_count")
 
 
 def folder() -> Path:
@@ -26,3 +30,16 @@ def keep_compilations() -> Path | None:
         config.update("jax_compilation_cache_dir", str(place))
         config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     return Path(config.jax_compilation_cache_dir) if config.jax_compilation_cache_dir else None
+
+
+def make_room(share: float = 0.5) -> None:
+    """Lets go of the compiled programs in memory, once they take this share of the maps that a process may have.
+
+    Each takes hundreds on a CPU, and a process that asks for more than the system allows is aborted. Those kept on disk
+    are read again when they are needed.
+    """
+    if not (_MAPS.exists() and _MOST_MAPS.exists()):
+        return
+    if _MAPS.read_bytes().count(b"\n") > share * int(_MOST_MAPS.read_text()):
+        jax.clear_caches()
+        gc.collect()

@@ -71,6 +71,8 @@ class Engine:
         self.models = Models(target=self.model.target, draft=weights, control=learned)
         on_cpu = jax.default_backend() == "cpu"
         self.tree_sizes = CPU_SIZES if on_cpu else ACCELERATOR_SIZES
+        # Recording is for looking, not for timing: on a CPU, which takes longest to compile, one size has to do.
+        self.recorded_sizes = () if on_cpu else ACCELERATOR_SIZES
 
     def generate(
         self,
@@ -199,7 +201,8 @@ class Engine:
         Rows put into `stopped` by the receiver are decoded no further. The cache grows between calls, as it fills.
         """
         greedy = all(r.temperature == 0 for r in requests)
-        spec = self.method.speculation(greedy, tree_sizes=self.tree_sizes, log_probs=log_probs, record=record)
+        sizes = self.recorded_sizes if record else self.tree_sizes
+        spec = self.method.speculation(greedy, tree_sizes=sizes, log_probs=log_probs, record=record)
         chunk, rows = shapes(spec, requests)
         with self.model.context():
             state = start(spec, self.models, requests, self.model.config.eos, rows)

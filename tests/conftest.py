@@ -1,6 +1,5 @@
 """What every test runs under: the CPU, checked shapes, one compilation cache for the checkout."""
 
-import gc
 import os
 from pathlib import Path
 
@@ -20,7 +19,6 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import hypothesis
-import jax
 import jaxtyping
 import pytest
 
@@ -46,17 +44,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in waiting]
 
 
-MAPS = Path("/proc/self/maps")  # on Linux; a compiled program takes several, and a process may have 65,530
-MOST_MAPS = 25_000
-
-
 @pytest.fixture(autouse=True, scope="module")
 def forgotten_programs():
-    """Lets go of compiled programs before a process has more than the system allows, which aborts it."""
+    """No test module meets so many programs of others that the process is aborted."""
     yield
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
-        jax.clear_caches()
-        gc.collect()
+    from jaxspec import caches  # after the import hook
+
+    caches.make_room(0.4)
 
 
 @pytest.fixture(scope="module")

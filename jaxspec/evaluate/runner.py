@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxspec import caches
 from jaxspec.engine import Engine
 from jaxspec.evaluate import quality
 from jaxspec.evaluate.formats import Question
@@ -79,6 +80,7 @@ def run(plan: Plan, engines: Mapping[str, Engine], log: RunLog, advance: Callabl
     for batch, numbers in enumerate(plan.batches):
         if batch not in done:
             log.add(run_batch(plan, engines, batch, numbers, log.answers))
+            caches.make_room()
         advance()
 
 
