@@ -1,6 +1,7 @@
 """The chips that can be planned for, by their makers' data sheets, and how long they take for work at least."""
 
 import dataclasses
+import itertools
 import math
 
 from jaxspec.planning.work import Collective, Work
@@ -67,10 +68,15 @@ class Slice:
     def is_tpu(self) -> bool:
         return self.kind in TPUS
 
-    @property
-    def hops(self) -> int:
-        """From one chip to the farthest. Small grids of TPUs do not wrap around; GPUs meet in one switch."""
-        return sum(length - 1 for length in self.shape) if self.is_tpu else min(1, self.chips - 1)
+    def hops(self, chips: int) -> int:
+        """From one of so many chips to the farthest, where they lie as close together as the grid lets them.
+
+        Small grids of TPUs do not wrap around; GPUs meet in one switch.
+        """
+        if not self.is_tpu:
+            return min(1, chips - 1)
+        boxes = itertools.product(*(range(1, length + 1) for length in self.shape))
+        return min(sum(box) - len(box) for box in boxes if math.prod(box) >= chips)
 
     def seconds(self, work: Work) -> float:
         """The roofline: computing overlaps with reading memory, whichever takes longer, and neither with messages."""
@@ -83,9 +89,10 @@ class Slice:
 
         An all-reduce is a reduce-scatter and an all-gather.
         """
-        received = collective.bytes * (self.chips - 1) / self.chips
+        chips = collective.chips or self.chips
+        received = collective.bytes * (chips - 1) / chips
         steps = 2 if collective.kind == "all-reduce" else 1
-        return steps * (received / self.chip.link + self.hops * self.chip.hop)
+        return steps * (received / self.chip.link + self.hops(chips) * self.chip.hop)
 
 
 def parse_slice(text: str) -> Slice:
