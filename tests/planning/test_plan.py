@@ -3,6 +3,8 @@
 import dataclasses
 import importlib.util
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -18,6 +20,7 @@ from jaxspec.methods import parse_method
 from jaxspec.planning import program, report
 from jaxspec.planning.command import Plan
 from jaxspec.planning.devices import CHIPS, parse_slice
+from jaxspec.planning.rounds import told
 from jaxspec.planning.shapes import MODELS, Target, find_model, models_of
 from jaxspec.planning.work import Collective, Work
 
@@ -70,17 +73,37 @@ def test_published_shapes_have_the_published_number_of_parameters(name: str, bil
     assert total / 1e9 == pytest.approx(billions, abs=0.001)
 
 
+def weights_of_a_chip(c: LlamaConfig, chips: int) -> float:
+    """Bytes by hand: of 8 KV heads each of 8 chips has one, and of 16 chips two have the same."""
+    cut = c.num_layers * kernels(c) + 2 * c.vocab_size * c.hidden_size
+    kv_kernels = c.num_layers * 2 * c.hidden_size * c.num_kv_heads * c.head_dim
+    return BF16 * (cut / chips + kv_kernels / 8)
+
+
+def cache_of_a_chip(c: LlamaConfig, rows: int) -> int:
+    """Bytes by hand of the keys and values of one head."""
+    return BF16 * 2 * c.num_layers * rows * c.head_dim
+
+
 @pytest.mark.parametrize("chips", [8, 16])
 @pytest.mark.parametrize("c", [SMALL, pytest.param(MODELS["llama-2-70b"], marks=pytest.mark.soak)])
 def test_bytes_of_a_70b_by_hand(c: LlamaConfig, chips: int):
-    """Of 8 KV heads each chip has one, and of 16 chips two have the same. Norms are whole everywhere."""
-    rows = 4096
-    found = placed(c, f"h100-80g:{chips}", rows=rows)
-    cut = c.num_layers * kernels(c) + 2 * c.vocab_size * c.hidden_size
-    kv_kernels = c.num_layers * 2 * c.hidden_size * c.num_kv_heads * c.head_dim
-    by_hand = BF16 * (cut / chips + kv_kernels / 8)
-    assert sharding.device_bytes(found.models.target) == pytest.approx(by_hand, rel=0.001)
-    assert sharding.device_bytes(found.state.cache) == BF16 * 2 * c.num_layers * rows * 128
+    """Norms are whole everywhere, and too small to count."""
+    found = placed(c, f"h100-80g:{chips}", rows=4096)
+    assert sharding.device_bytes(found.models.target) == pytest.approx(weights_of_a_chip(c, chips), rel=0.001)
+    assert sharding.device_bytes(found.state.cache) == cache_of_a_chip(c, 4096)
+
+
+def test_the_table_in_the_readme_by_hand():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    table = re.findall(r"^\| `(\S+)` \| `(v5[ep]:\S+)` \|(.*)\|$", text, re.MULTILINE)
+    assert len(table) == 10
+    for method, where, cells in table:
+        tau, levels, weights, _, kv, *_ = (cell.strip() for cell in cells.split("|"))
+        c, chips = MODELS["llama-2-70b"], parse_slice(where).chips
+        assert float(weights) * 1e9 == pytest.approx(weights_of_a_chip(c, chips), rel=0.02)
+        assert float(kv) * 1e9 == pytest.approx(cache_of_a_chip(c, 2048), rel=0.02)
+        told(Plan(model="llama-2-70b", method=method, tau=tau, levels=float(levels)), parse_method(method))
 
 
 def test_bytes_of_quantised_weights_by_hand():
