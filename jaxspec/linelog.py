@@ -69,6 +69,12 @@ class LineLog:
                 )
 
 
+def check_folder(path: Path) -> None:
+    """Raises ValueError where there is no folder to write a file into: before the work is done, not after."""
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder {path.absolute().parent} to write {path.name} into")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Writes a file that appears whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

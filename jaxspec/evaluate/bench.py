@@ -37,7 +37,7 @@ from jaxspec.evaluate.every import EVERY, every_method, foreign
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import RunLog, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Plan
-from jaxspec.linelog import write_whole
+from jaxspec.linelog import check_folder, write_whole
 from jaxspec.loading import Checkpoint, find_head, load
 from jaxspec.methods import Method, needs_costs, parse_method
 from jaxspec.protocols import Drafter, is_chain
@@ -52,7 +52,7 @@ def run(settings: Bench) -> None:
     if settings.report is not None:
         if settings.json is None:
             raise ValueError("--report needs --json OUT.json: the page is made of what is kept there")
-        _check_folder(settings.report)
+        check_folder(settings.report)
     each = conditions(settings)
     for one in each:
         check(one)
@@ -102,7 +102,7 @@ def check(settings: Bench) -> None:
     if settings.simulate is not None and settings.temperature > 0:
         raise ValueError("--simulate draws what is accepted, so a temperature means nothing there; leave it out")
     if settings.json is not None:
-        _check_folder(settings.json)
+        check_folder(settings.json)
         if settings.json.suffix == ".jsonl":
             raise ValueError(
                 f"--json names a file of JSON, such as {settings.json.with_suffix('.json')}: the log "
@@ -336,11 +336,6 @@ def _out(settings: Bench, temperature: float, batch_size: int, is_first: bool) -
     heat = f".t{temperature:g}" if len(settings.temperatures) > 1 else ""
     size = f".b{batch_size}" if len(settings.batch_sizes) > 1 else ""
     return settings.json.with_suffix(f"{heat}{size}{settings.json.suffix}")
-
-
-def _check_folder(file: Path) -> None:
-    if not file.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder {file.absolute().parent} to write {file.name} into")
 
 
 def _form(plan: Plan, engine: Engine) -> Form:

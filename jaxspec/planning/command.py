@@ -31,14 +31,16 @@ class Plan:
     context: int = 2048
     """Tokens that the cache of each has room for."""
     quantize: Literal["int8", "int4"] | None = None
-    """Integers that the target's weights are rounded to; heads stay in bfloat16, as all does if not given."""
+    """Integers that the target's weights are rounded to; heads stay in bfloat16, as all does if not given, but for a
+    checkpoint that is quantised already."""
     mesh: str | None = None
     """data=N,model=M: sequences cut N ways, the model M ways; model = all chips if not given."""
     tau: str | None = None
-    """Tokens that a round commits, such as 3.8, or a file that `jaxspec bench --json` wrote, from which the number of
-    levels and nodes is taken as well."""
+    """Tokens that a round commits, such as 3.8, at most one more than it drafts levels; or a file that `jaxspec bench
+    --json` wrote, from which the number of levels and nodes is taken as well."""
     levels: float | None = None
-    """Levels that a round drafts, on average, where --tau is a number; the builder's full depth if not given."""
+    """Levels that a round drafts, on average, where --tau is no file; the builder's full depth if not given, which is
+    far more than is drafted where a controller or the tree itself decides when to stop."""
     json: Path | None = None
     """Write all of it to this file."""
 

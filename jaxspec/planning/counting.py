@@ -52,7 +52,7 @@ class _Counter:
     """Goes through a program and those inside it, and adds up by phase."""
 
     def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: AnyMesh):
-        self.arguments = arguments
+        self.arguments, self.mesh = arguments, mesh
         self.data = mesh.shape["data"]
         self.attention = 1 / (self.data * mesh.shape["kv"] * mesh.shape["group"])  # of all heads, those of one chip
         self.flops: dict[Phase, float] = defaultdict(float)
@@ -62,11 +62,22 @@ class _Counter:
 
     def works(self) -> dict[Phase, Work]:
         phases = {*self.flops, *self.bytes, *self.read, *self.messages}
-        whole = lambda phase: sum(_bytes(self.arguments[i]) * self.share(i) for i in self.read[phase])
         return {
-            phase: Work(self.flops[phase], self.bytes[phase] + whole(phase), merged(self.messages[phase]))
-            for phase in phases
+            phase: Work(self.flops[phase], self.total_bytes(phase), merged(self.messages[phase])) for phase in phases
         }
+
+    def total_bytes(self, phase: Phase) -> float:
+        """Of a phase: what it reads in part or writes, and what it reads whole."""
+        return self.bytes[phase] + sum(_bytes(self.arguments[i]) * self.share(i) for i in self.read[phase])
+
+    def absorb(self, branches: "Sequence[_Counter]") -> None:
+        """Adds what one of several programs does, of which one runs: in each phase the dearest."""
+        for phase in {phase for branch in branches for phase in branch.works()}:
+            dearest = max(branches, key=lambda branch: (branch.total_bytes(phase), branch.flops[phase]))
+            self.flops[phase] += dearest.flops[phase]
+            self.bytes[phase] += dearest.bytes[phase]
+            self.read[phase] |= dearest.read[phase]
+            self.messages[phase] += dearest.messages[phase]
 
     def share(self, argument: int) -> float:
         """Of an argument's elements, those that each chip holds."""
@@ -96,8 +107,11 @@ class _Counter:
                 self.walk(params["cond_jaxpr"].jaxpr, [*operands[:first], *carry], path, times)
                 return self.walk(params["body_jaxpr"].jaxpr, [*operands[first:second], *carry], path, times)
             case "cond":
-                every = [self.walk(branch.jaxpr, operands[1:], path, times) for branch in params["branches"]]
-                return every[0]
+                branches = [_Counter(self.arguments, self.mesh) for _ in params["branches"]]
+                walks = zip(branches, params["branches"], strict=True)
+                results = [counter.walk(branch.jaxpr, operands[1:], path, times) for counter, branch in walks]
+                self.absorb(branches)
+                return results[0]
             case "scan":
                 return self.walk(params["jaxpr"].jaxpr, operands, path, times * params["length"])
         for inner in params.values():
@@ -118,8 +132,8 @@ class _Counter:
         if name in PARTIAL and operands[0]:
             (table, *_) = operands[0]
             self.bytes[phase] += times * _bytes(out) * self.share(table)
-            if _is_cut(self.arguments[table], 0) and out.ndim > 1:  # the rows of others come as zeros
-                self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times))
+            if out.ndim > 1 and not _is_batched(self.arguments[table]):  # the rows of others come as zeros
+                self.sum(out, _cuts(self.arguments[table], 0), phase, times)
             return NONE
         if name == "dot_general":
             self.product(eqn, operands, phase, times)
@@ -139,13 +153,17 @@ class _Counter:
         weight = self.arguments[used[-1]]
         self.flops[phase] += times * flops * self.share(used[-1]) / self.data
         if jnp.issubdtype(weight.dtype, jnp.integer):  # quantised, and perhaps taken in groups of inputs
-            summed = _is_cut(weight, weight.ndim - 2)
+            summed = [weight.ndim - 2]
         else:
             sides = zip(contracted, eqn.invars, operands, strict=True)
             mine = [axes for axes, atom, of in sides if used[-1] in of and _shaped(atom).shape == weight.shape]
-            summed = any(_is_cut(weight, axis) for axes in mine for axis in axes)
-        if summed:
-            self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times))
+            summed = [axis for axes in mine for axis in axes]
+        self.sum(out, max((_cuts(weight, axis) for axis in summed), default=1), phase, times)
+
+    def sum(self, out: Any, chips: int, phase: Phase, times: int) -> None:
+        """Adds the sum of a result over the chips that each have a part of what is summed; none over one chip."""
+        if chips > 1:
+            self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times, chips))
 
 
 def _bytes(array: Any) -> int:
@@ -165,5 +183,12 @@ def _same_size(eqn: core.JaxprEqn) -> bool:
     return math.prod(_shaped(eqn.outvars[0]).shape) == math.prod(_shaped(eqn.invars[0]).shape)
 
 
-def _is_cut(argument: Any, axis: int) -> bool:
-    return argument.sharding.shard_shape(argument.shape)[axis] < argument.shape[axis]
+def _cuts(argument: Any, axis: int) -> int:
+    """Parts that an axis of an argument is cut into."""
+    return argument.shape[axis] // argument.sharding.shard_shape(argument.shape)[axis]
+
+
+def _is_batched(argument: Any) -> bool:
+    """Whether each chip has all that its sequences need of an argument: what is cut is the batch."""
+    first, *_ = (*argument.sharding.spec, None)
+    return "data" in (first or ())

@@ -1,6 +1,7 @@
 """The chips that can be planned for, by their makers' data sheets, and how long they take for work at least."""
 
 import dataclasses
+import itertools
 import math
 
 from jaxspec.planning.work import Collective, Work
@@ -11,10 +12,11 @@ class Chip:
     """A chip.
 
     Attributes:
-        memory: bytes of it.
+        memory: bytes of it. Sheets that say GB are taken at their word, for the v5p's says GiB.
         flops: bfloat16 operations a second, dense. Quantised weights are multiplied in bfloat16 too.
         bandwidth: bytes of its memory a second.
-        link: bytes a second that it can send to others, over all its links; half of what sheets call bidirectional.
+        link: bytes a second that it can send to others, over all its links; half of what sheets call bidirectional:
+            400, 1200 and 800 GB/s of the TPUs v5e, v5p and v6e, and 600 and 900 of NVLink.
         hop: seconds that the smallest message takes to a neighbour; no data sheet has it.
         source: where the numbers are from.
     """
@@ -32,7 +34,7 @@ NVLINK_STEP = 5e-6  # an assumption: 10 µs for a small all-reduce, which is two
 
 CHIPS = {
     "v5e": Chip(16e9, 197e12, 819e9, 200e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v5e"),
-    "v5p": Chip(95e9, 459e12, 2765e9, 300e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v5p"),
+    "v5p": Chip(95 * 2.0**30, 459e12, 2765e9, 600e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v5p"),
     "v6e": Chip(32e9, 918e12, 1638e9, 400e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v6e"),
     "a100-80g": Chip(80e9, 312e12, 2039e9, 300e9, NVLINK_STEP, "NVIDIA A100 80GB SXM data sheet"),
     "h100-80g": Chip(80e9, 989e12, 3350e9, 450e9, NVLINK_STEP, "NVIDIA H100 SXM data sheet, without sparsity"),
@@ -67,10 +69,15 @@ class Slice:
     def is_tpu(self) -> bool:
         return self.kind in TPUS
 
-    @property
-    def hops(self) -> int:
-        """From one chip to the farthest. Small grids of TPUs do not wrap around; GPUs meet in one switch."""
-        return sum(length - 1 for length in self.shape) if self.is_tpu else min(1, self.chips - 1)
+    def hops(self, chips: int) -> int:
+        """From one of so many chips to the farthest, where they lie as close together as the grid lets them.
+
+        Small grids of TPUs do not wrap around; GPUs meet in one switch.
+        """
+        if not self.is_tpu:
+            return min(1, chips - 1)
+        boxes = itertools.product(*(range(1, length + 1) for length in self.shape))
+        return min(sum(box) - len(box) for box in boxes if math.prod(box) >= chips)
 
     def seconds(self, work: Work) -> float:
         """The roofline: computing overlaps with reading memory, whichever takes longer, and neither with messages."""
@@ -83,9 +90,10 @@ class Slice:
 
         An all-reduce is a reduce-scatter and an all-gather.
         """
-        received = collective.bytes * (self.chips - 1) / self.chips
+        chips = collective.chips or self.chips
+        received = collective.bytes * (chips - 1) / chips
         steps = 2 if collective.kind == "all-reduce" else 1
-        return steps * (received / self.chip.link + self.hops * self.chip.hop)
+        return steps * (received / self.chip.link + self.hops(chips) * self.chip.hop)
 
 
 def parse_slice(text: str) -> Slice:

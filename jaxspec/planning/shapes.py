@@ -39,40 +39,48 @@ SKIPPED = (0.6, 0.3)
 appendix C: 24 and 12 of 40), for targets for which nobody searched. Which blocks these are does not change the cost."""
 
 
-def find_model(name: str) -> tuple[LlamaConfig, Path | None]:
-    """The shape of a published model by its name, or of a checkpoint by its path, and then that path.
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What to plan for.
+
+    Attributes:
+        path: of a checkpoint; None for a shape without one.
+        quantize: what the target's kernels are quantised to once loaded; None: they are not.
+    """
+
+    config: LlamaConfig
+    path: Path | None = None
+    quantize: str | None = None
+
+
+def find_model(name: str, quantize: str | None = None) -> Target:
+    """A published model by its name, or a checkpoint by its path, which may be quantised already.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither, its weights cannot be quantised as wanted, or Qwix, which quantises, is not there.
     """
     if name in MODELS:
-        return MODELS[name], None
+        check(quantize)
+        return Target(MODELS[name], None, quantize)
     try:
         path = locate(name)
-        return checkpoint.read_config(path).model, path
+        config = checkpoint.read_config(path)
     except ValueError as error:
         raise ValueError(f"--model {name!r}: {error}; the models known by name are {', '.join(MODELS)}") from error
+    return Target(config.model, path, checkpoint.quantization(config, quantize, path))
 
 
-def models_of(
-    config: LlamaConfig, path: Path | None, method: Method, dtype: jnp.dtype, quantize: str | None = None
-) -> Models:
+def models_of(target: Target, method: Method, dtype: jnp.dtype) -> Models:
     """Target, head and predictor of a method, abstract: shapes without arrays.
 
-    A head that the checkpoint at `path` has is taken as it is; of any other, its paper's shape.
-
-    Args:
-        quantize: what the target's kernels are quantised to; None: they are not.
+    A head that the checkpoint has is taken as it is; of any other, its paper's shape.
 
     Raises:
-        ValueError: a draft model that is not there, whose shape nothing says; or Qwix is, which quantises, not there.
+        ValueError: a draft model that is not there, whose shape nothing says.
     """
-    check(quantize)
-    target = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0), dtype=dtype))
-    if quantize is not None:
-        target = nnx.eval_shape(lambda target: quantized(target, quantize), target)
-    draft = _head(config, path, method, dtype) if needs_head(method.drafter) else None
-    models = Models(target=target, draft=draft)
+    config = target.config
+    draft = _head(target, method, dtype) if needs_head(method.drafter) else None
+    models = Models(target=_llama(config, target.quantize, dtype), draft=draft)
     if not needs_weights(method.controller):
         return models
     width = draft_width(method.drafter, models)
@@ -80,17 +88,24 @@ def models_of(
     return dataclasses.replace(models, control=control)
 
 
-def _head(target: LlamaConfig, path: Path | None, method: Method, dtype: jnp.dtype) -> Any:
-    name, config, settings = name_of(method.drafter), dataclasses.replace(target, num_layers=1), None
-    found = _find(path, method)
+def _llama(config: LlamaConfig, quantize: str | None, dtype: jnp.dtype) -> Llama:
+    whole = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0), dtype=dtype))
+    return whole if quantize is None else nnx.eval_shape(lambda model: quantized(model, quantize), whole)
+
+
+def _head(of: Target, method: Method, dtype: jnp.dtype) -> Any:
+    target, name, settings = of.config, name_of(method.drafter), None
+    # EAGLE's layer for a mixture of experts has none; an exit and EDD's layer begin as layers of the target.
+    config = dataclasses.replace(target.without_experts if name == "eagle" else target, num_layers=1)
+    found = _find(of.path, method)
     if name == "draft-model":
         if found is None:
             raise ValueError(
                 f"method {method}: what a draft model costs depends on its shape; name one after an @, as a path, or "
                 "plan for a checkpoint that has it under heads/"
             )
-        shape = checkpoint.read_config(found).model
-        return nnx.eval_shape(lambda: Llama(shape, rngs=nnx.Rngs(0), dtype=dtype))
+        shape = checkpoint.read_config(found)
+        return _llama(shape.model, shape.quantize, dtype)
     if found is not None:
         read = heads.read_head(found, name)
         config, settings = read.model, read.settings
@@ -102,8 +117,13 @@ def _head(target: LlamaConfig, path: Path | None, method: Method, dtype: jnp.dty
 
 
 def _find(path: Path | None, method: Method) -> Path | None:
-    """Where the head is that a method names; None where there is none yet."""
+    """Where the head is that a method names; None where there is none yet.
+
+    Without a checkpoint there is no folder in which the drafter's own name means a head.
+    """
     assert method.head is not None
+    if path is None and method.head == name_of(method.drafter):
+        return None
     try:
         return find_head(path or Path(), method.head)
     except ValueError:

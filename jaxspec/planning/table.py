@@ -29,8 +29,7 @@ def show(found: dict[str, Any], console: Console) -> None:
         say(found["note"])
     say("")
     _memory(found, console)
-    spare = found["bytes_per_chip"]["spare"] / 1e9
-    say(f"It fits, with {spare:.2f} GB to spare." if found["fits"] else f"It does not fit: {-spare:.2f} GB too much.")
+    say(_verdict(found))
     say("")
     _time(found, console)
     _messages(found, console)
@@ -44,6 +43,15 @@ def show(found: dict[str, Any], console: Console) -> None:
     if found["speedup"] is not None:
         say(f"With a tau of {found['tau']:.2f}: {found['speedup']:.2f} times as fast as plain decoding.")
     say("Times are the least that the data sheets allow.")
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    spare = found["bytes_per_chip"]["spare"] / 1e9
+    if found["fits"]:
+        return f"It fits, with {spare:.2f} GB to spare."
+    return (
+        f"It does not fit: {-spare:.2f} GB too much." if spare < 0 else "It does not fit: the compiler found no room."
+    )
 
 
 def _memory(found: dict[str, Any], console: Console) -> None:

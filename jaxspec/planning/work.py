@@ -6,17 +6,19 @@ from collections.abc import Iterable, Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A kind of message among all chips.
+    """A kind of message among chips.
 
     Attributes:
         kind: as HLO calls it: `all-reduce`, `all-gather`, …
         bytes: of its result on a chip; of a reduce-scatter, of what goes in.
         count: how many of them there are; of a mean over rounds, any number.
+        chips: that talk with each other, in as many groups as there are of them; None: all chips.
     """
 
     kind: str
     bytes: int
     count: int | float = 1
+    chips: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +40,11 @@ class Work:
 
 def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
     """Those alike counted together, the most bytes first."""
-    counts: dict[tuple[str, int], int | float] = {}
+    counts: dict[Collective, int | float] = {}
     for each in collectives:
-        kind = each.kind, each.bytes
-        counts[kind] = counts.get(kind, 0) + each.count
-    found = [Collective(kind, size, count) for (kind, size), count in counts.items()]
+        one = dataclasses.replace(each, count=1)
+        counts[one] = counts.get(one, 0) + each.count
+    found = [dataclasses.replace(one, count=count) for one, count in counts.items()]
     return tuple(sorted(found, key=lambda each: (-each.bytes * each.count, each.kind)))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.evaluate.simulate import LABEL
-from jaxspec.linelog import write_whole
+from jaxspec.linelog import check_folder, write_whole
 from jaxspec.report import figures, generations, papers
 from jaxspec.report.cells import WHOLE, Cell, Number, cell, escape, number
 from jaxspec.report.figures import Figure, fastest
@@ -28,8 +28,7 @@ def write(runs: Iterable[Path], out: Path, questions: int = 3) -> None:
     Raises:
         ValueError: a run that is not there or not finished, or no folder to write into.
     """
-    if not out.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder {out.absolute().parent} to write {out.name} into")
+    check_folder(out)
     write_whole(out, render(read(list(runs)), questions))
     print(f"wrote {out}")
 

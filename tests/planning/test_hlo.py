@@ -14,7 +14,7 @@ from jaxspec.methods import parse_method
 from jaxspec.planning import hlo, program
 from jaxspec.planning.devices import parse_slice
 from jaxspec.planning.program import Program
-from jaxspec.planning.shapes import models_of
+from jaxspec.planning.shapes import Target, models_of
 from jaxspec.planning.work import Collective
 
 CHIPS, ROWS, LAYERS = 8, 640, 2
@@ -57,7 +57,7 @@ def nothing_left(monkeypatch):
 
 def compiled(name: str, batch: int = 1) -> tuple[Program, str]:
     method, where = parse_method(name), parse_slice("v5e:2x4")
-    models = models_of(CONFIG, None, method, jnp.dtype("bfloat16"))
+    models = models_of(Target(CONFIG), method, jnp.dtype("bfloat16"))
     spec = method.speculation(greedy=True, tree_sizes=ACCELERATOR_SIZES)
     placed = program.place(spec, models, batch, ROWS, program.mesh_on(where, CONFIG, 1, CHIPS))
     return placed, placed.trace().lower().compile().as_text()
@@ -79,6 +79,7 @@ def faults(placed: Program, text: str) -> list[str]:
         "plain",
         "eagle+eagle2,total=6,depth=2,width=2",
         "early-exit+chain,length=2+cali-ts",
+        pytest.param("medusa+chain,length=5", marks=pytest.mark.soak),
         pytest.param("edd+pruned,cost=0.2,depth=2,total=6", marks=pytest.mark.soak),
         pytest.param("layer-skip+chain,length=2+adaptive", marks=pytest.mark.soak),
     ],
@@ -103,6 +104,40 @@ def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
 def _is_of_rows(message: Collective) -> bool:
     """Whether it is of rows of the residual stream."""
     return message.kind == "all-reduce" and message.bytes % (2 * CONFIG.hidden_size) == 0
+
+
+PROGRAM = """
+%small (p: f32[8]) -> f32[8] {
+  ROOT %a = f32[8]{0} all-reduce(%p), replica_groups={{0,1,2,3},{4,5,6,7}}, metadata={op_name="jit(f)/level"}
+}
+
+%large (p: f32[8]) -> f32[8] {
+  %b = f32[8]{0} all-reduce(%p), replica_groups=[2,4]<=[8], metadata={op_name="jit(f)/level"}
+  ROOT %c = f32[8]{0} all-reduce(%b), replica_groups=[2,4]<=[8], metadata={op_name="jit(f)/level"}
+}
+
+%body (p: f32[8]) -> f32[8] {
+  %d = f32[8]{0} conditional(%i, %p, %p), branch_computations={%small, %large}, metadata={op_name="jit(f)/level/cond"}
+  %e = (f32[8]{0}, f32[2,2]{1,0:T(8,128)}) all-reduce-start(%d, %x), metadata={op_name="jit(f)/draft"}
+  %f = (f32[8]{0}, f32[2,2]{1,0:T(8,128)}) all-reduce-done(%e), metadata={op_name="jit(f)/draft"}
+  %g = (bf16[4]{0}, bf16[16]{0}) all-gather-start(%y), replica_groups=mesh['a'=2,'b'=4] {'b'}, dimensions={0}
+  ROOT %h = f32[2]{0} reduce-scatter(%d), replica_groups=mesh['a'=2,'b'=4] {'a','b':(1)2}, metadata={op_name="jit(f)/x"}
+}
+
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %before = f32[8]{0} all-reduce(%p), replica_groups={}, metadata={op_name="jit(f)/draft"}
+  ROOT %while = f32[8]{0} while(%before), condition=%until, body=%body
+}
+"""
+
+
+def test_messages_by_hand():
+    """Of branches the one that sends more; of what starts, the results; of a reduce-scatter, what goes in."""
+    assert hlo.collectives(PROGRAM) == {
+        LEVEL: (Collective("all-reduce", 4 * 8, 2, 4),),
+        DRAFTING: (Collective("all-reduce", 4 * 8 + 4 * 4, 1), Collective("all-gather", 2 * 16, 1, 4)),
+        "commit": (Collective("reduce-scatter", 4 * 2 * 4, 1, 4),),
+    }
 
 
 @needs_libtpu

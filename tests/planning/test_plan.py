@@ -3,21 +3,29 @@
 import dataclasses
 import importlib.util
 import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxspec import cli, sharding
 from jaxspec.builders.pruned import Pruned
+from jaxspec.bundled import locate
+from jaxspec.checkpoint import module_to_dict
 from jaxspec.config import LlamaConfig
 from jaxspec.methods import parse_method
 from jaxspec.planning import program, report
 from jaxspec.planning.command import Plan
 from jaxspec.planning.devices import CHIPS, parse_slice
-from jaxspec.planning.shapes import MODELS, models_of
+from jaxspec.planning.rounds import told
+from jaxspec.planning.shapes import MODELS, Target, find_model, models_of
 from jaxspec.planning.work import Collective, Work
 
 BF16 = 2
+GPUS = parse_slice("h100-80g:16")
 SMALL = dataclasses.replace(MODELS["llama-2-70b"], num_layers=3)  # what is 70B but for its depth
 
 
@@ -35,10 +43,10 @@ def jaxspec(monkeypatch, capsys):
     return command
 
 
-def placed(config: LlamaConfig, where: str, *, data=1, batch=1, rows=2048, quantize=None):
-    """Plain decoding on these chips."""
-    method, chips = parse_method("plain"), parse_slice(where)
-    models = models_of(config, None, method, jnp.dtype("bfloat16"), quantize)
+def placed(config: LlamaConfig, where: str, name="plain", *, data=1, batch=1, rows=2048, quantize=None):
+    """A method on these chips."""
+    method, chips = parse_method(name), parse_slice(where)
+    models = models_of(Target(config, quantize=quantize), method, jnp.dtype("bfloat16"))
     mesh = program.mesh_on(chips, config, data, chips.chips // data)
     return program.place(method.speculation(greedy=True), models, batch, rows, mesh)
 
@@ -65,17 +73,37 @@ def test_published_shapes_have_the_published_number_of_parameters(name: str, bil
     assert total / 1e9 == pytest.approx(billions, abs=0.001)
 
 
+def weights_of_a_chip(c: LlamaConfig, chips: int) -> float:
+    """Bytes by hand: of 8 KV heads each of 8 chips has one, and of 16 chips two have the same."""
+    cut = c.num_layers * kernels(c) + 2 * c.vocab_size * c.hidden_size
+    kv_kernels = c.num_layers * 2 * c.hidden_size * c.num_kv_heads * c.head_dim
+    return BF16 * (cut / chips + kv_kernels / 8)
+
+
+def cache_of_a_chip(c: LlamaConfig, rows: int) -> int:
+    """Bytes by hand of the keys and values of one head."""
+    return BF16 * 2 * c.num_layers * rows * c.head_dim
+
+
 @pytest.mark.parametrize("chips", [8, 16])
 @pytest.mark.parametrize("c", [SMALL, pytest.param(MODELS["llama-2-70b"], marks=pytest.mark.soak)])
 def test_bytes_of_a_70b_by_hand(c: LlamaConfig, chips: int):
-    """Of 8 KV heads each chip has one, and of 16 chips two have the same. Norms are whole everywhere."""
-    rows = 4096
-    found = placed(c, f"h100-80g:{chips}", rows=rows)
-    cut = c.num_layers * kernels(c) + 2 * c.vocab_size * c.hidden_size
-    kv_kernels = c.num_layers * 2 * c.hidden_size * c.num_kv_heads * c.head_dim
-    by_hand = BF16 * (cut / chips + kv_kernels / 8)
-    assert sharding.device_bytes(found.models.target) == pytest.approx(by_hand, rel=0.001)
-    assert sharding.device_bytes(found.state.cache) == BF16 * 2 * c.num_layers * rows * 128
+    """Norms are whole everywhere, and too small to count."""
+    found = placed(c, f"h100-80g:{chips}", rows=4096)
+    assert sharding.device_bytes(found.models.target) == pytest.approx(weights_of_a_chip(c, chips), rel=0.001)
+    assert sharding.device_bytes(found.state.cache) == cache_of_a_chip(c, 4096)
+
+
+def test_the_table_in_the_readme_by_hand():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    table = re.findall(r"^\| `(\S+)` \| `(v5[ep]:\S+)` \|(.*)\|$", text, re.MULTILINE)
+    assert len(table) == 10
+    for method, where, cells in table:
+        tau, levels, weights, _, kv, *_ = (cell.strip() for cell in cells.split("|"))
+        c, chips = MODELS["llama-2-70b"], parse_slice(where).chips
+        assert float(weights) * 1e9 == pytest.approx(weights_of_a_chip(c, chips), rel=0.02)
+        assert float(kv) * 1e9 == pytest.approx(cache_of_a_chip(c, 2048), rel=0.02)
+        told(Plan(model="llama-2-70b", method=method, tau=tau, levels=float(levels)), parse_method(method))
 
 
 def test_bytes_of_quantised_weights_by_hand():
@@ -101,7 +129,26 @@ def test_work_of_a_plain_round_by_hand():
     keys_and_values = 2 * c.num_layers * 2048 * c.head_dim
     assert work.bytes == pytest.approx(BF16 * (read + keys_and_values), rel=0.001)
     assert work.flops == pytest.approx(2 * (read + keys_and_values * 8 / 2), rel=0.01)  # 8 query heads on two chips
-    assert work.collectives == (Collective("all-reduce", BF16 * c.hidden_size, 2 * c.num_layers + 1),)
+    assert work.collectives == (Collective("all-reduce", BF16 * c.hidden_size, 2 * c.num_layers + 1, 16),)
+
+
+def test_a_level_of_medusa_is_one_head():
+    """A switch holds them all, and one of its branches runs."""
+    found = placed(SMALL, "h100-80g:8", "medusa+chain,length=5")
+    level = found.count(found.trace()).level
+    head = SMALL.hidden_size**2 + SMALL.hidden_size * SMALL.vocab_size
+    assert level.bytes == pytest.approx(BF16 * head / 8, rel=0.01)
+    assert level.flops == pytest.approx(2 * head / 8, rel=0.01)
+    assert level.collectives == (Collective("all-reduce", BF16 * SMALL.hidden_size, 1, 8),)
+
+
+def test_sums_go_over_the_chips_that_have_parts():
+    found = placed(SMALL, "h100-80g:16", "eagle+chain", data=8, batch=8)
+    parts = found.count(found.trace())
+    sums = lambda nodes, count: Collective("all-reduce", BF16 * SMALL.hidden_size * nodes, count, 2)
+    assert parts.verify[5].collectives == (sums(5, 2 * SMALL.num_layers + 1),)
+    assert parts.level.collectives == (sums(1, 4),)
+    assert parts.draft.collectives == (sums(5, 4),)  # and none of what is kept of each sequence
 
 
 def test_the_roofline_by_hand():
@@ -112,7 +159,60 @@ def test_the_roofline_by_hand():
     message = Collective("all-reduce", 16 * 10**6, 3)
     once = 15e6 / chip.link + 6 * chip.hop  # to receive 15 of 16 parts, from 3 + 3 chips away
     assert where.seconds(Work(collectives=(message,))) == pytest.approx(3 * 2 * once)
+    pairs = Collective("all-reduce", 16 * 10**6, 3, chips=2)
+    assert where.seconds(Work(collectives=(pairs,))) == pytest.approx(3 * 2 * (8e6 / chip.link + chip.hop))
+    eight = dataclasses.replace(pairs, chips=8)  # 2 x 4 of them: 1 + 3 away
+    assert where.seconds(Work(collectives=(eight,))) == pytest.approx(3 * 2 * (14e6 / chip.link + 4 * chip.hop))
     assert parse_slice("h100-80g:1").seconds(Work(collectives=(message,))) == 0
+
+
+def test_a_checkpoint_that_is_quantised_is_planned_for_as_it_is(tmp_path):
+    config = json.loads((locate("builtin") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantize": "int8"}))
+    assert find_model(str(tmp_path)).quantize == "int8"
+    with pytest.raises(ValueError, match="holds int8 weights, from which int4 cannot be made"):
+        find_model(str(tmp_path), "int4")
+    found = report.plan(Plan(model=str(tmp_path), method="plain", device="h100-80g:1", context=256))
+    whole = report.plan(Plan(model="builtin", method="plain", device="h100-80g:1", context=256))
+    assert (found["settings"]["quantize"], whole["settings"]["quantize"]) == ("int8", None)
+    assert found["bytes_per_chip"]["weights"] < 0.7 * whole["bytes_per_chip"]["weights"]
+
+
+def test_a_head_of_eagle_for_a_mixture_of_experts_is_dense():
+    mixture = dataclasses.replace(SMALL, num_experts=8, experts_per_token=2)
+    head = lambda config: module_to_dict(models_of(Target(config), parse_method("eagle"), jnp.dtype("bfloat16")).draft)
+    assert {name: leaf.shape for name, leaf in head(mixture).items()} == {
+        name: leaf.shape for name, leaf in head(SMALL).items()
+    }
+
+
+def test_a_model_known_by_name_has_no_heads_in_the_folder_one_is_in(tmp_path, monkeypatch):
+    for place in (tmp_path / "eagle", tmp_path / "heads" / "eagle"):
+        place.mkdir(parents=True)
+        (place / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert models_of(Target(SMALL), parse_method("eagle"), jnp.dtype("bfloat16")).draft is not None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="its version is in a plan for TPUs")
+def test_what_the_compiler_finds_no_room_for_does_not_fit(jaxspec, monkeypatch, tmp_path):
+    real = program.Program.trace
+
+    def full():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 17.00G of 15.75G hbm.")
+
+    trace = lambda placed: SimpleNamespace(jaxpr=real(placed).jaxpr, lower=full)
+    monkeypatch.setattr(program.Program, "trace", trace)
+    monkeypatch.setattr(report, "mesh_on", lambda where, *cuts, **sizes: program.mesh_on(GPUS, *cuts, **sizes))
+    out = tmp_path / "out.json"
+    code, shown, remarks = jaxspec("--method", "plain", "--topology", "v5e:4x4", "--json", out)
+    found = json.loads(out.read_text())
+    assert code == 0
+    assert "15.75G" in remarks
+    assert "It does not fit: the compiler found no room." in shown
+    assert (found["fits"], found["compiled"]) == (False, False)
+    assert found["from"] == "sizes and data sheets; the compiler found no room"
+    assert found["bytes_per_chip"]["spare"] > 0  # of what was estimated
 
 
 def test_a_bench_file_tells_what_rounds_are_like(jaxspec, tmp_path):
@@ -135,7 +235,16 @@ def test_a_bench_file_tells_what_rounds_are_like(jaxspec, tmp_path):
     assert found["speedup"] == pytest.approx(2.5 * found["plain_seconds"] / (seconds["draft"] + seconds["verify"]))
     # EAGLE's layer sums twice and its fc once, and the embedding is cut too.
     level = [each for each in found["collectives"] if each["phase"] == "level"]
-    assert level == [{"phase": "level", "kind": "all-reduce", "bytes": BF16 * SMALL.hidden_size, "count": 4}]
+    sums = {"phase": "level", "kind": "all-reduce", "bytes": BF16 * SMALL.hidden_size, "count": 4, "chips": 8}
+    assert level == [sums]
+
+
+def test_a_bench_file_without_tau_is_one_sentence(jaxspec, tmp_path):
+    bench = tmp_path / "bench.json"
+    bench.write_text(json.dumps({"methods": {"eagle+chain": {"resolved": "-", "depth_per_round": 3.5}}}))
+    code, _, remarks = jaxspec("--method", "eagle+chain", "--device", "h100-80g:8", "--tau", bench)
+    assert code == 2
+    assert "lacks tau" in remarks.splitlines()[-1]
 
 
 def test_builders_learn_costs_from_the_roofline():
@@ -158,7 +267,14 @@ def test_builders_learn_costs_from_the_roofline():
         (("--device", "h100-80g:8", "--mesh", "data=2,model=2"), "must be the 8 chips"),
         (("--device", "h100-80g:8", "--context", 4097), "4096 positions"),
         (("--device", "h100-80g:8", "--tau", "much"), "neither a number nor a file"),
+        (("--device", "h100-80g:8", "--tau", 38), "commits 5 tokens at most"),
+        (("--device", "h100-80g:8", "--tau", "nan"), "commits 5 tokens at most"),
+        (("--device", "h100-80g:8", "--tau=-1"), "commits 5 tokens at most"),
+        (("--device", "h100-80g:8", "--tau", 3.8, "--levels", 2), "commits 3 tokens at most"),
+        (("--device", "h100-80g:8", "--method", "plain", "--tau", 3.8), "commits 1 tokens at most"),
         (("--device", "h100-80g:8", "--levels", 9), "0 to 4 levels"),
+        (("--device", "h100-80g:8", "--tau", "OUT.json", "--levels", 3), "itself says how many"),
+        (("--device", "h100-80g:8", "--json", "/nowhere/out.json"), "there is no folder /nowhere"),
         (("--device", "h100-80g:8", "--model", "llama-9"), "llama-2-70b"),
         (("--device", "h100-80g:8", "--method", "draft-model"), "depends on its shape"),
     ],

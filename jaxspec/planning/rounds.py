@@ -1,0 +1,77 @@
+"""What rounds of a method are like on average: by the options of `plan`, or by a file of `jaxspec bench --json`."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from jaxspec.decode import Speculation
+from jaxspec.methods import Method
+from jaxspec.planning.command import Plan
+from jaxspec.protocols import is_chain
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """What rounds are like on average.
+
+    Attributes:
+        tau: tokens committed; None where nobody said.
+        levels: drafted.
+        nodes: verified, the root included; None where nobody said.
+    """
+
+    tau: float | None
+    levels: int | float
+    nodes: int | float | None = None
+
+    def verified(self, spec: Speculation) -> int | float:
+        """Nodes verified, the root included: those told, else a chain's one more than levels, else a full tree's."""
+        if self.nodes is not None:
+            return self.nodes
+        return self.levels + 1 if is_chain(spec.builder) else max(spec.verify_sizes)
+
+
+def told(settings: Plan, method: Method) -> Rounds:
+    """What rounds are like, as a bench file says, or as the options do.
+
+    Raises:
+        ValueError: numbers that no round can have, or a file that does not say.
+    """
+    depth = method.builder.depth
+    if settings.levels is not None and not 0 <= settings.levels <= depth:
+        raise ValueError(f"--levels {settings.levels}: {settings.method} drafts 0 to {depth} levels a round")
+    levels = depth if settings.levels is None else settings.levels
+    tau = None
+    if settings.tau is not None:
+        try:
+            tau = float(settings.tau)
+        except ValueError:
+            return _benched(settings, method)
+        if not 0 < tau <= levels + 1:
+            raise ValueError(
+                f"--tau {settings.tau}: a round of {settings.method} that drafts {levels:g} levels commits "
+                f"{levels + 1:g} tokens at most"
+            )
+    return Rounds(tau, levels)
+
+
+def _benched(settings: Plan, method: Method) -> Rounds:
+    """As a file of `bench --json` says."""
+    if settings.levels is not None:
+        raise ValueError(f"--levels goes with a number as --tau; {settings.tau} itself says how many are drafted")
+    try:
+        methods = json.loads(Path(settings.tau or "").read_text(encoding="utf-8"))["methods"]
+        found = {values["resolved"]: values for values in methods.values()} | methods
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"--tau {settings.tau!r} is neither a number nor a file of `jaxspec bench --json`") from error
+    values = found.get(settings.method) or found.get(str(method))
+    if values is None:
+        raise ValueError(
+            f"--tau {settings.tau}: no method there is {settings.method!r}; there are {', '.join(methods)}"
+        )
+    try:
+        return Rounds(float(values["tau"]), float(values["depth_per_round"]), float(values["nodes_per_round"]) + 1)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"--tau {settings.tau}: {settings.method} there lacks tau, depth_per_round or nodes_per_round"
+        ) from error
