@@ -89,6 +89,18 @@ class DecodeState:
     trace: Trace | None
 
 
+@chex.dataclass(frozen=True)
+class Verified:
+    """What the target accepted, and what it computed there: P = depth + 1 positions, padded with the last accepted."""
+
+    verdict: Verdict
+    next_token: Int[Array, "B P"]  # after each position: the accepted drafts, then the bonus token
+    hidden: Float[Array, "B P D"]
+    taps: tuple[Float[Array, "B P D"], ...]
+    rows: tuple[kv.KV, ...]
+    log_prob: Float[Array, "B P"] | None  # of `next_token`
+
+
 @partial(jax.jit, static_argnames="spec", donate_argnames="state")
 def decode(spec: Speculation, models: Models, state: DecodeState, rounds: Int[Array, ""]) -> DecodeState:
     """Runs up to `rounds` rounds; stops sooner when every row is done or a row needs a larger cache."""
@@ -111,11 +123,10 @@ def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeSt
     if len(spec.verify_sizes) > 1 and has_gaps:
         tree = compact(tree)
     named = lambda size: jax.named_scope(f"{VERIFICATION}{size}")
-    branches = [named(size)(partial(target_forward, spec, size)) for size in spec.verify_sizes]
-    reuse = spec.drafter.reuse(drafter)
-    out, logits = jax.lax.switch(smallest(tree, spec.verify_sizes), branches, models, prefix, tree, reuse)
-    verdict = spec.rule.verify(fold(keys, VERIFY), state.sampling, tree, logits, spec.builder.depth)
-    return commit(spec, models, dataclasses.replace(state, drafter=drafter), grown, tree, out, logits, verdict)
+    branches = [named(size)(partial(verify, spec, size)) for size in spec.verify_sizes]
+    given = (models, prefix, fold(keys, VERIFY), state.sampling, tree, spec.drafter.reuse(drafter))
+    verified = jax.lax.switch(smallest(tree, spec.verify_sizes), branches, *given)
+    return commit(spec, models, dataclasses.replace(state, drafter=drafter), grown, tree, verified)
 
 
 def draft(
@@ -176,23 +187,43 @@ def gather_evidence(
     )
 
 
+def verify(
+    spec: Speculation,
+    size: int,
+    models: Models,
+    prefix: Prefix,
+    keys: Array,
+    sampling: Sampling,
+    tree: DraftTree,
+    reuse: Reuse | None,
+) -> Verified:
+    """Judges a tree whose live nodes are among the first `size`. Reads the cache, returns none of it."""
+    tree = head(tree, size)
+    out, logits = target_forward(spec, models, prefix, tree, reuse)
+    verdict = spec.rule.verify(keys, sampling, tree, logits, spec.builder.depth)
+    path, new = verdict.path, path_tokens(tree, verdict)
+    return Verified(
+        verdict=verdict,
+        next_token=new,
+        hidden=take(out.hidden, path),
+        taps=tuple(take(tap, path) for tap in out.taps),
+        rows=tuple(kv.gather_path(layer, path) for layer in out.nodes),
+        log_prob=log_prob_of(take(logits, path), new) if spec.log_probs else None,
+    )
+
+
 def target_forward(
-    spec: Speculation, size: int, models: Models, prefix: Prefix, tree: DraftTree, reuse: Reuse | None
+    spec: Speculation, models: Models, prefix: Prefix, tree: DraftTree, reuse: Reuse | None
 ) -> tuple[Output, Float[Array, "B N V"]]:
-    """The target over the first `size` nodes, padded to the whole tree. Reads the cache, returns none of it."""
-    first, taps = head(tree, size), spec.drafter.taps(models)
+    """The target over all nodes of a tree, and its logits."""
+    taps = spec.drafter.taps(models)
     if reuse is None:
-        positions, cached = prefix.length[:, None] - 1 + first.depth, prefix.length - 1
-        out = forward(models.target, first.token, positions, first.ancestors, prefix.cache, cached, taps=taps)
+        positions, cached = prefix.length[:, None] - 1 + tree.depth, prefix.length - 1
+        out = forward(models.target, tree.token, positions, tree.ancestors, prefix.cache, cached, taps=taps)
     else:
-        leaves = 1 if is_chain(spec.builder) else max(1, size - 1)  # the root is always expanded
-        out = resume(models.target, reuse, prefix, first, leaves, taps)
-    logits = unembed(models.target, out.hidden)
-    missing = tree.token.shape[1] - size
-    pad = lambda x, axis: jnp.pad(x, [(0, missing if i == axis % x.ndim else 0) for i in range(x.ndim)])
-    nodes = tuple(kv.KV(k=pad(layer.k, 3), v=pad(layer.v, 2)) for layer in out.nodes)
-    taps = tuple(pad(tap, 1) for tap in out.taps)
-    return Output(hidden=pad(out.hidden, 1), nodes=nodes, taps=taps), pad(logits, 1)
+        leaves = 1 if is_chain(spec.builder) else max(1, tree.token.shape[1] - 1)  # the root is always expanded
+        out = resume(models.target, reuse, prefix, tree, leaves, taps)
+    return out, unembed(models.target, out.hidden)
 
 
 def commit(
@@ -201,12 +232,10 @@ def commit(
     state: DecodeState,
     grown: DraftTree,
     tree: DraftTree,
-    out: Output,
-    logits: Float[Array, "B N V"],
-    verdict: Verdict,
+    verified: Verified,
 ) -> DecodeState:
     """Appends the accepted path and the bonus token, cut at the first EOS and at the budget."""
-    path, new = verdict.path, path_tokens(tree, verdict)
+    verdict, new = verified.verdict, verified.next_token
     offset = jnp.arange(new.shape[1])
     stops = (new[..., None] == state.eos).any(axis=-1) & (offset <= verdict.accepted[:, None])
     until_eos = jnp.where(stops.any(axis=1), stops.argmax(axis=1) + 1, verdict.accepted + 1)
@@ -219,17 +248,16 @@ def commit(
     committed = Committed(
         start=state.length - 1,
         count=count,
-        token=take(tree.token, path),
+        token=take(tree.token, verdict.path),
         next_token=new,
-        hidden=take(out.hidden, path),
-        taps=tuple(take(tap, path) for tap in out.taps),
+        hidden=verified.hidden,
+        taps=verified.taps,
     )
     log_prob = state.log_prob
-    if log_prob is not None:
-        log_prob = write_block(log_prob, log_prob_of(take(logits, path), new), state.length)
+    if log_prob is not None and verified.log_prob is not None:
+        log_prob = write_block(log_prob, verified.log_prob, state.length)
     with jax.named_scope(DRAFTING):
         drafter = spec.drafter.observe(models, state.drafter, committed)
-    rows = [kv.gather_path(layer, path) for layer in out.nodes]
     counts = count_round(state, grown, tree, cut, count)
     return DecodeState(
         tokens=write_block(state.tokens, new, state.length),
@@ -239,7 +267,7 @@ def commit(
         keys=state.keys,
         eos=state.eos,
         sampling=state.sampling,
-        cache=tuple(kv.append(layer, new, start) for layer, new in zip(state.cache, rows, strict=True)),
+        cache=tuple(kv.append(layer, new, start) for layer, new in zip(state.cache, verified.rows, strict=True)),
         feature=take(committed.hidden, jnp.maximum(count - 1, 0)[:, None])[:, 0],
         drafter=drafter,
         controller=spec.controller.update(state.controller, counts[:, 1], counts[:, 2]),

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.sampling import Sampling, draw, fold, gumbel, probabilities
+from jaxspec.sampling import Sampling, draw, fold, gumbel, likeliest_token, probabilities
 from jaxspec.tree import DraftTree, path_to
 
 
@@ -71,7 +71,7 @@ class Greedy:
         return likeliest(logits, count)
 
     def verify(self, keys, sampling, tree, logits, depth) -> Verdict:
-        return follow(tree, logits.argmax(axis=-1).astype(jnp.int32), depth)
+        return follow(tree, likeliest_token(logits), depth)
 
 
 @dataclasses.dataclass(frozen=True)

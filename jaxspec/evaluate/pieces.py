@@ -15,8 +15,8 @@ from jaxspec.controllers.fixed import Fixed
 from jaxspec.llama import Llama, forward, unembed
 from jaxspec.protocols import Committed, Models, Prefix, Reuse
 from jaxspec.request import Request, start
-from jaxspec.sampling import fold
-from jaxspec.tree import DraftTree, compact, levels, plant, root_frontier
+from jaxspec.sampling import fold, likeliest_token
+from jaxspec.tree import DraftTree, compact, head, levels, plant, root_frontier
 
 Job = Callable[[int], int]  # iterations to run -> units of work done
 
@@ -91,7 +91,7 @@ def _verify_many(
     def once(_, carry):
         tokens, cache = carry
         out = forward(target, tokens, cached[:, None] + jnp.arange(size), mask, cache, cached)
-        says = unembed(target, out.hidden).argmax(axis=-1).astype(jnp.int32)
+        says = likeliest_token(unembed(target, out.hidden))
         # A row is written, as in decoding, so that nothing computed from the cache can be kept between iterations.
         rows = (kv.gather_path(layer, jnp.zeros((batch, 1), jnp.int32)) for layer in out.nodes)
         return says, _append(cache, rows, cached + jnp.minimum(says[:, 0], 0))
@@ -122,8 +122,8 @@ def _resume_many(
         token, cache = carry
         prefix = Prefix(token=state.tokens, length=state.length, cache=cache)
         drafted = dataclasses.replace(tree, token=token)
-        out, logits = decode.target_forward(spec, size, models, prefix, drafted, reuse)
-        says = logits.argmax(axis=-1).astype(jnp.int32)
+        out, logits = decode.target_forward(spec, models, prefix, head(drafted, size), reuse)
+        says = likeliest_token(logits)
         rows = (kv.gather_path(layer, jnp.zeros((batch, 1), jnp.int32)) for layer in out.nodes)
         return says, _append(cache, rows, state.length + jnp.minimum(says[:, 0], 0))
 

@@ -36,6 +36,7 @@ from jaxspec.llama import Llama
 from jaxspec.loading import Checkpoint, compute_dtype, load_tokenizer
 from jaxspec.methods import Method, name_of
 from jaxspec.protocols import Drafter
+from jaxspec.sampling import likeliest_token
 from jaxspec.tree import levels, path_to
 from jaxspec.verify import Proposal, Verdict, likeliest
 
@@ -81,7 +82,7 @@ class Replayed:
         path = path_to(tree, deepest, depth + 1)
         last = jnp.take_along_axis(path, accepted[:, None], axis=1)
         path = jnp.where(jnp.arange(depth + 1) <= accepted[:, None], path, last)
-        says = logits.argmax(axis=-1).astype(jnp.int32)
+        says = likeliest_token(logits)
         return Verdict(path=path, accepted=accepted, next_token=jnp.take_along_axis(says, last, axis=1)[:, 0])
 
 

@@ -86,8 +86,8 @@ def test_every_live_node_passes_every_layer_once(builder: str):
         tree = compact(spec.builder.prune(grown))
         jax.effects_barrier()
         passes.slots = np.asarray(tree.slot)
-        size, reuse = tree.token.shape[1], spec.drafter.reuse(drafter)
-        jax.block_until_ready(jax.jit(lambda: decode.target_forward(spec, size, weights, prefix, tree, reuse))())
+        reuse = spec.drafter.reuse(drafter)
+        jax.block_until_ready(jax.jit(lambda: decode.target_forward(spec, weights, prefix, tree, reuse))())
         jax.effects_barrier()
     live = np.asarray(tree.live)
     assert live.sum() > live.shape[0] * 2

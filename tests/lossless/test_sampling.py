@@ -123,8 +123,17 @@ def test_plain_sampling_is_the_reference(target):
     assert p_value(counts, enumerate_joint(target, 0.7, 0.8)) > FALSE_ALARM
 
 
-def test_a_seed_gives_the_same_text_in_any_batch(target):
-    spec = speculation(parse_method("draft-model+static"), False)
+@pytest.mark.parametrize(
+    "method",
+    [
+        "draft-model+static",
+        # Alone a row may verify fewer nodes than its batch does, and must draw the same.
+        "draft-model+pruned,width=3,depth=4,leaf=0.02,cost=0.3,total=12",
+        "draft-model+static,paths=0:1:00:01:10:000+threshold,gamma=0.4",
+    ],
+)
+def test_a_seed_gives_the_same_text_in_any_batch(method: str, target):
+    spec = speculation(parse_method(method), False)
     prompts = [[1, 2], PROMPT, [4, 4, 4], [0]]
     together = requests(prompts, 20, seed=7, temperature=0.9, top_p=0.9)
     texts, _ = run(spec, target, together)
