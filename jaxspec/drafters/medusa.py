@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 from jaxspec.heads import check_same_shape, load_head, read_head
 from jaxspec.llama import Linear, linear
 from jaxspec.loading import Checkpoint
+from jaxspec.mesh import constrain
 from jaxspec.tree import take
 
 NAME = "medusa"
@@ -55,7 +56,8 @@ class MedusaState:
 
 def predict(head: MedusaHead, x: Float[Array, "*B D"]) -> tuple[Float[Array, "*B V"], Float[Array, "*B D"]]:
     """Logits, float32, and the hidden states that gave them: x + SiLU(W x + b)."""
-    hidden = x + jax.nn.silu(linear(x, head.residual))
+    whole = lambda x: constrain(x, "batch", *[None] * (x.ndim - 1))  # else chips that each have it share it out
+    hidden = whole(x + jax.nn.silu(whole(linear(x, head.residual))))
     return linear(hidden, head.head).astype(jnp.float32), hidden
 
 
