@@ -109,7 +109,7 @@ class Method:
         """What the loop is compiled for. `options` are the remaining fields of `Speculation`."""
         return Speculation(
             drafter=self.drafter,
-            builder=self.builder,
+            builder=getattr(self.builder, "at_temperature_0", self.builder) if greedy else self.builder,
             controller=self.controller,
             rule=self.rule(greedy),
             **options,

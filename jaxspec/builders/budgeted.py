@@ -36,8 +36,9 @@ class Budgeted:
         width: nodes expanded at once, and children of each.
         depth: levels, at most.
         total: nodes verified at most, the root included.
-        power: 1 takes a confidence for the chance to be accepted. Below 1 for a drafter that is accepted more often
-            than it says, as drafts of greedy text may be: see the reliability table of `bench`.
+        power: 1 takes a confidence for the chance to be accepted, which at a temperature above 0 it is.
+        greedy_power: the same at temperature 0, where a drafter is right more often than it says: it names the
+            likeliest token, and that is what the text takes. The reliability table of `bench` has by how much.
         cost: s_d / s_t(1), the time of a drafted level; None: as measured on the device in use.
         verify: s_t(n) / s_t(1) by n, for every tree size that is compiled; None: as measured.
     """
@@ -48,6 +49,7 @@ class Budgeted:
     depth: int = 10
     total: int = 64
     power: float = 1.0
+    greedy_power: float = 0.6  # best for the heads of the builtin model: benchmarks/README.md
     cost: float | None = dataclasses.field(default=None, metadata={"parse": read_ratio, "show": show_ratio})
     verify: Ratios | None = dataclasses.field(default=None, metadata={"parse": read_ratios, "show": show_ratios})
 
@@ -55,8 +57,14 @@ class Budgeted:
         for name, least in (("width", 1), ("depth", 1), ("total", 2)):
             if getattr(self, name) < least:
                 raise ValueError(f"budgeted: {name} must be at least {least}, and is {getattr(self, name)}")
-        if not 0 < self.power < float("inf"):
-            raise ValueError(f"budgeted: power must be above 0, and is {self.power}")
+        for name in ("power", "greedy_power"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"budgeted: {name} must be above 0, and is {getattr(self, name)}")
+
+    @property
+    def at_temperature_0(self) -> "Budgeted":
+        """What a batch of greedy texts is drafted with."""
+        return dataclasses.replace(self, power=self.greedy_power)
 
     @property
     def needs_costs(self) -> bool:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jaxspec import tree as trees
 from jaxspec.builders.budgeted import Budgeted
 from jaxspec.costs import CostTable
+from jaxspec.methods import parse_method
 from tests.builders.tables import Paths, grown, paths_of, prune, tables
 
 FLAT = ((1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0), (16, 1.0))
@@ -122,6 +123,14 @@ def test_confidence_that_is_trusted_more_makes_larger_trees():
     assert nodes == sorted(nodes) and nodes[0] < nodes[-1]
     with pytest.raises(ValueError, match="power must be above 0"):
         Budgeted(power=0.0)
+    with pytest.raises(ValueError, match="greedy_power must be above 0"):
+        Budgeted(greedy_power=float("inf"))
+
+
+def test_at_temperature_0_it_trusts_them_more():
+    method = parse_method("eagle+budgeted,power=0.9,greedy_power=0.3")
+    assert method.speculation(greedy=False).builder == method.builder
+    assert method.speculation(greedy=True).builder == Budgeted(power=0.3, greedy_power=0.3)
 
 
 def test_costs_that_are_not_known_are_asked_for_and_filled_in():
