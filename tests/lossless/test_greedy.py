@@ -1,8 +1,10 @@
 """At temperature 0 every method gives the tokens of plain greedy decoding, whatever the batch, EOS and budget."""
 
+import jax
 import numpy as np
 import pytest
 
+from jaxspec import decode, linear, prefill
 from jaxspec.methods import Method, parse_method
 from tests.lossless import combinations
 from tests.lossless.harness import models, requests, run, speculation, with_kept_blocks
@@ -68,10 +70,34 @@ def test_a_skip_set_with_weights_of_its_own(target, prompts, plain):
     assert history[..., 1].sum() > 0, "no draft was accepted, so nothing was tested"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "draft-model+chain,length=3",
+        "early-exit+chain,length=3+adaptive,gamma=0.3",
+        "edd+budgeted,width=2,depth=3,cost=0.1,verify=1:1/2:1.2/4:1.4,total=4",
+        "layer-skip+chain,length=1",
+        "medusa+static,paths=0:1:00",
+    ],
+)
+def test_rows_that_go_through_kernels_one_by_one(name: str, target, prompts, plain, monkeypatch):
+    """As on a CPU with kernels of real size; those here are otherwise too small for it to pay."""
+    monkeypatch.setattr(linear, "WORTH_IT", (0, 2**21))
+    for program in (decode.decode, prefill.prefill):
+        program.clear_cache()
+    try:
+        traced = str(jax.make_jaxpr(lambda x: linear.product(x, x.T))(np.ones((2, 2), np.float32)))
+        assert "scan" in traced
+        for i, prompt in enumerate(prompts):  # one at a time: a verified tree has two to four rows
+            texts, _ = run(speculation(parse_method(name), True), target, requests([prompt], NEW))
+            assert texts == [plain[i]]
+    finally:
+        for program in (decode.decode, prefill.prefill):
+            program.clear_cache()
+
+
 def test_a_wrong_draft_never_shows(target, prompts, plain):
     """The worst draft model is slow, not wrong."""
-    import jax
-
     broken = type(target)(
         target=target.target, draft={k: jax.tree.map(lambda x: -x, v) for k, v in target.draft.items()}
     )
