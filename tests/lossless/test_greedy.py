@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec import decode, linear, prefill
+from jaxspec import linear
 from jaxspec.methods import Method, parse_method
 from tests.lossless import combinations
 from tests.lossless.harness import models, requests, run, speculation, with_kept_blocks
@@ -83,8 +83,7 @@ def test_a_skip_set_with_weights_of_its_own(target, prompts, plain):
 def test_rows_that_go_through_kernels_one_by_one(name: str, target, prompts, plain, monkeypatch):
     """As on a CPU with kernels of real size; those here are otherwise too small for it to pay."""
     monkeypatch.setattr(linear, "WORTH_IT", (0, 2**21))
-    for program in (decode.decode, prefill.prefill):
-        program.clear_cache()
+    jax.clear_caches()
     try:
         traced = str(jax.make_jaxpr(lambda x: linear.product(x, x.T))(np.ones((2, 2), np.float32)))
         assert "scan" in traced
@@ -92,8 +91,7 @@ def test_rows_that_go_through_kernels_one_by_one(name: str, target, prompts, pla
             texts, _ = run(speculation(parse_method(name), True), target, requests([prompt], NEW))
             assert texts == [plain[i]]
     finally:
-        for program in (decode.decode, prefill.prefill):
-            program.clear_cache()
+        jax.clear_caches()
 
 
 def test_a_wrong_draft_never_shows(target, prompts, plain):
