@@ -32,11 +32,12 @@ def keep_compilations() -> Path | None:
     return Path(config.jax_compilation_cache_dir) if config.jax_compilation_cache_dir else None
 
 
-def make_room(share: float = 0.5) -> None:
+def make_room(share: float = 0.9) -> None:
     """Lets go of the compiled programs in memory, once they take this share of the maps that a process may have.
 
-    Each takes hundreds on a CPU, and a process that asks for more than the system allows is aborted. Those kept on disk
-    are read again when they are needed.
+    A loop takes up to some 2,500 on a CPU, of the 65,530 that Linux allows unless told otherwise, and a process that
+    asks for more is aborted. Those kept on disk are read again when they are needed, which takes seconds each, so that
+    a share should be as large as what is compiled before the next call allows.
     """
     if not (_MAPS.exists() and _MOST_MAPS.exists()):
         return

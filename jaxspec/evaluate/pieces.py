@@ -112,17 +112,16 @@ def _resume_many(
     spec: decode.Speculation, size: int, models: Models, state: decode.DecodeState, iterations: Int[Array, ""]
 ) -> Int[Array, "B N"]:
     """`iterations` verifications, each of the tokens that the one before says; the last node is always a leaf."""
-    tree, reuse = _draft(spec, models, state)
+    whole, reuse = _draft(spec, models, state)
     assert reuse is not None
-    batch = state.length.shape[0]
+    tree, batch = head(whole, size), state.length.shape[0]
     leaf = jnp.arange(reuse.known.shape[1]) == tree.slot[:, size - 1, None]
     reuse = dataclasses.replace(reuse, known=reuse.known & ~leaf)
 
     def once(_, carry):
         token, cache = carry
         prefix = Prefix(token=state.tokens, length=state.length, cache=cache)
-        drafted = dataclasses.replace(tree, token=token)
-        out, logits = decode.target_forward(spec, models, prefix, head(drafted, size), reuse)
+        out, logits = decode.target_forward(spec, models, prefix, dataclasses.replace(tree, token=token), reuse)
         says = likeliest_token(logits)
         rows = (kv.gather_path(layer, jnp.zeros((batch, 1), jnp.int32)) for layer in out.nodes)
         return says, _append(cache, rows, state.length + jnp.minimum(says[:, 0], 0))

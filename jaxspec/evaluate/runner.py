@@ -80,7 +80,6 @@ def run(plan: Plan, engines: Mapping[str, Engine], log: RunLog, advance: Callabl
     for batch, numbers in enumerate(plan.batches):
         if batch not in done:
             log.add(run_batch(plan, engines, batch, numbers, log.answers))
-            caches.make_room()
         advance()
 
 
@@ -134,7 +133,7 @@ def measure(
     return {
         name: [
             _turn([one[name][row] for one in passes], recorded)
-            for row, recorded in enumerate(decode(engine, requests, _of_pass(learnt[name], 0), record=True))
+            for row, recorded in enumerate(watch(engine, requests, _of_pass(learnt[name], 0)))
         ]
         for name, engine in engines.items()
     }
@@ -142,9 +141,16 @@ def measure(
 
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
     """Decodes a batch; once more if the first time had to compile something, since its times are worthless."""
+    caches.make_room()
     with compilations() as compiled:
         found = decode(engine, requests, learnt, record=False)
     return decode(engine, requests, learnt, record=False) if compiled else found
+
+
+def watch(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
+    """Decodes a batch and keeps its trees; keeping them takes time, so its times are worthless."""
+    caches.make_room()
+    return decode(engine, requests, learnt, record=True)
 
 
 def decode(engine: Engine, requests: list[Request], learnt: Sequence[Any], *, record: bool) -> list[Generation]:
