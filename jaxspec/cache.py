@@ -37,6 +37,12 @@ def allocate(
 
 def write_nodes(nodes: KV, new: KV, slots: Int[Array, "B W"]) -> KV:
     """Puts the W rows of `new` at `slots` of `nodes` (N rows); a slot outside is dropped."""
+    if slots.shape[1] == 1:  # choosing is cheaper than a scatter, which XLA makes a loop of on a CPU
+        here = slots[:, :, None, None] == jnp.arange(capacity((nodes,)))
+        return KV(
+            k=jnp.where(here, new.k.astype(nodes.k.dtype), nodes.k),
+            v=jnp.where(here.mT, new.v.astype(nodes.v.dtype), nodes.v),
+        )
     put_k = jax.vmap(lambda old, rows, at: old.at[:, :, at].set(rows.astype(old.dtype), mode="drop"))
     put_v = jax.vmap(lambda old, rows, at: old.at[:, at].set(rows.astype(old.dtype), mode="drop"))
     return KV(k=put_k(nodes.k, new.k, slots), v=put_v(nodes.v, new.v, slots))

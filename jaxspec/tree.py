@@ -74,7 +74,7 @@ def add(
     live: Bool[Array, "B C"],
 ) -> DraftTree:
     """Writes C nodes at `slots`, the same for every row; a slot past the end is dropped, a dead node is padding."""
-    put = lambda values, new: values.at[:, slots].set(new.astype(values.dtype), mode="drop")
+    put = lambda values, new: put_at(values, slots, new)
     own = slots[:, None] == jnp.arange(tree.token.shape[1])
     return DraftTree(
         token=put(tree.token, jnp.where(live, token, 0)),
@@ -86,6 +86,15 @@ def add(
         slot=tree.slot,
         draft_probs=tree.draft_probs,
     )
+
+
+def put_at(values: Array, slots: Int[Array, " C"], new: Array) -> Array:
+    """values [B N ...] with new [B C ...] at `slots`, the same for every row; a slot past the end is dropped."""
+    new = new.astype(values.dtype)
+    if len(slots) > 1:
+        return values.at[:, slots].set(new, mode="drop")
+    here = slots == jnp.arange(values.shape[1])  # choosing is cheaper than a scatter, a loop on a CPU
+    return jnp.where(here.reshape(-1, *[1] * (values.ndim - 2)), new, values)
 
 
 def keep_probs(tree: DraftTree, frontier: Frontier, probs: Float[Array, "B W V"] | None) -> DraftTree:
