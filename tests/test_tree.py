@@ -213,3 +213,12 @@ def test_eagle2_equals_its_definition(seed, shape):
     np.testing.assert_allclose(sorted(paths.values()), sorted(expected.values()), atol=1e-5)
     if len({round(value, 4) for value in expected.values()}) == len(expected):  # without ties the very same nodes
         assert paths.keys() == expected.keys()
+
+
+def test_one_node_is_put_where_several_would_be():
+    values, new, outside = jnp.arange(24.0).reshape(2, 4, 3), jnp.full((2, 1, 3), -1.0), 4
+    for slot in range(outside + 1):
+        one = trees.put_at(values, jnp.array([slot]), new)
+        several = trees.put_at(values, jnp.array([slot, outside]), jnp.concatenate([new, new], axis=1))
+        np.testing.assert_array_equal(one, several)
+        assert np.flatnonzero((np.asarray(one) == -1).all(axis=(0, 2))).tolist() == [slot][: slot < outside]
