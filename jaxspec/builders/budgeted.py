@@ -19,10 +19,11 @@ class Budgeted:
 
     A round that drafted D levels and verifies the kept nodes K is worth
 
-        rate(D, K) = (1 + Σ_{i in K} p_i ** power) / (D · cost + verify(smallest compiled size that holds K))
+        rate(D, K) = (1 + Σ_{i in K} p_i) / (D · cost + verify(smallest compiled size that holds K))
 
-    expected tokens, the bonus token included, by time in forwards of the target over one token; p_i is the confidence
-    of path i. Of all sets that hold the parents of their nodes, the one kept has the highest rate: the likeliest nodes,
+    expected tokens, the bonus token included, by time in forwards of the target over one token; p_i is the chance of
+    path i to be accepted: the product over its nodes of the drafter's probability of each, given its parent, raised to
+    `power` where it is the likeliest of its siblings. The tree's confidences are these. Of all sets that hold the parents of their nodes, the one kept has the highest rate: the likeliest nodes,
     as many as fill the best size. Drafting is over by then, but its time counts.
 
     A row drafts on while some number of further levels is expected to raise the rate: were each node of the frontier
@@ -36,9 +37,9 @@ class Budgeted:
         width: nodes expanded at once, and children of each.
         depth: levels, at most.
         total: nodes verified at most, the root included.
-        power: 1 takes a confidence for the chance to be accepted, which at a temperature above 0 it is.
-        greedy_power: the same at temperature 0, where a drafter is right more often than it says: it names the
-            likeliest token, and that is what the text takes. The reliability table of `bench` has by how much.
+        power: 1 takes a probability for the chance to be accepted, which at a temperature above 0 it is.
+        greedy_power: the same at temperature 0, where a drafter's likeliest token is right more often than it says, for
+            the text takes the target's likeliest; those it finds less likely are right about as often as it says.
         cost: s_d / s_t(1), the time of a drafted level; None: as measured on the device in use.
         verify: s_t(n) / s_t(1) by n, for every tree size that is compiled; None: as measured.
     """
@@ -49,7 +50,7 @@ class Budgeted:
     depth: int = 10
     total: int = 64
     power: float = 1.0
-    greedy_power: float = 0.6  # best for the heads of the builtin model: benchmarks/README.md
+    greedy_power: float = 0.3  # best for the heads of the builtin model: benchmarks/README.md
     cost: float | None = dataclasses.field(default=None, metadata={"parse": read_ratio, "show": show_ratio})
     verify: Ratios | None = dataclasses.field(default=None, metadata={"parse": read_ratios, "show": show_ratios})
 
@@ -110,7 +111,7 @@ class Budgeted:
     ) -> Float[Array, "B K"]:
         """Of each size, filled with the likeliest: of M nodes in falling order, the root the first."""
         (level, _), (full, verify) = self.known, zip(*self.buckets, strict=True)
-        expected = jnp.cumsum(jnp.exp(self.power * log_confidence), axis=1)[:, jnp.array(full) - 1]
+        expected = jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, jnp.array(full) - 1]
         return expected / (drafted[..., None] * level + jnp.array(verify))
 
     @property
@@ -119,13 +120,23 @@ class Budgeted:
         return jnp.arange(1, max(self.depth, 2))
 
     def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
-        tree, onward = likeliest.grow(self.room, propose, tree, frontier, logits, going)
+        tree, onward = likeliest.grow(self.room, self.trusting(propose), tree, frontier, logits, going)
         score, _ = likeliest.ranked(tree, self.verified)
         reached = jnp.where(onward.live, take(tree.log_confidence, onward.node), -jnp.inf)
         now, further = self.rates(score, onward.level), jax.vmap(self.hoped, in_axes=(None, None, None, 0), out_axes=1)
         hoped = further(score, reached, onward.level, self.ahead)
         pays = hoped.max(axis=(1, 2)) > now.max(axis=1)
         return tree, dataclasses.replace(onward, live=onward.live & pays[:, None])
+
+    def trusting(self, propose):
+        """Proposals whose likeliest child, the first, is as likely as `power` has it."""
+
+        def proposed(logits, count):
+            found = propose(logits, count)
+            first = jnp.arange(count) == 0
+            return dataclasses.replace(found, log_prob=found.log_prob * jnp.where(first, self.power, 1.0))
+
+        return proposed
 
     def hoped(
         self,

@@ -23,7 +23,7 @@ SMALL = Budgeted(width=2, depth=3, cost=0.1, verify=STEEP)
 
 def rate(builder: Budgeted, kept: Any, found: Paths, drafted: int) -> float:
     """The objective, from its definition: tokens by the time of a forward over one token."""
-    tokens = 1 + sum(found[path] ** builder.power for path in kept)
+    tokens = 1 + sum(found[path] for path in kept)
     time = next(cost for size, cost in builder.buckets if size > len(kept))
     return tokens / (drafted * (builder.cost or 0) + time)
 
@@ -125,6 +125,13 @@ def test_confidence_that_is_trusted_more_makes_larger_trees():
         Budgeted(power=0.0)
     with pytest.raises(ValueError, match="greedy_power must be above 0"):
         Budgeted(greedy_power=float("inf"))
+
+
+def test_more_is_trusted_of_the_likeliest_child_alone():
+    found = paths_of(grown(dataclasses.replace(SMALL, power=0.5, depth=2), SAME))
+    assert found[0,] == pytest.approx(0.6**0.5) and found[1,] == pytest.approx(0.3)
+    assert found[0, 0] == pytest.approx(0.6) and found[0, 1] == pytest.approx(0.3 * 0.6**0.5)
+    assert found[1, 0] == pytest.approx(0.3 * 0.6**0.5)
 
 
 def test_at_temperature_0_it_trusts_them_more():
