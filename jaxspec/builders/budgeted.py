@@ -23,8 +23,9 @@ class Budgeted:
 
     expected tokens, the bonus token included, by time in forwards of the target over one token; p_i is the chance of
     path i to be accepted: the product over its nodes of the drafter's probability of each, given its parent, raised to
-    `power` where it is the likeliest of its siblings. The tree's confidences are these. Of all sets that hold the parents of their nodes, the one kept has the highest rate: the likeliest nodes,
-    as many as fill the best size. Drafting is over by then, but its time counts.
+    `power` where it is the likeliest of its siblings. The tree's confidences are these. Of all sets that hold the
+    parents of their nodes, the one kept has the highest rate: the likeliest nodes, as many as fill the best size.
+    Drafting is over by then, but its time counts.
 
     A row drafts on while some number of further levels is expected to raise the rate: were each node of the frontier
     to have one child, that one another, and so on, all as likely, given their parents, as the tokens of the likeliest
