@@ -71,6 +71,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Costs
         resumed={
             name: found
             for name, spec in specs.items()
+            if spec.builder.depth  # what drafts nothing has nothing to go on from, whoever's weights it holds
             if (found := {n: seconds[key] for n in spec.verify_sizes if (key := resumed_key(engines[name], n)) in jobs})
         },
         level=by_method("level"),

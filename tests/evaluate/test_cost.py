@@ -61,13 +61,18 @@ def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path):
     model = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=2))
     head = early_exit_head(model.target)
     methods = {
+        "plain": "plain",
         "short": "early-exit+chain,length=1",
+        "long": "early-exit+chain,length=3",
         "stops": "early-exit+chain,length=4+threshold",
     }
     engines = {name: Engine(model, method, draft=head) for name, method in methods.items()}
-    engines["plain"] = Engine(model, "plain")
     found = cost.measure(engines, REQUESTS)
-    assert {name: {*sizes} for name, sizes in found.resumed.items()} == {"short": {2}, "stops": {1, 2, 5}}
+    assert {name: {*sizes} for name, sizes in found.resumed.items()} == {
+        "short": {2},
+        "long": {4},
+        "stops": {1, 2, 5},
+    }
     assert all(seconds > 0 for each in found.resumed.values() for seconds in each.values())
 
 
