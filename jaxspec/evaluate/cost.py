@@ -100,9 +100,15 @@ def seconds_per_unit(jobs: Sequence[Job]) -> list[float]:
 
 
 def _length(job: Job, none: float) -> int:
-    """Iterations that take LEAST_SECONDS, or nearly, beside the `none` seconds of a call without any."""
+    """Iterations that take LEAST_SECONDS, or nearly, beside the `none` seconds of a call without any.
+
+    The quicker of two calls counts: a program's first can be slow beyond measure, and few iterations say little.
+    """
     length = 2
-    while (seconds := _timed(job, length)[0] - none) < LEAST_SECONDS / 2 and length < MOST_ITERATIONS:
+    while length < MOST_ITERATIONS:
+        seconds = min(_timed(job, length)[0] for _ in range(2)) - none
+        if seconds >= LEAST_SECONDS / 2:
+            break
         length = math.ceil(length * min(max(LEAST_SECONDS / max(seconds, _TINY), 2), 32))
     return length
 

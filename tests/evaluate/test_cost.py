@@ -127,3 +127,17 @@ def test_jobs_take_turns_and_a_unit_is_what_the_job_says(monkeypatch: pytest.Mon
     monkeypatch.setattr(cost.time, "perf_counter", lambda: now[0])
     assert cost.seconds_per_unit([job("a", 2.0, 1), job("b", 6.0, 2)]) == [2.0, 3.0]
     assert calls[-4:] == ["a", "b", "a", "b"]
+
+
+def test_a_slow_first_run_does_not_say_how_many_iterations_are_enough(monkeypatch: pytest.MonkeyPatch):
+    """A millisecond an iteration; the first call that has any takes half a second more."""
+    now, lengths = [0.0], []
+
+    def job(iterations: int) -> int:
+        now[0] += 0.001 * iterations + (0.5 if iterations and not lengths else 0.0)
+        lengths.extend([iterations] if iterations else [])
+        return iterations
+
+    monkeypatch.setattr(cost.time, "perf_counter", lambda: now[0])
+    assert cost.seconds_per_unit([job]) == [pytest.approx(0.001)]
+    assert lengths[-1] * 0.001 >= cost.LEAST_SECONDS / 2
