@@ -28,6 +28,11 @@ CONTROLLERS = (  # where they stop, they stop often: chance 1/2 or so
     "cali-ts",
 )
 UNSOUND = {("ngram", "cali-ts")}  # drafter, controller: refused by parse_method, as ngram has no hidden states
+WITH_KEPT_BLOCKS = (  # how a skip set drafts that has weights of its own
+    "layer-skip+static,paths=0:1:2:00:01:10:000+threshold,gamma=0.2,confidence=token",
+    "layer-skip+chain,length=4+adaptive,gamma=0.3,alpha=0.5,epsilon=1.0",
+    "layer-skip+eagle2,total=12,depth=4,width=3+cali-ts",
+)
 TEMPERATURES = (0.7, 1.0)
 TOP_P = (1.0, 0.8)
 

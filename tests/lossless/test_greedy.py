@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec import linear
 from jaxspec.methods import Method, parse_method
 from tests.lossless import combinations
 from tests.lossless.harness import models, requests, run, speculation, with_kept_blocks
@@ -63,9 +62,9 @@ class TestGreedy:
             assert history[..., 0].sum(axis=1).tolist() == [end - 1 for end in ends]
 
 
-def test_a_skip_set_with_weights_of_its_own(target, prompts, plain):
-    method = parse_method("layer-skip+static,paths=0:1:2:00:01:10:000+threshold,gamma=0.2,confidence=token")
-    texts, history = run(speculation(method, True), with_kept_blocks(target), requests(prompts, NEW))
+@pytest.mark.parametrize("name", combinations.WITH_KEPT_BLOCKS)
+def test_a_skip_set_with_weights_of_its_own(name: str, target, prompts, plain):
+    texts, history = run(speculation(parse_method(name), True), with_kept_blocks(target), requests(prompts, NEW))
     assert texts == plain
     assert history[..., 1].sum() > 0, "no draft was accepted, so nothing was tested"
 
@@ -80,18 +79,10 @@ def test_a_skip_set_with_weights_of_its_own(target, prompts, plain):
         "medusa+static,paths=0:1:00",
     ],
 )
-def test_rows_that_go_through_kernels_one_by_one(name: str, target, prompts, plain, monkeypatch):
-    """As on a CPU with kernels of real size; those here are otherwise too small for it to pay."""
-    monkeypatch.setattr(linear, "WORTH_IT", (0, 2**21))
-    jax.clear_caches()
-    try:
-        traced = str(jax.make_jaxpr(lambda x: linear.product(x, x.T))(np.ones((2, 2), np.float32)))
-        assert "scan" in traced
-        for i, prompt in enumerate(prompts):  # one at a time: a verified tree has two to four rows
-            texts, _ = run(speculation(parse_method(name), True), target, requests([prompt], NEW))
-            assert texts == [plain[i]]
-    finally:
-        jax.clear_caches()
+def test_rows_that_go_through_kernels_one_by_one(name: str, target, prompts, plain, kernels_one_by_one):
+    for i, prompt in enumerate(prompts):  # one at a time: a verified tree has two to four rows
+        texts, _ = run(speculation(parse_method(name), True), target, requests([prompt], NEW))
+        assert texts == [plain[i]]
 
 
 def test_a_wrong_draft_never_shows(target, prompts, plain):
