@@ -34,23 +34,26 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs
 import jax
 import jax.numpy as jnp
 
-from jaxspec import checkpoint
-from jaxspec.checkpoint import CheckpointConfig
-from jaxspec.config import LlamaConfig
-from jaxspec.engine import Engine
-from jaxspec.evaluate import bandwidth, bench, cost, environment, runner, simulate
-from jaxspec.evaluate.command import Bench
-from jaxspec.evaluate.metrics import count
-from jaxspec.evaluate.pieces import target_job
+from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.checkpoint.config_json import CheckpointConfig
+from jaxspec.checkpoint.loading import Checkpoint, load
+from jaxspec.commands import train
+from jaxspec.costs import timing
+from jaxspec.costs.round_pieces import target_job
+from jaxspec.decoding.request import Request
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.statistics import statistics_of
+from jaxspec.evaluate import bandwidth, bench, piece_times, runner, simulate
+from jaxspec.evaluate.settings import Bench
 from jaxspec.evaluate.suites import read_questions
-from jaxspec.linelog import write_whole
-from jaxspec.loading import Checkpoint, load
-from jaxspec.methods import parse_method
-from jaxspec.quantize import KINDS, quantized
-from jaxspec.request import Request
-from jaxspec.train import cli as train
-from jaxspec.train.options import Data, Mixture
-from jaxspec.train.recipe import Recipe
+from jaxspec.host import environment
+from jaxspec.host.atomic import write_whole
+from jaxspec.methods.method import parse_method
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.quantization import KINDS, quantized
+from jaxspec.train.run.recipe import Recipe
+from jaxspec.train.settings import options
+from jaxspec.train.settings.options import Data, DataMixture
 
 RESULTS = Path(__file__).parent / "results"
 ACCEPTANCE = (0.76, 0.69, 0.67, 0.68, 0.68)
@@ -214,17 +217,17 @@ def shapes(scale: Scale, quantize: str | None, copied: float) -> dict[str, Any]:
     rows = 4 * scale.tokens
     with model.context():
         jobs = [target_job(model.target, 1, size, rows) for size in (1, *scale.nodes)]
-        one, *verified = cost.seconds_per_unit(jobs)
-    pieces = cost.measure(engines, [prompt])
+        one, *verified = timing.seconds_per_unit(jobs)
+    pieces = piece_times.measure(engines, [prompt])
     # A forward reads its weights, and all rows of the cache; of the whole loop the weights alone are counted.
     weights = bandwidth.weights(model.target)["read_bytes"]
-    read = weights + checkpoint.kv_bytes(scale.shape, 1, rows, scale.dtype)
+    read = weights + memory.kv_bytes(scale.shape, 1, rows, scale.dtype)
     methods = {name: rounds(name, engine, prompt, pieces) for name, engine in engines.items()}
     for values in methods.values():
         values["speedup"] = values["tokens_per_second"] / methods["plain"]["tokens_per_second"]
     plain = weights * methods["plain"]["tokens_per_second"] / 1e9
     return {
-        "parameters": checkpoint.parameter_count(scale.shape),
+        "parameters": memory.parameter_count(scale.shape),
         "read_bytes": read,
         "forward_seconds": one,
         "gigabytes_per_second": read / one / 1e9,
@@ -239,17 +242,17 @@ def shapes(scale: Scale, quantize: str | None, copied: float) -> dict[str, Any]:
 
 def random_model(scale: Scale, quantize: str | None) -> Checkpoint:
     """A target of random weights, in memory alone."""
-    target = simulate.randomise(checkpoint.abstract(scale.shape), scale.dtype)
+    target = simulate.randomise(parameters.abstract(scale.shape), scale.dtype)
     if quantize is not None:
         target = quantized(target, quantize)
     config = CheckpointConfig("llama", scale.shape, scale.dtype, scale.dtype, "jaxspec", quantize=quantize)
     return Checkpoint(Path(), config, target, simulate.Bytes(scale.shape.vocab_size), ())
 
 
-def rounds(name: str, engine: Engine, prompt: Request, pieces: cost.Costs) -> dict[str, float]:
+def rounds(name: str, engine: Engine, prompt: Request, pieces: piece_times.PieceTimes) -> dict[str, float]:
     """Whole rounds of a method, and their time without drafting and verification."""
     runs = [runner.warm(engine, [prompt], [None])[0] for _ in range(3)]
-    seconds, counts = statistics.median(run.decode_seconds for run in runs), count([runs[0].history])
+    seconds, counts = statistics.median(run.decode_seconds for run in runs), statistics_of([runs[0].history])
     size = max(engine.method.speculation(True, tree_sizes=engine.tree_sizes).verify_sizes)
     a_round = seconds / counts.rounds
     accounted = counts.depth_per_round * pieces.level[name] + pieces.target[size]
@@ -268,7 +271,7 @@ def trained(scale: Scale, folder: Path) -> dict[str, Any]:
     target = folder / "lm"
     small: dict[str, Any] = scale.small
     train.Lm(target, data=Data(scale.data), save_dtype="bfloat16", recipe=scale.lm, **small).run()
-    train.Eagle(train.Where(target), data=Mixture(scale.data), recipe=scale.eagle).run()
+    train.Eagle(options.Where(target), data=DataMixture(scale.data), recipe=scale.eagle).run()
     settings = Bench(
         target=target,
         prompts=Path("builtin"),
@@ -281,8 +284,8 @@ def trained(scale: Scale, folder: Path) -> dict[str, Any]:
     kept = ("tokens_per_second", "speedup", "tau", "modelled_speedup", "acceptance_by_position", "gigabytes_per_second")
     kept = (*kept, "unexplained_divergences")
     methods = {name: {key: values[key] for key in kept} for name, values in found["methods"].items()}
-    shape = checkpoint.read_config(target).model
-    return {"parameters": checkpoint.parameter_count(shape), "dtype": found["dtype"], "methods": methods}
+    shape = config_json.read_config(target).model
+    return {"parameters": memory.parameter_count(shape), "dtype": found["dtype"], "methods": methods}
 
 
 def transformers(scale: Scale, folder: Path, ours: dict[str, Any]) -> dict[str, Any]:

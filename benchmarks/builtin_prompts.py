@@ -8,7 +8,7 @@ from the beginning of a line to the beginning of another. Long files give more o
 
 import json
 
-from jaxspec.train import text
+from jaxspec.train.data import text
 
 PROMPTS = 40
 CHARACTERS = 500

@@ -12,8 +12,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 import jaxspec
-from jaxspec.show import STYLES, coloured
-from jaxspec.trace import Round
+from jaxspec.engine.recorded_rounds import Round
+from jaxspec.report.draft_colours import STYLES, coloured
 
 METHOD = "eagle+eagle2,total=8,depth=4,width=4"
 PROMPT = '''def decode(data, encoding="utf-8"):

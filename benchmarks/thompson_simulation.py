@@ -18,19 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxspec.calibrator import Calibrator
-from jaxspec.checkpoint import dict_to_module
+from jaxspec.checkpoint.parameters import dict_to_module
+from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.controllers.cali_ts import CaliTS
-from jaxspec.protocols import Evidence
+from jaxspec.decoding.controller import DraftSignals
 
 TEXTS, ROUNDS, CAP, ALPHA = 1000, 150, 12, 0.113
 PAPER_SHARE = 0.67  # r_d of Beta-TS
 
 
-def oracle_calibrator() -> Calibrator:
+def oracle_calibrator() -> AcceptancePredictor:
     """A predictor whose theta is the sigmoid of the draft's one hidden number."""
-    blank = Calibrator(1, 1, rngs=nnx.Rngs(0))
+    blank = AcceptancePredictor(1, 1, rngs=nnx.Rngs(0))
     return dict_to_module(
         blank,
         {"transform": jnp.zeros((10, 1, 1)), "head.kernel": jnp.array([[0.0, 0.0], [0.0, 1.0]])},
@@ -71,7 +71,7 @@ def _lengths(controller: Any, seen: jax.Array, right: jax.Array, key: jax.Array)
     def one_round(state, at):
         def level(carry, i):
             going, length = carry
-            evidence = Evidence(
+            evidence = DraftSignals(
                 level=i + 1,
                 top_prob=jnp.ones(texts),
                 token_prob=jnp.ones(texts),

@@ -19,18 +19,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.bundled import FOLDER
-from jaxspec.checkpoint import abstract
-from jaxspec.config import LlamaConfig
+from jaxspec.checkpoint.builtin import FOLDER
+from jaxspec.checkpoint.loading import load
+from jaxspec.checkpoint.parameters import abstract
 from jaxspec.drafters.eagle import EagleHead
 from jaxspec.drafters.early_exit import EarlyExitHead, default_first
-from jaxspec.loading import load
-from jaxspec.train import eagle, early_exit
-from jaxspec.train.objectives import EagleObjective
-from jaxspec.train.optimizer import make_optimizer
-from jaxspec.train.recipe import Recipe
-from jaxspec.train.text import Windows
-from jaxspec.train.trainer import make_step, start
+from jaxspec.model.config import LlamaConfig
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import eagle, early_exit
+from jaxspec.train.run.optimizer import make_optimizer
+from jaxspec.train.run.recipe import Recipe
+from jaxspec.train.run.trainer import make_step, start
+from jaxspec.train.settings.objectives import EagleObjective
 
 LLAMA_13B = LlamaConfig(
     vocab_size=32000,

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 import transformers
 
-from jaxspec.engine import Engine
-from jaxspec.evaluate import environment
+from jaxspec.checkpoint.loading import load
+from jaxspec.engine.engine import Engine
 from jaxspec.evaluate.divergence import first_difference, next_logits
 from jaxspec.evaluate.suites import read_questions
-from jaxspec.loading import load
+from jaxspec.host import environment
 
 GREEDY, LOOKUP = "transformers", "transformers prompt lookup"
 Run = Callable[[list[int]], tuple[list[int], float]]  # prompt -> new tokens, seconds of decoding them

@@ -14,24 +14,24 @@ import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from flax import nnx
 
-from jaxspec import checkpoint, heads
-from jaxspec.checkpoint import CheckpointConfig, CheckpointError
-from jaxspec.config import LlamaConfig
+from jaxspec.checkpoint import config_json, heads, parameters
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import hf_config, kinds
 from jaxspec.convert.export import head_arrays, head_config, write_json, write_tensors
-from jaxspec.convert.files import staged
 from jaxspec.convert.names import IGNORED, is_kernel, theirs
-from jaxspec.convert.progress import say
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, format_of, open_directory, read_config
 from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
 from jaxspec.drafters.eagle import NAME, EagleHead
-from jaxspec.heads import HeadConfig
+from jaxspec.host.atomic import staged
+from jaxspec.host.terminal import say
+from jaxspec.model.config import LlamaConfig
 
 _QUERY = "layers.0.self_attn.q_proj"
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class PublishedHead:
     """A published head as it is: its config, and for each of our names the tensor that it comes from.
 
     Attributes:
@@ -50,7 +50,7 @@ def published(ours: str) -> str:
     return theirs(ours.replace("layer.", "layers.0."), "huggingface").removeprefix("model.")
 
 
-def plan(source: Path) -> Plan:
+def plan(source: Path) -> PublishedHead:
     """Reads config and headers of a published head and checks them against each other.
 
     Raises:
@@ -67,7 +67,7 @@ def plan(source: Path) -> Plan:
     model, settings = _model(raw, found, source), {"bias": "fc.bias" in found, "own_embedding": True}
     tensors = match(_abstract(model, settings), found, published, str(source))
     dtype = main_dtype(tensors.values())
-    return Plan(HeadConfig(NAME, model, dtype, dtype, settings), tensors, lm_head)
+    return PublishedHead(HeadConfig(NAME, model, dtype, dtype, settings), tensors, lm_head)
 
 
 def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> HeadConfig:
@@ -83,7 +83,7 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
         CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
         DiskFullError: no room; nothing is left at `out`.
     """
-    planned, goal = plan(source), checkpoint.read_config(target)
+    planned, goal = plan(source), config_json.read_config(target)
     config, tensors = planned.config, planned.tensors
     heads.check_same_shape(source, config.model, goal.model)
     lm_head = "embedding" if goal.model.tie_embeddings else "head.kernel"
@@ -126,12 +126,12 @@ def export(source: Path, out: Path, target: Path | None = None) -> None:
     """
     config = head_config(source, NAME)
     target = _target_of(source) if target is None else target
-    goal = checkpoint.read_config(target)
+    goal = config_json.read_config(target)
     heads.check_same_shape(source, config.model, goal.model)
     arrays, dtypes = head_arrays(source, config, _abstract(config.model, config.settings))
     if "embedding" not in arrays:
         dtypes["embedding"] = np.dtype(config.source_dtype)
-        arrays |= checkpoint.read_arrays(target / "params", ["embedding"])
+        arrays |= parameters.read_arrays(target / "params", ["embedding"])
     with staged(out, sum(array.size * dtypes[name].itemsize for name, array in arrays.items())) as folder:
         write_json(folder / "config.json", _published_config(config, goal))
         write_tensors(folder / "model.safetensors", arrays, dtypes, published)
@@ -169,7 +169,7 @@ def _abstract(model: LlamaConfig, settings: Mapping[str, Any]) -> EagleHead:
 
 def _is_targets(tensor: Tensor, target: Path, name: str) -> bool:
     """Whether a tensor has the bits that a parameter of the target has in the tensor's dtype."""
-    array = checkpoint.read_arrays(target / "params", [name])[name]
+    array = parameters.read_arrays(target / "params", [name])[name]
     with np.errstate(over="ignore"):  # what overflows differs, and that is the answer
         array = (array.T if is_kernel(name) else array).astype(tensor.dtype, copy=False)
     bits = f"u{array.itemsize}"  # as numbers, -0 would equal 0
@@ -179,7 +179,7 @@ def _is_targets(tensor: Tensor, target: Path, name: str) -> bool:
 def _target_of(head: Path) -> Path:
     """The checkpoint under whose `heads` a head lies."""
     folder = head.absolute().parent
-    if folder.name != "heads" or format_of(folder.parent) != checkpoint.FORMAT:
+    if folder.name != "heads" or format_of(folder.parent) != config_json.FORMAT:
         raise CheckpointError(f"{head} does not lie under CKPT/heads; name its target with --target CKPT")
     return folder.parent
 

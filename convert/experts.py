@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxspec.checkpoint import CheckpointError
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.readers import Source, Tensor
 
 _ONE = re.compile(r"(.*\.experts)\.(\d+)\.(w[123]\.weight)")  # of an expert

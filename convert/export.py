@@ -10,14 +10,15 @@ import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from flax import nnx
 
-from jaxspec import checkpoint, heads
-from jaxspec.checkpoint import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint import config_json, heads, parameters
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import experts, hf_config, tokenizer
-from jaxspec.convert.files import check_room, staged
 from jaxspec.convert.names import theirs, turned
-from jaxspec.convert.progress import progress, say
 from jaxspec.convert.readers import format_of
-from jaxspec.heads import HeadConfig
+from jaxspec.host.atomic import check_room, staged
+from jaxspec.host.progress import progress
+from jaxspec.host.terminal import say
 
 SHARD_BYTES = 5 * 10**9
 
@@ -35,14 +36,14 @@ def export(source: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
         raise CheckpointError(
             f"{source} is a head, which --format eagle or medusa writes; --format hf takes a checkpoint"
         )
-    config = checkpoint.read_config(source)
+    config = config_json.read_config(source)
     if config.quantize is not None:
         raise CheckpointError(
             f"{source} holds {config.quantize} weights, in which the source's bits are lost; export a checkpoint that "
             "was converted without --quantize"
         )
-    stored = checkpoint.read_shapes(source / "params")
-    checkpoint.check_names(checkpoint.module_to_dict(checkpoint.abstract(config.model)), stored, str(source / "params"))
+    stored = parameters.read_shapes(source / "params")
+    parameters.check_names(parameters.module_to_dict(parameters.abstract(config.model)), stored, str(source / "params"))
     dtypes = source_dtypes(stored, config.dtype, config.source_dtype)
     sizes = {name: math.prod(meta.shape) * dtypes[name].itemsize for name, meta in stored.items()}
     total = sum(sizes.values())
@@ -55,7 +56,7 @@ def export(source: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
         for i, names in enumerate(shards):
             check_room(out, sum(sizes[name] for rest in shards[i:] for name in rest))
             file = "model.safetensors" if len(shards) == 1 else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
-            arrays = checkpoint.read_arrays(source / "params", names)
+            arrays = parameters.read_arrays(source / "params", names)
             written = write_tensors(folder / file, arrays, dtypes, lambda name: theirs(name, "huggingface"))
             del arrays
             weight_map |= dict.fromkeys(written, file)
@@ -69,7 +70,7 @@ def export(source: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
 def _shards(sizes: dict[str, int], limit: int) -> Iterator[list[str]]:
     """Names in order, as many a shard as fit into `limit` bytes."""
     shard: list[str] = []
-    for name in sorted(sizes, key=checkpoint.natural):
+    for name in sorted(sizes, key=parameters.natural):
         if shard and sum(sizes[other] for other in shard) + sizes[name] > limit:
             yield shard
             shard = []
@@ -84,7 +85,7 @@ def source_dtypes(stored: Mapping[str, Any], dtype: str, source_dtype: str) -> d
 
 def head_config(source: Path, drafter: str) -> HeadConfig:
     """Reads the config of a head to export. Raises CheckpointError where it is a checkpoint, or another drafter's."""
-    if format_of(source) == checkpoint.FORMAT:
+    if format_of(source) == config_json.FORMAT:
         raise CheckpointError(f"{source} is a checkpoint, which --format hf writes; --format {drafter} takes a head")
     return heads.read_head(source, drafter)
 
@@ -93,9 +94,9 @@ def head_arrays(
     source: Path, config: HeadConfig, abstract: nnx.Module
 ) -> tuple[dict[str, np.ndarray], dict[str, np.dtype]]:
     """Every parameter of a head, and the dtype that it gets; raises CheckpointError where they are not `abstract`'s."""
-    stored = checkpoint.read_shapes(source / "params")
-    checkpoint.check_names(checkpoint.module_to_dict(abstract), stored, str(source / "params"))
-    return checkpoint.read_arrays(source / "params", stored), source_dtypes(stored, config.dtype, config.source_dtype)
+    stored = parameters.read_shapes(source / "params")
+    parameters.check_names(parameters.module_to_dict(abstract), stored, str(source / "params"))
+    return parameters.read_arrays(source / "params", stored), source_dtypes(stored, config.dtype, config.source_dtype)
 
 
 def write_tensors(

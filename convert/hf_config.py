@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxspec.checkpoint import CheckpointConfig, CheckpointError
-from jaxspec.config import LlamaConfig, Rope, RopeScaling
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.model.config import LlamaConfig, Rope, RopeScaling
 
 _SCALING: dict[str, RopeScaling] = {"default": "none", "linear": "linear", "dynamic": "dynamic", "llama3": "llama3"}
 _ROPE_KEYS = {

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from jaxspec.checkpoint import CheckpointError
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.tokenizer import FILES
 
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

@@ -10,14 +10,14 @@ import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from rich import filesize
 
-from jaxspec import checkpoint, heads
-from jaxspec.checkpoint import CheckpointConfig
-from jaxspec.config import LlamaConfig
+from jaxspec.checkpoint import config_json, heads, parameters
+from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.convert import eagle, kinds, llama, medusa
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import format_of, read_json
 from jaxspec.convert.tokenizer import has_tokenizer
 from jaxspec.drafters import layer_skip
+from jaxspec.model.config import LlamaConfig
 
 
 def describe(path: Path) -> str:
@@ -27,7 +27,7 @@ def describe(path: Path) -> str:
         CheckpointError: the folder is none of the kinds, or one that conversion would refuse.
     """
     ours = format_of(path)
-    if ours == checkpoint.FORMAT:
+    if ours == config_json.FORMAT:
         return _lines(_of_checkpoint(path))
     if ours == heads.FORMAT:
         return _lines(_of_head(path))
@@ -36,15 +36,15 @@ def describe(path: Path) -> str:
 
 
 def _of_checkpoint(path: Path) -> Iterable[tuple[str, Any]]:
-    config, shapes = checkpoint.read_config(path), checkpoint.read_shapes(path / "params")
-    model = checkpoint.abstract(config.model, config.quantize)
-    checkpoint.check_names(checkpoint.module_to_dict(model), shapes, str(path / "params"))
+    config, shapes = config_json.read_config(path), parameters.read_shapes(path / "params")
+    model = parameters.abstract(config.model, config.quantize)
+    parameters.check_names(parameters.module_to_dict(model), shapes, str(path / "params"))
     yield "format", f"jaxspec checkpoint, converted from {config.source_format} in {config.source_dtype}"
     yield from _of_config(config)
     yield "quantised", config.quantize or "no"
     yield from _of_tensors({name: (leaf.shape, str(leaf.dtype)) for name, leaf in shapes.items()})
     yield "tokenizer", "yes" if has_tokenizer(path) else "none"
-    yield "heads", ", ".join(checkpoint.heads(path)) or "none"
+    yield "heads", ", ".join(config_json.head_names(path)) or "none"
 
 
 def _of_source(path: Path) -> Iterable[tuple[str, Any]]:
@@ -59,7 +59,7 @@ def _of_source(path: Path) -> Iterable[tuple[str, Any]]:
 def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
     config, params = heads.read_config(path), path / "params"
     weightless = config.drafter == layer_skip.NAME and not layer_skip.is_trained(config)
-    shapes = {} if weightless else checkpoint.read_shapes(params)
+    shapes = {} if weightless else parameters.read_shapes(params)
     yield "format", f"jaxspec head for the drafter {config.drafter}, exported in {config.source_dtype}"
     if any("layer" in name for name in shapes):
         yield from _of_model(config.model)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxspec.checkpoint import CheckpointError
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.readers import Source, open_directory
 
 Kind = Literal["eagle", "eagle3", "medusa", "speculators", "model", "unknown"]

@@ -8,20 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxspec import checkpoint, hosts
-from jaxspec.checkpoint import CheckpointConfig, CheckpointError
-from jaxspec.config import LlamaConfig
+from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import experts, hf_config, meta, tokenizer
-from jaxspec.convert.files import staged_by_all
 from jaxspec.convert.names import IGNORED, Scheme, theirs
-from jaxspec.convert.progress import say
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config, read_json
 from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
-from jaxspec.quantize import check as check_quantization
+from jaxspec.host import processes
+from jaxspec.host.atomic import staged_by_all
+from jaxspec.host.terminal import say
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.quantization import check as check_quantization
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Conversion:
     """What will be written: the config, and for each of our names the tensor of the source that it comes from."""
 
     config: CheckpointConfig
@@ -54,17 +55,17 @@ def convert(
     planned = plan(source)
     config = dataclasses.replace(planned.config, dtype=dtype or planned.config.dtype, quantize=quantize)
     with staged_by_all(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
-        if hosts.is_first():
-            checkpoint.write_config(folder, config)
+        if processes.is_first():
+            config_json.write_config(folder, config)
             scheme = planned.scheme if tokenizer_from is None else "huggingface"
             tokenizer.bring(tokenizer_from or source, folder, scheme)
         write_params(planned.tensors, dtype, folder, out, source.name or str(source), quantize)
     kinds = ", ".join(filter(None, (config.dtype, quantize)))
-    say(f"wrote {out}: {config.family}, {checkpoint.parameter_count(config.model):,} parameters, {kinds}")
+    say(f"wrote {out}: {config.family}, {memory.parameter_count(config.model):,} parameters, {kinds}")
     return config
 
 
-def plan(source: Path) -> Plan:
+def plan(source: Path) -> Conversion:
     """Reads configs and headers and checks them against each other."""
     if meta.is_meta(source):
         model, tensors = meta.open_meta(source)
@@ -74,7 +75,7 @@ def plan(source: Path) -> Plan:
     matched = _match(model, tensors, scheme, source)
     dtype = main_dtype(matched.values())
     config = CheckpointConfig(family, model, dtype, dtype, scheme, tokens.bos, tokens.eos, tokens.pad)
-    return Plan(config, matched, scheme)
+    return Conversion(config, matched, scheme)
 
 
 def _huggingface(source: Path) -> tuple[LlamaConfig, str, hf_config.SpecialTokens, Source]:
@@ -95,7 +96,7 @@ def _match(model: LlamaConfig, tensors: Source, scheme: Scheme, source: Path) ->
         found = experts.join(found, model.num_experts, str(source))
     if model.tie_embeddings:
         _check_tied(found, scheme, source)
-    return match(checkpoint.abstract(model), found, lambda ours: theirs(ours, scheme), str(source))
+    return match(parameters.abstract(model), found, lambda ours: theirs(ours, scheme), str(source))
 
 
 def _check_tied(found: dict[str, Tensor], scheme: Scheme, source: Path) -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from flax import nnx
 
-from jaxspec import checkpoint, heads
-from jaxspec.checkpoint import CheckpointError
+from jaxspec.checkpoint import config_json, heads
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import kinds
 from jaxspec.convert.export import head_arrays, head_config, write_json, write_tensors
-from jaxspec.convert.files import staged
-from jaxspec.convert.progress import say
 from jaxspec.convert.readers import (
     Source,
     Tensor,
@@ -28,14 +27,15 @@ from jaxspec.convert.readers import (
 )
 from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
 from jaxspec.drafters.medusa import NAME, MedusaHeads
-from jaxspec.heads import HeadConfig
+from jaxspec.host.atomic import staged
+from jaxspec.host.terminal import say
 
 _MERGED = "medusa_head."  # before every name, where the heads lie in one file with their target
 _SECOND_BLOCK = re.compile(r"\d+\.[1-9]\d*\.linear\..*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class PublishedHeads:
     """Published heads as they are: for each of our names the tensor that it comes from."""
 
     tensors: dict[str, Tensor]
@@ -51,7 +51,7 @@ def published(ours: str) -> str:
     return f"{number}.1.weight" if part == "head" else f"{number}.0.linear.{kind.replace('kernel', 'weight')}"
 
 
-def plan(source: Path) -> Plan:
+def plan(source: Path) -> PublishedHeads:
     """Reads config and headers of published heads and checks them against each other.
 
     Raises:
@@ -76,7 +76,7 @@ def plan(source: Path) -> Plan:
     table = found.get("0.1.weight")
     vocab, width = table.shape if table is not None and len(table.shape) == 2 else (1, 1)  # then `match` names it
     tensors = match(_abstract(width, vocab, count), found, published, str(source))
-    return Plan(tensors, count, width, vocab)
+    return PublishedHeads(tensors, count, width, vocab)
 
 
 def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> HeadConfig:
@@ -92,7 +92,7 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
         CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
         DiskFullError: no room; nothing is left at `out`.
     """
-    planned, goal = plan(source), checkpoint.read_config(target).model
+    planned, goal = plan(source), config_json.read_config(target).model
     theirs = dataclasses.replace(goal, vocab_size=planned.vocab_size, hidden_size=planned.hidden_size)
     heads.check_same_shape(source, theirs, goal)
     source_dtype = main_dtype(planned.tensors.values())

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.checkpoint import CheckpointError
-from jaxspec.config import LlamaConfig, Rope
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.hf_config import SpecialTokens
 from jaxspec.convert.names import IGNORED, Row, meta_row
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_torch, read_json
+from jaxspec.model.config import LlamaConfig, Rope
 
 _KNOWN = {
     "dim",

@@ -17,8 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxspec import checkpoint, heads
-from jaxspec.checkpoint import DTYPES, CheckpointError
+from jaxspec.checkpoint import config_json, heads
+from jaxspec.checkpoint.config_json import DTYPES, CheckpointError
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -173,7 +173,7 @@ def format_of(path: Path) -> str | None:
     """Which of jaxspec's own formats the config.json of a folder names: a checkpoint's, a head's, or neither."""
     file = path / "config.json"
     found = read_json(file).get("format") if file.is_file() else None
-    return found if found in (checkpoint.FORMAT, heads.FORMAT) else None
+    return found if found in (config_json.FORMAT, heads.FORMAT) else None
 
 
 def read_config(source: Path) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def read_config(source: Path) -> dict[str, Any]:
             f"{source} is not a folder; name a Hugging Face or Meta folder, or a hub id like org/model"
         )
     if ours := format_of(source):
-        kind = "checkpoint" if ours == checkpoint.FORMAT else "head"
+        kind = "checkpoint" if ours == config_json.FORMAT else "head"
         raise CheckpointError(f"{source} is a jaxspec {kind} already; use it as it is, or `export` it")
     return read_json(source / "config.json")
 

@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
-from jaxspec.checkpoint import CheckpointError
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.names import Scheme
-from jaxspec.convert.progress import say
+from jaxspec.host.terminal import say
 
 FILES = (
     "tokenizer.json",

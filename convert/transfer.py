@@ -11,14 +11,15 @@ import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from flax import nnx
 
-from jaxspec import checkpoint, hosts
-from jaxspec.checkpoint import CheckpointError
-from jaxspec.convert.files import check_room
-from jaxspec.convert.interrupts import deferred
+from jaxspec.checkpoint import parameters
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.names import is_kernel, turned
-from jaxspec.convert.progress import progress
 from jaxspec.convert.readers import Source, Tensor
-from jaxspec.quantize import kind_of, pack
+from jaxspec.host import processes
+from jaxspec.host.atomic import check_room
+from jaxspec.host.interrupts import deferred
+from jaxspec.host.progress import progress
+from jaxspec.model.quantization import kind_of, pack
 
 # A model is written in about this many groups: enough to keep a group small, few enough for Orbax, which merges them.
 _GROUPS = 64
@@ -41,11 +42,11 @@ def match(model: nnx.Module, found: Source, theirs: Callable[[str], str], where:
         theirs: what the source calls a parameter of ours.
         where: the source, as errors name it.
     """
-    expected = checkpoint.module_to_dict(model)
+    expected = parameters.module_to_dict(model)
     shape = lambda ours, leaf: (*leaf.shape[:-2], *leaf.shape[:-3:-1]) if is_kernel(ours) else leaf.shape
     wanted = {theirs(ours): Expected(shape(ours, leaf)) for ours, leaf in expected.items()}
-    checkpoint.check_names(wanted, found, where)
-    return {ours: found[theirs(ours)] for ours in sorted(expected, key=checkpoint.natural)}
+    parameters.check_names(wanted, found, where)
+    return {ours: found[theirs(ours)] for ours in sorted(expected, key=parameters.natural)}
 
 
 def main_dtype(tensors: Iterable[Tensor]) -> str:
@@ -83,7 +84,7 @@ def write_params(
     size = total_bytes(tensors, dtype, quantize)
     with progress(f"converting {title}", size) as advance, deferred() as interrupts:
         params = _watched(_stream(tensors, dtype, quantize), out, size, advance, interrupts.release)
-        checkpoint.write_params(folder / "params", params, max(size // _GROUPS, _SMALLEST_GROUP))
+        parameters.write_params(folder / "params", params, max(size // _GROUPS, _SMALLEST_GROUP))
 
 
 def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None) -> Iterator[tuple[str, Any]]:
@@ -99,7 +100,7 @@ def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None)
         packed = pack(ours, array, quantize)
         del array  # or the next one would be read beside it
         for name in list(packed):
-            yield name, hosts.spread(np.asarray(packed.pop(name)))
+            yield name, processes.spread(np.asarray(packed.pop(name)))
 
 
 def _watched(

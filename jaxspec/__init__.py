@@ -8,11 +8,11 @@ __version__ = importlib.metadata.version("jaxspec")
 __all__ = ["Checkpoint", "Engine", "Generation", "Method", "__version__", "load", "make_mesh", "parse_method"]
 
 if TYPE_CHECKING:
-    from jaxspec.engine import Engine
-    from jaxspec.generation import Generation
-    from jaxspec.loading import Checkpoint, load
-    from jaxspec.mesh import make_mesh
-    from jaxspec.methods import Method, parse_method
+    from jaxspec.checkpoint.loading import Checkpoint, load
+    from jaxspec.engine.engine import Engine
+    from jaxspec.engine.generation import Generation
+    from jaxspec.methods.method import Method, parse_method
+    from jaxspec.model.mesh import make_mesh
 
 _HOMES = {
     "Checkpoint": "jaxspec.loading",

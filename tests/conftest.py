@@ -48,19 +48,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def forgotten_programs():
     """No test module meets so many programs of others that the process is aborted."""
     yield
-    from jaxspec import caches  # after the import hook
+    from jaxspec.host import compilation_cache  # after the import hook
 
-    caches.make_room(0.4)
+    compilation_cache.make_room(0.4)
 
 
 @pytest.fixture(scope="module")
 def little_to_compile_and_time():
     """For tests of whole runs: one tree size a method, and timings that are over at once."""
-    from jaxspec import engine  # after the import hook
-    from jaxspec.evaluate import cost
+    from jaxspec.costs import timing
+    from jaxspec.engine import engine  # after the import hook
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "CPU_SIZES", ())
-        patch.setattr(cost, "LEAST_SECONDS", 1e-3)
-        patch.setattr(cost, "REPEATS", 1)
+        patch.setattr(timing, "LEAST_SECONDS", 1e-3)
+        patch.setattr(timing, "REPEATS", 1)
         yield

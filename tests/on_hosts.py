@@ -3,11 +3,11 @@
 import json
 import sys
 
-from jaxspec import cli
-from jaxspec.convert import cli as convert_cli
-from jaxspec.train import cli as train_cli
+from jaxspec.commands import convert as convert_cli
+from jaxspec.commands import main
+from jaxspec.commands import train as train_cli
 
-PROGRAMS = {"jaxspec": cli, "jaxspec-convert": convert_cli, "jaxspec-train": train_cli}
+PROGRAMS = {"jaxspec": main, "jaxspec-convert": convert_cli, "jaxspec-train": train_cli}
 
 
 def main() -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.evaluate import cost
+from jaxspec.costs import timing
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 def test_quick_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setattr(cost, "LEAST_SECONDS", 0.001)
+    monkeypatch.setattr(timing, "LEAST_SECONDS", 0.001)
     script = importlib.import_module("accelerator")
     script.main(["--quick", "--minutes", "60", "--out", str(tmp_path / "out.json")])  # however busy the machine is
     found = json.loads((tmp_path / "out.json").read_text())

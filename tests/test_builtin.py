@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 import jaxspec
-from jaxspec import cli, demo
-from jaxspec.bundled import FOLDER
+from jaxspec.checkpoint.builtin import FOLDER
+from jaxspec.commands import demo, main
 from jaxspec.evaluate.suites import read_questions
-from jaxspec.train.text import HELD_OUT, is_held_out
+from jaxspec.train.data.text import HELD_OUT, is_held_out
 
 MEGABYTES = 24  # with all heads
 
@@ -83,7 +83,7 @@ def test_generate_names_it_like_any_other(monkeypatch, capsys):
          "--format", "json"],
     )  # fmt: skip
     with pytest.raises(SystemExit) as exit_:
-        cli.main()
+        main.main()
     out, err = capsys.readouterr()
     assert exit_.value.code == 0
     assert len(json.loads(out)["tokens"]) == 8

@@ -5,8 +5,8 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec import cache as kv
-from jaxspec.cache import KV
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.kv_cache import KV
 
 
 def random(rows: int, seed: int) -> KV:

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import caches
+from jaxspec.host import compilation_cache
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit, or none that can be read")
 def test_programs_are_let_go_of_where_they_take_too_much_and_only_there():
     double: Any = jax.jit(lambda x: 2 * x)
     double(jnp.ones(3))
-    caches.make_room(1.0)
+    compilation_cache.make_room(1.0)
     assert double._cache_size() == 1
-    caches.make_room(0.0)
+    compilation_cache.make_room(0.0)
     assert double._cache_size() == 0
     assert double(jnp.ones(3)).tolist() == [2, 2, 2]

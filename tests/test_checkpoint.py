@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec import cache, checkpoint
-from jaxspec.checkpoint import CheckpointConfig, CheckpointError
-from jaxspec.config import LlamaConfig, Rope
-from jaxspec.llama import Llama
+from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.model import kv_cache
+from jaxspec.model.config import LlamaConfig, Rope
+from jaxspec.model.llama import Llama
 
 MODEL = LlamaConfig(
     vocab_size=40,
@@ -37,14 +38,14 @@ def model() -> Llama:
 @pytest.fixture(scope="module")
 def saved(model: Llama, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint")
-    checkpoint.write_config(path, CONFIG)
-    checkpoint.write_params(path / "params", checkpoint.module_to_dict(model).items(), group_bytes=60_000)
+    config_json.write_config(path, CONFIG)
+    parameters.write_params(path / "params", parameters.module_to_dict(model).items(), group_bytes=60_000)
     return path
 
 
 def test_config_survives(saved: Path):
-    assert checkpoint.read_config(saved) == CONFIG
-    assert hash(checkpoint.read_config(saved)) == hash(CONFIG)
+    assert config_json.read_config(saved) == CONFIG
+    assert hash(config_json.read_config(saved)) == hash(CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -62,19 +63,19 @@ def test_wrong_config_is_named(edit: dict, words: str, tmp_path: Path):
     values = {**json.loads(CONFIG.to_json()), **edit}
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=words):
-        checkpoint.read_config(tmp_path)
+        config_json.read_config(tmp_path)
 
 
 def test_absent_or_torn_config(tmp_path: Path):
     with pytest.raises(CheckpointError, match="No such file"):
-        checkpoint.read_config(tmp_path / "absent")
+        config_json.read_config(tmp_path / "absent")
     (tmp_path / "config.json").write_text(CONFIG.to_json()[:50])
     with pytest.raises(CheckpointError, match="is not the config of a jaxspec checkpoint"):
-        checkpoint.read_config(tmp_path)
+        config_json.read_config(tmp_path)
 
 
 def test_parameters_survive(model: Llama, saved: Path):
-    expected, found = (checkpoint.module_to_dict(m) for m in (model, checkpoint.restore(saved)))
+    expected, found = (parameters.module_to_dict(m) for m in (model, parameters.restore(saved)))
     assert expected.keys() == found.keys()
     for name, array in expected.items():
         assert isinstance(found[name], jax.Array)
@@ -84,14 +85,14 @@ def test_parameters_survive(model: Llama, saved: Path):
 
 
 def test_dtype_is_cast_once(model: Llama, saved: Path):
-    found = checkpoint.module_to_dict(checkpoint.restore(saved, jnp.bfloat16))
-    for name, array in checkpoint.module_to_dict(model).items():
+    found = parameters.module_to_dict(parameters.restore(saved, jnp.bfloat16))
+    for name, array in parameters.module_to_dict(model).items():
         assert found[name].dtype == jnp.bfloat16
         np.testing.assert_array_equal(found[name], array.astype(jnp.bfloat16))
 
 
 def test_some_arrays(model: Llama, saved: Path):
-    found = checkpoint.read_arrays(saved / "params", ["norm", "layers.2.mlp.up.kernel"])
+    found = parameters.read_arrays(saved / "params", ["norm", "layers.2.mlp.up.kernel"])
     assert sorted(found) == ["layers.2.mlp.up.kernel", "norm"]
     np.testing.assert_array_equal(found["layers.2.mlp.up.kernel"], model.layers[2].mlp.up.kernel[...])
 
@@ -105,15 +106,15 @@ def test_some_arrays(model: Llama, saved: Path):
     ],
 )
 def test_another_config_than_the_parameters(change: dict, words: str, saved: Path):
-    module = checkpoint.abstract(dataclasses.replace(MODEL, **change))
+    module = parameters.abstract(dataclasses.replace(MODEL, **change))
     with pytest.raises(CheckpointError, match=words):
-        checkpoint.load_params(saved / "params", module)
+        parameters.load_params(saved / "params", module)
 
 
 def test_parameters_absent(tmp_path: Path):
-    checkpoint.write_config(tmp_path, CONFIG)
+    config_json.write_config(tmp_path, CONFIG)
     with pytest.raises(CheckpointError, match="params cannot be read"):
-        checkpoint.restore(tmp_path)
+        parameters.restore(tmp_path)
 
 
 def test_any_module_can_be_saved(tmp_path: Path):
@@ -122,39 +123,39 @@ def test_any_module_can_be_saved(tmp_path: Path):
             self.blocks = nnx.List([nnx.Linear(3, 4, rngs=rngs) for _ in range(2)])
 
     head = Head(nnx.Rngs(1))
-    checkpoint.write_params(tmp_path / "params", checkpoint.module_to_dict(head).items())
-    found = checkpoint.load_params(tmp_path / "params", nnx.eval_shape(lambda: Head(nnx.Rngs(0))))
+    parameters.write_params(tmp_path / "params", parameters.module_to_dict(head).items())
+    found = parameters.load_params(tmp_path / "params", nnx.eval_shape(lambda: Head(nnx.Rngs(0))))
     np.testing.assert_array_equal(found.blocks[1].kernel[...], head.blocks[1].kernel[...])
 
 
 def test_heads_are_folders_with_a_config(tmp_path: Path):
-    assert checkpoint.heads(tmp_path) == ()
+    assert config_json.head_names(tmp_path) == ()
     for name in ("medusa", "eagle", "half-written"):
         (tmp_path / "heads" / name).mkdir(parents=True)
     for name in ("medusa", "eagle"):
         (tmp_path / "heads" / name / "config.json").write_text("{}")
-    assert checkpoint.heads(tmp_path) == ("eagle", "medusa")
+    assert config_json.head_names(tmp_path) == ("eagle", "medusa")
 
 
 def test_bytes_are_exact(model: Llama):
-    assert checkpoint.required_bytes(MODEL, jnp.float32) == sum(x.nbytes for x in jax.tree.leaves(model))
-    held = cache.allocate(MODEL, 3, 16, jnp.dtype("bfloat16"))
-    assert checkpoint.kv_bytes(MODEL, 3, 16, jnp.bfloat16) == sum(x.nbytes for x in jax.tree.leaves(held))
+    assert memory.required_bytes(MODEL, jnp.float32) == sum(x.nbytes for x in jax.tree.leaves(model))
+    held = kv_cache.allocate(MODEL, 3, 16, jnp.dtype("bfloat16"))
+    assert memory.kv_bytes(MODEL, 3, 16, jnp.bfloat16) == sum(x.nbytes for x in jax.tree.leaves(held))
 
 
 def test_what_does_not_fit_is_refused_with_the_arithmetic(monkeypatch: pytest.MonkeyPatch):
-    weights = checkpoint.required_bytes(MODEL, jnp.bfloat16)
-    need = weights + checkpoint.kv_bytes(MODEL, 2, 10, jnp.bfloat16)
-    monkeypatch.setattr(checkpoint, "available_bytes", lambda _: need)
-    checkpoint.check_fits(MODEL, jnp.bfloat16, batch=2, rows=10)
-    monkeypatch.setattr(checkpoint, "available_bytes", lambda _: need - 1)
+    weights = memory.required_bytes(MODEL, jnp.bfloat16)
+    need = weights + memory.kv_bytes(MODEL, 2, 10, jnp.bfloat16)
+    monkeypatch.setattr(memory, "available_bytes", lambda _: need)
+    memory.check_fits(MODEL, jnp.bfloat16, batch=2, rows=10)
+    monkeypatch.setattr(memory, "available_bytes", lambda _: need - 1)
     sums = r"27,520 parameters x 2 bytes = .*2 x 11 layers x 2 heads x 6 x 10 rows x batch 2 x 2 bytes"
     with pytest.raises(CheckpointError, match=sums):
-        checkpoint.check_fits(MODEL, jnp.bfloat16, batch=2, rows=10)
+        memory.check_fits(MODEL, jnp.bfloat16, batch=2, rows=10)
 
 
 def test_available_memory():
-    assert 2**20 < checkpoint.available_bytes() < 2**50
+    assert 2**20 < memory.available_bytes() < 2**50
 
     class Accelerator:
         platform = "tpu"
@@ -162,4 +163,4 @@ def test_available_memory():
         def memory_stats(self) -> dict[str, int]:
             return {"bytes_limit": 1000, "bytes_in_use": 300}
 
-    assert checkpoint.available_bytes(Accelerator()) == 700
+    assert memory.available_bytes(Accelerator()) == 700

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxspec import cli
+from jaxspec.commands import main
 from tests import checkpoints
 
 
@@ -20,7 +20,7 @@ def jaxspec(monkeypatch, capsys):
     def command(*arguments):
         monkeypatch.setattr("sys.argv", ["jaxspec", *map(str, arguments)])
         try:
-            cli.main()
+            main.main()
             code = 0
         except SystemExit as exit_:
             code = exit_.code or 0

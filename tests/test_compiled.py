@@ -6,12 +6,12 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import decode
-from jaxspec.methods import parse_method
+from jaxspec.decoding import loop
+from jaxspec.methods.method import parse_method
 from tests.lossless.harness import models, requests, speculation, start, weights
 
 ROWS = 96
-LOOP: Any = decode.decode  # a jitted function has methods that its type does not show
+LOOP: Any = loop.decode  # a jitted function has methods that its type does not show
 
 
 def copies_of_the_cache(text: str, batch: int, rows: int) -> list[str]:

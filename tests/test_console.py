@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from jaxspec import console
+from jaxspec.commands import console
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec import Engine, checkpoint, load
+from jaxspec import Engine, load
+from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.convert import llama
-from jaxspec.decode import HISTORY
-from jaxspec.generation import cut_history
+from jaxspec.decoding.decode_state import HISTORY
+from jaxspec.engine.generation import cut_history
 from tests import checkpoints, hf_models
 
 
@@ -163,11 +164,11 @@ class TestRefusals:
     def test_draft_model_of_another_vocabulary(self, model, tmp_path):
         hf_models.make("llama", tmp_path / "hf", vocab_size=300)
         llama.convert(tmp_path / "hf", tmp_path / "other")
-        with pytest.raises(checkpoint.CheckpointError, match="vocabulary of 300 tokens and the target one of 259"):
+        with pytest.raises(config_json.CheckpointError, match="vocabulary of 300 tokens and the target one of 259"):
             Engine(model, f"draft-model@{tmp_path / 'other'}")
 
     def test_head_that_is_not_there(self, model):
-        with pytest.raises(checkpoint.CheckpointError, match=r"no head 'small' under .*found: draft-model"):
+        with pytest.raises(config_json.CheckpointError, match=r"no head 'small' under .*found: draft-model"):
             Engine(model, "draft-model@small")
 
 
@@ -203,9 +204,9 @@ def test_warmup_compiles_ahead(model):
 
 
 def test_too_large_for_memory_is_refused_before_loading(model, monkeypatch):
-    monkeypatch.setattr(checkpoint, "available_bytes", lambda device=None: 1000)
-    monkeypatch.setattr(checkpoint, "restore", lambda *_: pytest.fail("loaded all the same"))
-    with pytest.raises(checkpoint.CheckpointError, match=r"parameters x 4 bytes = .* 1\.0 kB free"):
+    monkeypatch.setattr(memory, "available_bytes", lambda device=None: 1000)
+    monkeypatch.setattr(parameters, "restore", lambda *_: pytest.fail("loaded all the same"))
+    with pytest.raises(config_json.CheckpointError, match=r"parameters x 4 bytes = .* 1\.0 kB free"):
         load(model.path)
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.checkpoint import read_arrays, read_shapes
+from jaxspec.checkpoint.parameters import read_arrays, read_shapes
 from jaxspec.convert.export import export
-from jaxspec.hosts import has_neighbours, join
-from jaxspec.train.runs import Run
+from jaxspec.host.processes import has_neighbours, join
+from jaxspec.train.run.folder import Run
 from tests.evaluate.tiny import checkpoint
 
 MESH = ("--mesh", "data=4,model=2")

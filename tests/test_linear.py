@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.linear import FEW, WORTH_IT, Linear, linear
+from jaxspec.model.linear import FEW, WORTH_IT, Linear, linear
 
 
 def layer(width: int, out: int) -> Linear:

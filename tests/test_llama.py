@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import given
 
-from jaxspec import cache as kv
-from jaxspec import checkpoint
+from jaxspec.checkpoint import parameters
 from jaxspec.convert.llama import convert
-from jaxspec.llama import Llama, forward, unembed
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.llama import Llama, forward, unembed
 from tests import hf_models
 
 TOLERANCE = 1e-4
@@ -52,7 +52,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     longest: dict[str, Any] = {"max_position_embeddings": LENGTH} if request.param == "dynamic-rope" else {}
     theirs = hf_models.make(request.param, folder / "theirs", num_hidden_layers=LAYERS, **longest)
     convert(folder / "theirs", folder / "ours")
-    model = checkpoint.restore(folder / "ours", jnp.float32)
+    model = parameters.restore(folder / "ours", jnp.float32)
 
     @torch.inference_mode()
     def run(tokens: np.ndarray):

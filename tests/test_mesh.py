@@ -8,11 +8,14 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from jaxspec import cache, checkpoint, sharding
-from jaxspec.checkpoint import module_to_dict, required_bytes
-from jaxspec.config import LlamaConfig
+from jaxspec.checkpoint import parameters
+from jaxspec.checkpoint.memory import required_bytes
+from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.drafters.eagle import EagleHead
-from jaxspec.mesh import AXES, DECODING, TRAINING, constrain, make_mesh, parse_mesh, parts, shared_heads, spec
+from jaxspec.model import kv_cache, placement
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.mesh import AXES, make_mesh, parse_mesh, parts, shared_heads
+from jaxspec.model.mesh_rules import DECODING, TRAINING, constrain, spec
 
 LLAMA_70B = LlamaConfig(
     vocab_size=32000,
@@ -65,25 +68,25 @@ def test_lengths_that_do_not_divide_are_cut_less():
 def test_a_70b_in_16_parts():
     """All but the norms is cut in 16, and KV heads in 8, by two devices each."""
     wide = mesh(kv=8, group=2)
-    placed = sharding.place(checkpoint.abstract(LLAMA_70B), wide, dtype=jnp.bfloat16)
+    placed = placement.place(parameters.abstract(LLAMA_70B), wide, dtype=jnp.bfloat16)
     whole = required_bytes(LLAMA_70B, jnp.bfloat16)
     keys_and_values = 2 * 8 * 8192 * 8 * 128 * 2
     norms = (2 * 8 + 1) * 8192 * 2
     expected = (whole - keys_and_values - norms) / 16 + keys_and_values / 8 + norms
-    assert sharding.device_bytes(placed) == expected
+    assert placement.device_bytes(placed) == expected
 
 
 def test_every_parameter_names_its_axes():
     config = dataclasses.replace(LLAMA_70B, num_layers=1)
     head = nnx.eval_shape(lambda: EagleHead(config, rngs=nnx.Rngs(0), bias=True))
-    for module in (checkpoint.abstract(config), head):
-        for name, leaf in module_to_dict(sharding.place(module, mesh(kv=8))).items():
+    for module in (parameters.abstract(config), head):
+        for name, leaf in module_to_dict(placement.place(module, mesh(kv=8))).items():
             assert len(leaf.sharding.spec) == leaf.ndim, name
 
 
 def test_small_heads_are_whole_and_large_ones_are_cut():
     of = lambda config: nnx.eval_shape(lambda: EagleHead(config, rngs=nnx.Rngs(0), bias=True))
-    held = lambda head: sharding.device_bytes(sharding.place_head(head, mesh(kv=8), jnp.bfloat16))
+    held = lambda head: placement.device_bytes(placement.place_head(head, mesh(kv=8), jnp.bfloat16))
     small = dataclasses.replace(LLAMA_70B, hidden_size=256, intermediate_size=512, num_heads=8, head_dim=32)
     size = lambda head: sum(leaf.size for leaf in jax.tree.leaves(head)) * 2
     assert held(of(small)) == size(of(small))
@@ -91,7 +94,7 @@ def test_small_heads_are_whole_and_large_ones_are_cut():
 
 
 def test_without_a_mesh_nothing_is_constrained():
-    text = jax.jit(lambda x: constrain(x, *cache.AXES)).lower(jnp.zeros((1, 2, 3, 4))).as_text()
+    text = jax.jit(lambda x: constrain(x, *kv_cache.AXES)).lower(jnp.zeros((1, 2, 3, 4))).as_text()
     assert "sharding" not in text
 
 

@@ -6,8 +6,10 @@ from jaxspec.builders.chain import Chain
 from jaxspec.builders.static import Static
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.ngram import Ngram
-from jaxspec.methods import default_method, parse_method, runnable
-from jaxspec.verify import Candidates, Greedy, Sampled
+from jaxspec.methods.method import default_method, parse_method, runnable
+from jaxspec.rules.candidates import Candidates
+from jaxspec.rules.greedy import Greedy
+from jaxspec.rules.rejection_sampling import RejectionSampling
 
 
 def test_settings_and_defaults():
@@ -76,7 +78,7 @@ def test_refusals_say_what_is_wrong(text, says):
 
 def test_the_rule_follows_from_temperature_and_builder():
     assert parse_method("ngram+chain").rule(greedy=True) == Greedy()
-    assert parse_method("ngram+static").rule(greedy=False) == Sampled()
+    assert parse_method("ngram+static").rule(greedy=False) == RejectionSampling()
     assert parse_method("plain").rule(greedy=False) == Candidates()
 
 

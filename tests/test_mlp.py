@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec import checkpoint, quantize
-from jaxspec.checkpoint import module_to_dict
-from jaxspec.config import LlamaConfig
-from jaxspec.mlp import Mixture, ask_each, mlp, route, run_all
+from jaxspec.checkpoint import memory, parameters
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.model import quantization
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.mlp import MixtureOfExperts, ask_each, mlp, route, run_all
 
 CONFIG = LlamaConfig(
     vocab_size=8,
@@ -27,8 +28,8 @@ CONFIG = LlamaConfig(
 
 
 @pytest.fixture(scope="module")
-def layer() -> Mixture:
-    return Mixture(nnx.Rngs(0), CONFIG, jnp.dtype("float32"))
+def layer() -> MixtureOfExperts:
+    return MixtureOfExperts(nnx.Rngs(0), CONFIG, jnp.dtype("float32"))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def tokens() -> jax.Array:
     return jax.random.normal(jax.random.key(1), (7, 16))
 
 
-def by_hand(layer: Mixture, token: np.ndarray) -> np.ndarray:
+def by_hand(layer: MixtureOfExperts, token: np.ndarray) -> np.ndarray:
     """Mixtral's paper, §2.1, in float64: softmax over the logits of the top k, which is the renormalised one of all."""
     params = {name: np.asarray(value, np.float64) for name, value in module_to_dict(layer).items()}
     logits = token @ params["router.kernel"]
@@ -50,14 +51,14 @@ def by_hand(layer: Mixture, token: np.ndarray) -> np.ndarray:
     return total
 
 
-def test_by_hand(layer: Mixture, tokens: jax.Array):
+def test_by_hand(layer: MixtureOfExperts, tokens: jax.Array):
     expected = np.stack([by_hand(layer, token) for token in np.asarray(tokens, np.float64)])
     np.testing.assert_allclose(mlp(layer, tokens[None])[0], expected, atol=1e-5)
     for at in range(0, 6, 2):  # few enough to ask each
         np.testing.assert_allclose(mlp(layer, tokens[None, at : at + 2])[0], expected[at : at + 2], atol=1e-5)
 
 
-def test_few_tokens_read_few_experts(layer: Mixture, tokens: jax.Array):
+def test_few_tokens_read_few_experts(layer: MixtureOfExperts, tokens: jax.Array):
     share, chosen = route(layer, tokens)
     other = next(e for e in range(5) if e not in chosen[0])
     poisoned = jax.tree.map(lambda stack: stack.at[other].set(jnp.nan), layer.experts)
@@ -65,23 +66,23 @@ def test_few_tokens_read_few_experts(layer: Mixture, tokens: jax.Array):
     assert not np.isfinite(run_all(poisoned, tokens[:1], share[:1], chosen[:1])).all()
 
 
-@pytest.mark.parametrize("how", quantize.KINDS)
-def test_quantised_experts(layer: Mixture, tokens: jax.Array, how: str):
+@pytest.mark.parametrize("how", quantization.KINDS)
+def test_quantised_experts(layer: MixtureOfExperts, tokens: jax.Array, how: str):
     """Both ways take each expert's own scales; the router stays as it is."""
-    integers = quantize.quantized(layer, how)
+    integers = quantization.quantized(layer, how)
     names = module_to_dict(layer).keys()
-    floats = checkpoint.dict_to_module(layer, quantize.dense(module_to_dict(integers), names))
+    floats = parameters.dict_to_module(layer, quantization.dense(module_to_dict(integers), names))
     assert isinstance(integers.router.kernel, nnx.Param)
     for count in (1, 7):
         np.testing.assert_allclose(mlp(integers, tokens[None, :count]), mlp(floats, tokens[None, :count]), atol=1e-5)
 
 
 def test_axes_and_bytes():
-    kernel = checkpoint.abstract(CONFIG).layers[0].mlp.experts.down.kernel
+    kernel = parameters.abstract(CONFIG).layers[0].mlp.experts.down.kernel
     assert kernel.get_metadata()["axes"] == ("expert", "mlp", "embed")
     of_layer = 5 * 3 * 16 * 24 + 16 * 5
-    without = checkpoint.parameter_count(CONFIG.without_experts)
-    assert checkpoint.parameter_count(CONFIG) == without - 3 * 16 * 24 + of_layer
+    without = memory.parameter_count(CONFIG.without_experts)
+    assert memory.parameter_count(CONFIG) == without - 3 * 16 * 24 + of_layer
 
 
 def test_config_is_checked():

@@ -15,7 +15,7 @@ import jaxtyping
 import pytest
 
 import jaxspec
-from jaxspec import llama
+from jaxspec.model import llama
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

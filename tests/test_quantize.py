@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec import checkpoint, quantize
-from jaxspec.checkpoint import CheckpointConfig, CheckpointError, module_to_dict
-from jaxspec.config import LlamaConfig
-from jaxspec.llama import Linear, Llama, linear
-from jaxspec.loading import load
-from jaxspec.train import edd, medusa
+from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint.loading import load
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.model import quantization
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.linear import Linear, linear
+from jaxspec.model.llama import Llama
+from jaxspec.train.methods import edd, medusa
 from tests import hf_models
 from tests.convert.commands import refused, run
 
@@ -40,18 +43,18 @@ def model() -> Llama:
 @pytest.fixture(scope="module")
 def saved(model: Llama, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("floats")
-    checkpoint.write_config(path, CONFIG)
-    checkpoint.write_params(path / "params", module_to_dict(model).items())
+    config_json.write_config(path, CONFIG)
+    parameters.write_params(path / "params", module_to_dict(model).items())
     return path
 
 
-@pytest.fixture(scope="module", params=quantize.KINDS)
+@pytest.fixture(scope="module", params=quantization.KINDS)
 def how(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 def test_every_kernel_is_integers_and_nothing_else_is(model: Llama, how: str):
-    found, whole = module_to_dict(quantize.quantized(model, how)), module_to_dict(model)
+    found, whole = module_to_dict(quantization.quantized(model, how)), module_to_dict(model)
     assert isinstance(model.head, Linear) and isinstance(model.head.kernel, nnx.Param), "the model itself is unchanged"
     for name, array in whole.items():
         if not name.endswith(".kernel"):
@@ -66,22 +69,22 @@ def test_every_kernel_is_integers_and_nothing_else_is(model: Llama, how: str):
 
 def test_a_kernel_is_off_by_half_a_step_at_most(model: Llama, how: str):
     kernel = model.layers[0].attention.q.kernel[...]
-    values, scale = quantize.to_integers(kernel, how)
+    values, scale = quantization.to_integers(kernel, how)
     assert scale.shape == (GROUPS[how], 64)
     steps = np.repeat(np.asarray(scale), 256 // GROUPS[how], axis=0)
-    error = np.abs(np.asarray(quantize.to_float(values, scale)) - np.asarray(kernel))
+    error = np.abs(np.asarray(quantization.to_float(values, scale)) - np.asarray(kernel))
     assert (error <= 0.5001 * steps).all()
     assert error.max() > 0.4 * steps.min(), "nothing was rounded"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_activations_keep_their_dtype(model: Llama, how: str, dtype: str):
-    layer = quantize.quantized(model, how).layers[0].attention.q
-    whole = module_to_dict(quantize.quantized(model, how))
+    layer = quantization.quantized(model, how).layers[0].attention.q
+    whole = module_to_dict(quantization.quantized(model, how))
     x = jax.random.normal(jax.random.key(1), (2, 3, 256), dtype)
     found = linear(x, layer)
     assert found.dtype == x.dtype
-    kernel = quantize.dense(whole, ["layers.0.attention.q.kernel"])["layers.0.attention.q.kernel"]
+    kernel = quantization.dense(whole, ["layers.0.attention.q.kernel"])["layers.0.attention.q.kernel"]
     assert layer.bias is not None
     exact = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64) + np.asarray(layer.bias[...], np.float64)
     np.testing.assert_allclose(np.asarray(found, np.float64), exact, atol=1e-5 if dtype == "float32" else 5e-2)
@@ -89,44 +92,44 @@ def test_activations_keep_their_dtype(model: Llama, how: str, dtype: str):
 
 def test_a_stack_is_quantised_as_its_kernels_are(model: Llama, how: str):
     kernels = jnp.stack([layer.mlp.up.kernel[...] for layer in model.layers])
-    each = [quantize.to_integers(kernel, how) for kernel in kernels]
-    for together, apart in zip(quantize.to_integers(kernels, how), zip(*each, strict=True), strict=True):
+    each = [quantization.to_integers(kernel, how) for kernel in kernels]
+    for together, apart in zip(quantization.to_integers(kernels, how), zip(*each, strict=True), strict=True):
         np.testing.assert_array_equal(together, jnp.stack(apart))
 
 
 def test_abstract_values_say_where_they_may_be_sharded(model: Llama, how: str):
-    abstract = checkpoint.abstract(MODEL, how)
+    abstract = parameters.abstract(MODEL, how)
     found = module_to_dict(abstract)
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in found.values())
-    real = module_to_dict(quantize.quantized(model, how))
+    real = module_to_dict(quantization.quantized(model, how))
     assert {k: (v.shape, v.dtype) for k, v in found.items()} == {k: (v.shape, v.dtype) for k, v in real.items()}
     kernel = abstract.layers[0].attention.o.kernel
-    assert isinstance(kernel, quantize.QuantizedKernel)
+    assert isinstance(kernel, quantization.QuantizedKernel)
     assert kernel.values.get_metadata()["axes"] == ("heads", "embed")
     kernel = abstract.layers[0].attention.q.kernel
-    assert isinstance(kernel, quantize.QuantizedKernel)
+    assert isinstance(kernel, quantization.QuantizedKernel)
     assert kernel.scale.get_metadata()["axes"] == ("embed" if how == "int4" else None, "heads")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_on_load_and_from_disk_are_the_same(model: Llama, saved: Path, how: str, dtype: str, tmp_path: Path):
-    checkpoint.write_config(tmp_path, dataclasses.replace(CONFIG, quantize=how))
-    checkpoint.write_params(tmp_path / "params", module_to_dict(quantize.quantized(model, how)).items())
+    config_json.write_config(tmp_path, dataclasses.replace(CONFIG, quantize=how))
+    parameters.write_params(tmp_path / "params", module_to_dict(quantization.quantized(model, how)).items())
     on_load, stored = load(saved, dtype, quantize=how), load(tmp_path, dtype)
     assert on_load.config.quantize == stored.config.quantize == how
     first, second = module_to_dict(on_load.target), module_to_dict(stored.target)
     assert first.keys() == second.keys()
     for name, array in first.items():
         assert array.dtype == second[name].dtype
-        assert array.dtype == dtype or quantize.is_quantized(name)
+        assert array.dtype == dtype or quantization.is_quantized(name)
         np.testing.assert_array_equal(array, second[name])
 
 
 def test_tensors_are_quantised_as_they_come(saved: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(checkpoint, "GROUP_BYTES", 50_000)
-    in_groups = module_to_dict(checkpoint.restore(saved, quantize="int8"))
+    monkeypatch.setattr(parameters, "GROUP_BYTES", 50_000)
+    in_groups = module_to_dict(parameters.restore(saved, quantize="int8"))
     monkeypatch.undo()
-    for name, array in module_to_dict(checkpoint.restore(saved, quantize="int8")).items():
+    for name, array in module_to_dict(parameters.restore(saved, quantize="int8")).items():
         np.testing.assert_array_equal(in_groups[name], array)
 
 
@@ -136,11 +139,11 @@ def test_bytes(model: Llama):
     head, scales = (
         256 * 40,
         lambda how: sum(
-            x.size for name, x in module_to_dict(quantize.quantized(model, how)).items() if name.endswith(".scale")
+            x.size for name, x in module_to_dict(quantization.quantized(model, how)).items() if name.endswith(".scale")
         ),
     )
-    assert checkpoint.required_bytes(MODEL, "bfloat16", "int8") == kernels + 4 * scales("int8") + 2 * floats
-    assert checkpoint.required_bytes(MODEL, "bfloat16", "int4") == (
+    assert memory.required_bytes(MODEL, "bfloat16", "int8") == kernels + 4 * scales("int8") + 2 * floats
+    assert memory.required_bytes(MODEL, "bfloat16", "int4") == (
         (kernels - head) // 2 + head + 4 * scales("int4") + 2 * floats
     )
 
@@ -148,7 +151,7 @@ def test_bytes(model: Llama):
 def test_refusals(saved: Path, tmp_path: Path):
     with pytest.raises(ValueError, match="can be quantised to int8 or int4, not 'int3'"):
         load(saved, quantize="int3")
-    checkpoint.write_config(tmp_path, dataclasses.replace(CONFIG, quantize="int8"))
+    config_json.write_config(tmp_path, dataclasses.replace(CONFIG, quantize="int8"))
     with pytest.raises(CheckpointError, match="holds int8 weights, from which int4 cannot be made"):
         load(tmp_path, quantize="int4")
 
@@ -157,7 +160,7 @@ def test_converted(how: str, tmp_path: Path):
     hf_models.make("llama", tmp_path / "hf")
     assert run("llama", tmp_path / "hf", tmp_path / "floats").code == 0
     assert run("llama", tmp_path / "hf", tmp_path / "ints", "--quantize", how, "--dtype", "bfloat16").code == 0
-    assert checkpoint.read_config(tmp_path / "ints").quantize == how
+    assert config_json.read_config(tmp_path / "ints").quantize == how
     on_load = module_to_dict(load(tmp_path / "floats", "bfloat16", quantize=how).target)
     for name, array in module_to_dict(load(tmp_path / "ints", "bfloat16").target).items():
         np.testing.assert_array_equal(array, on_load[name])
@@ -166,8 +169,8 @@ def test_converted(how: str, tmp_path: Path):
 
 
 def test_heads_begin_with_what_the_integers_stand_for(model: Llama, how: str):
-    target = quantize.quantized(model, how)
-    stood_for = quantize.dense(module_to_dict(target), module_to_dict(model))
+    target = quantization.quantized(model, how)
+    stood_for = quantization.dense(module_to_dict(target), module_to_dict(model))
     begun = module_to_dict(edd.initial(target, 1))
     for name in ("head.kernel", "layers.0.mlp.up.kernel", "embedding"):
         np.testing.assert_array_equal(begun[f"decoder.{name}"], stood_for[name])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from jaxspec.generation import Generation
-from jaxspec.show import pieces
-from jaxspec.trace import Round
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.recorded_rounds import Round
+from jaxspec.report.draft_colours import pieces
 
 
 def cut(committed: list[int], accepted: int) -> Generation:

@@ -5,12 +5,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec import tree as trees
 from jaxspec.builders.chain import Chain
 from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.builders.static import EAGLE_TREE, Static, parse_paths, show_paths
-from jaxspec.tree import NO_PARENT
-from jaxspec.verify import follow, likeliest
+from jaxspec.decoding import tree as trees
+from jaxspec.decoding.tree import NO_PARENT
+from jaxspec.rules.greedy import follow, propose_top_k
 
 SIZE = 7
 
@@ -34,12 +34,12 @@ def forests(draw):
 def grow(rows):
     """The tree of `forests`, built node by node."""
     parents, tokens = (jnp.array(x) for x in zip(*rows, strict=True))
-    tree = trees.plant(tokens[:, 0], SIZE, None)
+    tree = trees.init_tree(tokens[:, 0], SIZE, None)
     for i in range(1, SIZE):
         live = parents[:, i : i + 1] >= 0
         confidence = jnp.where(live, -float(i), -jnp.inf)
         slot, parent = jnp.array([i]), jnp.maximum(parents[:, i : i + 1], 0)
-        tree = trees.add(tree, slot, tokens[:, i : i + 1], parent, confidence, live)
+        tree = trees.add_nodes(tree, slot, tokens[:, i : i + 1], parent, confidence, live)
     return tree
 
 
@@ -88,7 +88,7 @@ def test_following_goes_as_deep_as_the_target_agrees(rows, says):
             if parents[node] >= 0 and ((parents[node], tokens[node]) in seen or not keep[row, parents[node]]):
                 keep[row, node] = False
             seen.add((parents[node], tokens[node]))
-    tree = trees.select(tree, jnp.broadcast_to(jnp.arange(SIZE), (2, SIZE)), jnp.array(keep))
+    tree = trees.subtree(tree, jnp.broadcast_to(jnp.arange(SIZE), (2, SIZE)), jnp.array(keep))
     verdict = follow(tree, jnp.array(says), SIZE)
     for row, (parents, tokens) in enumerate(rows):
         node, walked = 0, [0]
@@ -108,15 +108,15 @@ def test_following_goes_as_deep_as_the_target_agrees(rows, says):
 
 def test_smallest_size_counts_up_to_the_last_live_node():
     tree = grow([([NO_PARENT, 0, NO_PARENT, 1, *[NO_PARENT] * 3], [0] * SIZE)] * 2)
-    assert int(trees.smallest(tree, (1, 2, 4, 7))) == 2  # node 3 is live: three nodes, but four slots
-    assert int(trees.smallest(trees.compact(tree), (1, 2, 3, 7))) == 2
+    assert int(trees.smallest_size(tree, (1, 2, 4, 7))) == 2  # node 3 is live: three nodes, but four slots
+    assert int(trees.smallest_size(trees.compact(tree), (1, 2, 3, 7))) == 2
 
 
 def test_sizes_leave_out_what_saves_little():
-    assert trees.sizes(5, (1, 2, 4, 8)) == (1, 2, 5)
-    assert trees.sizes(26, (8, 16, 32)) == (8, 16, 26)
-    assert trees.sizes(1, (1, 2)) == (1,)
-    assert trees.sizes(9, ()) == (9,)
+    assert trees.sizes_up_to(5, (1, 2, 4, 8)) == (1, 2, 5)
+    assert trees.sizes_up_to(26, (8, 16, 32)) == (8, 16, 26)
+    assert trees.sizes_up_to(1, (1, 2)) == (1,)
+    assert trees.sizes_up_to(9, ()) == (9,)
 
 
 def logits_by_rank(width, order):
@@ -128,10 +128,10 @@ def logits_by_rank(width, order):
 
 def build(builder, vocab_size=6):
     """A tree grown to the end, every node proposing tokens 0, 1, 2 … in that order of likelihood."""
-    tree, frontier = trees.plant(jnp.array([9]), builder.size, None), trees.root_frontier(1)
+    tree, frontier = trees.init_tree(jnp.array([9]), builder.size, None), trees.root_frontier(1)
     for _ in range(builder.depth):
         logits = logits_by_rank(frontier.node.shape[1], list(range(vocab_size)))
-        tree, frontier = builder.grow(likeliest, tree, frontier, logits, jnp.array([True]))
+        tree, frontier = builder.grow(propose_top_k, tree, frontier, logits, jnp.array([True]))
     return tree
 
 
@@ -161,9 +161,9 @@ def test_chain_is_one_path():
 
 def test_a_row_that_does_not_go_on_gets_no_nodes():
     for builder in (Chain(), Static()):
-        tree = trees.plant(jnp.array([9, 9]), builder.size, None)
+        tree = trees.init_tree(jnp.array([9, 9]), builder.size, None)
         logits = jnp.concatenate([logits_by_rank(1, [0, 1, 2, 3, 4])] * 2)
-        tree, frontier = builder.grow(likeliest, tree, trees.root_frontier(2), logits, jnp.array([True, False]))
+        tree, frontier = builder.grow(propose_top_k, tree, trees.root_frontier(2), logits, jnp.array([True, False]))
         assert tree.live[1].sum() == 1
         assert tree.live[0].sum() > 1
         assert not frontier.live[1].any()
@@ -197,10 +197,10 @@ def test_eagle2_equals_its_definition(seed, shape):
     rng = np.random.default_rng(seed)
     tables = np.log(rng.dirichlet(np.ones(6) * 0.7, size=6)).astype(np.float32)
     builder = Eagle2(total=total, depth=depth, width=width)
-    tree, frontier = trees.plant(jnp.zeros(1, jnp.int32), builder.size, None), trees.root_frontier(1)
+    tree, frontier = trees.init_tree(jnp.zeros(1, jnp.int32), builder.size, None), trees.root_frontier(1)
     for _ in range(depth):
         logits = jnp.asarray(tables)[trees.take(tree.token, frontier.node)]
-        tree, frontier = builder.grow(likeliest, tree, frontier, logits, jnp.ones(1, bool))
+        tree, frontier = builder.grow(propose_top_k, tree, frontier, logits, jnp.ones(1, bool))
     kept = builder.prune(tree)
     assert kept.token.shape[1] == builder.verified
     parents, tokens = kept.parent[0].tolist(), kept.token[0].tolist()

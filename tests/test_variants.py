@@ -5,13 +5,13 @@ from typing import ClassVar
 
 import pytest
 
-from jaxspec import methods
 from jaxspec.builders.pruned import Pruned
 from jaxspec.builders.static import Static
 from jaxspec.builders.uniform import Uniform
 from jaxspec.controllers.fixed import Fixed
-from jaxspec.methods import LONGEST, parse_method
-from jaxspec.variants import vary
+from jaxspec.methods import method
+from jaxspec.methods.method import LONGEST, parse_method
+from jaxspec.methods.variants import vary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Unsure(Fixed):
 
 @pytest.fixture
 def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(methods.CONTROLLERS, "unsure", Unsure)
+    monkeypatch.setitem(method.CONTROLLERS, "unsure", Unsure)
 
 
 def texts(method: str, setting: str, *values: str) -> list[str]:

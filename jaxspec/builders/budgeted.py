@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.builders import likeliest
-from jaxspec.builders.likeliest import Room
-from jaxspec.costs import CostTable, Ratios, read_ratio, read_ratios, round_ratio, show_ratio, show_ratios
-from jaxspec.tree import DraftTree, Frontier, levels, sizes, take
+from jaxspec.builders import top_paths
+from jaxspec.builders.top_paths import Room
+from jaxspec.decoding.cost_table import CostTable, Ratios, read_ratio, read_ratios, round_ratio, show_ratio, show_ratios
+from jaxspec.decoding.tree import DraftTree, Frontier, levels, sizes_up_to, take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Budgeted:
 
     @property
     def room(self) -> Room:
-        frontier = likeliest.widest(self.width, self.depth, min(self.width, self.total - 1))
+        frontier = top_paths.widest(self.width, self.depth, min(self.width, self.total - 1))
         return Room(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
 
     @property
@@ -105,7 +105,7 @@ class Budgeted:
         """The sizes that verification is compiled for, and the cost of each."""
         _, verify = self.known
         enough = lambda size: next((cost for nodes, cost in verify if nodes >= size), verify[-1][1])
-        return tuple((size, enough(size)) for size in sizes(self.verified, [nodes for nodes, _ in verify]))
+        return tuple((size, enough(size)) for size in sizes_up_to(self.verified, [nodes for nodes, _ in verify]))
 
     def rates(
         self, log_confidence: Float[Array, "B M"], drafted: Int[Array, " B"] | Int[Array, ""]
@@ -121,8 +121,8 @@ class Budgeted:
         return jnp.arange(1, max(self.depth, 2))
 
     def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
-        tree, onward = likeliest.grow(self.room, self.trusting(propose), tree, frontier, logits, going)
-        score, _ = likeliest.ranked(tree, self.verified)
+        tree, onward = top_paths.add_level(self.room, self.trusting(propose), tree, frontier, logits, going)
+        score, _ = top_paths.top_nodes(tree, self.verified)
         reached = jnp.where(onward.live, take(tree.log_confidence, onward.node), -jnp.inf)
         now, further = self.rates(score, onward.level), jax.vmap(self.hoped, in_axes=(None, None, None, 0), out_axes=1)
         hoped = further(score, reached, onward.level, self.ahead)
@@ -154,7 +154,7 @@ class Budgeted:
         return jnp.where(level + more <= self.depth, self.rates(best, level + more), -jnp.inf)
 
     def prune(self, tree: DraftTree) -> DraftTree:
-        score, node = likeliest.ranked(tree, self.verified)
-        sizes = jnp.array([size for size, _ in self.buckets])
-        most = sizes[self.rates(score, levels(tree)).argmax(axis=1)]
-        return likeliest.keep(tree, node, (score > -jnp.inf) & (jnp.arange(self.verified) < most[:, None]))
+        score, node = top_paths.top_nodes(tree, self.verified)
+        sizes_up_to = jnp.array([size for size, _ in self.buckets])
+        most = sizes_up_to[self.rates(score, levels(tree)).argmax(axis=1)]
+        return top_paths.subtree_of(tree, node, (score > -jnp.inf) & (jnp.arange(self.verified) < most[:, None]))

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxspec.tree import DraftTree, Frontier, add, keep_probs, take
+from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, keep_probs, take
 
 WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))
 """(largest token probability up to which, children)."""
@@ -53,7 +53,7 @@ class Cape:
         tree = keep_probs(tree, frontier, proposal.probs)
         slots = 1 + frontier.level * MOST + jnp.arange(offered)
         parent = jnp.broadcast_to(frontier.node, live.shape)
-        tree = add(tree, slots, first(proposal.token), parent, log_confidence, live)
+        tree = add_nodes(tree, slots, first(proposal.token), parent, log_confidence, live)
         onward = Frontier(node=frontier.node * 0 + slots[0], live=live[:, :1], level=frontier.level + 1)
         return tree, onward
 

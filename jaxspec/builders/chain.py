@@ -3,7 +3,7 @@
 import dataclasses
 from typing import ClassVar
 
-from jaxspec.tree import DraftTree, Frontier, add, keep_probs
+from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, keep_probs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Chain:
         log_confidence = tree.log_confidence[:, frontier.level, None] + proposal.log_prob[:, :, 0]
         tree = keep_probs(tree, frontier, proposal.probs)
         slot = frontier.level + 1  # in a chain, node i is the one at depth i
-        tree = add(tree, slot[None], proposal.token[:, :, 0], frontier.node, log_confidence, live)
+        tree = add_nodes(tree, slot[None], proposal.token[:, :, 0], frontier.node, log_confidence, live)
         node = frontier.node * 0 + slot
         return tree, Frontier(node=node, live=live, level=slot)
 

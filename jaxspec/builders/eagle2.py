@@ -3,9 +3,9 @@
 import dataclasses
 from typing import ClassVar
 
-from jaxspec.builders import likeliest
-from jaxspec.builders.likeliest import Room
-from jaxspec.tree import DraftTree, Frontier
+from jaxspec.builders import top_paths
+from jaxspec.builders.top_paths import Room
+from jaxspec.decoding.tree import DraftTree, Frontier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Eagle2:
         return self.room.verified
 
     def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
-        return likeliest.grow(self.room, propose, tree, frontier, logits, going)
+        return top_paths.add_level(self.room, propose, tree, frontier, logits, going)
 
     def prune(self, tree: DraftTree) -> DraftTree:
-        return likeliest.keep_likeliest(tree, self.verified)
+        return top_paths.keep_top(tree, self.verified)

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from jaxspec.builders import likeliest
-from jaxspec.builders.likeliest import Room
-from jaxspec.costs import CostTable, read_ratio, round_ratio, show_ratio
-from jaxspec.tree import DraftTree, Frontier, take
+from jaxspec.builders import top_paths
+from jaxspec.builders.top_paths import Room
+from jaxspec.decoding.cost_table import CostTable, read_ratio, round_ratio, show_ratio
+from jaxspec.decoding.tree import DraftTree, Frontier, take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Pruned:
     def room(self) -> Room:
         worth_it = int(1 / self.cost) if self.cost else self.total
         most = max(1, min(worth_it, self.total - 1))
-        frontier = likeliest.widest(self.width, self.depth, most)
+        frontier = top_paths.widest(self.width, self.depth, most)
         return Room(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
 
     @property
@@ -79,10 +79,10 @@ class Pruned:
     def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
         if self.cost is None:
             raise ValueError("pruned: its cost is not measured yet; give cost=, or let an Engine measure it")
-        tree, onward = likeliest.grow(self.room, propose, tree, frontier, logits, going)
+        tree, onward = top_paths.add_level(self.room, propose, tree, frontier, logits, going)
         worth_it = jnp.exp(take(tree.log_confidence, onward.node)) >= self.cost
         return tree, dataclasses.replace(onward, live=onward.live & worth_it)
 
     def prune(self, tree: DraftTree) -> DraftTree:
         likely = jnp.exp(tree.log_confidence) >= self.leaf
-        return likeliest.keep_likeliest(dataclasses.replace(tree, live=tree.live & likely), self.verified)
+        return top_paths.keep_top(dataclasses.replace(tree, live=tree.live & likely), self.verified)

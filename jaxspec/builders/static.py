@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.tree import DraftTree, Frontier, add, keep_probs, take
+from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, keep_probs, take
 
 Path = tuple[int, ...]
 
@@ -74,7 +74,7 @@ class Static:
         parent = frontier.node[:, slot]
         log_confidence = take(tree.log_confidence, parent) + of(proposal.log_prob)
         tree = keep_probs(tree, frontier, proposal.probs)
-        tree = add(tree, node, of(proposal.token), parent, log_confidence, live)
+        tree = add_nodes(tree, node, of(proposal.token), parent, log_confidence, live)
         expand = jnp.broadcast_to(at_level(tables.expand), (live.shape[0], tables.expand.shape[1]))
         real = expand < size
         nodes = jnp.where(real, expand, 0)

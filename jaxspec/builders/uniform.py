@@ -6,7 +6,7 @@ import heapq
 from typing import ClassVar
 
 from jaxspec.builders.static import Path, Static
-from jaxspec.tree import DraftTree, Frontier
+from jaxspec.decoding.tree import DraftTree, Frontier
 
 
 @functools.cache

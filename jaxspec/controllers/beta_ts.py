@@ -7,7 +7,7 @@ import chex
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxspec.sampling import toss
+from jaxspec.decoding.sampling import bernoulli
 
 READINGS = ("compared", "printed", "bonus")
 FLOOR = 0.01
@@ -58,7 +58,7 @@ class BetaTS:
         return BetaState(alpha=of(self.prior_alpha), beta=of(self.prior_beta))
 
     def keep_drafting(self, models, keys, state, evidence):
-        return toss(keys, state.alpha / (state.alpha + state.beta))
+        return bernoulli(keys, state.alpha / (state.alpha + state.beta))
 
     def update(self, state, accepted, levels) -> BetaState:
         successes = accepted - 1 if self.reading == "printed" else accepted

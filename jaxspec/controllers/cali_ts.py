@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
-from jaxspec.calibrator import FOLDER, NAME, Calibrator, predict
-from jaxspec.checkpoint import CheckpointError
-from jaxspec.heads import check_same_shape, load_head, read_head
-from jaxspec.loading import Checkpoint
-from jaxspec.sampling import toss
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.heads import check_same_shape, load_head, read_head
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor, predict
+from jaxspec.decoding.sampling import bernoulli
 
 ESTIMATES = ("compared", "printed")
 PREDICTIONS = ("both", "model", "sampled")
@@ -76,7 +76,7 @@ class CaliTS:
         return self.prediction != "sampled"
 
     @staticmethod
-    def load_weights(target: Checkpoint, head: Path, draft_hidden: int, dtype: jnp.dtype) -> Calibrator:
+    def load_weights(target: Checkpoint, head: Path, draft_hidden: int, dtype: jnp.dtype) -> AcceptancePredictor:
         """Restores the predictor that lies in a drafter's head.
 
         Args:
@@ -97,7 +97,7 @@ class CaliTS:
         ours = {"target_hidden": target.config.model.hidden_size, "draft_hidden": draft_hidden}
         if config.settings != ours:
             raise CheckpointError(f"the predictor at {path} was trained for {config.settings}, and here it is {ours}")
-        return load_head(path, lambda: Calibrator.blank(**ours), dtype, target.mesh)
+        return load_head(path, lambda: AcceptancePredictor.blank(**ours), dtype, target.mesh)
 
     def init(self, models, batch) -> CaliState:
         # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
@@ -114,7 +114,7 @@ class CaliTS:
             total = rounds * model + sample
             mean = (sample * predicted + rounds * model * state.estimate) / total
             variance = model * sample / total
-        return toss(keys, clipped_mean(mean, jnp.sqrt(variance)))
+        return bernoulli(keys, clipped_mean(mean, jnp.sqrt(variance)))
 
     def update(self, state, accepted, levels) -> CaliState:
         trials = accepted if self.estimate == "printed" else jnp.minimum(accepted + 1, levels)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from jaxtyping import Array, Float
 
-from jaxspec.protocols import Evidence
+from jaxspec.decoding.controller import DraftSignals
 
 CONFIDENCES = ("largest", "token")
 
@@ -38,7 +38,7 @@ class Threshold:
         return state
 
 
-def confidence(evidence: Evidence, kind: str) -> Float[Array, " B"]:
+def confidence(evidence: DraftSignals, kind: str) -> Float[Array, " B"]:
     """How sure the drafter is of the newest node; `kind` is one of CONFIDENCES."""
     return evidence.top_prob if kind == "largest" else evidence.token_prob
 

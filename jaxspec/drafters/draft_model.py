@@ -8,12 +8,14 @@ import chex
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxspec import cache as kv
-from jaxspec.checkpoint import abstract, check_fits, load_params, read_config, restore
-from jaxspec.llama import Llama, forward, unembed
-from jaxspec.loading import Checkpoint, check_same_vocabulary
-from jaxspec.sharding import place_head
-from jaxspec.tree import take
+from jaxspec.checkpoint.config_json import read_config
+from jaxspec.checkpoint.loading import Checkpoint, check_same_vocabulary
+from jaxspec.checkpoint.memory import check_fits
+from jaxspec.checkpoint.parameters import abstract, load_params, restore
+from jaxspec.decoding.tree import take
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.placement import place_head
 
 
 @chex.dataclass(frozen=True)

@@ -14,13 +14,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec import cache as kv
-from jaxspec.config import LlamaConfig
-from jaxspec.heads import check_same_shape, load_head, read_head
-from jaxspec.llama import STREAM, Layer, Linear, Llama, attend_to, decoder_layer, embed, linear, unembed
-from jaxspec.loading import Checkpoint
-from jaxspec.mesh import constrain
-from jaxspec.tree import take
+from jaxspec.checkpoint.heads import check_same_shape, load_head, read_head
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.tree import take
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import attend_to
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.linear import Linear, linear
+from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, embed, unembed
+from jaxspec.model.mesh_rules import constrain
 
 NAME = "eagle"
 

@@ -14,24 +14,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec import cache as kv
-from jaxspec.checkpoint import CheckpointError
-from jaxspec.config import LlamaConfig
-from jaxspec.heads import check_same_shape, load_head, read_head
-from jaxspec.llama import (
-    Layer,
-    Linear,
-    attend_to,
-    decoder_layer,
-    embed,
-    keys_and_values,
-    linear,
-    rms_norm,
-    run_layers,
-)
-from jaxspec.loading import Checkpoint
-from jaxspec.protocols import Reuse
-from jaxspec.tree import take
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.heads import check_same_shape, load_head, read_head
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.drafter import Reuse
+from jaxspec.decoding.tree import take
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import attend_to
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.linear import Linear, linear
+from jaxspec.model.llama import Layer, decoder_layer, embed, keys_and_values, rms_norm, run_layers
 
 NAME = "early-exit"
 

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec import cache as kv
-from jaxspec.checkpoint import CheckpointError
-from jaxspec.config import LlamaConfig
-from jaxspec.heads import check_same_shape, load_head, read_head
-from jaxspec.llama import Llama, forward, keys_and_values, unembed
-from jaxspec.loading import Checkpoint
-from jaxspec.tree import root_frontier, take
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.heads import check_same_shape, load_head, read_head
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.tree import root_frontier, take
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama, forward, keys_and_values, unembed
 
 NAME = "edd"
 

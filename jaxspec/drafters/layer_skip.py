@@ -19,13 +19,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec import cache as kv
-from jaxspec.checkpoint import CheckpointConfig, CheckpointError
-from jaxspec.config import LlamaConfig
-from jaxspec.heads import HeadConfig, check_same_shape, load_head, read_head, write_config, write_head
-from jaxspec.llama import Attend, Layer, Llama, attend_to, attention_block, embed, mlp_block, rms_norm, unembed
-from jaxspec.loading import Checkpoint
-from jaxspec.tree import take
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint.heads import HeadConfig, check_same_shape, load_head, read_head, write_config, write_head
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.tree import take
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import Attend, attend_to
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Layer, Llama, attention_block, embed, mlp_block, rms_norm, unembed
 
 NAME = "layer-skip"
 

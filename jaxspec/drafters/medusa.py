@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxspec.heads import check_same_shape, load_head, read_head
-from jaxspec.llama import Linear, linear
-from jaxspec.loading import Checkpoint
-from jaxspec.mesh import constrain
-from jaxspec.tree import take
+from jaxspec.checkpoint.heads import check_same_shape, load_head, read_head
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.tree import take
+from jaxspec.model.linear import Linear, linear
+from jaxspec.model.mesh_rules import constrain
 
 NAME = "medusa"
 

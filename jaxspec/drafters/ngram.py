@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from jaxspec.tree import root_frontier, take
+from jaxspec.decoding.tree import root_frontier, take
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Bytes of a target's weights, and how many of them one forward reads: what bounds decoding on an accelerator."""
 
-from jaxspec.checkpoint import leaf_bytes, module_to_dict
-from jaxspec.llama import Llama
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.model.llama import Llama
+from jaxspec.model.quantization import leaf_bytes
 
 
 def weights(target: Llama) -> dict[str, int]:

@@ -13,16 +13,22 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from jaxspec import caches
-from jaxspec.bundled import locate
-from jaxspec.costs import CostTable
-from jaxspec.engine import Engine
+from jaxspec.checkpoint.builtin import locate
+from jaxspec.checkpoint.heads import find_head
+from jaxspec.checkpoint.loading import Checkpoint, load
+from jaxspec.costs.calibration import costs_of
+from jaxspec.decoding.builder import is_chain
+from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.drafter import Drafter
+from jaxspec.decoding.request import Request
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.head_weights import load_head
+from jaxspec.engine.requests import check_settings
 from jaxspec.evaluate import (
     bandwidth,
-    cost,
     divergence,
-    environment,
     identity,
+    piece_times,
     quality,
     results,
     runner,
@@ -31,18 +37,14 @@ from jaxspec.evaluate import (
     suites,
     table,
 )
-from jaxspec.evaluate.calibrate import costs_of
-from jaxspec.evaluate.command import Bench
-from jaxspec.evaluate.every import EVERY, every_method, foreign
+from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import RunLog, read_finished
-from jaxspec.evaluate.runner import REFERENCE, Plan
-from jaxspec.linelog import check_folder, write_whole
-from jaxspec.loading import Checkpoint, find_head, load
-from jaxspec.methods import Method, needs_costs, parse_method
-from jaxspec.protocols import Drafter, is_chain
-from jaxspec.request import Request, check_settings
-from jaxspec.weights import load_head
+from jaxspec.evaluate.runner import REFERENCE, Workload
+from jaxspec.evaluate.settings import Bench
+from jaxspec.host import compilation_cache, environment
+from jaxspec.host.atomic import check_folder, write_whole
+from jaxspec.methods.method import Method, needs_costs, parse_method
 
 NOISE_BATCHES = 4  # the noise of rounding is measured on the texts of this many batches
 
@@ -152,19 +154,19 @@ def compare(settings: Bench) -> dict[str, Any]:
     label = f"{simulate.LABEL}: " if settings.simulate else ""
     check(settings)
     asked = tuple(dict.fromkeys(settings.methods))
-    if EVERY in asked:
-        for name, why in foreign(locate(settings.target)).items():
-            console.print(f"{label}{EVERY} leaves out the head {name}: {why}", markup=False, highlight=False)
-        named = (method for method in asked if method != EVERY)
-        asked = tuple(dict.fromkeys((*every_method(locate(settings.target)), *named)))
-        console.print(f"{label}{EVERY}: {' '.join(asked)}", markup=False, highlight=False)
+    if ALL in asked:
+        for name, why in unusable_heads(locate(settings.target)).items():
+            console.print(f"{label}{ALL} leaves out the head {name}: {why}", markup=False, highlight=False)
+        named = (method for method in asked if method != ALL)
+        asked = tuple(dict.fromkeys((*all_methods(locate(settings.target)), *named)))
+        console.print(f"{label}{ALL}: {' '.join(asked)}", markup=False, highlight=False)
     if REFERENCE not in asked:
         console.print(f"{label}{REFERENCE} runs too: it is what the others are measured against")
     methods = {name: parse_method(name) for name in dict.fromkeys((REFERENCE, *asked))}
     questions = tuple(suites.read_questions(settings.prompts, settings.limit, settings.shots))
 
     engines = build(settings, methods)
-    plan = Plan(
+    plan = Workload(
         questions=questions,
         max_new_tokens=settings.max_new_tokens,
         temperature=settings.temperature,
@@ -194,7 +196,7 @@ def compare(settings: Bench) -> dict[str, Any]:
     with progress(label, len(plan.batches), console) as advance:
         runner.run(plan, engines, log, advance)
     if log.measured is None:
-        caches.make_room(0.25)  # nothing more is decoded, and much is compiled
+        compilation_cache.make_room(0.25)  # nothing more is decoded, and much is compiled
         log.finish(dataclasses.asdict(measure(plan, engines, log)))
     assert log.measured is not None
     forms = {name: _form(plan, engine) for name, engine in engines.items()}
@@ -239,7 +241,7 @@ def build_engines(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str,
     return engines
 
 
-def describe(settings: Bench, plan: Plan, engines: Mapping[str, Engine]) -> dict[str, Any]:
+def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Any]:
     """All that the numbers depend on: device, dtype, versions and settings of the JSON."""
     asked = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     for name in ("json", "dtype", "devices", "report", "temperatures", "batch_sizes"):
@@ -280,13 +282,13 @@ def weights_of(engines: Mapping[str, Engine]) -> dict[str, Any]:
     }
 
 
-def measure(plan: Plan, engines: Mapping[str, Engine], log: RunLog) -> Measured:
+def measure(plan: Workload, engines: Mapping[str, Engine], log: RunLog) -> Measured:
     """What a run measures besides its answers: costs, noise, divergences."""
     engine = engines[REFERENCE]
     target = engine.model.target
     plain = {answer.question: answer for answer in log.answers if answer.method == REFERENCE}
     longest = max(plan.batches, key=lambda batch: max(len(turn.prompt) for n in batch for turn in plain[n].turns))
-    costs = cost.measure(engines, [plan.request(engine, number, ()) for number in longest])
+    costs = piece_times.measure(engines, [plan.request(engine, number, ()) for number in longest])
     sizes = {size for each in engines.values() for size in _sizes(plan, each)}
     first = [[(plain[n].turns[0].prompt, plain[n].turns[0].tokens) for n in batch] for batch in plan.batches]
     with engine.model.context():
@@ -338,7 +340,7 @@ def _out(settings: Bench, temperature: float, batch_size: int, is_first: bool) -
     return settings.json.with_suffix(f"{heat}{size}{settings.json.suffix}")
 
 
-def _form(plan: Plan, engine: Engine) -> Form:
+def _form(plan: Workload, engine: Engine) -> Form:
     builder = engine.method.builder
     return Form(
         resolved=str(engine.method),
@@ -348,6 +350,6 @@ def _form(plan: Plan, engine: Engine) -> Form:
     )
 
 
-def _sizes(plan: Plan, engine: Engine) -> tuple[int, ...]:
+def _sizes(plan: Workload, engine: Engine) -> tuple[int, ...]:
     """Tree sizes that this run verifies."""
     return engine.method.speculation(plan.temperature == 0, tree_sizes=engine.tree_sizes).verify_sizes

@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.evaluate.command import Compare
-from jaxspec.evaluate.metrics import ratio
+from jaxspec.engine.statistics import ratio
+from jaxspec.evaluate.settings import Compare
 
 COLUMNS = {"tok/s": ("tokens_per_second", ".1f"), "speedup": ("speedup", ".2f"), "tau": ("tau", ".2f")}
-UNTOLD = ("methods", "resolved", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256")
+LEFT_OUT = ("methods", "resolved", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256")
 """Settings whose difference says nothing that the others do not."""
 
 
@@ -69,7 +69,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
     flat = lambda run: {
         "device": run.get("device"),
         "dtype": run.get("dtype"),
-        **{name: value for name, value in run.get("settings", {}).items() if name not in UNTOLD},
+        **{name: value for name, value in run.get("settings", {}).items() if name not in LEFT_OUT},
         **run.get("versions", {}),
     }
     ours, theirs = flat(first), flat(second)

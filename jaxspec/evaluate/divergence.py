@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxspec import cache as kv
-from jaxspec.llama import Llama, forward, unembed
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.llama import Llama, forward, unembed
 
 CHUNK = 512  # tokens of a prefix read at once
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxspec.calibrator import FOLDER
+from jaxspec.controllers.acceptance_predictor import FOLDER
 
 HEAD = ("config.json", "params", FOLDER)
 """What is read of a head; beside it may lie logs, or heads of its own."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxspec.evaluate.runlog import Answer
-from jaxspec.linelog import to_line
+from jaxspec.host.json_lines import to_line
 
 SUMMARIES = ("xsum", "cnn-dm")
 CODE = "humaneval"

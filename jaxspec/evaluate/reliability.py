@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluate.metrics import ratio
+from jaxspec.engine.statistics import ratio
 
 BINS = 10
 """Of equal width, each with its upper edge and without its lower one (Guo et al., arXiv:1706.04599, section 2)."""

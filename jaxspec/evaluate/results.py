@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.engine.statistics import Statistics, ratio, statistics_of
 from jaxspec.evaluate import quality, reliability
-from jaxspec.evaluate.metrics import Counts, count, ratio
-from jaxspec.evaluate.modelled import Bill, Prices, add_up, eq14_speedup
+from jaxspec.evaluate.cost_model import PieceCosts, RunCosts, eq14_speedup, run_costs
 from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.evaluate.runner import REFERENCE
 
@@ -84,16 +84,16 @@ def tally(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, For
     results = {}
     for name, form in forms.items():
         side_by_side = [list(map(history, turns)) for turns in together(by_method[name])]
-        prices = Prices(
+        prices = PieceCosts(
             plain=target[1],
             verify=_by_size(measured.resumed_seconds.get(name)) or target,
             level=measured.level_seconds[name],
             control_level=measured.control_level_seconds[name],
             control_round=measured.control_round_seconds[name],
         )
-        bill = add_up(side_by_side, prices, form.sizes)
+        bill = run_costs(side_by_side, prices, form.sizes)
         draft_cost = ratio(prices.level, target[1])
-        counts = count([history for batch in side_by_side for history in batch])
+        counts = statistics_of([history for batch in side_by_side for history in batch])
         divergences = measured.divergences[name]
         speedups = [ratio(ours, plain) for ours, plain in zip(by_pass[name], by_pass[REFERENCE], strict=True)]
         results[name] = {
@@ -106,7 +106,7 @@ def tally(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, For
             **_spread("tokens_per_second", by_pass[name]),
             **_spread("speedup", speedups),
             "modelled_speedup": bill.speedup,
-            "flat_speedup": add_up(side_by_side, dataclasses.replace(prices, verify=flat), form.sizes).speedup,
+            "flat_speedup": run_costs(side_by_side, dataclasses.replace(prices, verify=flat), form.sizes).speedup,
             "eq14_speedup": eq14_speedup(counts, draft_cost) if form.is_chain else None,
             "draft_cost": draft_cost,
             "verify_cost": ratio(prices.verify[max(form.sizes)], target[1]),
@@ -125,9 +125,9 @@ def categories(answers: Sequence[Answer], reference: Sequence[Answer]) -> dict[s
     results = {}
     for name in dict.fromkeys(answer.category or "" for answer in answers):
         ours, plain = of(answers, name), of(reference, name)
-        counts = count([history(turn) for answer in ours for turn in answer.turns])
+        counts = statistics_of([history(turn) for answer in ours for turn in answer.turns])
         seconds = _seconds(ours, answers, "decode_seconds")
-        tokens = sum(count([history(turn) for turn in answer.turns]).tokens for answer in plain)
+        tokens = sum(statistics_of([history(turn) for turn in answer.turns]).tokens for answer in plain)
         speed = ratio(counts.tokens, seconds)
         results[name] = {
             "questions": len(ours),
@@ -141,12 +141,12 @@ def categories(answers: Sequence[Answer], reference: Sequence[Answer]) -> dict[s
 
 def speeds(answers: Sequence[Answer]) -> list[float]:
     """Tokens a second of each timed pass, from the first."""
-    tokens = count([history(turn) for answer in answers for turn in answer.turns]).tokens
+    tokens = statistics_of([history(turn) for answer in answers for turn in answer.turns]).tokens
     passes = zip(*(side_by_side[0].decode_seconds for side_by_side in together(answers)), strict=True)
     return [ratio(tokens, sum(seconds)) for seconds in passes]
 
 
-def breakdown(bill: Bill, decode_seconds: float) -> dict[str, float]:
+def breakdown(bill: RunCosts, decode_seconds: float) -> dict[str, float]:
     """Where the seconds of decoding went (EESD, Table 8): pieces that were timed alone, and `other`, what is left.
 
     The loop itself is not interrupted for this, so noise can make `other` negative.
@@ -176,7 +176,7 @@ def _together(answers: Sequence[Answer]) -> dict[tuple[int, int], list[Turn]]:
 
 def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
     turns = [turn for answer in answers for turn in answer.turns]
-    counts = count([history(turn) for turn in turns])
+    counts = statistics_of([history(turn) for turn in turns])
     drafts = reliability.add(turn.calibration for turn in turns)
     decode_seconds = _seconds(answers, answers, "decode_seconds")
     return {
@@ -199,7 +199,7 @@ def _seconds(answers: Sequence[Answer], among: Sequence[Answer], key: str) -> fl
     return sum(median * len(ours[at]) / len(all_[at]) for at, median in medians.items())
 
 
-def _from_counts(counts: Counts) -> dict[str, Any]:
+def _from_counts(counts: Statistics) -> dict[str, Any]:
     return {
         "tokens": counts.tokens,
         "rounds": counts.rounds,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec.engine.recorded_rounds import Round
 from jaxspec.evaluate.reliability import tally
-from jaxspec.linelog import LineLog
-from jaxspec.trace import Round
+from jaxspec.host.json_lines import LineLog
 
 
 @dataclasses.dataclass(frozen=True)

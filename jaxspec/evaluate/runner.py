@@ -8,25 +8,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec import caches
-from jaxspec.engine import Engine
+from jaxspec.decoding.request import Request
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.prompts import encode
+from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.evaluate import quality
 from jaxspec.evaluate.formats import Question
 from jaxspec.evaluate.reliability import tally
 from jaxspec.evaluate.runlog import Answer, RunLog, Turn, tree_to_json
 from jaxspec.evaluate.spelling import spell
 from jaxspec.evaluate.suites import next_prompt
-from jaxspec.generation import Generation
-from jaxspec.prompts import encode
-from jaxspec.request import Request
-from jaxspec.text import StopStrings
+from jaxspec.host import compilation_cache
 
 REFERENCE = "plain"
 Learnt = list[list] | None  # `Turn.learnt`
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Workload:
     """What to run: the questions, and how to decode their answers."""
 
     questions: tuple[Question, ...]
@@ -54,7 +54,7 @@ class Plan:
         )  # fmt: skip
 
 
-def check(plan: Plan, engine: Engine) -> None:
+def check(plan: Workload, engine: Engine) -> None:
     """Raises ValueError for a question that the model is too short for, or that cannot be put to it."""
     room = engine.model.config.model.usable_length
     for number, question in enumerate(plan.questions):
@@ -71,7 +71,7 @@ def check(plan: Plan, engine: Engine) -> None:
             )
 
 
-def run(plan: Plan, engines: Mapping[str, Engine], log: RunLog, advance: Callable[[], None]) -> None:
+def run(plan: Workload, engines: Mapping[str, Engine], log: RunLog, advance: Callable[[], None]) -> None:
     """Answers all questions that the log lacks; `engines` has the reference among its methods.
 
     `advance` is told of every batch that is done, those in the log included.
@@ -84,7 +84,7 @@ def run(plan: Plan, engines: Mapping[str, Engine], log: RunLog, advance: Callabl
 
 
 def run_batch(
-    plan: Plan, engines: Mapping[str, Engine], batch: int, numbers: Sequence[int], before: Sequence[Answer]
+    plan: Workload, engines: Mapping[str, Engine], batch: int, numbers: Sequence[int], before: Sequence[Answer]
 ) -> list[Answer]:
     """All turns of some questions by all methods.
 
@@ -141,7 +141,7 @@ def measure(
 
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
     """Decodes a batch; once more if the first time had to compile something, since its times are worthless."""
-    caches.make_room()
+    compilation_cache.make_room()
     with compilations() as compiled:
         found = decode(engine, requests, learnt, record=False)
     return decode(engine, requests, learnt, record=False) if compiled else found
@@ -149,7 +149,7 @@ def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list
 
 def watch(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
     """Decodes a batch and keeps its trees; keeping them takes time, so its times are worthless."""
-    caches.make_room()
+    compilation_cache.make_room()
     return decode(engine, requests, learnt, record=True)
 
 
@@ -195,7 +195,7 @@ def _turn(passes: Sequence[Generation], recorded: Generation) -> Turn:
     )
 
 
-def _learnt(plan: Plan, before: Sequence[Answer], turns: Sequence[Turn], number: int, name: str) -> Learnt:
+def _learnt(plan: Workload, before: Sequence[Answer], turns: Sequence[Turn], number: int, name: str) -> Learnt:
     """What a row of a method starts from: where its last turn ended, of this question or of one before."""
     if not plan.keep_state:
         return None

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.methods import BUILDERS, Method, name_of, parse_method
+from jaxspec.methods.method import BUILDERS, Method, name_of, parse_method
 
 COLUMNS = {
     "speedup": ("speedup", ".2f"),

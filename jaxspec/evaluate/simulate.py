@@ -16,14 +16,19 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec import checkpoint
 from jaxspec.builders.chain import Chain
 from jaxspec.builders.static import Static
 from jaxspec.builders.uniform import Uniform
-from jaxspec.checkpoint import CheckpointConfig, dict_to_module, module_to_dict
-from jaxspec.config import LlamaConfig
+from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.checkpoint.config_json import CheckpointConfig
+from jaxspec.checkpoint.loading import Checkpoint, compute_dtype, load_tokenizer
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.controllers.fixed import Fixed
+from jaxspec.decoding.drafter import Drafter
+from jaxspec.decoding.rule import Proposal, Verdict
+from jaxspec.decoding.sampling import argmax
+from jaxspec.decoding.tree import levels, path_to
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, default_first
@@ -31,14 +36,11 @@ from jaxspec.drafters.edd import Edd, EddHead, default_tap
 from jaxspec.drafters.layer_skip import LayerSkip, skip
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.drafters.plain import Plain
-from jaxspec.engine import Engine
-from jaxspec.llama import Llama
-from jaxspec.loading import Checkpoint, compute_dtype, load_tokenizer
-from jaxspec.methods import Method, name_of
-from jaxspec.protocols import Drafter
-from jaxspec.sampling import likeliest_token
-from jaxspec.tree import levels, path_to
-from jaxspec.verify import Proposal, Verdict, likeliest
+from jaxspec.engine.engine import Engine
+from jaxspec.methods.method import Method, name_of
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama
+from jaxspec.rules.greedy import propose_top_k
 
 LABEL = "simulated"
 """Stands in everything that a simulation prints or writes."""
@@ -70,7 +72,7 @@ class Replayed:
             raise ValueError(f"acceptance is one number or more from 0 to 1, not {self.acceptance}")
 
     def propose(self, keys, sampling, logits, count) -> Proposal:
-        return likeliest(logits, count)
+        return propose_top_k(logits, count)
 
     def verify(self, keys, sampling, tree, logits, depth) -> Verdict:
         beyond = (self.acceptance[-1],) * depth
@@ -82,7 +84,7 @@ class Replayed:
         path = path_to(tree, deepest, depth + 1)
         last = jnp.take_along_axis(path, accepted[:, None], axis=1)
         path = jnp.where(jnp.arange(depth + 1) <= accepted[:, None], path, last)
-        says = likeliest_token(logits)
+        says = argmax(logits)
         return Verdict(path=path, accepted=accepted, next_token=jnp.take_along_axis(says, last, axis=1)[:, 0])
 
 
@@ -134,12 +136,12 @@ def random_checkpoint(target: Path, dtype: str | None = None) -> Checkpoint:
     """
     config = dataclasses.replace(read_shape(target), eos=())
     chosen = compute_dtype(dtype)
-    checkpoint.check_fits(config.model, chosen)
+    memory.check_fits(config.model, chosen)
     folder = target if target.is_dir() else target.parent
     return Checkpoint(
         path=folder,
         config=config,
-        target=randomise(checkpoint.abstract(config.model), chosen),
+        target=randomise(parameters.abstract(config.model), chosen),
         tokenizer=load_tokenizer(folder) or Bytes(config.model.vocab_size),
         heads=(),
     )
@@ -151,13 +153,15 @@ def read_shape(target: Path) -> CheckpointConfig:
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise checkpoint.CheckpointError(f"there is no config.json of a model at {target}: {error.strerror}") from error
+        raise config_json.CheckpointError(
+            f"there is no config.json of a model at {target}: {error.strerror}"
+        ) from error
     try:
         values = json.loads(text)
         if not isinstance(values, dict) or "model_type" not in values:
             return CheckpointConfig.from_json(text)
     except (ValueError, TypeError) as error:
-        raise checkpoint.CheckpointError(f"{file} is not the config of a model: {error}") from error
+        raise config_json.CheckpointError(f"{file} is not the config of a model: {error}") from error
     from jaxspec.convert.hf_config import to_llama  # only commands come here
 
     return CheckpointConfig(values["model_type"], to_llama(values), "bfloat16", "bfloat16", "huggingface")

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
+from jaxspec.engine.stop_strings import text_of
 from jaxspec.evaluate.runlog import Turn
-from jaxspec.text import text_of
 
 
 def spell(tokenizer: Any, turn: Turn) -> Turn:

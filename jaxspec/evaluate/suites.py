@@ -5,9 +5,9 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxspec.engine.prompts import Prompt
 from jaxspec.evaluate import files, formats
 from jaxspec.evaluate.formats import Question
-from jaxspec.prompts import Prompt
 
 
 def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -> list[Question]:

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
+from jaxspec.engine.statistics import ratio
 from jaxspec.evaluate import bench
-from jaxspec.evaluate.command import Bench, Comparison, Sweep
-from jaxspec.evaluate.metrics import ratio
+from jaxspec.evaluate.settings import Bench, Comparison, Sweep
 from jaxspec.evaluate.sweep_figure import draw
-from jaxspec.linelog import write_whole
-from jaxspec.methods import parse_method
-from jaxspec.variants import Variant, vary
+from jaxspec.host.atomic import write_whole
+from jaxspec.methods.method import parse_method
+from jaxspec.methods.variants import Variant, vary
 
 
 def run(settings: Sweep) -> None:

@@ -7,7 +7,7 @@ from rich import filesize
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.evaluate.metrics import ratio
+from jaxspec.engine.statistics import ratio
 
 COLUMNS = {
     "tok/s": ("tokens_per_second", ".1f"),

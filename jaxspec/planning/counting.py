@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jaxspec.mesh import AnyMesh
+from jaxspec.model.mesh import AnyMesh
+from jaxspec.model.quantization import leaf_bytes
 from jaxspec.planning.phases import Phase, gather, phase_of
 from jaxspec.planning.work import Collective, Parts, Work, merged
-from jaxspec.quantize import leaf_bytes
 
 SAME_VALUES = {
     "convert_element_type", "transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy",

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from jaxspec.decode import DRAFTING, LEVEL, VERIFICATION
+from jaxspec.decoding.loop import DRAFTING, LEVEL, VERIFICATION
 from jaxspec.planning.work import Parts, Work
 
 COMMIT = "commit"

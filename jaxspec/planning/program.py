@@ -12,17 +12,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from jaxspec import decode, sharding
-from jaxspec.config import LlamaConfig
-from jaxspec.mesh import AXES, AnyMesh, make_mesh, parts, split
-from jaxspec.mesh import sharding as at
+from jaxspec.decoding import decode_state, layout, loop, speculation
+from jaxspec.decoding.drafter import Models, Prefix
+from jaxspec.decoding.sampling import Sampling
+from jaxspec.model import placement
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.mesh import AXES, AnyMesh, make_mesh, parts, split
+from jaxspec.model.mesh_rules import sharding as at
 from jaxspec.planning import counting
-from jaxspec.planning.devices import Slice
+from jaxspec.planning.chips import Slice
 from jaxspec.planning.work import Parts
-from jaxspec.protocols import Models, Prefix
-from jaxspec.sampling import Sampling
 
-LOOP: Any = decode.decode  # a jitted function has methods that its type does not show
+LOOP: Any = loop.decode  # a jitted function has methods that its type does not show
 
 
 class NoCompilerError(Exception):
@@ -33,13 +34,13 @@ class NoCompilerError(Exception):
 class Program:
     """A loop and what it is called with, apart from what is static: `jax.ShapeDtypeStruct`s with shardings."""
 
-    spec: decode.Speculation
+    spec: speculation.Speculation
     models: Models
-    state: decode.DecodeState
+    state: decode_state.DecodeState
     mesh: AnyMesh
 
     @property
-    def arguments(self) -> tuple[Models, decode.DecodeState, jax.ShapeDtypeStruct]:
+    def arguments(self) -> tuple[Models, decode_state.DecodeState, jax.ShapeDtypeStruct]:
         """With the number of rounds, as `decode.decode` takes them."""
         rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=at(self.mesh, (), ()))
         return self.models, self.state, rounds
@@ -56,23 +57,23 @@ class Program:
     def count_drafting(self) -> Parts:
         """The same of drafting alone, which is traced sooner; what is not a level counts as committing."""
 
-        def draft(models: Models, state: decode.DecodeState, rounds: Any) -> Any:
+        def draft(models: Models, state: decode_state.DecodeState, rounds: Any) -> Any:
             prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
-            return decode.draft(self.spec, models, state, prefix, state.keys, state.keys)
+            return loop.draft(self.spec, models, state, prefix, state.keys, state.keys)
 
         with _current(self.mesh):
             return self.count(jax.jit(draft).trace(*_for(self.mesh, self.arguments)))
 
 
-def place(spec: decode.Speculation, models: Models, batch: int, rows: int, mesh: AnyMesh) -> Program:
+def place(spec: speculation.Speculation, models: Models, batch: int, rows: int, mesh: AnyMesh) -> Program:
     """The loop of a method over abstract models, for `batch` sequences in caches of `rows` rows."""
     state = jax.eval_shape(lambda models: _begin(spec, models, batch, rows), models)
     placed = Models(
-        target=sharding.place(models.target, mesh),
-        draft=sharding.place_head(models.draft, mesh),
-        control=sharding.place_head(models.control, mesh),
+        target=placement.place(models.target, mesh),
+        draft=placement.place_head(models.draft, mesh),
+        control=placement.place_head(models.control, mesh),
     )
-    return Program(spec, placed, sharding.place_state(state, mesh), mesh)
+    return Program(spec, placed, layout.place_state(state, mesh), mesh)
 
 
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh:
@@ -108,10 +109,10 @@ def tpus(where: Slice) -> Sequence[Any]:
         raise ValueError(f"there is no TPU slice {where}: {' '.join(str(error).split())}") from error
 
 
-def _begin(spec: decode.Speculation, models: Models, batch: int, rows: int) -> decode.DecodeState:
+def _begin(spec: speculation.Speculation, models: Models, batch: int, rows: int) -> decode_state.DecodeState:
     """A state to take shapes from."""
     count = jnp.ones(batch, jnp.int32)
-    return decode.new_state(
+    return decode_state.new_state(
         spec,
         models,
         tokens=jnp.zeros((batch, rows), jnp.int32),

@@ -10,20 +10,20 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from jaxspec import sharding
-from jaxspec.decode import DRAFTING, LEVEL, VERIFICATION
-from jaxspec.engine import ACCELERATOR_SIZES
-from jaxspec.evaluate import environment
-from jaxspec.linelog import check_folder, write_whole
-from jaxspec.mesh import read_sizes, shared_heads
-from jaxspec.methods import Method, needs_costs, parse_method
+from jaxspec.decoding.loop import DRAFTING, LEVEL, VERIFICATION
+from jaxspec.engine.engine import ACCELERATOR_SIZES
+from jaxspec.host import environment
+from jaxspec.host.atomic import check_folder, write_whole
+from jaxspec.methods.method import Method, needs_costs, parse_method
+from jaxspec.model import placement
+from jaxspec.model.mesh import read_sizes, shared_heads
 from jaxspec.planning import hlo
-from jaxspec.planning.command import Plan
-from jaxspec.planning.devices import Slice, parse_slice
+from jaxspec.planning.chips import Slice, parse_slice
 from jaxspec.planning.phases import COMMIT
 from jaxspec.planning.program import Program, mesh_on, place
-from jaxspec.planning.reckoning import plain_seconds, with_costs, with_messages
-from jaxspec.planning.rounds import Rounds, told
+from jaxspec.planning.roofline import plain_seconds, with_costs, with_messages
+from jaxspec.planning.rounds import Rounds, expected_rounds
+from jaxspec.planning.settings import PlanSettings
 from jaxspec.planning.shapes import find_model, models_of
 from jaxspec.planning.table import show
 from jaxspec.planning.work import Collective, Parts, Work
@@ -32,7 +32,7 @@ DTYPE = jnp.dtype("bfloat16")
 SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "quantize")
 
 
-def run(settings: Plan) -> None:
+def run(settings: PlanSettings) -> None:
     """Plans, prints, and writes the file if one is wanted."""
     if settings.json is not None:
         check_folder(settings.json)
@@ -43,7 +43,7 @@ def run(settings: Plan) -> None:
         write_whole(settings.json, json.dumps(found, indent=2) + "\n")
 
 
-def plan(settings: Plan) -> dict[str, Any]:
+def plan(settings: PlanSettings) -> dict[str, Any]:
     """All that `--json` writes.
 
     Raises:
@@ -57,7 +57,7 @@ def plan(settings: Plan) -> dict[str, Any]:
             f"--batch-size is at least 1 and --context from 1 to the {config.usable_length} positions of this model"
         )
     method = parse_method(settings.method)
-    rounds = told(settings, method)
+    rounds = expected_rounds(settings, method)
     sizes = _cuts(settings, where)
     mesh = mesh_on(where, config, **sizes)
 
@@ -99,7 +99,7 @@ def plan(settings: Plan) -> dict[str, Any]:
     }
 
 
-def _where(settings: Plan) -> Slice:
+def _where(settings: PlanSettings) -> Slice:
     if (settings.topology is None) == (settings.device is None):
         raise ValueError("give either --topology, of TPUs, such as v5e:4x4, or --device, of GPUs, such as h100-80g:8")
     where = parse_slice(settings.topology or settings.device or "")
@@ -108,7 +108,7 @@ def _where(settings: Plan) -> Slice:
     return where
 
 
-def _cuts(settings: Plan, where: Slice) -> dict[str, int]:
+def _cuts(settings: PlanSettings, where: Slice) -> dict[str, int]:
     sizes = {"data": 1, "model": where.chips} if settings.mesh is None else read_sizes(settings.mesh)
     if sizes["data"] * sizes["model"] != where.chips:
         raise ValueError(f"--mesh {settings.mesh}: data x model must be the {where.chips} chips of {where}")
@@ -155,15 +155,15 @@ def _faults(text: str, program: Program) -> list[str]:
 def _sizes(program: Program) -> dict[str, int]:
     """Bytes on each chip by shapes. Of temporaries the largest: logits, their softmax, keys and values of nodes."""
     models, state, spec = program.models, program.state, program.spec
-    kv = sharding.device_bytes(state.cache)
+    kv = placement.device_bytes(state.cache)
     batch, rows = state.tokens.shape
     nodes, cut = max(spec.builder.size, spec.builder.verified), program.mesh.shape["data"]
     logits = 4 * nodes * models.target.config.vocab_size * batch // cut
     return {
-        "weights": sharding.device_bytes(models.target),
-        "head_weights": sharding.device_bytes((models.draft, models.control)),
+        "weights": placement.device_bytes(models.target),
+        "head_weights": placement.device_bytes((models.draft, models.control)),
         "kv": kv,
-        "state": sharding.device_bytes(state) - kv,
+        "state": placement.device_bytes(state) - kv,
         "temporaries": 2 * logits + kv * nodes // rows,
     }
 

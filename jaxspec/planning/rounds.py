@@ -4,10 +4,10 @@ import dataclasses
 import json
 from pathlib import Path
 
-from jaxspec.decode import Speculation
-from jaxspec.methods import Method
-from jaxspec.planning.command import Plan
-from jaxspec.protocols import is_chain
+from jaxspec.decoding.builder import is_chain
+from jaxspec.decoding.speculation import Speculation
+from jaxspec.methods.method import Method
+from jaxspec.planning.settings import PlanSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Rounds:
         return self.levels + 1 if is_chain(spec.builder) else max(spec.verify_sizes)
 
 
-def told(settings: Plan, method: Method) -> Rounds:
+def expected_rounds(settings: PlanSettings, method: Method) -> Rounds:
     """What rounds are like, as a bench file says, or as the options do.
 
     Raises:
@@ -55,7 +55,7 @@ def told(settings: Plan, method: Method) -> Rounds:
     return Rounds(tau, levels)
 
 
-def _benched(settings: Plan, method: Method) -> Rounds:
+def _benched(settings: PlanSettings, method: Method) -> Rounds:
     """As a file of `bench --json` says."""
     if settings.levels is not None:
         raise ValueError(f"--levels goes with a number as --tau; {settings.tau} itself says how many are drafted")

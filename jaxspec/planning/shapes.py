@@ -8,20 +8,20 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec import checkpoint, heads
-from jaxspec.bundled import locate
-from jaxspec.calibrator import Calibrator, draft_width
-from jaxspec.config import LlamaConfig, Rope
+from jaxspec.checkpoint import config_json, heads, parameters
+from jaxspec.checkpoint.builtin import locate
+from jaxspec.checkpoint.heads import find_head
+from jaxspec.controllers.acceptance_predictor import AcceptancePredictor, draft_width
+from jaxspec.decoding.drafter import Models
 from jaxspec.drafters.eagle import EagleHead
 from jaxspec.drafters.early_exit import EarlyExitHead, default_first
 from jaxspec.drafters.edd import EddHead, default_tap
 from jaxspec.drafters.layer_skip import skip
 from jaxspec.drafters.medusa import MedusaHeads
-from jaxspec.llama import Llama
-from jaxspec.loading import find_head
-from jaxspec.methods import Method, name_of, needs_head, needs_weights
-from jaxspec.protocols import Models
-from jaxspec.quantize import check, quantized
+from jaxspec.methods.method import Method, name_of, needs_head, needs_weights
+from jaxspec.model.config import LlamaConfig, Rope
+from jaxspec.model.llama import Llama
+from jaxspec.model.quantization import check, quantized
 
 _LLAMA3_ROPE = Rope(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
 
@@ -64,10 +64,10 @@ def find_model(name: str, quantize: str | None = None) -> Target:
         return Target(MODELS[name], None, quantize)
     try:
         path = locate(name)
-        config = checkpoint.read_config(path)
+        config = config_json.read_config(path)
     except ValueError as error:
         raise ValueError(f"--model {name!r}: {error}; the models known by name are {', '.join(MODELS)}") from error
-    return Target(config.model, path, checkpoint.quantization(config, quantize, path))
+    return Target(config.model, path, parameters.quantization(config, quantize, path))
 
 
 def models_of(target: Target, method: Method, dtype: jnp.dtype) -> Models:
@@ -84,7 +84,7 @@ def models_of(target: Target, method: Method, dtype: jnp.dtype) -> Models:
     if not needs_weights(method.controller):
         return models
     width = draft_width(method.drafter, models)
-    control = nnx.eval_shape(lambda: Calibrator(config.hidden_size, width, rngs=nnx.Rngs(0), dtype=dtype))
+    control = nnx.eval_shape(lambda: AcceptancePredictor(config.hidden_size, width, rngs=nnx.Rngs(0), dtype=dtype))
     return dataclasses.replace(models, control=control)
 
 
@@ -104,7 +104,7 @@ def _head(of: Target, method: Method, dtype: jnp.dtype) -> Any:
                 f"method {method}: what a draft model costs depends on its shape; name one after an @, as a path, or "
                 "plan for a checkpoint that has it under heads/"
             )
-        shape = checkpoint.read_config(found)
+        shape = config_json.read_config(found)
         return _llama(shape.model, shape.quantize, dtype)
     if found is not None:
         read = heads.read_head(found, name)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from jaxspec.evaluate.metrics import histogram as count_rounds
+from jaxspec.engine.statistics import histogram as count_rounds
 from jaxspec.evaluate.results import history
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.report import svg

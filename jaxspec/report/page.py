@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.evaluate.simulate import LABEL
-from jaxspec.linelog import check_folder, write_whole
+from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.report import figures, generations, papers
 from jaxspec.report.cells import WHOLE, Cell, Number, cell, escape, number
 from jaxspec.report.figures import Figure, fastest

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxspec.evaluate.runner import REFERENCE
-from jaxspec.methods import Method
+from jaxspec.methods.method import Method
 from jaxspec.report import published
 from jaxspec.report.cells import CHANGE, MILLI, ONE, SHARE, TIMES, Number, derived, number
 from jaxspec.report.runs import Run

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from jaxspec.bundled import BUILTIN
+from jaxspec.checkpoint.builtin import BUILTIN
 from jaxspec.evaluate import results
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import Answer, read_finished
-from jaxspec.methods import Method, parse_method
+from jaxspec.methods.method import Method, parse_method
 
 SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": "CNN/DM", "alpaca": "Alpaca"}
 """What the papers call the published formats (`evaluate/formats.py`)."""

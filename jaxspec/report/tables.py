@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxspec.methods import Method, name_of
-from jaxspec.protocols import is_chain
+from jaxspec.decoding.builder import is_chain
+from jaxspec.methods.method import Method, name_of
 from jaxspec.report.cells import HUNDREDTHS, Cell, Number, number
 from jaxspec.report.runs import Run
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
-from jaxspec import tree as trees
-from jaxspec.tree import DraftTree
-from jaxspec.verify import likeliest
+from jaxspec.decoding import tree as trees
+from jaxspec.decoding.tree import DraftTree
+from jaxspec.rules.greedy import propose_top_k
 
 Paths = dict[tuple[int, ...], float]  # tokens from below the root -> confidence
 
@@ -34,11 +34,11 @@ def prune(builder: Any, tree: DraftTree) -> DraftTree:
     return builder.prune(tree)
 
 
-def grown(builder: Any, table: Any, roots: tuple[int, ...] = (0,), propose: Any = likeliest) -> DraftTree:
+def grown(builder: Any, table: Any, roots: tuple[int, ...] = (0,), propose: Any = propose_top_k) -> DraftTree:
     """A tree a root, grown until no row has anything to expand, as the loop does."""
     log_probs = jnp.log(jnp.asarray(table, jnp.float32))
-    keeps = None if propose is likeliest else log_probs.shape[1]
-    tree, frontier = trees.plant(jnp.array(roots), builder.size, keeps), trees.root_frontier(len(roots))
+    keeps = None if propose is propose_top_k else log_probs.shape[1]
+    tree, frontier = trees.init_tree(jnp.array(roots), builder.size, keeps), trees.root_frontier(len(roots))
     going = jnp.ones(len(roots), bool)
     for _ in range(builder.depth):
         logits = log_probs[trees.take(tree.token, frontier.node)]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec import tree as trees
 from jaxspec.builders.budgeted import Budgeted
-from jaxspec.costs import CostTable
-from jaxspec.methods import parse_method
+from jaxspec.decoding import tree as trees
+from jaxspec.decoding.cost_table import CostTable
+from jaxspec.methods.method import parse_method
 from tests.builders.tables import Paths, grown, paths_of, prune, tables
 
 FLAT = ((1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0), (16, 1.0))

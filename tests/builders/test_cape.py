@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from jaxspec.builders.cape import Cape
-from jaxspec.sampling import Sampling, fold
-from jaxspec.verify import Sampled
+from jaxspec.decoding.sampling import Sampling, fold
+from jaxspec.rules.rejection_sampling import RejectionSampling
 from tests.builders.tables import grown, paths_of, tables
 
 VOCAB = 10
@@ -46,7 +46,7 @@ def sampled(logits, count):
     keys = jax.vmap(jax.random.key)(jnp.arange(logits.shape[0]))
     keys = fold(keys, (logits[:, 0].argmax(axis=-1)).astype(jnp.int32))
     hot = Sampling(temperature=jnp.ones(logits.shape[0]), top_k=None, top_p=None)
-    return Sampled().propose(keys, hot, logits, count)
+    return RejectionSampling().propose(keys, hot, logits, count)
 
 
 @given(tables(vocab_size=8))

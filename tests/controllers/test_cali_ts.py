@@ -9,11 +9,12 @@ import pytest
 from flax import nnx
 
 from jaxspec import Engine, load
-from jaxspec.calibrator import Calibrator, draft_width, predict, write_calibrator
-from jaxspec.checkpoint import CheckpointError
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.controllers.acceptance_predictor import AcceptancePredictor, draft_width, predict, write_predictor
 from jaxspec.controllers.cali_ts import CaliState, CaliTS, clipped_mean
-from jaxspec.methods import parse_method
-from jaxspec.protocols import Evidence, Models
+from jaxspec.decoding.controller import DraftSignals
+from jaxspec.decoding.drafter import Models
+from jaxspec.methods.method import parse_method
 from tests import checkpoints
 from tests.lossless.harness import models, speculation, weights
 
@@ -80,7 +81,7 @@ class TestCoin:
     @pytest.mark.parametrize("rounds", [0, 3, 1000])
     def test_is_the_papers(self, prediction: str, rounds: int):
         controller = CaliTS(sigma_model=0.3, sigma_sample=0.6, prediction=prediction)
-        own = Calibrator(4, 3, rngs=nnx.Rngs(1))
+        own = AcceptancePredictor(4, 3, rngs=nnx.Rngs(1))
         target, draft = 0.3 * np.random.default_rng(2).normal(size=(2, 4))
         evidence = evidence_of(2, target, draft[:3])
         predicted = predict(own, evidence.level, evidence.target_hidden, evidence.draft_hidden)[0].item()
@@ -101,10 +102,10 @@ class TestCoin:
         assert abs(found.mean().item() - chi.mean()) < 2 * NOISE
 
 
-def evidence_of(level: int, target, draft) -> Evidence:
+def evidence_of(level: int, target, draft) -> DraftSignals:
     wide = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.float32), (NUMBER, len(x)))
     half = jnp.full(NUMBER, 0.5)
-    return Evidence(
+    return DraftSignals(
         level=jnp.int32(level), top_prob=half, token_prob=half, log_confidence=jnp.log(half),
         draft_hidden=wide(draft), target_hidden=wide(target),
     )  # fmt: skip
@@ -116,7 +117,7 @@ def tiny():
 
 class TestPredictor:
     def test_is_the_formula(self):
-        own = Calibrator(4, 3, rngs=nnx.Rngs(0))
+        own = AcceptancePredictor(4, 3, rngs=nnx.Rngs(0))
         rng = np.random.default_rng(0)
         target, draft = rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(6, 3)).astype(np.float32)
         transform, head = np.asarray(own.transform[...]), np.asarray(own.head.kernel[...])
@@ -127,7 +128,7 @@ class TestPredictor:
             np.testing.assert_allclose(found, expected, rtol=1e-5)
 
     def test_low_precision_weights_give_a_float32(self):
-        own = Calibrator(4, 4, rngs=nnx.Rngs(0), dtype=jnp.dtype("bfloat16"))
+        own = AcceptancePredictor(4, 4, rngs=nnx.Rngs(0), dtype=jnp.dtype("bfloat16"))
         hidden = jnp.ones((2, 4), jnp.bfloat16)
         assert predict(own, jnp.int32(1), hidden, hidden).dtype == jnp.float32
 
@@ -145,7 +146,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def own(model):
     width = model.config.model.hidden_size
-    return Calibrator(width, width, rngs=nnx.Rngs(0))
+    return AcceptancePredictor(width, width, rngs=nnx.Rngs(0))
 
 
 class TestEngine:
@@ -159,7 +160,7 @@ class TestEngine:
         in_memory = Engine(model, self.METHOD, control=own).generate("abcabc", **settings)[0]
         folder = model.path / "heads" / "draft-model" / "calibrator"
         folder.mkdir()
-        write_calibrator(folder, model.config.model, own)
+        write_predictor(folder, model.config.model, own)
         restored = Engine(model, self.METHOD)
         assert jax.tree.all(jax.tree.map(jnp.array_equal, restored.models.control, own))
         found = restored.generate("abcabc", **settings)[0]
@@ -181,13 +182,13 @@ class TestEngine:
     )
     def test_of_another_target(self, change: dict, says: str, model, own, tmp_path):
         (tmp_path / "calibrator").mkdir()
-        write_calibrator(tmp_path / "calibrator", dataclasses.replace(model.config.model, **change), own)
+        write_predictor(tmp_path / "calibrator", dataclasses.replace(model.config.model, **change), own)
         with pytest.raises(CheckpointError, match=says):
             CaliTS.load_weights(model, tmp_path, model.config.model.hidden_size, jnp.dtype("float32"))
 
     def test_of_another_drafter(self, model, own, tmp_path):
         (tmp_path / "calibrator").mkdir()
-        write_calibrator(tmp_path / "calibrator", model.config.model, own)
+        write_predictor(tmp_path / "calibrator", model.config.model, own)
         with pytest.raises(CheckpointError, match=r"trained for \{.*\}, and here it is \{.*'draft_hidden': 7\}"):
             CaliTS.load_weights(model, tmp_path, 7, jnp.dtype("float32"))
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxspec import Engine, load
-from jaxspec.cli import Generate
+from jaxspec.commands.settings import Generate
 from jaxspec.controllers.beta_ts import BetaTS
-from jaxspec.request import take_up
+from jaxspec.decoding.batch import take_up
 from tests import checkpoints
 
 PROMPTS = ["abcabc", "the first of the two", "x", "one two one two", "zz"]

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from jaxspec.controllers.beta_ts import BetaState
+from jaxspec.decoding.drafter import Models
 from jaxspec.drafters.draft_model import DraftModel
-from jaxspec.methods import parse_method
-from jaxspec.protocols import Models
+from jaxspec.methods.method import parse_method
 from tests.lossless.harness import decoded, models, requests, run, speculation
 
 ALPHA, BETA = 2.0**20, 0.5  # so sure that every round drafts to its cap, whatever the first rounds say

@@ -7,9 +7,9 @@ import pytest
 
 from jaxspec.controllers.adaptive import Adaptive, AdaptiveState
 from jaxspec.controllers.threshold import Threshold
-from jaxspec.methods import parse_method
-from jaxspec.protocols import Evidence
-from jaxspec.request import take_up
+from jaxspec.decoding.batch import take_up
+from jaxspec.decoding.controller import DraftSignals
+from jaxspec.methods.method import parse_method
 from tests.lossless.harness import decoded, models, requests
 
 # (accepted, levels) of a first round -> AR and gamma after it; both after another round with 4 of 4 accepted.
@@ -69,9 +69,9 @@ def test_what_a_row_has_learnt_is_taken_up():
     assert [leaf.dtype for leaf in jax.tree.leaves(state)] == [leaf.dtype for leaf in jax.tree.leaves(fresh)]
 
 
-def evidence(top: list[float], token: list[float]) -> Evidence:
+def evidence(top: list[float], token: list[float]) -> DraftSignals:
     some = jnp.zeros((len(top), 2))
-    return Evidence(
+    return DraftSignals(
         level=jnp.int32(1),
         top_prob=jnp.asarray(top),
         token_prob=jnp.asarray(token),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxspec.convert import cli
+from jaxspec.commands import convert
 
 
 class Result(NamedTuple):
@@ -31,7 +31,7 @@ def run(*args: object) -> Result:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["jaxspec-convert", *map(str, args)])
         with pytest.raises(SystemExit) as exit_:
-            cli.main()
+            convert.main()
     return Result(int(exit_.value.code or 0), out.getvalue(), err.getvalue())
 
 

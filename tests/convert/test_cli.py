@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.convert import files, hub, progress
+from jaxspec.convert import hub
+from jaxspec.host import atomic, progress
 from tests import hf_models
 from tests.convert.commands import Result, run
 from tests.convert.test_meta import write_meta
@@ -101,7 +102,7 @@ def only(path: Path) -> list[str]:
 
 def test_full_disk_is_refused_before_the_start(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+    monkeypatch.setattr(atomic.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     result = run("llama", model, tmp_path / "ckpt")
     assert result.code == 1
     assert "needs 117.6 kB more and its disk has 100.0 kB free" in result.last
@@ -111,7 +112,7 @@ def test_full_disk_is_refused_before_the_start(model: Path, tmp_path: Path, monk
 def test_disk_that_fills_up(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usage, asked = shutil.disk_usage(tmp_path), iter(range(100))
     shrinking = lambda _: usage._replace(free=usage.free if next(asked) < 5 else 0)
-    monkeypatch.setattr(files.shutil, "disk_usage", shrinking)
+    monkeypatch.setattr(atomic.shutil, "disk_usage", shrinking)
     assert run("llama", model, tmp_path / "ckpt").code == 1
     assert only(tmp_path) == []
 

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import cache as kv
-from jaxspec import loading, tree
+from jaxspec.checkpoint import loading
 from jaxspec.convert import eagle, llama
+from jaxspec.decoding import tree
+from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.drafters.eagle import Eagle, EagleState
-from jaxspec.llama import forward
-from jaxspec.protocols import Committed, Models, Prefix
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.llama import forward
 from tests import hf_models
 from tests.convert.commands import tensors
 from tests.convert.eagle_heads import CONFIG, HEADS, KV_HEADS, WIDTH, weights, write
@@ -135,12 +136,12 @@ def drafted(pair: Pair, state: EagleState, tokens: np.ndarray, drafts: list[int]
     prefix = Prefix(
         token=jnp.asarray(np.resize(tokens, (1, ROWS)), jnp.int32), length=jnp.asarray([len(tokens)]), cache=()
     )
-    grown = tree.plant(jnp.asarray(tokens[-1:], jnp.int32), len(drafts) + 1, None)
+    grown = tree.init_tree(jnp.asarray(tokens[-1:], jnp.int32), len(drafts) + 1, None)
     logits, _, state = Eagle().root(pair.models, state, prefix, grown)
     found, expand = [logits[0]], jax.jit(Eagle().expand)
     cell = lambda value: jnp.asarray([[value]])
     for i, token in enumerate(drafts):
-        grown = tree.add(grown, jnp.asarray([i + 1]), cell(token), cell(i), cell(0.0), cell(True))
+        grown = tree.add_nodes(grown, jnp.asarray([i + 1]), cell(token), cell(i), cell(0.0), cell(True))
         frontier = tree.Frontier(node=cell(i + 1), live=cell(True), level=jnp.asarray(i + 1))
         logits, _, state = expand(pair.models, state, prefix, grown, frontier)
         found.append(logits[0, 0])

@@ -14,10 +14,10 @@ import torch
 from flax import nnx
 from safetensors.numpy import save_file
 
-from jaxspec import checkpoint, heads, loading
+from jaxspec.checkpoint import config_json, heads, loading, parameters
+from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import llama
 from jaxspec.drafters.eagle import Eagle, EagleHead
-from jaxspec.heads import HeadConfig
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, refused, run, tensors
 from tests.convert.eagle_heads import CONFIG, WIDTH, weights, write
@@ -44,7 +44,7 @@ def test_round_trip(dtype: str, bias: bool, folder: Path):
     config = imported(folder, write(folder / "head", found))
     assert config.settings == {"bias": bias, "own_embedding": False}
     assert config.dtype == config.source_dtype == dtype  # the tensors', although the config says float16
-    assert "embedding" not in checkpoint.read_shapes(folder / OUT / "params")
+    assert "embedding" not in parameters.read_shapes(folder / OUT / "params")
 
     assert_bitwise(exported(folder), found)
     back = json.loads((folder / "back" / "config.json").read_text())
@@ -57,7 +57,7 @@ def test_loads_into_the_drafter(folder: Path):
     imported(folder, write(folder / "head", found))
     head = Eagle.load_head(loading.load(folder / "ckpt"), folder / OUT, jnp.dtype("float32"))
     assert head.embedding is None
-    ours, as_float = checkpoint.module_to_dict(head), lambda name: found[name].astype(np.float32)
+    ours, as_float = parameters.module_to_dict(head), lambda name: found[name].astype(np.float32)
     np.testing.assert_array_equal(ours["fc.kernel"], as_float("fc.weight").T)
     np.testing.assert_array_equal(ours["layer.attention.k.bias"], as_float("layers.0.self_attn.k_proj.bias"))
 
@@ -95,7 +95,7 @@ def test_own_embedding_is_kept_and_said(folder: Path):
     assert heads.read_head(folder / OUT, "eagle").settings["own_embedding"]
     assert_bitwise(exported(folder), found)
     head = Eagle.load_head(loading.load(folder / "ckpt"), folder / OUT, jnp.dtype("float32"))
-    np.testing.assert_array_equal(checkpoint.module_to_dict(head)["embedding"], found["embed_tokens.weight"])
+    np.testing.assert_array_equal(parameters.module_to_dict(head)["embedding"], found["embed_tokens.weight"])
 
 
 def test_embedding_of_a_target_in_another_dtype(folder: Path):
@@ -314,7 +314,7 @@ def test_head_elsewhere(folder: Path):
 
 
 def test_trained_head_is_exported(folder: Path):
-    model = dataclasses.replace(checkpoint.read_config(folder / "ckpt").model, num_layers=3)  # the target's
+    model = dataclasses.replace(config_json.read_config(folder / "ckpt").model, num_layers=3)  # the target's
     config = HeadConfig("eagle", model, "float32", "float32", {"bias": False})
     module = EagleHead(model, rngs=nnx.Rngs(3), bias=False)
     (folder / OUT).mkdir(parents=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from jaxspec import heads, loading
+from jaxspec.checkpoint import heads, loading
 from jaxspec.convert import llama
 from jaxspec.drafters.medusa import Medusa, predict
 from tests import hf_models

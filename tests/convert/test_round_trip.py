@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from jaxspec import checkpoint
+from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.convert import export, llama
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, run, tensors
@@ -58,9 +58,9 @@ def test_every_family(family: str, tmp_path: Path):
     export.export(tmp_path / "ckpt", tmp_path / "back")
     assert_bitwise(tensors(tmp_path / "back"), tensors(tmp_path / "hf"))
     assert meaning(tmp_path / "back") == meaning(tmp_path / "hf")
-    assert checkpoint.parameter_count(config.model) == sum(p.numel() for p in model.parameters())
+    assert memory.parameter_count(config.model) == sum(p.numel() for p in model.parameters())
 
-    restored = checkpoint.restore(tmp_path / "ckpt")
+    restored = parameters.restore(tmp_path / "ckpt")
     kernel = model.model.layers[1].self_attn.k_proj.weight.detach().numpy().T
     np.testing.assert_array_equal(restored.layers[1].attention.k.kernel[...], kernel)
 
@@ -114,7 +114,7 @@ def test_tied_file_may_repeat_its_embedding(keep_head: bool, tmp_path: Path):
 def test_wider_dtype_comes_back_bitwise(tmp_path: Path):
     hf_models.make("llama", tmp_path / "hf", dtype="bfloat16")
     assert run("llama", tmp_path / "hf", tmp_path / "ckpt", "--dtype", "float32").code == 0
-    restored = checkpoint.restore(tmp_path / "ckpt")
+    restored = parameters.restore(tmp_path / "ckpt")
     assert restored.norm.dtype == jnp.float32
     assert run("export", tmp_path / "ckpt", tmp_path / "back", "--format", "hf").code == 0
     assert_bitwise(tensors(tmp_path / "back"), tensors(tmp_path / "hf"))
@@ -156,7 +156,7 @@ def test_end_of_sequence_ids_of_both_configs_count(tmp_path: Path):
     (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(generation))
     result = run("llama", tmp_path / "hf", tmp_path / "ckpt")
     assert "repetition_penalty 1.1, which jaxspec does not apply" in result.err
-    config = checkpoint.read_config(tmp_path / "ckpt")
+    config = config_json.read_config(tmp_path / "ckpt")
     assert (config.bos, config.eos, config.pad) == (1, (5, 2, 7), 9)
     export.export(tmp_path / "ckpt", tmp_path / "back")
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "back").eos_token_id == [5, 2, 7]

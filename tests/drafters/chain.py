@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec import tree as trees
-from jaxspec.protocols import Drafter, Models, Prefix
-from jaxspec.tree import Frontier
+from jaxspec.decoding import tree as trees
+from jaxspec.decoding.drafter import Drafter, Models, Prefix
+from jaxspec.decoding.tree import Frontier
 
 ROOT = jax.jit(lambda drafter, *arguments: drafter.root(*arguments), static_argnums=0)
 EXPAND = jax.jit(lambda drafter, *arguments: drafter.expand(*arguments), static_argnums=0)
@@ -17,12 +17,12 @@ def chain(drafter: Drafter, weights: Models, state: Any, prefix: Prefix, steps: 
     """Logits [B, 1 + steps, V] after each row's root, and after each of the tokens of `prefix` that come after that."""
     batch = len(prefix.token)
     after = lambda step: jnp.take_along_axis(prefix.token, prefix.length[:, None] - 1 + step, axis=1)
-    tree = trees.plant(after(0)[:, 0], steps + 1, None)
+    tree = trees.init_tree(after(0)[:, 0], steps + 1, None)
     logits, _, state = ROOT(drafter, weights, state, prefix, tree)
     found, live = [logits], jnp.ones((batch, 1), bool)
     for node in range(1, steps + 1):
         parent = jnp.full((batch, 1), node - 1)
-        tree = trees.add(tree, jnp.array([node]), after(node), parent, jnp.zeros((batch, 1)), live)
+        tree = trees.add_nodes(tree, jnp.array([node]), after(node), parent, jnp.zeros((batch, 1)), live)
         frontier = Frontier(node=parent + 1, live=live, level=jnp.array(node))
         logits, _, state = EXPAND(drafter, weights, state, prefix, tree, frontier)
         found.append(logits[:, 0])

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec import decode, llama
+from jaxspec.decoding import loop
+from jaxspec.decoding.batch import start
+from jaxspec.decoding.drafter import Models, Prefix
+from jaxspec.decoding.prefill import prefill
+from jaxspec.decoding.tree import compact
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, default_first
-from jaxspec.methods import parse_method
-from jaxspec.prefill import prefill
-from jaxspec.protocols import Models, Prefix
-from jaxspec.request import start
-from jaxspec.train.early_exit import initial
-from jaxspec.tree import compact
+from jaxspec.methods.method import parse_method
+from jaxspec.model import llama
+from jaxspec.train.methods.early_exit import initial
 from tests.lossless.harness import models, requests, run, speculation
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 4, 5]]
@@ -82,12 +83,12 @@ def test_every_live_node_passes_every_layer_once(builder: str):
     prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
     with mock.patch.object(llama, "decoder_layer", passes.layer):
         # Compiled with the weights as constants: a layer is known by its identity.
-        grown, drafter = jax.jit(lambda: decode.draft(spec, weights, state, prefix, state.keys, state.keys))()
+        grown, drafter = jax.jit(lambda: loop.draft(spec, weights, state, prefix, state.keys, state.keys))()
         tree = compact(spec.builder.prune(grown))
         jax.effects_barrier()
         passes.slots = np.asarray(tree.slot)
         reuse = spec.drafter.reuse(drafter)
-        jax.block_until_ready(jax.jit(lambda: decode.target_forward(spec, weights, prefix, tree, reuse))())
+        jax.block_until_ready(jax.jit(lambda: loop.target_forward(spec, weights, prefix, tree, reuse))())
         jax.effects_barrier()
     live = np.asarray(tree.live)
     assert live.sum() > live.shape[0] * 2

@@ -10,13 +10,13 @@ import pytest
 import torch
 from flax import nnx
 
-from jaxspec import cache as kv
-from jaxspec import checkpoint
+from jaxspec.checkpoint import parameters
 from jaxspec.convert.llama import convert
+from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.drafters.edd import Edd, EddHead, EddState, default_tap
-from jaxspec.llama import Llama, forward
-from jaxspec.protocols import Committed, Models, Prefix
-from jaxspec.train import edd
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.llama import Llama, forward
+from jaxspec.train.methods import edd
 from tests import hf_models
 from tests.drafters.chain import chain
 from tests.lossless.harness import models
@@ -38,7 +38,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Llama, np.ndarray,
     tokens = np.random.default_rng(0).integers(0, 96, (2, LENGTH))
     with torch.inference_mode():
         found = theirs(torch.from_numpy(tokens), output_hidden_states=True).hidden_states
-    return checkpoint.restore(folder / "ours", jnp.float32), tokens, [each.numpy() for each in found]
+    return parameters.restore(folder / "ours", jnp.float32), tokens, [each.numpy() for each in found]
 
 
 @pytest.mark.parametrize(("tap", "theirs"), [(default_tap(6), -4), (0, 1), (4, 5), (5, -1)])

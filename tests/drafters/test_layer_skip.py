@@ -12,10 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxspec import tree as trees
-from jaxspec.calibrator import draft_width
-from jaxspec.checkpoint import CheckpointConfig, CheckpointError, dict_to_module, module_to_dict
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.controllers.acceptance_predictor import draft_width
 from jaxspec.convert import inspect
+from jaxspec.decoding import tree as trees
+from jaxspec.decoding.batch import start
+from jaxspec.decoding.drafter import Models, Prefix
+from jaxspec.decoding.prefill import prefill
 from jaxspec.drafters.layer_skip import (
     KeptBlocks,
     LayerSkip,
@@ -25,13 +30,9 @@ from jaxspec.drafters.layer_skip import (
     write_kept_blocks,
     write_skip_set,
 )
-from jaxspec.llama import Llama, forward, unembed
-from jaxspec.loading import Checkpoint
-from jaxspec.methods import default_method, parse_method
-from jaxspec.prefill import prefill
-from jaxspec.protocols import Models, Prefix
-from jaxspec.request import start
-from jaxspec.train import kept_blocks as training
+from jaxspec.methods.method import default_method, parse_method
+from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.train.methods import kept_blocks as training
 from tests.drafters.chain import chain
 from tests.lossless.harness import kept_blocks, models, requests, run, speculation
 
@@ -72,12 +73,12 @@ def silenced(target: Llama, skips: SkipSet) -> Llama:
 def draft(models: Models, prefix: Prefix, tokens):
     """Logits and hidden states after the root and after each of three drafted tokens, two of them siblings."""
     drafter = LayerSkip()
-    tree = trees.plant(tokens[:, 0], 4, None)
+    tree = trees.init_tree(tokens[:, 0], 4, None)
     zero, yes = jnp.zeros((2, 3)), jnp.ones((2, 3), bool)
     parent = jnp.broadcast_to(jnp.array([0, 0, 1]), (2, 3))
     for i in range(3):  # the third hangs under the first
         some = slice(i, i + 1)
-        tree = trees.add(
+        tree = trees.add_nodes(
             tree, jnp.array([i + 1]), tokens[:, i + 1 : i + 2], parent[:, some], zero[:, some], yes[:, some]
         )
     state = drafter.init(models, 2, 32)

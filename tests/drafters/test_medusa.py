@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec import heads, loading
-from jaxspec import tree as trees
-from jaxspec.checkpoint import CheckpointError, dict_to_module, module_to_dict
+from jaxspec.checkpoint import heads, loading
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.heads import HeadConfig
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.decoding import tree as trees
+from jaxspec.decoding.drafter import Committed, Models, Prefix
+from jaxspec.decoding.tree import Frontier
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
-from jaxspec.heads import HeadConfig
-from jaxspec.methods import default_method
-from jaxspec.protocols import Committed, Models, Prefix
-from jaxspec.tree import Frontier
+from jaxspec.methods.method import default_method
 from tests.evaluate import tiny
 from tests.lossless.harness import models
 
@@ -56,7 +57,7 @@ def test_a_level_is_its_heads_whatever_the_path(weights: Models):
     state = drafter.observe(weights, state, committed(-features, [0, 3]))  # a row that is done learns nothing
     x = np.stack([features[0, 3], -features[1, 2]])
     prefix = Prefix(token=jnp.zeros((2, 8), jnp.int32), length=jnp.array([5, 4]), cache=())
-    tree = trees.plant(jnp.zeros(2, jnp.int32), 5, None)
+    tree = trees.init_tree(jnp.zeros(2, jnp.int32), 5, None)
     logits, hidden, state = drafter.root(weights, state, prefix, tree)
     found = [(logits[:, None], hidden[:, None])]
     for level in range(1, 5):

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from jaxspec.decoding.tree import DraftTree
 from jaxspec.evaluate import bench
-from jaxspec.evaluate.command import Bench
-from jaxspec.methods import Method, parse_method
+from jaxspec.evaluate.settings import Bench
+from jaxspec.methods.method import Method, parse_method
 from jaxspec.report import page, runs
-from jaxspec.tree import DraftTree
-from jaxspec.verify import Greedy, follow
+from jaxspec.rules.greedy import Greedy, follow
 from tests.evaluate import tiny
 from tests.report.rebuilt import Rebuilt
 

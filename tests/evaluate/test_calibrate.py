@@ -5,14 +5,15 @@ import json
 
 import pytest
 
-from jaxspec import cli, costs
 from jaxspec.builders.budgeted import Budgeted
 from jaxspec.builders.pruned import Pruned
-from jaxspec.costs import CostTable
-from jaxspec.engine import Engine
-from jaxspec.evaluate import bench, calibrate, cost
-from jaxspec.loading import load
-from jaxspec.methods import parse_method
+from jaxspec.checkpoint.loading import load
+from jaxspec.commands import main
+from jaxspec.costs import calibration, kept_tables, timing
+from jaxspec.decoding.cost_table import CostTable
+from jaxspec.engine.engine import Engine
+from jaxspec.evaluate import bench, calibrate
+from jaxspec.methods.method import parse_method
 from tests.evaluate import tiny
 
 TABLE = CostTable(plain=1e-3, verify=((1, 1e-3), (8, 2e-3)), level=((1, 1e-4), (4, 2e-4)))
@@ -32,8 +33,8 @@ def model(path):
 def kept(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """The cache folder of this test alone; and little to time."""
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cost, "LEAST_SECONDS", 1e-3)
-    monkeypatch.setattr(cost, "REPEATS", 1)
+    monkeypatch.setattr(timing, "LEAST_SECONDS", 1e-3)
+    monkeypatch.setattr(timing, "REPEATS", 1)
     return tmp_path / "cache" / "costs"
 
 
@@ -46,22 +47,22 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(repr(method.drafter))
         return TABLE
 
-    monkeypatch.setattr(calibrate, "measure", measure)
+    monkeypatch.setattr(calibration, "measure", measure)
     return found
 
 
 def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
-    monkeypatch.setattr(calibrate, "WIDTHS", (1, 2))
+    monkeypatch.setattr(calibration, "WIDTHS", (1, 2))
     monkeypatch.setattr("jaxspec.engine.CPU_SIZES", (1, 4))
     monkeypatch.setattr("sys.argv", ["jaxspec", "calibrate", "--target", str(path), "--head", "ngram"])
     with pytest.raises(SystemExit) as exit_:
-        cli.main()
+        main.main()
     assert exit_.value.code == 0
     out, err = capsys.readouterr()
     (file,) = kept.iterdir()
     assert f"kept in {file}" in err
     model = load(path)
-    table = costs.read(calibrate.describe(model, parse_method("ngram")))
+    table = kept_tables.read(calibration.describe(model, parse_method("ngram")))
     assert [nodes for nodes, _ in table.verify] == [1, 4]
     assert [nodes for nodes, _ in table.level] == [1, 2]
     assert f"{1e3 * table.plain:.3f}" in out
@@ -123,7 +124,7 @@ def test_a_table_is_of_its_drafter_and_dtype(model, kept, measured):
 
 
 def test_methods_of_a_bench_share_one_table(model, monkeypatch, measured):
-    monkeypatch.setattr(calibrate, "keep", lambda subject, table: None)
+    monkeypatch.setattr(calibration, "keep", lambda subject, table: None)
     names = ("ngram+pruned", "ngram+budgeted", "ngram+pruned,leaf=0.1", "ngram,longest=5+pruned")
     engines = bench.build_engines(model, {name: parse_method(name) for name in names})
     assert len(measured) == 2
@@ -144,14 +145,14 @@ def test_what_can_be_calibrated(model, path):
 def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, monkeypatch):
     from tests.lossless.harness import early_exit_head
 
-    monkeypatch.setattr(calibrate, "WIDTHS", (2,))
+    monkeypatch.setattr(calibration, "WIDTHS", (2,))
     monkeypatch.setattr("jaxspec.engine.CPU_SIZES", (1, 4))
     model = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=2))
     method = dataclasses.replace(parse_method("early-exit"), head="in memory")
     seen: list[str] = []
     monkeypatch.setattr(calibrate, "resume_job", lambda *a: seen.append("resume") or (lambda n: n))
     monkeypatch.setattr(calibrate, "seconds_per_unit", lambda jobs: [1.0 + i for i in range(len(jobs))])
-    table = calibrate.measure(model, method, early_exit_head(model.target))
+    table = calibration.measure(model, method, early_exit_head(model.target))
     assert seen == ["resume", "resume"]
     assert table == CostTable(plain=1.0, level=((2, 2.0),), verify=((1, 3.0), (4, 4.0)))
 

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.decode import Speculation
-from jaxspec.engine import Engine
-from jaxspec.evaluate import cost, pieces
-from jaxspec.loading import load
-from jaxspec.methods import Method, parse_method
-from jaxspec.request import Request
+from jaxspec.checkpoint.loading import load
+from jaxspec.costs import round_pieces, timing
+from jaxspec.decoding.request import Request
+from jaxspec.decoding.speculation import Speculation
+from jaxspec.engine.engine import Engine
+from jaxspec.evaluate import piece_times
+from jaxspec.methods.method import Method, parse_method
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head
 
@@ -47,14 +48,16 @@ def wavering(going: float, length: int = 3) -> Method:
     return dataclasses.replace(parse_method(f"ngram+chain,length={length}"), controller=Wavering(going))
 
 
-def half_way(engine: Engine, method: Method, *, greedy: bool = True) -> tuple[Speculation, pieces.decode.DecodeState]:
+def half_way(
+    engine: Engine, method: Method, *, greedy: bool = True
+) -> tuple[Speculation, round_pieces.decode.DecodeState]:
     spec = method.speculation(greedy)
-    return spec, pieces.half_way(spec, engine.models, REQUESTS, 32)
+    return spec, round_pieces.half_way(spec, engine.models, REQUESTS, 32)
 
 
 def test_drafting_is_of_full_depth_whatever_the_controller(engine: Engine):
     spec, state = half_way(engine, wavering(0.0))
-    assert pieces.draft_job(spec, engine.models, state)(5) == 5 * 3
+    assert round_pieces.draft_job(spec, engine.models, state)(5) == 5 * 3
 
 
 def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path):
@@ -67,7 +70,7 @@ def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path):
         "stops": "early-exit+chain,length=4+threshold",
     }
     engines = {name: Engine(model, method, draft=head) for name, method in methods.items()}
-    found = cost.measure(engines, REQUESTS)
+    found = piece_times.measure(engines, REQUESTS)
     assert {name: {*sizes} for name, sizes in found.resumed.items()} == {
         "short": {2},
         "long": {4},
@@ -80,7 +83,7 @@ def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path):
 def test_every_decision_is_made_anew_and_from_real_evidence(engine: Engine, greedy: bool):
     def often(going: float) -> list[int]:
         spec, state = half_way(engine, wavering(going), greedy=greedy)
-        return pieces.judge(spec, engine.models, state, jnp.int32(100)).tolist()
+        return round_pieces.judge(spec, engine.models, state, jnp.int32(100)).tolist()
 
     assert often(1.0) == [100, 100]
     assert often(0.0) == [0, 0]
@@ -90,18 +93,18 @@ def test_every_decision_is_made_anew_and_from_real_evidence(engine: Engine, gree
 def test_rounds_are_learnt_from_one_after_the_other(engine: Engine):
     """Of five rounds of three levels, with 0, 1, 2, 3 and 0 drafts accepted."""
     spec, state = half_way(engine, wavering(0.5))
-    assert pieces.learn(spec, state, jnp.int32(5)).tolist() == [[5, 6, 15]] * 2
-    assert pieces.learn_job(spec, state)(5) == pieces.judge_job(spec, engine.models, state)(5) == 5
+    assert round_pieces.learn(spec, state, jnp.int32(5)).tolist() == [[5, 6, 15]] * 2
+    assert round_pieces.learn_job(spec, state)(5) == round_pieces.judge_job(spec, engine.models, state)(5) == 5
 
 
 def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyPatch):
     """Times of its own for each piece; a controller that never stops costs nothing."""
     methods = {"plain": parse_method("plain"), "fixed": parse_method("ngram"), "wavering": wavering(0.5)}
     engines = {name: Engine(engine.model, method) for name, method in methods.items()}
-    monkeypatch.setattr(cost, "seconds_per_unit", lambda jobs: [float(2**i) for i in range(len(jobs))])
+    monkeypatch.setattr(timing, "seconds_per_unit", lambda jobs: [float(2**i) for i in range(len(jobs))])
     for each in engines.values():
         monkeypatch.setattr(each, "tree_sizes", ())
-    found = cost.measure(engines, REQUESTS)
+    found = piece_times.measure(engines, REQUESTS)
     sizes = sorted({1, 4, 5})
     assert found.target == {size: 2.0**i for i, size in enumerate(sizes)}
     assert found.level == {"plain": 0.0, "fixed": 8.0, "wavering": 16.0}
@@ -116,7 +119,7 @@ def test_jobs_take_turns_and_a_unit_is_what_the_job_says(monkeypatch: pytest.Mon
     """
     now, calls = [0.0], []
 
-    def job(name: str, seconds: float, units: int) -> cost.Job:
+    def job(name: str, seconds: float, units: int) -> round_pieces.Job:
         def run(iterations: int) -> int:
             now[0] += 5.0 + seconds * iterations
             calls.append(name)
@@ -124,8 +127,8 @@ def test_jobs_take_turns_and_a_unit_is_what_the_job_says(monkeypatch: pytest.Mon
 
         return run
 
-    monkeypatch.setattr(cost.time, "perf_counter", lambda: now[0])
-    assert cost.seconds_per_unit([job("a", 2.0, 1), job("b", 6.0, 2)]) == [2.0, 3.0]
+    monkeypatch.setattr(piece_times.time, "perf_counter", lambda: now[0])
+    assert timing.seconds_per_unit([job("a", 2.0, 1), job("b", 6.0, 2)]) == [2.0, 3.0]
     assert calls[-4:] == ["a", "b", "a", "b"]
 
 
@@ -138,6 +141,6 @@ def test_a_slow_first_run_does_not_say_how_many_iterations_are_enough(monkeypatc
         lengths.extend([iterations] if iterations else [])
         return iterations
 
-    monkeypatch.setattr(cost.time, "perf_counter", lambda: now[0])
-    assert cost.seconds_per_unit([job]) == [pytest.approx(0.001)]
-    assert lengths[-1] * 0.001 >= cost.LEAST_SECONDS / 2
+    monkeypatch.setattr(piece_times.time, "perf_counter", lambda: now[0])
+    assert timing.seconds_per_unit([job]) == [pytest.approx(0.001)]
+    assert lengths[-1] * 0.001 >= timing.LEAST_SECONDS / 2

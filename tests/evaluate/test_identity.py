@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.checkpoint.loading import load
 from jaxspec.evaluate import bench, identity
 from jaxspec.evaluate.runlog import RunLog
-from jaxspec.loading import load
-from jaxspec.methods import parse_method
+from jaxspec.methods.method import parse_method
 from tests.evaluate import tiny
 
 

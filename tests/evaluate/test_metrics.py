@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxspec.evaluate.metrics import count
-from jaxspec.generation import cut_history
+from jaxspec.engine.generation import cut_history
+from jaxspec.engine.statistics import statistics_of
 
 # committed, accepted, levels, drafted, verified
 CHAIN = np.array([[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [5, 4, 4, 4, 4]])
@@ -13,7 +13,7 @@ DONE = np.zeros((2, 5), int)
 
 
 def test_a_chain():
-    counts = count([CHAIN])
+    counts = statistics_of([CHAIN])
     assert (counts.tokens, counts.rounds, counts.accepted) == (9, 3, 6)
     assert counts.tau == 3 and counts.tau_drafted == 2
     assert counts.acceptance_rate == counts.draft_share * 9 / 12 == 0.5
@@ -24,19 +24,19 @@ def test_a_chain():
 
 
 def test_a_tree_counts_levels_and_nodes_apart():
-    counts = count([TREE])
+    counts = statistics_of([TREE])
     assert counts.acceptance_rate == 3 / 5
     assert (counts.nodes_per_round, counts.nodes_drafted_per_round, counts.depth_per_round) == (5, 10, 2.5)
     assert counts.harmonic_mean == pytest.approx(2 * (3 / 20) * (3 / 5) / (3 / 20 + 3 / 5))
 
 
 def test_several_texts_add_up_and_done_rows_count_nothing():
-    assert count([np.concatenate([CHAIN, DONE]), DONE, TREE]) == count([np.concatenate([CHAIN, TREE])])
-    assert count([DONE]) == count([]) and count([]).tau == 0
+    assert statistics_of([np.concatenate([CHAIN, DONE]), DONE, TREE]) == statistics_of([np.concatenate([CHAIN, TREE])])
+    assert statistics_of([DONE]) == statistics_of([]) and statistics_of([]).tau == 0
 
 
 def test_plain_decoding_has_tau_one():
-    counts = count([np.array([[1, 0, 0, 0, 0]] * 5)])
+    counts = statistics_of([np.array([[1, 0, 0, 0, 0]] * 5)])
     assert counts.tau == 1 and counts.acceptance_rate == 0 and counts.acceptance_by_position == ()
 
 
@@ -44,7 +44,7 @@ def test_a_cut_inside_an_accepted_run_is_made_before_counting():
     """The text ends with the second token of a round that accepted four drafts."""
     history = cut_history(np.concatenate([CHAIN, DONE]), tokens=1 + 3 + 1 + 2)
     assert history.tolist() == [[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [2, 2, 2, 4, 4]]
-    counts = count([history])
+    counts = statistics_of([history])
     assert counts.tokens == 6 and counts.tau == 2 and counts.acceptance_rate == 4 / 10
     assert counts.acceptance_by_position == pytest.approx((2 / 3, 1, 0, 0))
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxspec.evaluate.metrics import count
-from jaxspec.evaluate.modelled import Bill, Prices, add_up, eq14_speedup
+from jaxspec.engine.statistics import statistics_of
+from jaxspec.evaluate.cost_model import PieceCosts, RunCosts, eq14_speedup, run_costs
 
 TARGET = {1: 1.0, 4: 1.5, 8: 2.0}
 SIZES = (1, 4, 8)
@@ -16,45 +16,45 @@ def rounds(*rows: tuple[int, int, int]) -> np.ndarray:
 
 
 def test_plain_is_one():
-    assert add_up([[rounds((1, 0, 0), (1, 0, 0))]], Prices(TARGET[1], TARGET), (1,)).speedup == 1
+    assert run_costs([[rounds((1, 0, 0), (1, 0, 0))]], PieceCosts(TARGET[1], TARGET), (1,)).speedup == 1
 
 
 def test_by_hand():
     """Three nodes and the root fit 4, four do not; a round without drafts pays one token."""
     history = rounds((3, 3, 3), (5, 4, 4), (1, 0, 0))
-    bill = add_up([[history]], Prices(TARGET[1], TARGET, 0.1), SIZES)
+    bill = run_costs([[history]], PieceCosts(TARGET[1], TARGET, 0.1), SIZES)
     assert (bill.plain, bill.drafting, bill.verification, bill.control) == pytest.approx((9, 0.7, 1.5 + 2.0 + 1.0, 0))
     assert bill.speedup == pytest.approx(9 / (0.7 + 4.5))
 
 
 def test_control_is_paid_by_level_and_by_round():
     history = rounds((3, 3, 3), (5, 4, 4), (1, 0, 0))
-    bill = add_up([[history]], Prices(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2), SIZES)
+    bill = run_costs([[history]], PieceCosts(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2), SIZES)
     assert bill.control == pytest.approx(7 * 0.01 + 3 * 0.2)
     assert bill.speedup == pytest.approx(9 / (0.7 + 4.5 + 0.67))
 
 
 def test_only_compiled_sizes_are_used():
-    assert add_up([[rounds((2, 1, 1))]], Prices(TARGET[1], TARGET), (8,)).speedup == pytest.approx(2 / 2.0)
+    assert run_costs([[rounds((2, 1, 1))]], PieceCosts(TARGET[1], TARGET), (8,)).speedup == pytest.approx(2 / 2.0)
 
 
 def test_a_batch_goes_at_the_pace_of_its_slowest_row():
     batch = [rounds((4, 3, 3), (1, 1, 1)), rounds((1, 2, 7), (1, 0, 0), (1, 0, 0))]
-    prices = Prices(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2)
-    together = Bill(plain=5.0, drafting=0.4, verification=2.0 + 1.5 + 1.0, control=0.04 + 0.6)
-    found = add_up([batch], prices, SIZES)
+    prices = PieceCosts(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2)
+    together = RunCosts(plain=5.0, drafting=0.4, verification=2.0 + 1.5 + 1.0, control=0.04 + 0.6)
+    found = run_costs([batch], prices, SIZES)
     assert vars(found) == pytest.approx(vars(together))
-    alone = add_up([[row] for row in batch], prices, SIZES)
+    alone = run_costs([[row] for row in batch], prices, SIZES)
     assert alone.plain == 5 + 3
     assert alone.control == pytest.approx(0.06 + 5 * 0.2)
 
 
 def test_nothing_decoded():
-    assert add_up([[np.zeros((0, 5), int)]], Prices(TARGET[1], TARGET, 0.1), SIZES).speedup == 0
+    assert run_costs([[np.zeros((0, 5), int)]], PieceCosts(TARGET[1], TARGET, 0.1), SIZES).speedup == 0
 
 
 def test_eq14_as_the_paper_prints_it():
-    counts = count([np.array([[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [5, 4, 4, 4, 4]])])
+    counts = statistics_of([np.array([[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [5, 4, 4, 4, 4]])])
     v, r, alpha = counts.draft_accuracy, counts.draft_share, 0.25
     assert (v, r) == (6 / 12, 6 / 9)
     assert eq14_speedup(counts, alpha) == pytest.approx(v / ((alpha - v) * r + v))
@@ -63,6 +63,6 @@ def test_eq14_as_the_paper_prints_it():
 
 
 def test_eq14_where_nothing_was_accepted_or_drafted():
-    assert eq14_speedup(count([np.array([[1, 0, 4, 4, 4]])]), 0.25) == pytest.approx(1 / 2)
-    assert eq14_speedup(count([np.array([[1, 0, 0, 0, 0]])]), 0.0) == 1
-    assert eq14_speedup(count([]), 0.25) == 0
+    assert eq14_speedup(statistics_of([np.array([[1, 0, 4, 4, 4]])]), 0.25) == pytest.approx(1 / 2)
+    assert eq14_speedup(statistics_of([np.array([[1, 0, 0, 0, 0]])]), 0.0) == 1
+    assert eq14_speedup(statistics_of([]), 0.25) == 0

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jaxspec.bundled import FOLDER
+from jaxspec.checkpoint.builtin import FOLDER
+from jaxspec.checkpoint.loading import load_tokenizer
 from jaxspec.evaluate import bench, quality, table
+from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.comparison import differences, read, show
-from jaxspec.evaluate.every import every_method
 from jaxspec.evaluate.spelling import pieces_of, word_of
-from jaxspec.loading import load_tokenizer
-from jaxspec.methods import parse_method
+from jaxspec.methods.method import parse_method
 from tests.report import made_up
 
 
@@ -87,7 +87,7 @@ def test_texts_of_tokens():
 
 
 def test_all_methods_of_a_checkpoint():
-    found = every_method(FOLDER)
+    found = all_methods(FOLDER)
     parsed = [parse_method(name) for name in found]
     assert found[0] == "plain" and len(set(found)) == len(found)
     assert {"eagle+chain,length=5", "draft-model@vdm+chain,length=5", "eagle+pruned"} <= set(found)

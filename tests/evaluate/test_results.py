@@ -11,7 +11,7 @@ from jaxspec.evaluate import bandwidth, table
 from jaxspec.evaluate.divergence import diverges, first_difference, next_logits, noise
 from jaxspec.evaluate.results import Form, Measured, tally
 from jaxspec.evaluate.runlog import Answer, Turn
-from jaxspec.llama import Llama
+from jaxspec.model.llama import Llama
 from tests.evaluate import tiny
 
 FORMS = {"plain": Form("plain", (1,), True, 10**9), "m": Form("m,full", (1, 4), True, 10**9)}

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec import engine
-from jaxspec.checkpoint import CheckpointConfig, CheckpointError, write_config
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError, write_config
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.rule import Verdict
+from jaxspec.decoding.tree import DraftTree
+from jaxspec.engine import engine
+from jaxspec.engine.statistics import statistics_of
 from jaxspec.evaluate import simulate
-from jaxspec.evaluate.metrics import count
 from jaxspec.evaluate.simulate import Replayed
-from jaxspec.loading import Checkpoint
-from jaxspec.methods import parse_method
-from jaxspec.tree import DraftTree
-from jaxspec.verify import Verdict
+from jaxspec.methods.method import parse_method
 from tests.evaluate import tiny
 
 SHAPE = dataclasses.replace(tiny.MODEL, num_layers=2, max_length=1024)
@@ -84,7 +84,7 @@ def test_decoding_replays_it(model: Checkpoint, monkeypatch: pytest.MonkeyPatch)
     simulated = simulate.engine(model, parse_method("eagle+chain,length=2"), (0.8, 0.6))
     found = simulated.generate([[1, 2, 3]] * 4, max_new_tokens=200)
     assert all(len(one.tokens) == 200 and one.finish_reason == "length" for one in found)  # random text never ends
-    counts = count([one.history for one in found])
+    counts = statistics_of([one.history for one in found])
     assert counts.acceptance_by_position == pytest.approx((0.8, 0.6), abs=0.1)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.evaluate import bench, sweep, sweep_figure
-from jaxspec.evaluate.command import Sweep
+from jaxspec.evaluate.settings import Sweep
 from tests.evaluate import tiny
 
 pytestmark = pytest.mark.usefixtures("little_to_compile_and_time")

@@ -8,9 +8,10 @@ from flax import nnx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from jaxspec.checkpoint import CheckpointConfig, module_to_dict, write_config, write_params
-from jaxspec.config import LlamaConfig
-from jaxspec.llama import Llama
+from jaxspec.checkpoint.config_json import CheckpointConfig, write_config
+from jaxspec.checkpoint.parameters import module_to_dict, write_params
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama
 
 MODEL = LlamaConfig(
     vocab_size=256,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxspec.methods import Method, parse_method
+from jaxspec.methods.method import Method, parse_method
 
 DRAFTERS = ("ngram", "draft-model", "eagle", "early-exit", "edd", "medusa", "layer-skip")
 BUILDERS = (

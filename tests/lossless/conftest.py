@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec import linear
+from jaxspec.model import linear
 
 
 @pytest.fixture

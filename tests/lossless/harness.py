@@ -9,23 +9,24 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxspec import decode
-from jaxspec.calibrator import Calibrator
-from jaxspec.checkpoint import dict_to_module, module_to_dict
-from jaxspec.config import LlamaConfig
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
+from jaxspec.decoding import decode_state, loop, speculation
+from jaxspec.decoding.batch import start
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.prefill import prefill
+from jaxspec.decoding.request import Request
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.drafters.edd import Edd, EddHead, default_tap
 from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip, SkipSet, skip
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
-from jaxspec.llama import Llama
-from jaxspec.methods import Method, needs_weights
-from jaxspec.prefill import prefill
-from jaxspec.protocols import Models
-from jaxspec.request import Request, start
-from jaxspec.train import early_exit, edd, medusa
-from jaxspec.train import kept_blocks as training
+from jaxspec.methods.method import Method, needs_weights
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama
+from jaxspec.train.methods import early_exit, edd, medusa
+from jaxspec.train.methods import kept_blocks as training
 
 CHUNK = 8
 TREE_SIZES = (4,)  # and the largest: that is a choice, and each of them is compiled
@@ -63,7 +64,7 @@ def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_head
             Medusa: medusa_heads(target),
             LayerSkip: skip(num_layers, attention=range(1, num_layers), mlp=[0]),
         },
-        control=Calibrator(config.hidden_size, config.hidden_size, rngs=nnx.Rngs(3)),
+        control=AcceptancePredictor(config.hidden_size, config.hidden_size, rngs=nnx.Rngs(3)),
     )
 
 
@@ -106,7 +107,7 @@ def with_kept_blocks(models: Models) -> Models:
     return dataclasses.replace(models, draft={LayerSkip: blocks})
 
 
-def speculation(method: Method, greedy: bool) -> decode.Speculation:
+def speculation(method: Method, greedy: bool) -> speculation.Speculation:
     """The method as the engine would compile it on a CPU."""
     return method.speculation(greedy, tree_sizes=TREE_SIZES)
 
@@ -120,14 +121,14 @@ def requests(prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 
     ]
 
 
-def weights(spec: decode.Speculation, models: Models) -> Models:
+def weights(spec: speculation.Speculation, models: Models) -> Models:
     """The target, what the drafter brings, and what the controller does."""
     control = models.control if needs_weights(spec.controller) else None
     return Models(target=models.target, draft=models.draft.get(type(spec.drafter)), control=control)
 
 
 def run(
-    spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
+    spec: speculation.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
 ) -> tuple[list[list[int]], np.ndarray]:
     """New tokens of every request, and the histories [B, rounds, 5]; `rows` bounds prompt, text and margin."""
     state = decoded(spec, models, requests, eos, rows)
@@ -137,23 +138,23 @@ def run(
 
 
 def decoded(
-    spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
-) -> decode.DecodeState:
+    spec: speculation.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
+) -> decode_state.DecodeState:
     """The state after the last round."""
     models = weights(spec, models)
-    state = decode.decode(spec, models, begun(spec, models, requests, eos, rows), jnp.int32(rows))
+    state = loop.decode(spec, models, begun(spec, models, requests, eos, rows), jnp.int32(rows))
     assert bool(state.done.all())
     return state
 
 
 def begun(
-    spec: decode.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int
-) -> decode.DecodeState:
+    spec: speculation.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int
+) -> decode_state.DecodeState:
     """The state before the first round."""
     state = start(spec, models, requests, eos, rows)
     return prefill(spec.drafter, models, state, CHUNK)
 
 
-def with_rule(method: Method, rule: Any) -> decode.Speculation:
+def with_rule(method: Method, rule: Any) -> speculation.Speculation:
     """The method with another rule than its own: for showing what that breaks."""
     return dataclasses.replace(speculation(method, greedy=False), rule=rule)

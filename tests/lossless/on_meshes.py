@@ -10,18 +10,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec import sharding
-from jaxspec.llama import Llama
-from jaxspec.mesh import make_mesh, split
-from jaxspec.methods import parse_method
-from jaxspec.protocols import Models
+from jaxspec.decoding.drafter import Models
+from jaxspec.methods.method import parse_method
+from jaxspec.model import placement
+from jaxspec.model.llama import Llama
+from jaxspec.model.mesh import make_mesh, split
 from tests.lossless.harness import decoded, models, requests, speculation, weights
 
 NEW = 20
 ROWS = 64
 PROMPTS = [np.random.default_rng(0).integers(0, 24, size=n).tolist() for n in (1, 8, 13, 25, 2, 3, 5, 9)]
 REQUESTS = requests(PROMPTS, NEW)
-sharding.REPLICATED_BELOW = 0  # these heads are tiny, and are to be cut all the same
+placement.REPLICATED_BELOW = 0  # these heads are tiny, and are to be cut all the same
 
 
 def texts(state: Any) -> list[list[int]]:
@@ -36,7 +36,7 @@ def run(case: str, everything: Models, plain: list[list[int]]) -> dict[str, Any]
     mesh = split(make_mesh(data=data, model=model), everything.target.config)
     spec = speculation(parse_method(name), greedy=True)
     whole = weights(spec, everything)
-    place = lambda head: jax.device_put(head, sharding.shardings(sharding.place_head(head, mesh)))
+    place = lambda head: jax.device_put(head, placement.shardings(placement.place_head(head, mesh)))
     draft = {type(spec.drafter): place(whole.draft)}
     cut = Models(target=place(whole.target), draft=draft, control=place(whole.control))
     with jax.set_mesh(mesh):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.methods import Method, parse_method
+from jaxspec.methods.method import Method, parse_method
 from tests.lossless import combinations
 from tests.lossless.harness import models, requests, run, speculation, with_kept_blocks
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxspec.methods import parse_method
+from jaxspec.methods.method import parse_method
 from tests.lossless.harness import models, requests, run, speculation
 
 NEW = 30

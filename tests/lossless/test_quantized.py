@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxspec.checkpoint import module_to_dict
-from jaxspec.methods import parse_method
-from jaxspec.quantize import quantized
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.methods.method import parse_method
+from jaxspec.model.quantization import quantized
 from tests.lossless import test_sampling
 from tests.lossless.harness import models, requests, run, speculation
 

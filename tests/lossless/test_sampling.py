@@ -14,13 +14,15 @@ import pytest
 import scipy.stats
 from jaxtyping import Array, Int
 
-from jaxspec import cache as kv
-from jaxspec.decode import DecodeState, Speculation, decode
+from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.loop import decode
+from jaxspec.decoding.request import Request
+from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters.early_exit import EarlyExit
-from jaxspec.llama import forward, unembed
-from jaxspec.methods import parse_method
-from jaxspec.protocols import Models
-from jaxspec.request import Request
+from jaxspec.methods.method import parse_method
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.llama import forward, unembed
 from tests.lossless import combinations
 from tests.lossless.harness import begun, models, requests, run, speculation, weights, with_kept_blocks
 

@@ -12,18 +12,21 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import verify
 from jaxspec.builders.chain import Chain
 from jaxspec.builders.static import Static, parse_paths
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.controllers.cali_ts import CaliTS
 from jaxspec.controllers.fixed import Fixed
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.rule import Proposal
+from jaxspec.decoding.sampling import gumbel
+from jaxspec.decoding.tree import levels, subtree
 from jaxspec.drafters.draft_model import DraftModel
-from jaxspec.methods import Method, needs_weights
-from jaxspec.protocols import Models
-from jaxspec.sampling import gumbel
-from jaxspec.tree import levels, select
-from jaxspec.verify import Candidates, Greedy, Proposal, Sampled
+from jaxspec.methods.method import Method, needs_weights
+from jaxspec.rules import rejection_sampling
+from jaxspec.rules.candidates import Candidates
+from jaxspec.rules.greedy import Greedy
+from jaxspec.rules.rejection_sampling import RejectionSampling
 from tests.lossless.harness import models, with_rule
 from tests.lossless.test_sampling import FALSE_ALARM, VOCAB, enumerate_joint, p_value, sample
 
@@ -36,7 +39,7 @@ def target() -> Models:
     return models(VOCAB, num_layers=1)
 
 
-SAMPLED = Sampled()
+SAMPLED = RejectionSampling()
 FIXED = Fixed()
 
 
@@ -56,12 +59,12 @@ class Wrong:
     def verify(self, keys, sampling, tree, logits, depth):
         with contextlib.ExitStack() as stack:
             for name, function in self.replaced:
-                stack.enter_context(mock.patch.object(verify, name, function))
+                stack.enter_context(mock.patch.object(rejection_sampling, name, function))
             return self.verify_by.verify(keys, sampling, tree, logits, depth)
 
 
 def sampled(keys, sampling, logits, count) -> Proposal:
-    return Sampled().propose(keys, sampling, logits, count)
+    return RejectionSampling().propose(keys, sampling, logits, count)
 
 
 def top_k_with_softmax(keys, sampling, logits, count) -> Proposal:
@@ -123,17 +126,19 @@ class DropsByConfidence:
     def prune(self, tree):
         keep = tree.live & (tree.log_confidence >= jnp.log(self.least))
         keep = (keep[:, None, :] | ~tree.ancestors).all(-1) & keep
-        return select(tree, jnp.broadcast_to(jnp.arange(keep.shape[1]), keep.shape), keep)
+        return subtree(tree, jnp.broadcast_to(jnp.arange(keep.shape[1]), keep.shape), keep)
 
 
 @dataclasses.dataclass(frozen=True)
-class DropsTheStopper(Sampled):
+class DropsTheStopper(RejectionSampling):
     """Does not verify the token at which a chain stopped short of its cap."""
 
     def verify(self, keys, sampling, tree, logits, depth):
         last = levels(tree)[:, None]
         stopper = (tree.depth == last) & (last < depth)
-        return Sampled().verify(keys, sampling, dataclasses.replace(tree, live=tree.live & ~stopper), logits, depth)
+        return RejectionSampling().verify(
+            keys, sampling, dataclasses.replace(tree, live=tree.live & ~stopper), logits, depth
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,4 +239,4 @@ def test_right_rule_passes(name: str, target):
 def test_a_builder_that_drops_nodes_never_gets_sampled_children():
     method = Method(drafter=DraftModel(), builder=DropsByConfidence(BUSHY, 0.2), controller=Fixed(), head="draft-model")
     assert not method.rule(greedy=False).keeps_probs
-    assert not Sampled.may_prune
+    assert not RejectionSampling.may_prune

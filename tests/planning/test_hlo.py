@@ -6,13 +6,13 @@ import re
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import mesh, sharding
-from jaxspec.config import LlamaConfig
-from jaxspec.decode import DRAFTING, LEVEL
-from jaxspec.engine import ACCELERATOR_SIZES
-from jaxspec.methods import parse_method
+from jaxspec.decoding.loop import DRAFTING, LEVEL
+from jaxspec.engine.engine import ACCELERATOR_SIZES
+from jaxspec.methods.method import parse_method
+from jaxspec.model import mesh_rules, placement
+from jaxspec.model.config import LlamaConfig
 from jaxspec.planning import hlo, program
-from jaxspec.planning.devices import parse_slice
+from jaxspec.planning.chips import parse_slice
 from jaxspec.planning.program import Program
 from jaxspec.planning.shapes import Target, models_of
 from jaxspec.planning.work import Collective
@@ -49,7 +49,7 @@ needs_libtpu = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch):
     """Heads are cut however small, and no program is taken for one that was traced under other rules."""
-    monkeypatch.setattr(sharding, "REPLICATED_BELOW", 0)
+    monkeypatch.setattr(placement, "REPLICATED_BELOW", 0)
     program.LOOP.clear_cache()
     yield
     program.LOOP.clear_cache()
@@ -143,7 +143,7 @@ def test_messages_by_hand():
 @needs_libtpu
 @pytest.mark.parametrize("rule", ["vocab", "heads", "kv_heads", "mlp"])
 def test_without_a_rule_it_would_not_pass(rule: str, monkeypatch):
-    monkeypatch.setitem(mesh.DECODING, rule, ())
+    monkeypatch.setitem(mesh_rules.DECODING, rule, ())
     found = faults(*compiled("plain"))
     assert found
     if rule == "kv_heads":  # query heads stay cut, unlike the cache that they read

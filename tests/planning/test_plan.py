@@ -11,16 +11,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxspec import cli, sharding
 from jaxspec.builders.pruned import Pruned
-from jaxspec.bundled import locate
-from jaxspec.checkpoint import module_to_dict
-from jaxspec.config import LlamaConfig
-from jaxspec.methods import parse_method
+from jaxspec.checkpoint.builtin import locate
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.commands import main
+from jaxspec.methods.method import parse_method
+from jaxspec.model import placement
+from jaxspec.model.config import LlamaConfig
 from jaxspec.planning import program, report
-from jaxspec.planning.command import Plan
-from jaxspec.planning.devices import CHIPS, parse_slice
-from jaxspec.planning.rounds import told
+from jaxspec.planning.chips import CHIPS, parse_slice
+from jaxspec.planning.rounds import expected_rounds
+from jaxspec.planning.settings import PlanSettings
 from jaxspec.planning.shapes import MODELS, Target, find_model, models_of
 from jaxspec.planning.work import Collective, Work
 
@@ -37,7 +38,7 @@ def jaxspec(monkeypatch, capsys):
     def command(*arguments):
         monkeypatch.setattr("sys.argv", ["jaxspec", "plan", "--model", "llama-2-70b", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit_:
-            cli.main()
+            main.main()
         return exit_.value.code or 0, *capsys.readouterr()
 
     return command
@@ -90,8 +91,8 @@ def cache_of_a_chip(c: LlamaConfig, rows: int) -> int:
 def test_bytes_of_a_70b_by_hand(c: LlamaConfig, chips: int):
     """Norms are whole everywhere, and too small to count."""
     found = placed(c, f"h100-80g:{chips}", rows=4096)
-    assert sharding.device_bytes(found.models.target) == pytest.approx(weights_of_a_chip(c, chips), rel=0.001)
-    assert sharding.device_bytes(found.state.cache) == cache_of_a_chip(c, 4096)
+    assert placement.device_bytes(found.models.target) == pytest.approx(weights_of_a_chip(c, chips), rel=0.001)
+    assert placement.device_bytes(found.state.cache) == cache_of_a_chip(c, 4096)
 
 
 def test_the_table_in_the_readme_by_hand():
@@ -103,20 +104,22 @@ def test_the_table_in_the_readme_by_hand():
         c, chips = MODELS["llama-2-70b"], parse_slice(where).chips
         assert float(weights) * 1e9 == pytest.approx(weights_of_a_chip(c, chips), rel=0.02)
         assert float(kv) * 1e9 == pytest.approx(cache_of_a_chip(c, 2048), rel=0.02)
-        told(Plan(model="llama-2-70b", method=method, tau=tau, levels=float(levels)), parse_method(method))
+        expected_rounds(
+            PlanSettings(model="llama-2-70b", method=method, tau=tau, levels=float(levels)), parse_method(method)
+        )
 
 
 def test_bytes_of_quantised_weights_by_hand():
     whole = kernels(SMALL) + 2 * SMALL.hidden_size * SMALL.num_kv_heads * SMALL.head_dim
     table = SMALL.vocab_size * SMALL.hidden_size  # the embedding stays as it is, and the head is int8 in either case
     for quantize, size in (("int8", 1), ("int4", 0.5)):
-        found = sharding.device_bytes(placed(SMALL, "h100-80g:1", quantize=quantize).models.target)
+        found = placement.device_bytes(placed(SMALL, "h100-80g:1", quantize=quantize).models.target)
         assert found == pytest.approx(SMALL.num_layers * whole * size + table * (BF16 + 1), rel=0.04)  # and the scales
 
 
 def test_sequences_are_cut_along_data():
     one, two = placed(SMALL, "h100-80g:8", batch=4), placed(SMALL, "h100-80g:8", data=2, batch=4)
-    bytes_of = lambda found: sharding.device_bytes(found.state.cache)
+    bytes_of = lambda found: placement.device_bytes(found.state.cache)
     assert bytes_of(two) == bytes_of(one)  # half of the sequences, and heads for two chips
     assert two.count(two.trace()).verify[1].flops == pytest.approx(one.count(one.trace()).verify[1].flops, rel=0.01)
 
@@ -172,8 +175,8 @@ def test_a_checkpoint_that_is_quantised_is_planned_for_as_it_is(tmp_path):
     assert find_model(str(tmp_path)).quantize == "int8"
     with pytest.raises(ValueError, match="holds int8 weights, from which int4 cannot be made"):
         find_model(str(tmp_path), "int4")
-    found = report.plan(Plan(model=str(tmp_path), method="plain", device="h100-80g:1", context=256))
-    whole = report.plan(Plan(model="builtin", method="plain", device="h100-80g:1", context=256))
+    found = report.plan(PlanSettings(model=str(tmp_path), method="plain", device="h100-80g:1", context=256))
+    whole = report.plan(PlanSettings(model="builtin", method="plain", device="h100-80g:1", context=256))
     assert (found["settings"]["quantize"], whole["settings"]["quantize"]) == ("int8", None)
     assert found["bytes_per_chip"]["weights"] < 0.7 * whole["bytes_per_chip"]["weights"]
 
@@ -248,7 +251,7 @@ def test_a_bench_file_without_tau_is_one_sentence(jaxspec, tmp_path):
 
 
 def test_builders_learn_costs_from_the_roofline():
-    settings = Plan(model="builtin", method="early-exit+pruned", device="h100-80g:1", context=256)
+    settings = PlanSettings(model="builtin", method="early-exit+pruned", device="h100-80g:1", context=256)
     builder = parse_method(report.plan(settings)["resolved"]).builder
     assert isinstance(builder, Pruned)
     assert builder.cost is not None

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.decoding.builder import is_chain
 from jaxspec.evaluate.reliability import tally
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import Answer, Turn
-from jaxspec.methods import parse_method
-from jaxspec.protocols import is_chain
+from jaxspec.methods.method import parse_method
 
 NASTY = "</script><img src=x onerror=alert(1)>&amp; ⏎"
 """What a model may write, or a user may ask."""

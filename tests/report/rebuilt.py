@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from jaxspec.methods import parse_method
+from jaxspec.methods.method import parse_method
 
 
 class Rebuilt:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxspec.train import cli
+from jaxspec.commands import train
 
 
 def command(*arguments: object) -> tuple[int, str]:
@@ -15,5 +15,5 @@ def command(*arguments: object) -> tuple[int, str]:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["jaxspec-train", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit_:
-            cli.main()
+            train.main()
     return int(exit_.value.code or 0), err.getvalue()

@@ -13,23 +13,24 @@ from flax import nnx
 
 import jaxspec
 from jaxspec.builders.chain import Chain
-from jaxspec.calibrator import Calibrator, predict
-from jaxspec.checkpoint import CheckpointError, module_to_dict
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.heads import HeadConfig, write_config, write_head
+from jaxspec.checkpoint.loading import load
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.controllers.acceptance_predictor import AcceptancePredictor, predict
+from jaxspec.decoding.request import Request
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.early_exit import EarlyExit
-from jaxspec.heads import HeadConfig, write_config, write_head
-from jaxspec.loading import load
-from jaxspec.methods import drafter_of, parse_method
-from jaxspec.request import Request
-from jaxspec.train import calibrator
-from jaxspec.train.calibrator import Labels, Plan
-from jaxspec.train.watch import Watched
+from jaxspec.methods.method import drafter_of, parse_method
+from jaxspec.train.methods import acceptance_predictor
+from jaxspec.train.methods.acceptance_predictor import Labels, LabelSettings
+from jaxspec.train.methods.recording_drafter import RecordingDrafter
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head
 from tests.train.test_heads import command
 
 K = 3
-PLAN = Plan(max_new_tokens=16, length=K, batch_size=2, steps=200, rounds=32, learning_rate=1e-2, seed=0)
+PLAN = LabelSettings(max_new_tokens=16, length=K, batch_size=2, steps=200, rounds=32, learning_rate=1e-2, seed=0)
 SMALL = ("--samples", 6, "--prompt-tokens", 6, "--max-new-tokens", 16, "--batch-size", 2, "--steps", 50, "--length", 4)
 
 
@@ -48,7 +49,7 @@ def watched(path: Path) -> tuple[Any, Any]:
     model = load(path, "float32")
     head = early_exit_head(model.target)
     method = parse_method(f"early-exit+chain,length={K}")
-    spy = dataclasses.replace(method, drafter=Watched(inner=method.drafter, length=K), builder=Chain(K))
+    spy = dataclasses.replace(method, drafter=RecordingDrafter(inner=method.drafter, length=K), builder=Chain(K))
     return jaxspec.Engine(model, spy, draft=head), jaxspec.Engine(model, method, draft=head)
 
 
@@ -56,7 +57,7 @@ def test_labels_are_what_decoding_saw(target):
     """Against the recorded rounds of the engine, and hidden states that give the drafted tokens themselves."""
     spy, engine = watched(target)
     prompts = [[1, 40, 41, 42, 43], [1, 50]]
-    labels = calibrator.labels_of(spy, [Request(p, 20, 0.0, 0, 1.0, 0, 0) for p in prompts])
+    labels = acceptance_predictor.labels_of(spy, [Request(p, 20, 0.0, 0, 1.0, 0, 0) for p in prompts])
     head = engine.models.draft.head.kernel[...]
     target_head = engine.models.target.head
     for found, generation in zip(labels, engine.generate(prompts, max_new_tokens=20, record=True), strict=True):
@@ -83,7 +84,7 @@ def made_up(seed: int, rounds: int = 400) -> Labels:
 
 
 def test_what_can_be_told_apart_is():
-    found, measured = calibrator.fit(made_up(0), made_up(1), PLAN)
+    found, measured = acceptance_predictor.fit(made_up(0), made_up(1), PLAN)
     assert measured["loss"] < 0.5 * measured["base"]
     assert measured["share"] == pytest.approx(0.5, abs=0.1)
     ask = lambda sign: predict(found, jnp.array(2), jnp.zeros((1, 5)), jnp.array([[sign * 2.0, 0, 0, 0]]))[0]
@@ -92,8 +93,8 @@ def test_what_can_be_told_apart_is():
 
 def test_what_was_not_compared_does_not_count():
     labels = made_up(0)
-    weights = Calibrator(5, 4, rngs=nnx.Rngs(0))
-    lost = lambda labels: float(calibrator.loss(weights, labels))
+    weights = AcceptancePredictor(5, 4, rngs=nnx.Rngs(0))
+    lost = lambda labels: float(acceptance_predictor.loss(weights, labels))
     flipped = np.where(labels.compared, labels.accepted, ~np.asarray(labels.accepted))
     assert lost(dataclasses.replace(labels, accepted=flipped)) == lost(labels)
     assert lost(dataclasses.replace(labels, accepted=~np.asarray(labels.accepted))) != lost(labels)
@@ -102,7 +103,7 @@ def test_what_was_not_compared_does_not_count():
 def test_drafts_of_one_kind_are_refused():
     labels = made_up(0)
     with pytest.raises(ValueError, match="accepted all drafts or none"):
-        calibrator.fit(dataclasses.replace(labels, accepted=np.zeros_like(labels.accepted)), labels, PLAN)
+        acceptance_predictor.fit(dataclasses.replace(labels, accepted=np.zeros_like(labels.accepted)), labels, PLAN)
 
 
 def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target, tmp_path):
@@ -114,9 +115,11 @@ def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target
     place = whole / "heads/early-exit/calibrator"
     assert err.splitlines()[-1].startswith(f"wrote {place}: a predictor for early-exit, loss ")
 
-    real, calls = calibrator.labels_of, []
+    real, calls = acceptance_predictor.labels_of, []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibrator, "labels_of", lambda *a: calls.append(a) or (real(*a) if len(calls) < 3 else 1 / 0))
+        patch.setattr(
+            acceptance_predictor, "labels_of", lambda *a: calls.append(a) or (real(*a) if len(calls) < 3 else 1 / 0)
+        )
         assert command("calibrator", "--target", torn, "--head", "early-exit", *SMALL)[0] != 0
     assert not (torn / "heads/early-exit/calibrator").exists()
     code, err = command("calibrator", "--target", torn, "--head", "early-exit", *SMALL)

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.config import LlamaConfig
-from jaxspec.llama import Layer, attention_input, keys_and_values, linear, project, rotary
-from jaxspec.train import dual_block
-from jaxspec.train.packed import positions
+from jaxspec.model.attention import project
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.linear import linear
+from jaxspec.model.llama import Layer, attention_input, keys_and_values
+from jaxspec.model.rope import rotary
+from jaxspec.train.methods import dual_block
+from jaxspec.train.methods.packed import positions
 
 CONFIG = LlamaConfig(
     vocab_size=5, hidden_size=12, intermediate_size=16, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=4

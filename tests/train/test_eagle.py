@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec import tree as trees
-from jaxspec.config import LlamaConfig
+from jaxspec.decoding import tree as trees
+from jaxspec.decoding.drafter import Committed, Models, Prefix
+from jaxspec.decoding.tree import Frontier
 from jaxspec.drafters.eagle import Eagle, EagleHead
-from jaxspec.llama import Llama, unembed
-from jaxspec.protocols import Committed, Models, Prefix
-from jaxspec.train import eagle
-from jaxspec.train.objectives import EagleObjective
-from jaxspec.train.packed import hidden_states
-from jaxspec.train.text import Windows
-from jaxspec.tree import Frontier
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama, unembed
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import eagle
+from jaxspec.train.methods.packed import hidden_states
+from jaxspec.train.settings.objectives import EagleObjective
 
 CONFIG = LlamaConfig(
     vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4
@@ -119,12 +119,12 @@ def test_trains_what_decodes(target, head):
 
     # A chain of two: its pairs, appended to the text's, by training's forward.
     prefix = Prefix(token=jnp.pad(tokens, [(0, 0), (0, 20)]), length=jnp.array([LENGTH]), cache=())
-    tree = trees.plant(tokens[:, -1], 3, None)
+    tree = trees.init_tree(tokens[:, -1], 3, None)
     _, _, state = drafter.root(models, state, prefix, tree)
     known, pairs = jnp.concatenate([features[:, :-1], predicted[:, -1:]], axis=1), tokens[:, 1:]
     for node, token in ((1, 4), (2, 9)):
         live, one = jnp.ones((1, 1), bool), lambda value: jnp.full((1, 1), value)
-        tree = trees.add(tree, jnp.array([node]), one(token), one(node - 1), jnp.zeros((1, 1)), live)
+        tree = trees.add_nodes(tree, jnp.array([node]), one(token), one(node - 1), jnp.zeros((1, 1)), live)
         frontier = Frontier(node=one(node), live=live, level=jnp.array(node))
         logits, hidden, state = drafter.expand(models, state, prefix, tree, frontier)
         pairs = jnp.concatenate([pairs, one(token)], axis=1)

@@ -12,16 +12,16 @@ import pytest
 from flax import nnx
 
 import jaxspec
-from jaxspec import checkpoint
-from jaxspec.checkpoint import module_to_dict
-from jaxspec.decode import decode
+from jaxspec.checkpoint import config_json, parameters
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.decoding.batch import start
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.loop import decode
+from jaxspec.decoding.prefill import prefill
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, predict
-from jaxspec.methods import parse_method
-from jaxspec.prefill import prefill
-from jaxspec.protocols import Models
-from jaxspec.request import start
-from jaxspec.train import early_exit
-from jaxspec.train.packed import decoder_layer, residual_stream
+from jaxspec.methods.method import parse_method
+from jaxspec.train.methods import early_exit
+from jaxspec.train.methods.packed import decoder_layer, residual_stream
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head, models, requests
 from tests.train.test_heads import QUICK, command
@@ -44,8 +44,8 @@ def test_trains_what_decodes():
     assert trace is not None and rounds > 5
     segment = jnp.zeros(state.tokens.shape, jnp.int32)
     bottom = dataclasses.replace(target.config, num_layers=1)
-    cut = early_exit.dict_to_module(
-        checkpoint.abstract(dataclasses.replace(bottom, tie_embeddings=True)),
+    cut = parameters.dict_to_module(
+        parameters.abstract(dataclasses.replace(bottom, tie_embeddings=True)),
         {
             name: value
             for name, value in module_to_dict(target).items()
@@ -64,11 +64,11 @@ def test_trains_what_decodes():
 
 def test_nothing_above_the_first_layers_is_read(target, monkeypatch):
     asked: set[str] = set()
-    real = checkpoint.read_arrays
-    monkeypatch.setattr(checkpoint, "read_arrays", lambda path, names: asked.update(names) or real(path, names))
+    real = parameters.read_arrays
+    monkeypatch.setattr(parameters, "read_arrays", lambda path, names: asked.update(names) or real(path, names))
     loaded = early_exit.load(target, "float32", first=1)
     assert asked == {name for name in asked if name.startswith("layers.0.")} | {"embedding", "norm"}
-    whole = module_to_dict(checkpoint.restore(target, "float32"))
+    whole = module_to_dict(parameters.restore(target, "float32"))
     assert all((value == whole[name]).all() for name, value in module_to_dict(loaded.target).items())
     assert loaded.config.model.num_layers == 2
 
@@ -106,7 +106,7 @@ def test_an_exit_is_trained_and_used(target, tmp_path):
     assert [each.tokens for each in drafted] == [each.tokens for each in plain]
     config = json.loads((copy / "heads/early-exit/config.json").read_text())
     (copy / "heads/early-exit/config.json").write_text(json.dumps({**config, "settings": {"first": 9}}))
-    with pytest.raises(checkpoint.CheckpointError, match="comes after layer 9 and this target has 2"):
+    with pytest.raises(config_json.CheckpointError, match="comes after layer 9 and this target has 2"):
         jaxspec.Engine(model, "early-exit")
 
 

@@ -13,14 +13,14 @@ import pytest
 from flax import nnx
 
 import jaxspec
-from jaxspec import checkpoint
-from jaxspec.checkpoint import module_to_dict
+from jaxspec.checkpoint import config_json
+from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.drafters.edd import EddHead
-from jaxspec.llama import Llama, unembed
-from jaxspec.train import edd
-from jaxspec.train.objectives import BlockObjective, Distillation
-from jaxspec.train.packed import hidden_states
-from jaxspec.train.text import Windows
+from jaxspec.model.llama import Llama, unembed
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import edd
+from jaxspec.train.methods.packed import hidden_states
+from jaxspec.train.settings.objectives import BlockObjective, Distillation
 from tests.evaluate import tiny
 from tests.lossless.harness import models
 from tests.train.test_heads import QUICK, command
@@ -136,7 +136,7 @@ def test_a_head_is_trained_and_used(ckpt, tmp_path):
     config = json.loads((copy / "heads/edd/config.json").read_text())
     assert config["settings"] == {"tap": 0}
     (copy / "heads/edd/config.json").write_text(json.dumps({**config, "settings": {"tap": 2}}))
-    with pytest.raises(checkpoint.CheckpointError, match=r"reads layer 2 \(from 0\) and this target has 2"):
+    with pytest.raises(config_json.CheckpointError, match=r"reads layer 2 \(from 0\) and this target has 2"):
         jaxspec.Engine(model, "edd")
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.loading import load_tokenizer
-from jaxspec.train import chat, encoding, tokenizer
-from jaxspec.train.records import Conversation, Message
-from jaxspec.train.text import Document, Encoded
+from jaxspec.checkpoint.loading import load_tokenizer
+from jaxspec.train.data import chat, encoding, tokenizer
+from jaxspec.train.data.records import Conversation, Message
+from jaxspec.train.data.text import Document, Encoded
 
 TEXTS = ["the user says hi to the assistant\n" * 3, "naïve 🙂 日本\n" * 3]
 PLAIN = (

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import jaxspec
-from jaxspec.train import beginnings, dataset, encoding, generation, records
-from jaxspec.train.generation import Plan
-from jaxspec.train.text import Document
+from jaxspec.train.data import beginnings, dataset, encoding, records
+from jaxspec.train.data.text import Document
+from jaxspec.train.methods import generation
+from jaxspec.train.methods.generation import GenerationSettings
 from tests.evaluate.tiny import MODEL, checkpoint
 from tests.train.command import command
 
@@ -62,7 +63,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def plan(prompts: list[list[int]], **changed: Any) -> Plan:
+def plan(prompts: list[list[int]], **changed: Any) -> GenerationSettings:
     settings: dict[str, Any] = {
         "max_new_tokens": 30,
         "greedy_tokens": 5,
@@ -72,7 +73,7 @@ def plan(prompts: list[list[int]], **changed: Any) -> Plan:
         "seed": 3,
         "batch_size": 4,
     }
-    return Plan(prompts=prompts, **(settings | changed))
+    return GenerationSettings(prompts=prompts, **(settings | changed))
 
 
 def test_it_writes_what_the_trainers_read(whole: Path, data: Path):

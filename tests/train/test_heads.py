@@ -12,15 +12,17 @@ import pytest
 from flax import nnx
 
 import jaxspec
-from jaxspec import heads
-from jaxspec.checkpoint import CheckpointError, module_to_dict
+from jaxspec.checkpoint import heads
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.commands.train import DraftModel
 from jaxspec.drafters.eagle import EagleHead
-from jaxspec.llama import Llama
-from jaxspec.train import draft_model, features, lm
-from jaxspec.train.cli import DraftModel
-from jaxspec.train.options import Where
-from jaxspec.train.packed import hidden_states
-from jaxspec.train.text import Windows
+from jaxspec.model.llama import Llama
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import draft_model, lm
+from jaxspec.train.methods.packed import hidden_states
+from jaxspec.train.run import feature_cache
+from jaxspec.train.settings.options import Where
 from tests.evaluate.tiny import checkpoint
 from tests.train.command import command
 
@@ -146,7 +148,7 @@ def test_features_are_computed_once(tmp_path):
     batch = lambda rows: Windows(
         tokens=tokens[rows], segment=packed.segment[rows], counted=packed.counted[rows], index=np.array(rows)
     )
-    cache = features.open_cache(tmp_path / "features", target, packed)
+    cache = feature_cache.open_cache(tmp_path / "features", target, packed)
     found = cache.complete(batch([4, 1])).features
     assert found is not None
     np.testing.assert_array_equal(
@@ -157,15 +159,15 @@ def test_features_are_computed_once(tmp_path):
     def never(*_: object) -> jax.Array:
         raise AssertionError
 
-    again = features.open_cache(tmp_path / "features", target, packed)
-    again = features.Cache(again.target, again.dtype, again.rows, again.known, never)
+    again = feature_cache.open_cache(tmp_path / "features", target, packed)
+    again = feature_cache.Cache(again.target, again.dtype, again.rows, again.known, never)
     np.testing.assert_array_equal(again.complete(batch([1, 4])).features, found[::-1])
     (tmp_path / "features/features.json").unlink()  # as if it had been killed before it was whole
-    assert not features.open_cache(tmp_path / "features", target, packed).known.any()
+    assert not feature_cache.open_cache(tmp_path / "features", target, packed).known.any()
     other = Llama(shape, rngs=nnx.Rngs(0))
     other.layers[0].attention.o.kernel[...] = other.layers[0].attention.o.kernel[...] + 1e-3
     with pytest.raises(ValueError, match="holds the features of another target or text"):
-        features.open_cache(tmp_path / "features", other, packed)
+        feature_cache.open_cache(tmp_path / "features", other, packed)
 
 
 @pytest.mark.parametrize(

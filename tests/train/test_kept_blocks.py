@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 import jaxspec
+from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.drafters.layer_skip import KeptBlocks, SkipSet, layers_of, read_skip_set, skip, write_skip_set
-from jaxspec.linelog import to_line
-from jaxspec.llama import Llama
-from jaxspec.loading import Checkpoint, load
-from jaxspec.train import aggressive, kept_blocks, search
-from jaxspec.train.layer_skip import LayerSkip
-from jaxspec.train.objectives import BlockObjective
-from jaxspec.train.options import Where
-from jaxspec.train.text import Windows
-from jaxspec.train.trial import Outcome, Trial
+from jaxspec.host.json_lines import to_line
+from jaxspec.model.llama import Llama
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import aggressive, kept_blocks, skip_search
+from jaxspec.train.methods.trial import Outcome, Trial
+from jaxspec.train.settings.layer_skip import LayerSkip
+from jaxspec.train.settings.objectives import BlockObjective
+from jaxspec.train.settings.options import Where
 from tests.evaluate import tiny
 from tests.lossless.harness import kept_blocks as shaken
 from tests.lossless.harness import models
@@ -110,7 +110,7 @@ def ckpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "heads/layer-skip").mkdir(parents=True)
     write_skip_set(path / "heads/layer-skip", model.config, skip(LAYERS, [], [1]))
     (path / "heads/layer-skip.run").mkdir()
-    lines = [{"settings": search.identity(model)}, {"costs": {}}, *(each.to_json() for each in trials)]
+    lines = [{"settings": skip_search.identity(model)}, {"costs": {}}, *(each.to_json() for each in trials)]
     (path / "heads/layer-skip.run/trials.jsonl").write_text("".join(map(to_line, lines)))
     return path
 
@@ -159,7 +159,7 @@ def test_which_set_is_trained(ckpt):
     assert chosen(aggressive=True, search=moved, attention_share=0.5, mlp_share=0.0) == {"attention": [0], "mlp": []}
     other = dataclasses.replace(model, target=jax.tree.map(lambda x: x + 1, model.target))
     with pytest.raises(ValueError, match="the hash of the target is"):
-        search.read_trials(moved, other)
+        skip_search.read_trials(moved, other)
 
 
 @pytest.mark.parametrize(

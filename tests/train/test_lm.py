@@ -13,14 +13,16 @@ import pytest
 from flax import nnx
 
 import jaxspec
-from jaxspec.checkpoint import module_to_dict
-from jaxspec.llama import Llama
-from jaxspec.train import cli, lm, text
-from jaxspec.train.held_out import mean_loss
-from jaxspec.train.packed import hidden_states
-from jaxspec.train.recipe import Recipe
-from jaxspec.train.runs import open_run
-from jaxspec.train.text import Encoded, Windows
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.commands import train
+from jaxspec.model.llama import Llama
+from jaxspec.train.data import text
+from jaxspec.train.data.text import Encoded, Windows
+from jaxspec.train.methods import lm
+from jaxspec.train.methods.packed import hidden_states
+from jaxspec.train.run.folder import open_run
+from jaxspec.train.run.held_out import mean_loss
+from jaxspec.train.run.recipe import Recipe
 
 TINY = ("--layers", 1, "--hidden-size", 16, "--head-dim", 8, "--vocab-size", 280, "--context", 32, "--batch-size", 4)
 MODEL = lm.shape(40, layers=2, hidden_size=16, head_dim=8, context=12)
@@ -41,7 +43,7 @@ def command(*args: object) -> tuple[int, str]:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["jaxspec-train", "lm", *map(str, args)])
         with pytest.raises(SystemExit) as exit_:
-            cli.main()
+            train.main()
     return int(exit_.value.code or 0), err.getvalue()
 
 

@@ -12,17 +12,17 @@ import pytest
 from flax import nnx
 
 import jaxspec
-from jaxspec.config import LlamaConfig
-from jaxspec.decode import decode
+from jaxspec.decoding.batch import start
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.loop import decode
+from jaxspec.decoding.prefill import prefill
 from jaxspec.drafters.medusa import Medusa, MedusaHeads, predict
-from jaxspec.llama import Llama, unembed
-from jaxspec.methods import parse_method
-from jaxspec.prefill import prefill
-from jaxspec.protocols import Models
-from jaxspec.request import start
-from jaxspec.train import medusa
-from jaxspec.train.packed import hidden_states
-from jaxspec.train.text import Windows
+from jaxspec.methods.method import parse_method
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama, unembed
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import medusa
+from jaxspec.train.methods.packed import hidden_states
 from tests.evaluate import tiny
 from tests.lossless.harness import medusa_heads, models, requests
 from tests.train.test_heads import QUICK, command

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec import cache
-from jaxspec.config import LlamaConfig
-from jaxspec.linear import product
-from jaxspec.llama import Llama, forward
-from jaxspec.train import packed
+from jaxspec.model import kv_cache
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.linear import product
+from jaxspec.model.llama import Llama, forward
+from jaxspec.train.methods import packed
 
 CONFIG = LlamaConfig(
     vocab_size=17, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=4
@@ -32,7 +32,7 @@ def decoding(model: Llama, tokens: jax.Array) -> jax.Array:
     """Features of one document by the forward that decoding uses."""
     width = tokens.shape[1]
     causal = jnp.tril(jnp.ones((1, width, width), bool))
-    empty, none = cache.allocate(CONFIG, 1, 1, jnp.dtype("float32")), jnp.zeros(1, jnp.int32)
+    empty, none = kv_cache.allocate(CONFIG, 1, 1, jnp.dtype("float32")), jnp.zeros(1, jnp.int32)
     return jax.jit(forward)(model, tokens, jnp.arange(width)[None], causal, empty, none).hidden
 
 

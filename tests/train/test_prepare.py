@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxspec.loading import load_tokenizer
-from jaxspec.train import dataset, prepare, tokenizer
-from jaxspec.train.prepare import Sources
-from jaxspec.train.recipe import Recipe
-from jaxspec.train.text import Document
+from jaxspec.checkpoint.loading import load_tokenizer
+from jaxspec.train.data import dataset, prepare, tokenizer
+from jaxspec.train.data.prepare import Sources
+from jaxspec.train.data.text import Document
+from jaxspec.train.run.recipe import Recipe
 
 RECIPE = Recipe(steps=10, batch_size=4, learning_rate=1e-3)
 OPEN = [Document(f"open{i}", "oo o\n" * 40) for i in range(20)]

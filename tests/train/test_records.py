@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from jaxspec.train import records, text
-from jaxspec.train.records import Conversation, Message
-from jaxspec.train.sift import Bad, sift
-from jaxspec.train.text import Document
+from jaxspec.train.data import records, text
+from jaxspec.train.data.records import Conversation, Message
+from jaxspec.train.data.sift import Bad, sift
+from jaxspec.train.data.text import Document
 
 TALK = (Message("user", "hi"), Message("assistant", "hello"))
 USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec import decode
+from jaxspec.checkpoint.loading import Checkpoint, load
+from jaxspec.decoding import loop
+from jaxspec.decoding.request import Request
 from jaxspec.drafters.layer_skip import layers_of, read_skip_set, skip
-from jaxspec.evaluate import cost
-from jaxspec.generation import Generation
-from jaxspec.loading import Checkpoint, load
-from jaxspec.methods import parse_method
-from jaxspec.request import Request
-from jaxspec.train import search, trial
-from jaxspec.train.trial import Costs
+from jaxspec.engine.generation import Generation
+from jaxspec.evaluate import piece_times
+from jaxspec.methods.method import parse_method
+from jaxspec.train.methods import skip_search, trial
+from jaxspec.train.methods.trial import Costs
 from tests.evaluate import tiny
 from tests.train.command import command
 
@@ -67,7 +67,7 @@ def run(target: Path, out: Path, trials: int = TRIALS, *options: Any) -> tuple[i
 
 
 def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs, tmp_path, capsys):
-    loop: Any = decode.decode  # a jitted function has methods that its type does not show
+    loop: Any = loop.decode  # a jitted function has methods that its type does not show
     loop.clear_cache()
     code, said = run(target, whole := tmp_path / "whole")
     assert code == 0, said
@@ -112,7 +112,7 @@ def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs,
 
 def test_what_a_block_costs(model, monkeypatch):
     """By hand: of 0.9 s a level, two attention blocks take 0.38 or 0.42 s and two MLPs 0.18 or 0.22 s."""
-    measured = cost.Costs(
+    measured = piece_times.PieceTimes(
         target={1: 1.0, 2: 1.2},
         resumed={},
         level={"whole": 0.9, "no attention": 0.52, "no mlp": 0.72, "bare": 0.3},
@@ -120,7 +120,7 @@ def test_what_a_block_costs(model, monkeypatch):
         control_round={"whole": 0.02},
     )
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(cost, "measure", lambda engines, requests: asked.update(engines) or measured)
+    monkeypatch.setattr(piece_times, "measure", lambda engines, requests: asked.update(engines) or measured)
     costs = trial.measure_costs(model, parse_method("layer-skip"), [])
     switches = {name: [kind.tolist() for kind in astuple(engine.models.draft)] for name, engine in asked.items()}
     on, off = [True, True], [False, False]
@@ -146,7 +146,7 @@ def test_measured_is_the_clock(model, monkeypatch):
 
 def test_other_choices_of_as_many_blocks():
     best = skip(8, attention=[1, 4, 5], mlp=[7])
-    found = {name: layers_of(skips) for name, skips in search.strategies(best, seed=0).items()}
+    found = {name: layers_of(skips) for name, skips in skip_search.strategies(best, seed=0).items()}
     random = found.pop("random")
     assert found == {
         "first": {"attention": [0, 1, 2], "mlp": [0]},
@@ -155,7 +155,7 @@ def test_other_choices_of_as_many_blocks():
         "uniform": {"attention": [1, 4, 6], "mlp": [4]},
     }
     assert (len(random["attention"]), len(random["mlp"])) == (3, 1)
-    nothing = search.strategies(skip(8, [], []), seed=0)
+    nothing = skip_search.strategies(skip(8, [], []), seed=0)
     assert all(skips == skip(8, [], []) for skips in nothing.values())
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxspec.train import suggest
-from jaxspec.train.suggest import FIRST, REFIT, Corner, Tried
+from jaxspec.train.methods import suggest
+from jaxspec.train.methods.suggest import FIRST, REFIT, Corner, Tried
 
 SIZE = 16
 WORTH = np.array([4, 3, 2, 1, *[-2] * 12]) / 10

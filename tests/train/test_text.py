@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.train import text
-from jaxspec.train.text import Document, Encoded
+from jaxspec.train.data import text
+from jaxspec.train.data.text import Document, Encoded
 
 FILL = 1
 

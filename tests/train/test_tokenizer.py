@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.loading import load_tokenizer
-from jaxspec.train import tokenizer
+from jaxspec.checkpoint.loading import load_tokenizer
+from jaxspec.train.data import tokenizer
 
 TEXTS = ["def f(x):\n    return x + 1\n" * 3, "<s> is spelt out </s>, and naïve 🙂\n" * 3]
 

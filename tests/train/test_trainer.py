@@ -18,14 +18,17 @@ import pytest
 from flax import nnx
 
 import jaxspec
-from jaxspec.checkpoint import module_to_dict
-from jaxspec.llama import Llama
-from jaxspec.train import cli, dataset, lm, log, text
-from jaxspec.train.optimizer import make_optimizer
-from jaxspec.train.recipe import Recipe
-from jaxspec.train.runs import Run, open_run
-from jaxspec.train.text import Encoded, Windows
-from jaxspec.train.trainer import Task, fit, make_step, start
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.commands import train
+from jaxspec.model.llama import Llama
+from jaxspec.train.data import dataset, text
+from jaxspec.train.data.text import Encoded, Windows
+from jaxspec.train.methods import lm
+from jaxspec.train.run import log
+from jaxspec.train.run.folder import Run, open_run
+from jaxspec.train.run.optimizer import make_optimizer
+from jaxspec.train.run.recipe import Recipe
+from jaxspec.train.run.trainer import Task, fit, make_step, start
 
 MODEL = lm.shape(40, layers=1, hidden_size=16, head_dim=8, context=12)
 RECIPE = Recipe(steps=12, batch_size=4, learning_rate=1e-2, warmup=2, evaluate_every=4, save_every=3)
@@ -279,6 +282,8 @@ def test_sigterm_saves_first(folder, whole, tmp_path):
 
 
 def test_options_that_do_not_decide_a_run_may_change():
-    options = lambda **changed: cli.settings("lm", cli.Lm(out=Path("x"), recipe=dataclasses.replace(RECIPE, **changed)))
+    options = lambda **changed: options.settings(
+        "lm", train.Lm(out=Path("x"), recipe=dataclasses.replace(RECIPE, **changed))
+    )
     assert options() == options(save_every=7, evaluate_every=9)
     assert options() != options(seed=1)

@@ -1,0 +1,104 @@
+"""Expanding the likeliest paths, level by level, and keeping the likeliest nodes: what EAGLE-2 and its kin share.
+
+Likeliest by the confidence of the path. A child is never likelier than its parent, and a parent stands before it: so
+where the likeliest nodes are taken, and of equals the first, parents come with their children.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, subtree, take
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """What such a tree needs while it grows.
+
+    Attributes:
+        branching: children of an expanded node.
+        frontier: nodes expanded at once, at most.
+        depth: levels.
+        total: nodes verified, the root included. A level keeps only those that can still be among them.
+    """
+
+    branching: int
+    frontier: int
+    depth: int
+    total: int
+
+    @property
+    def first_level(self) -> int:
+        """Nodes right below the root, at most."""
+        return min(self.branching, self.per_level)
+
+    @property
+    def per_level(self) -> int:
+        """Nodes that another level adds, at most."""
+        return min(self.frontier * self.branching, max(self.total - 1, self.frontier))
+
+    @property
+    def size(self) -> int:
+        """Nodes of all levels, the root included."""
+        return 1 + self.first_level + (self.depth - 1) * self.per_level
+
+    @property
+    def verified(self) -> int:
+        return min(self.total, self.size)
+
+
+def widest(branching: int, depth: int, most: int) -> int:
+    """Nodes that a level above the last can have, if that is less than `most`."""
+    levels = depth - 1
+    return most if levels * math.log(branching) > math.log(most) else max(1, min(most, branching**levels))
+
+
+def add_level(
+    room: Room, propose, tree: DraftTree, frontier: Frontier, logits: Float[Array, "B W V"], going: Bool[Array, " B"]
+) -> tuple[DraftTree, Frontier]:
+    """Adds a level to the rows that are `going`; the new frontier has the likeliest of it, in falling order."""
+    proposal = propose(logits, room.branching)
+    batch, expanded, offered = proposal.token.shape
+    live = proposal.live & frontier.live[..., None] & going[:, None, None]
+    log_confidence = take(tree.log_confidence, frontier.node)[..., None] + proposal.log_prob
+    flat = lambda values: values.reshape(batch, expanded * offered)
+    # The root has `first_level` children; the buffer's slots for later levels begin after those.
+    count = min(room.per_level, expanded * offered)
+    score, best = jax.lax.top_k(flat(jnp.where(live, log_confidence, -jnp.inf)), count)
+    pick = lambda values: jnp.take_along_axis(flat(values), best, axis=1)
+    parent = pick(jnp.broadcast_to(frontier.node[..., None], proposal.token.shape))
+    first = jnp.where(frontier.level == 0, 1, 1 + room.first_level + (frontier.level - 1) * room.per_level)
+    slots = first + jnp.arange(count)
+    found = score > -jnp.inf
+    tree = add_nodes(tree, slots, pick(proposal.token), parent, score, found)
+    next_width = min(room.frontier, count)
+    node = jnp.broadcast_to(slots[:next_width], (batch, next_width))
+    pad = [(0, 0), (0, room.frontier - next_width)]
+    onward = Frontier(node=jnp.pad(node, pad), live=jnp.pad(found[:, :next_width], pad), level=frontier.level + 1)
+    return tree, onward
+
+
+def top_nodes(tree: DraftTree, count: int) -> tuple[Float[Array, "B M"], Int[Array, "B M"]]:
+    """The M = `count` likeliest live nodes, in falling order of log confidence: it (-inf where none is left), and ids.
+
+    The root, whose confidence is 1, is the first.
+    """
+    score, node = jax.lax.top_k(jnp.where(tree.live, tree.log_confidence, -jnp.inf), count)
+    return score, node
+
+
+def subtree_of(tree: DraftTree, node: Int[Array, "B M"], wanted: Bool[Array, "B M"]) -> DraftTree:
+    """The sub-tree of the `wanted` ones of M nodes, parents before children."""
+    size = tree.token.shape[1]
+    order = jnp.sort(jnp.where(wanted, node, size), axis=1)
+    live = order < size
+    return subtree(tree, jnp.where(live, order, 0), live)
+
+
+def keep_top(tree: DraftTree, count: int) -> DraftTree:
+    """The sub-tree of the `count` likeliest nodes."""
+    score, node = top_nodes(tree, count)
+    return subtree_of(tree, node, score > -jnp.inf)

@@ -1,0 +1,1 @@
+"""Checkpoints and heads on disk, and from there into memory."""

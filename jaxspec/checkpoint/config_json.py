@@ -1,0 +1,126 @@
+"""`config.json` of a checkpoint, and the names of the heads beside it."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.quantization import KINDS
+
+FORMAT = "jaxspec"
+
+
+FORMAT_VERSION = 1
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+LATER = MappingProxyType({"quantize": None})
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used: one sentence with what is wrong, where, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """What `config.json` of a checkpoint says.
+
+    Attributes:
+        family: what Hugging Face calls `model_type`: llama, mistral, qwen2.
+        model: shape of the target.
+        dtype: dtype of the parameters on disk.
+        source_dtype: dtype that they had before conversion, and get again on export.
+        source_format: `huggingface`, `meta`, or `jaxspec` where a model was made here.
+        bos, pad: token ids, None where the source names none.
+        eos: every id that ends a sequence.
+        quantize: integers that the kernels are (see `quantize.py`); None: all parameters are floats.
+    """
+
+    family: str
+    model: LlamaConfig
+    dtype: str
+    source_dtype: str
+    source_format: str
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    pad: int | None = None
+    quantize: str | None = None
+
+    def __post_init__(self) -> None:
+        check_dtypes(self.dtype, self.source_dtype)
+        if self.quantize not in (None, *KINDS):
+            raise ValueError(f"quantize must be null, {' or '.join(KINDS)}, not {self.quantize!r}")
+
+    def to_json(self) -> str:
+        """Text of `config.json`, read back by `from_json`."""
+        return json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "CheckpointConfig":
+        """Inverse of `to_json`. Raises ValueError naming a missing, unknown or wrong key."""
+        values = fields_of(text, cls, FORMAT, FORMAT_VERSION, "; convert the model with `jaxspec-convert llama`", LATER)
+        return cls(**{**values, "eos": tuple(values["eos"])})
+
+
+def fields_of(
+    text: str,
+    kind: type,
+    format_name: str,
+    version: int,
+    advice: str = "",
+    later: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Fields of a config dataclass from its JSON. Raises ValueError naming a missing, unknown or wrong key.
+
+    Args:
+        advice: what to do with a file of another format.
+        later: keys that files of this version did not have at first, and what their absence means.
+    """
+    values = json.loads(text)
+    if not isinstance(values, dict) or values.pop("format", None) != format_name:
+        raise ValueError(f'it has no "format": "{format_name}"{advice}')
+    if (found := values.pop("version", None)) != version:
+        raise ValueError(f"its version is {found}, this jaxspec reads version {version}")
+    values = {**later, **values}
+    if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(kind)}):
+        raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
+    return {**values, "model": LlamaConfig.from_dict(values["model"])}
+
+
+def check_dtypes(dtype: str, source_dtype: str) -> None:
+    """Raises ValueError where one is not a dtype that checkpoints may have."""
+    for name, value in (("dtype", dtype), ("source_dtype", source_dtype)):
+        if value not in DTYPES:
+            raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, not {value!r}")
+
+
+def read_config(path: Path | str) -> CheckpointConfig:
+    """Reads CKPT/config.json. Raises CheckpointError where it is missing or not one of ours."""
+    file = Path(path) / "config.json"
+    try:
+        return CheckpointConfig.from_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"there is no readable jaxspec checkpoint at {path}: {file} {_reason(error)}") from error
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} is not the config of a jaxspec checkpoint: {error}") from error
+
+
+def write_config(path: Path | str, config: CheckpointConfig) -> None:
+    """Writes CKPT/config.json."""
+    (Path(path) / "config.json").write_text(config.to_json(), encoding="utf-8")
+
+
+def head_names(path: Path | str) -> tuple[str, ...]:
+    """Sorted names of the heads found under CKPT/heads: the folders that hold a config.json."""
+    return tuple(sorted(file.parent.name for file in (Path(path) / "heads").glob("*/config.json")))
+
+
+def _reason(error: Exception) -> str:
+    """One line of what an exception says."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return " ".join(text.split())[:300]

@@ -1,0 +1,115 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxspec.checkpoint import config_json
+from jaxspec.checkpoint.config_json import CheckpointError
+
+
+def find_head(path: Path, head: str) -> Path:
+    """CKPT/heads/HEAD, or HEAD as a path. Raises CheckpointError naming the heads that are there."""
+    inside = path / "heads" / head
+    for place in (inside, Path(head).expanduser()):
+        if (place / "config.json").exists():
+            return place
+    there = ", ".join(config_json.head_names(path)) or "none"
+    raise CheckpointError(f"no head {head!r} under {path / 'heads'} (found: {there}), and it is not the path of one")
+
+
+"""Trained heads on disk: `config.json` and `params/`, in a folder under CKPT/heads or anywhere."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from flax import nnx
+
+from jaxspec.checkpoint import parameters
+from jaxspec.checkpoint.config_json import check_dtypes, fields_of
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.placement import place_head
+
+FORMAT = "jaxspec-head"
+FORMAT_VERSION = 1
+
+M = TypeVar("M", bound=nnx.Module)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadConfig:
+    """What `config.json` of a head says.
+
+    Attributes:
+        drafter: the drafter that it is for: `eagle`.
+        model: shape of its decoder layers, the target's where it has none. Vocabulary and hidden size are the target's.
+        dtype: dtype of the parameters on disk.
+        source_dtype: dtype that they get on export.
+        settings: what else its drafter needs to know to build it, by name.
+    """
+
+    drafter: str
+    model: LlamaConfig
+    dtype: str
+    source_dtype: str
+    settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_dtypes(self.dtype, self.source_dtype)
+
+    def to_json(self) -> str:
+        """Text of `config.json`, read back by `read_config`."""
+        return json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=2) + "\n"
+
+
+def read_config(path: Path) -> HeadConfig:
+    """Reads the config of a head. Raises CheckpointError where it is missing or damaged."""
+    file = path / "config.json"
+    try:
+        return HeadConfig(**fields_of(file.read_text(encoding="utf-8"), HeadConfig, FORMAT, FORMAT_VERSION))
+    except OSError as error:
+        raise CheckpointError(f"there is no readable head at {path}: {file}: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} is not the config of a trained head: {error}") from error
+
+
+def read_head(path: Path, drafter: str) -> HeadConfig:
+    """Reads the config of a head for a drafter. Raises CheckpointError where it is missing, damaged or another's."""
+    config = read_config(path)
+    if config.drafter != drafter:
+        raise CheckpointError(f"the head at {path} is for the drafter {config.drafter}, and not for {drafter}")
+    return config
+
+
+def write_config(path: Path, config: HeadConfig) -> None:
+    """Writes config.json into the folder of a head."""
+    (path / "config.json").write_text(config.to_json(), encoding="utf-8")
+
+
+def write_head(path: Path, config: HeadConfig, module: nnx.Module) -> None:
+    """Writes config and parameters into a folder, the parameters in `config.dtype`."""
+    write_config(path, config)
+    params = parameters.module_to_dict(module).items()
+    parameters.write_params(path / "params", ((name, param.astype(config.dtype)) for name, param in params))
+
+
+def load_head(path: Path, make: Callable[[], M], dtype: Any = None, mesh: Mesh | None = None) -> M:
+    """Restores the parameters of a head into the module that `make` would make; raises CheckpointError.
+
+    Args:
+        mesh: of its target, which it is spread over or copied to (see `sharding.place_head`).
+    """
+    module = nnx.eval_shape(make)
+    placed = module if mesh is None else place_head(module, mesh, dtype)
+    return parameters.load_params(path / "params", placed, dtype)
+
+
+def check_same_shape(path: Path, head: LlamaConfig, target: LlamaConfig) -> None:
+    """Raises CheckpointError where a head was trained for a target of another vocabulary or width."""
+    for name, word in (("vocab_size", "vocabulary"), ("hidden_size", "hidden size")):
+        if (theirs := getattr(head, name)) != (ours := getattr(target, name)):
+            raise CheckpointError(
+                f"the head at {path} was trained for a target with a {word} of {theirs}, and this target's is {ours}"
+            )

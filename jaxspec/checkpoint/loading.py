@@ -1,0 +1,125 @@
+"""From a folder to something that runs: the target, its tokenizer, and the names of the heads beside it."""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.checkpoint.builtin import locate
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.model.llama import Llama
+from jaxspec.model.mesh import shared_heads, split, use
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A target in memory.
+
+    Attributes:
+        tokenizer: a transformers tokenizer; None where the folder has none, and then prompts are token ids.
+        heads: names found under CKPT/heads.
+        mesh: that it is spread over, as `mesh.split` gives it; None: one device has it.
+    """
+
+    path: Path
+    config: CheckpointConfig
+    target: Llama
+    tokenizer: Any
+    heads: tuple[str, ...]
+    mesh: Mesh | None = None
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """What all its programs are compiled and run under: its mesh, and full float32 products where weights are wide.
+
+        Accelerators round float32 to less unless told.
+        """
+        wide = self.target.norm[...].dtype == jnp.float32
+        with jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(), use(self.mesh):
+            yield
+
+
+def load(
+    path: str | Path, dtype: str | None = None, mesh: Mesh | None = None, quantize: str | None = None
+) -> Checkpoint:
+    """Loads a checkpoint that `jaxspec-convert llama` wrote.
+
+    Args:
+        path: the folder; `builtin` is the small model that comes with the package.
+        dtype: of weights and computation; float32 on a CPU, bfloat16 on an accelerator unless told.
+        mesh: as `make_mesh` gives it, to spread the weights over, each read straight into its parts. Where several
+            devices keep the same KV heads, stderr says so.
+        quantize: `int8` or `int4` makes the target's kernels integers as they are read (see `quantize.py`), which the
+            `config` then says; None leaves them as they are on disk.
+
+    Raises:
+        CheckpointError: no such checkpoint, a damaged one, one that does not fit into memory, or one that is
+            quantised otherwise.
+        ValueError: no such dtype or way to quantise, or Qwix is not installed.
+    """
+    path = locate(path)
+    config = config_json.read_config(path)
+    chosen, how = compute_dtype(dtype), parameters.quantization(config, quantize, path)
+    if mesh is None:
+        memory.check_fits(config.model, chosen, quantize=how)
+    else:
+        mesh = split(mesh, config.model)
+        memory.check_parts_fit(config.model, chosen, mesh, how)
+        if (shared := shared_heads(mesh, config.model)) and jax.process_index() == 0:
+            print(shared, file=sys.stderr, flush=True)
+    return Checkpoint(
+        path=path,
+        config=dataclasses.replace(config, quantize=how),
+        target=parameters.restore(path, chosen, mesh, how),
+        tokenizer=load_tokenizer(path),
+        heads=config_json.head_names(path),
+        mesh=mesh,
+    )
+
+
+def compute_dtype(dtype: str | None) -> jnp.dtype:
+    """The dtype asked for, or the device's: float32 on a CPU, bfloat16 elsewhere."""
+    if dtype is None:
+        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype is float32 or bfloat16, not {dtype!r}")
+    return jnp.dtype(dtype)
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """The tokenizer in a folder, None if there is none. Code in the folder is never run."""
+    folder = Path(path)
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise many kinds
+        raise CheckpointError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def check_same_vocabulary(target: Checkpoint, draft: Path) -> None:
+    """Raises CheckpointError where a draft checkpoint's tokens mean something else than the target's."""
+    size, own = config_json.read_config(draft).model.vocab_size, target.config.model.vocab_size
+    if size != own:
+        raise CheckpointError(
+            f"the draft model at {draft} has a vocabulary of {size} tokens and the target one of {own}; "
+            "a draft model needs the target's own tokenizer"
+        )
+    other = load_tokenizer(draft)
+    if other is None or target.tokenizer is None:
+        return
+    if (theirs := other.get_vocab()) != (ours := target.tokenizer.get_vocab()):
+        token = min(theirs.items() ^ ours.items())[0]
+        raise CheckpointError(
+            f"the draft model at {draft} has another vocabulary than the target (they differ at {token!r}); "
+            "a draft model needs the target's own tokenizer"
+        )

@@ -1,0 +1,84 @@
+"""What a model needs of memory, and whether a device has it."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from rich import filesize
+
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.parameters import abstract, module_to_dict
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.placement import device_bytes, place
+from jaxspec.model.quantization import is_quantized, leaf_bytes
+
+
+def required_bytes(config: LlamaConfig, dtype: Any, quantize: str | None = None) -> int:
+    """Bytes on an accelerator of all parameters, from their shapes: floats in `dtype`, kernels quantised if wanted."""
+    leaves = module_to_dict(abstract(config, quantize)).items()
+    return sum(leaf_bytes(leaf.shape, leaf.dtype if is_quantized(name) else dtype) for name, leaf in leaves)
+
+
+def parameter_count(config: LlamaConfig) -> int:
+    """Number of parameters; a tied embedding counts once."""
+    return sum(math.prod(leaf.shape) for leaf in module_to_dict(abstract(config)).values())
+
+
+def kv_bytes(config: LlamaConfig, batch: int, rows: int, dtype: Any) -> int:
+    """Bytes of a KV cache of `rows` rows for `batch` sequences."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * batch * rows * jnp.dtype(dtype).itemsize
+
+
+def available_bytes(device: Any = None) -> int:
+    """Free memory of a device (the default one if None); the host's for a CPU."""
+    device = device or jax.devices()[0]
+    if device.platform != "cpu" and (stats := device.memory_stats()):
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_fits(
+    config: LlamaConfig,
+    dtype: Any,
+    *,
+    batch: int = 1,
+    rows: int = 0,
+    device: Any = None,
+    quantize: str | None = None,
+) -> None:
+    """Raises CheckpointError, with the arithmetic, where parameters and KV cache exceed the device's free memory."""
+    dtype, device = jnp.dtype(dtype), device or jax.devices()[0]
+    weights, cache = required_bytes(config, dtype, quantize), kv_bytes(config, batch, rows, dtype)
+    free = available_bytes(device)
+    if weights + cache <= free:
+        return
+    c = config
+    each = f"x {dtype.itemsize} bytes" if quantize is None else f"as {quantize}"
+    parts = f"{parameter_count(c):,} parameters {each} = {filesize.decimal(weights)}"
+    if cache:
+        parts += (
+            f", KV cache 2 x {c.num_layers} layers x {c.num_kv_heads} heads x {c.head_dim} x {rows} rows"
+            f" x batch {batch} x {dtype.itemsize} bytes = {filesize.decimal(cache)}"
+        )
+    raise CheckpointError(
+        f"the model needs {filesize.decimal(weights + cache)} ({parts}) and {device.platform}:{device.id} has "
+        f"{filesize.decimal(free)} free; choose a smaller model, dtype, batch or length"
+    )
+
+
+def check_parts_fit(config: LlamaConfig, dtype: Any, mesh: Mesh, quantize: str | None = None) -> None:
+    """Raises CheckpointError where a device's part of the parameters on a split mesh exceeds its free memory."""
+    needed, device = device_bytes(place(abstract(config, quantize), mesh, dtype=dtype)), mesh.local_devices[0]
+    if needed > (free := available_bytes(device)):
+        raise CheckpointError(
+            f"each device needs {filesize.decimal(needed)} for its part of the model and {device.platform}:{device.id} "
+            f"has {filesize.decimal(free)} free; choose a larger axis `model` of the mesh, or a smaller model or dtype"
+        )

@@ -1,0 +1,239 @@
+"""Parameters on disk (Orbax), as a nested dictionary of arrays that mirrors the module.
+
+`layers.0.attention.q.kernel` names one of them, here and in every error. What is said here of `Llama` holds for any
+`nnx.Module`, so heads use the same functions.
+"""
+
+import functools
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError, _reason, read_config
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama
+from jaxspec.model.placement import move, place
+from jaxspec.model.quantization import check as check_quantization
+from jaxspec.model.quantization import is_quantized, kind_of, pack, quantized
+
+GROUP_BYTES = 256 * 2**20
+
+
+M = TypeVar("M", bound=nnx.Module)
+
+
+@functools.lru_cache(maxsize=4)  # tracing 80 layers takes seconds; shared, so nobody may write into it
+def abstract(config: LlamaConfig, quantize: str | None = None) -> Llama:
+    """A Llama of `jax.ShapeDtypeStruct`s: every name and shape, no memory; its kernels quantised if wanted."""
+    whole = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
+    return whole if quantize is None else nnx.eval_shape(lambda model: quantized(model, quantize), whole)
+
+
+def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quantize: str | None = None) -> Llama:
+    """Loads the target of a checkpoint.
+
+    Args:
+        path: a checkpoint folder.
+        dtype: dtype of every parameter that is a float; None keeps the one that `config.json` names.
+        mesh: as `mesh.split` gives it, over which each parameter is read in parts; None: the default device.
+        quantize: `int8` or `int4` makes the kernels integers as they come; None leaves them as they are on disk.
+
+    Raises:
+        CheckpointError: the folder is no checkpoint, a parameter is missing, unexpected or mis-shaped, or the
+            checkpoint is quantised otherwise.
+    """
+    config = read_config(path)
+    how = quantization(config, quantize, path)
+    params, dtype = Path(path) / "params", config.dtype if dtype is None else dtype
+    placed = lambda module: module if mesh is None else place(module, mesh)
+    if how is None or how == config.quantize:
+        return load_params(params, placed(abstract(config.model, how)), dtype)
+    module = placed(abstract(config.model, how))
+    values = read_packed(params, placed(abstract(config.model)), dtype, how)
+    return dict_to_module(module, values if mesh is None else move(values, module_to_dict(module)))
+
+
+def quantization(config: CheckpointConfig, wanted: str | None, path: Path | str) -> str | None:
+    """How the target of a checkpoint is quantised once loaded. Raises CheckpointError where it cannot be as wanted."""
+    if config.quantize is not None and wanted not in (None, config.quantize):
+        raise CheckpointError(
+            f"the checkpoint at {path} holds {config.quantize} weights, from which {wanted} cannot be made; "
+            "convert its source again"
+        )
+    how = config.quantize if wanted is None else wanted
+    check_quantization(how)
+    return how
+
+
+def module_to_dict(module: nnx.Module) -> dict[str, Any]:
+    """Dotted name → array (or ShapeDtypeStruct, of an abstract module) of every parameter."""
+    return {".".join(map(str, keys)): variable.get_value() for keys, variable in nnx.to_flat_state(nnx.state(module))}
+
+
+def dict_to_module(module: M, values: Mapping[str, Any]) -> M:
+    """The module with its parameters taken from `values`, dotted names. Raises CheckpointError where they differ."""
+    check_names(module_to_dict(module), values, "the parameters")
+    graph, state = nnx.split(module)
+    filled = [(keys, old.replace(values[".".join(map(str, keys))])) for keys, old in nnx.to_flat_state(state)]
+    return nnx.merge(graph, nnx.from_flat_state(filled))
+
+
+def check_names(expected: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
+    """Raises CheckpointError naming what is missing, unexpected or mis-shaped in `found`; values have a `.shape`."""
+    for problem, names in (
+        ("is missing", expected.keys() - found.keys()),
+        ("is not part of this model", found.keys() - expected.keys()),
+    ):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise CheckpointError(
+                f"tensor {min(names, key=natural)}{more} {problem} in {where}; the files are incomplete, "
+                "or their config is another model's"
+            )
+    for name in expected:
+        if (want := tuple(expected[name].shape)) != (got := tuple(found[name].shape)):
+            raise CheckpointError(f"tensor {name} in {where} has shape {list(got)}, the config asks for {list(want)}")
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort key by which layers.2 comes before layers.10."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in name.split("."))
+
+
+def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_bytes: int = GROUP_BYTES) -> None:
+    """Writes (dotted name, array) pairs as Orbax parameters, holding about `group_bytes` of them at a time.
+
+    `path` must not exist; it appears when everything is written. Beside it Orbax keeps `NAME.partial_save` until then.
+    Of several processes all call this, and each writes its part of arrays that lie on a mesh.
+    """
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    path = str(Path(path).absolute())
+    # Saving blocks until the bytes are on disk, so Orbax needs no copy of its own to write from.
+    context = ocp.Context()
+    context.memory.deepcopy_host_arrays = False
+    with context:
+        for group in _groups(params, group_bytes):
+            ocp.partial.save(path, _nest(group))
+            group.clear()
+        ocp.partial.finalize(path)
+
+
+def read_shapes(path: Path | str) -> dict[str, Any]:
+    """Dotted name → metadata with `.shape` and `.dtype` of the parameters that `write_params` wrote."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    try:
+        return dict(_flatten(ocp.metadata(str(Path(path).absolute())).metadata))
+    except Exception as error:  # Orbax and TensorStore raise many types, none of them documented
+        raise CheckpointError(f"the parameters at {path} cannot be read: {_reason(error)}") from error
+
+
+def read_arrays(path: Path | str, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Some of the parameters that `write_params` wrote, as they are on disk, whatever devices wrote them."""
+    stored = read_shapes(path).items()
+    wanted = {name: _wanted(name, meta, None, None) if name in names else _skip() for name, meta in stored}
+    return {name: np.asarray(array) for name, array in _load(path, wanted).items() if name in names}
+
+
+def load_params(path: Path | str, module: M, dtype: Any = None) -> M:
+    """Fills an abstract module from Orbax parameters, cast to `dtype` tensor by tensor; None keeps each one's own.
+
+    Each goes to the sharding that its `jax.ShapeDtypeStruct` has, of which a process reads its own part; else to the
+    default device.
+    """
+    stored, places = read_shapes(path), module_to_dict(module)
+    check_names(places, stored, str(path))
+    wanted = {name: _wanted(name, meta, dtype, places[name].sharding) for name, meta in stored.items()}
+    return dict_to_module(module, _load(path, wanted))
+
+
+def read_packed(path: Path | str, module: nnx.Module, dtype: Any, how: str) -> dict[str, Any]:
+    """Dotted name → array of Orbax parameters, quantised in groups as they are read, so that few are there as floats.
+
+    Args:
+        module: abstract, as it is on disk, with the shardings to read it into, if any.
+        dtype: of what stays a float.
+    """
+    stored, places = read_shapes(path), module_to_dict(module)
+    check_names(places, stored, str(path))
+    wanted = (
+        (name, _wanted(name, meta, None if kind_of(name, how) else dtype, places[name].sharding))
+        for name, meta in stored.items()
+    )
+    found: dict[str, Any] = {}
+    for group in _groups(wanted, GROUP_BYTES):
+        arrays = _load(path, {name: group.get(name, _skip()) for name in stored})
+        for name in group:
+            found |= pack(name, arrays.pop(name), how)
+    return found
+
+
+def _wanted(name: str, meta: Any, dtype: Any, place: Any) -> jax.ShapeDtypeStruct:
+    """What to read a stored parameter as: in `dtype` unless that is None, or integers and their scales."""
+    kept = dtype is None or is_quantized(name)
+    where = place or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(meta.shape, jnp.dtype(meta.dtype if kept else dtype), sharding=where)
+
+
+def _skip() -> Any:
+    """Stands for a parameter that is not read."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    return ocp.PLACEHOLDER
+
+
+def _load(path: Path | str, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Reads what each `_wanted` asks for, cast and put where it says, and leaves out what `_skip` stands for."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    context = ocp.Context()
+    # Bounds the tensors that exist twice, as read and as cast; the largest one must fit, with a byte to spare.
+    largest = max((math.prod(leaf.shape) * 4 for leaf in wanted.values() if hasattr(leaf, "shape")), default=0)
+    context.memory.read_concurrent_bytes = max(largest, GROUP_BYTES) + 1
+    try:
+        with context:
+            return dict(_flatten(ocp.load(str(Path(path).absolute()), _nest(wanted))))
+    except Exception as error:  # as in read_shapes
+        raise CheckpointError(f"the parameters at {path} cannot be read: {_reason(error)}") from error
+
+
+def _groups(params: Iterable[tuple[str, Any]], group_bytes: int) -> Iterator[dict[str, Any]]:
+    """Collects pairs, of arrays or what stands for them, until they weigh `group_bytes`."""
+    group: dict[str, Any] = {}
+    for name, array in params:
+        group[name] = array
+        del array  # the caller clears the group after use; nothing else may keep the tensor alive
+        if sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in group.values()) >= group_bytes:
+            yield group
+            group = {}
+    if group:
+        yield group
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{"a.b": x} → {"a": {"b": x}}."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, last = name.split(".")
+        into = nested
+        for key in parents:
+            into = into.setdefault(key, {})
+        into[last] = value
+    return nested
+
+
+def _flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Inverse of `_nest`."""
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

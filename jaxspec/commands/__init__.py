@@ -1,0 +1,1 @@
+"""The commands `jaxspec`, `jaxspec-convert` and `jaxspec-train`."""

@@ -1,0 +1,1 @@
+"""What the pieces of a round cost on a device: measured, kept, and read again."""

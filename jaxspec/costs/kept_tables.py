@@ -1,0 +1,77 @@
+"""Cost tables that were measured, kept in the user's cache folder."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+from jaxspec.decoding.cost_table import CostTable
+from jaxspec.host import cache_folder
+from jaxspec.host.atomic import write_whole
+
+FORMAT = "jaxspec-costs"
+
+
+FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What a table is of.
+
+    Attributes:
+        target, head: SHA-256 of the config.json of either, which holds every shape; `head` is empty where there is
+            none. Weights are not asked: whatever their values, they take the same time.
+        drafter: the strategy with its settings.
+        device: in words.
+        versions: of what the programs were compiled by; another one makes a table stale.
+    """
+
+    target: str
+    head: str
+    drafter: str
+    dtype: str
+    device: str
+    versions: dict[str, str]
+
+    @property
+    def file(self) -> Path:
+        """Where its table is kept, in the user's cache folder."""
+        lasting = {name: value for name, value in dataclasses.asdict(self).items() if name != "versions"}
+        name = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:16]
+        return folder() / f"{name}.json"
+
+
+def folder() -> Path:
+    """Where tables are kept."""
+    return cache_folder.cache_folder() / "costs"
+
+
+def write(subject: Subject, table: CostTable) -> None:
+    """Keeps a table, whole or not at all. Raises OSError where the cache folder cannot be written."""
+    subject.file.parent.mkdir(parents=True, exist_ok=True)
+    values = {"of": dataclasses.asdict(subject), **dataclasses.asdict(table)}
+    write_whole(subject.file, json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **values}, indent=2) + "\n")
+
+
+def read(subject: Subject) -> CostTable:
+    """The table that was kept.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged, or other versions were measured.
+    """
+    try:
+        values = json.loads(subject.file.read_text(encoding="utf-8"))
+        found = {name: values[name] for name in ("format", "version", "of")}
+        pairs = lambda name: tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
+        table = CostTable(plain=float(values["plain"]), verify=pairs("verify"), level=pairs("level"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"the table of costs {subject.file} cannot be read ({' '.join(str(error).split())})"
+        ) from error
+    if found != {"format": FORMAT, "version": FORMAT_VERSION, "of": dataclasses.asdict(subject)}:
+        raise ValueError(f"the table of costs {subject.file} was measured with other versions")
+    return table

@@ -1,0 +1,1 @@
+"""The loop: draft, verify, commit; and what it asks of strategies."""

@@ -1,0 +1,80 @@
+"""What drafting and verification cost on a device, as strategies use it."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+MEASURED = "measured"
+"""How a cost is written that is to be measured on the device in use."""
+
+
+Seconds = tuple[tuple[int, float], ...]  # by a number of nodes, in rising order
+
+
+Ratios = tuple[tuple[int, float], ...]  # the same in units of s_t(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class CostTable:
+    """Seconds that the pieces of a round take, of one sequence.
+
+    Attributes:
+        plain: s_t(1): one forward of the target over one token.
+        verify: s_t(n) by n: verification of n tree nodes, for every tree size that is compiled.
+        level: s_d(w) by w: one drafted level in which w nodes are expanded at once, with its share of what the drafter
+            learns from verified tokens.
+    """
+
+    plain: float
+    verify: Seconds
+    level: Seconds
+
+    def __post_init__(self) -> None:
+        seconds = [self.plain, *(taken for _, taken in (*self.verify, *self.level))]
+        if not (self.verify and self.level and all(0 < taken < math.inf for taken in seconds)):
+            raise ValueError("times must be there and positive")
+
+    def level_cost(self, width: int) -> float:
+        """s_d(width) / s_t(1), by linear interpolation; beyond the widest that was measured, as there."""
+        widths, seconds = zip(*self.level, strict=True)
+        return float(np.interp(width, widths, seconds)) / self.plain
+
+
+def round_ratio(value: float) -> float:
+    """Three significant digits: what a timing is worth."""
+    return float(f"{value:.3g}")
+
+
+def read_ratio(text: str) -> float | None:
+    """Reads a cost in forwards of the target over one token, or `measured`."""
+    if text == MEASURED:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"a cost is a number such as 0.05, or {MEASURED}, not {text!r}")
+    return value
+
+
+def show_ratio(value: float | None) -> str:
+    """Inverse of `read_ratio`."""
+    return MEASURED if value is None else str(value)
+
+
+def read_ratios(text: str) -> Ratios | None:
+    """Reads `1:1/2:1.45/4:1.7`, costs by the number of nodes, or `measured`."""
+    if text == MEASURED:
+        return None
+    try:
+        pairs = [pair.split(":") for pair in text.split("/")]
+        return tuple((int(nodes), float(cost)) for nodes, cost in pairs)
+    except ValueError:
+        raise ValueError(f"costs are given as 1:1.0/8:1.9/64:6.0 or {MEASURED}, not {text!r}") from None
+
+
+def show_ratios(values: Ratios | None) -> str:
+    """Inverse of `read_ratios`."""
+    return MEASURED if values is None else "/".join(f"{nodes}:{cost}" for nodes, cost in values)

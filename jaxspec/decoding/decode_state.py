@@ -1,0 +1,125 @@
+"""Everything that a generation is, between two rounds."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.decoding.drafter import Drafter, Models
+from jaxspec.decoding.sampling import Sampling
+from jaxspec.decoding.speculation import Speculation
+from jaxspec.model import kv_cache as kv
+
+HISTORY = ("committed", "accepted", "levels", "drafted", "verified")
+"""Columns of `DecodeState.history`: tokens committed, drafts accepted, levels drafted (the deepest path, before
+pruning), nodes drafted before pruning, nodes verified without the root. All after the cut at EOS and budget; 0 where a
+row was done."""
+
+
+@chex.dataclass(frozen=True)
+class Trace:
+    """Every round's verified tree, for those who want to look (R rounds, N nodes)."""
+
+    token: Int[Array, "B R N"]
+    parent: Int[Array, "B R N"]
+    live: Bool[Array, "B R N"]
+    log_confidence: Float[Array, "B R N"]
+    on_path: Bool[Array, "B R N"]  # accepted, the root included
+
+
+@chex.dataclass(frozen=True)
+class DecodeState:
+    """Everything that a generation is, between two rounds. S rows fit; `tokens` past `length` mean nothing."""
+
+    tokens: Int[Array, "B S"]
+    length: Int[Array, " B"]  # committed tokens, the root included
+    limit: Int[Array, " B"]  # length at which the budget is spent
+    done: Bool[Array, " B"]
+    keys: Key[Array, " B"]
+    eos: Int[Array, " E"]  # token ids that end a text; -1 for none
+    sampling: Sampling
+    cache: tuple[kv.KV, ...]  # the target's: length - 1 rows
+    feature: Float[Array, "B D"]  # the target's hidden state at the last position that it computed and kept
+    drafter: Any
+    controller: Any
+    round: Int[Array, ""]
+    history: Int[Array, "B S 5"]  # a row a round, columns HISTORY
+    log_prob: Float[Array, "B S"] | None  # of tokens[:, i], given those before
+    trace: Trace | None
+
+
+def margin(spec: Speculation) -> int:
+    """Rows past the length that a round may write: the accepted path and what a drafter re-reads."""
+    return spec.builder.depth + 3
+
+
+def needs_room(spec: Speculation, state: DecodeState) -> Bool[Array, ""]:
+    """Whether some unfinished row could not finish a round within its rows."""
+    return (jnp.where(state.done, 0, state.length).max() + margin(spec)) > state.tokens.shape[1]
+
+
+def new_state(
+    spec: Speculation,
+    models: Models,
+    tokens: Int[Array, "B S"],
+    length: Int[Array, " B"],
+    limit: Int[Array, " B"],
+    done: Bool[Array, " B"],
+    keys: Key[Array, " B"],
+    eos: Int[Array, " E"],
+    sampling: Sampling,
+) -> DecodeState:
+    """State before prefill: `tokens` holds the prompts, left-aligned, `length` tokens of each row."""
+    batch, rows = tokens.shape
+    config, dtype = models.target.config, models.target.norm[...].dtype
+    return DecodeState(
+        tokens=tokens,
+        length=length,
+        limit=limit,
+        done=done,
+        keys=keys,
+        eos=eos,
+        sampling=sampling,
+        cache=kv.allocate(config, batch, rows, dtype),
+        feature=jnp.zeros((batch, config.hidden_size), dtype),
+        drafter=spec.drafter.init(models, batch, rows),
+        controller=spec.controller.init(models, batch),
+        round=jnp.zeros((), jnp.int32),
+        history=jnp.zeros((batch, rows, len(HISTORY)), jnp.int32),
+        log_prob=jnp.zeros((batch, rows), jnp.float32) if spec.log_probs else None,
+        trace=empty_trace(batch, rows, spec.builder.verified) if spec.record else None,
+    )
+
+
+def empty_trace(batch: int, rounds: int, nodes: int) -> Trace:
+    """A trace with nothing in it."""
+    shape = (batch, rounds, nodes)
+    return Trace(
+        token=jnp.zeros(shape, jnp.int32),
+        parent=jnp.full(shape, -1, jnp.int32),
+        live=jnp.zeros(shape, bool),
+        log_confidence=jnp.zeros(shape, jnp.float32),
+        on_path=jnp.zeros(shape, bool),
+    )
+
+
+@partial(jax.jit, static_argnames=("drafter", "rows"))
+def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
+    """The same state with room for `rows` rows."""
+    pad = lambda x, fill=0: jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)], constant_values=fill)
+    trace = state.trace
+    if trace is not None:
+        trace = jax.tree.map(pad, trace)
+    return dataclasses.replace(
+        state,
+        tokens=pad(state.tokens),
+        cache=kv.grow(state.cache, rows),
+        drafter=drafter.grow(state.drafter, rows),
+        history=pad(state.history),
+        log_prob=None if state.log_prob is None else pad(state.log_prob),
+        trace=trace,
+    )

@@ -1,0 +1,40 @@
+"""Where the state of decoding lies on a mesh: rows along `data`, KV heads along `kv`."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+from jaxspec.decoding import decode_state
+from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.speculation import Speculation
+from jaxspec.model.kv_cache import AXES as KV_AXES
+from jaxspec.model.kv_cache import KV
+from jaxspec.model.mesh import AnyMesh
+from jaxspec.model.mesh_rules import constrain
+from jaxspec.model.placement import _at
+
+
+def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
+    """The state, of arrays or abstract, as `jax.ShapeDtypeStruct`s: rows along `data`, KV heads along `kv`."""
+    return _with_axes(lambda leaf, axes: _at(leaf, mesh, axes), state)
+
+
+@partial(jax.jit, static_argnames="spec")
+def new_state_on_mesh(spec: Speculation, models: Models, **begin: Any) -> DecodeState:
+    """`decode.new_state`, each array made where `place_state` has it on the current mesh."""
+    return _with_axes(lambda leaf, axes: constrain(leaf, *axes), decode_state.new_state(spec, models, **begin))
+
+
+def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeState) -> DecodeState:
+    """What `use` makes of every array of a state and its logical axes."""
+    eos = jax.tree_util.GetAttrKey("eos")  # the one array that is not of rows
+
+    def of(path: tuple, leaf: Any) -> Any:
+        if isinstance(leaf, KV):
+            return jax.tree.map(lambda part: use(part, KV_AXES), leaf)
+        return use(leaf, ("batch",) if leaf.ndim and path[0] != eos else ())
+
+    return jax.tree_util.tree_map_with_path(of, state, is_leaf=lambda leaf: isinstance(leaf, KV))

@@ -1,0 +1,70 @@
+"""Reading the prompts into the caches, in chunks, before the first round."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.decoding.drafter import Committed, Drafter, Models
+from jaxspec.decoding.loop import FIRST, log_prob_of, write_block
+from jaxspec.decoding.sampling import fold, probabilities, sample
+from jaxspec.decoding.tree import take
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.llama import forward, unembed
+
+
+@partial(jax.jit, static_argnames=("drafter", "chunk"), donate_argnames="state")
+def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> DecodeState:
+    """Reads the prompts, `chunk` tokens at a time, and commits the first token of each row.
+
+    Rows may have any lengths. Needs room for the longest prompt rounded up to whole chunks, and `margin` rows.
+    """
+    batch, prompt = state.length.shape[0], state.length
+    taps = drafter.taps(models)
+    causal = jnp.broadcast_to(jnp.tril(jnp.ones((chunk, chunk), bool)), (batch, chunk, chunk))
+    keys = fold(fold(state.keys, prompt), FIRST)
+
+    def read(carry):
+        at, state = carry
+        token = jax.lax.dynamic_slice_in_dim(state.tokens, at, chunk, axis=1)
+        positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
+        start = jnp.full((batch,), at)
+        out = forward(models.target, token, positions, causal, state.cache, start, taps=taps)
+        ends = (prompt > at) & (prompt <= at + chunk)
+        feature = take(out.hidden, jnp.clip(prompt - 1 - at, 0, chunk - 1)[:, None])
+        logits = unembed(models.target, feature)[:, 0]
+        first = sample(keys, probabilities(logits, state.sampling))
+        old = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
+        tokens = write_block(state.tokens, jnp.where(ends[:, None], first[:, None], old), prompt)
+        count = jnp.clip(prompt - at, 0, chunk)
+        committed = Committed(
+            start=jnp.where(count > 0, at, prompt + 1),
+            count=count,
+            token=token,
+            next_token=jax.lax.dynamic_slice_in_dim(tokens, at + 1, chunk, axis=1),
+            hidden=out.hidden,
+            taps=out.taps,
+        )
+        log_prob = state.log_prob
+        if log_prob is not None:
+            old = jnp.take_along_axis(log_prob, prompt[:, None], axis=1)
+            new = log_prob_of(logits[:, None], first[:, None])
+            log_prob = write_block(log_prob, jnp.where(ends[:, None], new, old), prompt)
+        write_at = start + jnp.minimum(first, 0)  # depends on the reads, so that the write is in place
+        return at + chunk, dataclasses.replace(
+            state,
+            tokens=tokens,
+            cache=tuple(kv.append(layer, new, write_at) for layer, new in zip(state.cache, out.nodes, strict=True)),
+            feature=jnp.where(ends[:, None], feature[:, 0], state.feature),
+            drafter=drafter.observe(models, state.drafter, committed),
+            log_prob=log_prob,
+        )
+
+    unread = lambda carry: carry[0] < prompt.max()
+    _, state = jax.lax.while_loop(unread, read, (jnp.zeros((), jnp.int32), state))
+    first = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
+    length = jnp.where(state.done, prompt, prompt + 1)
+    done = state.done | (first == state.eos).any(axis=1) | (length >= state.limit)
+    return dataclasses.replace(state, length=length, done=done)

@@ -1,0 +1,79 @@
+"""From logits to the distribution that tokens are drawn from. Nothing else in the library does this."""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+
+@chex.dataclass(frozen=True)
+class Sampling:
+    """What a caller asked for, a value a row. Traced: another temperature compiles nothing."""
+
+    temperature: Float[Array, " B"]  # 0: the likeliest token, always
+    top_k: Int[Array, " B"] | None  # 0: no limit; None: no row has one
+    top_p: Float[Array, " B"] | None  # 1: no limit; None: no row has one
+
+
+def probabilities(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[Array, "B *W V"]:
+    """The sampling distribution, float32: temperature, then top-k, then top-p, then softmax.
+
+    Used for plain sampling, draft proposals, verification, the residual and the bonus token alike. At temperature 0
+    it is one at the first largest logit. A row of logits that is -inf throughout has no distribution: all zeros.
+    Ties with the last token kept are kept too.
+    """
+    logits = logits.astype(jnp.float32)
+    per_row = lambda x: x.reshape(x.shape + (1,) * (logits.ndim - 1))
+    temperature = per_row(sampling.temperature)
+    scaled = logits / jnp.where(temperature > 0, temperature, 1.0)
+    if sampling.top_k is not None or sampling.top_p is not None:
+        scaled = _truncate(scaled, sampling, per_row)
+    peak = scaled.max(axis=-1, keepdims=True)
+    weight = jnp.where(jnp.isneginf(scaled), 0.0, jnp.exp(scaled - jnp.where(jnp.isneginf(peak), 0.0, peak)))
+    soft = weight / jnp.maximum(weight.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+    best = jax.nn.one_hot(logits.argmax(axis=-1), logits.shape[-1]) * ~jnp.isneginf(peak)
+    return jnp.where(temperature > 0, soft, best)
+
+
+def _truncate(scaled, sampling: Sampling, per_row):
+    ordered = jnp.sort(scaled, axis=-1, descending=True)
+    if sampling.top_k is not None:
+        limit = per_row(sampling.top_k)
+        rank = jnp.clip(limit - 1, 0, scaled.shape[-1] - 1)
+        least = jnp.take_along_axis(ordered, jnp.broadcast_to(rank, ordered.shape[:-1] + (1,)), axis=-1)
+        least = jnp.where(limit > 0, least, -jnp.inf)
+        scaled = jnp.where(scaled < least, -jnp.inf, scaled)
+        ordered = jnp.where(ordered < least, -jnp.inf, ordered)
+    if sampling.top_p is not None:
+        probs = jnp.nan_to_num(jax.nn.softmax(ordered, axis=-1))
+        before = jnp.cumsum(probs, axis=-1) - probs  # the likeliest token is always kept
+        kept = jnp.where(before < per_row(sampling.top_p), ordered, jnp.inf)
+        scaled = jnp.where(scaled < kept.min(axis=-1, keepdims=True), -jnp.inf, scaled)
+    return scaled
+
+
+def fold(keys: Key[Array, " B"], data: Int[Array, " B"] | Int[Array, ""] | int) -> Key[Array, " B"]:
+    """One key a row, bound to `data`."""
+    data = jnp.broadcast_to(jnp.asarray(data, jnp.uint32), keys.shape)
+    return jax.vmap(jax.random.fold_in)(keys, data)
+
+
+def gumbel(keys: Key[Array, " B"], shape: tuple[int, ...]) -> Float[Array, "B *S"]:
+    """Standard Gumbel noise: adding it to log-probabilities and taking the k largest draws k without replacement."""
+    return jax.vmap(lambda key: jax.random.gumbel(key, shape, jnp.float32))(keys)
+
+
+def bernoulli(keys: Key[Array, " B"], chance: Float[Array, " B"]) -> Bool[Array, " B"]:
+    """A coin a row, true with the given chance."""
+    return jax.vmap(jax.random.uniform)(keys) < chance
+
+
+def argmax(scores: Float[Array, "*B V"]) -> Int[Array, "*B"]:
+    """The first of the largest, as `argmax`, which takes a CPU three times as long; among NaN, the last token."""
+    last, best = scores.shape[-1] - 1, scores.max(axis=-1, keepdims=True)
+    return jnp.where(scores == best, jnp.arange(last + 1), last).min(axis=-1).astype(jnp.int32)
+
+
+def sample(keys: Key[Array, " B"], probs: Float[Array, "B *W V"]) -> Int[Array, "B *W"]:
+    """A token from each distribution. Where all mass is on one token, that token, whatever the key."""
+    return argmax(jnp.log(probs) + gumbel(keys, probs.shape[1:]))

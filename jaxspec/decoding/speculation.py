@@ -1,0 +1,37 @@
+"""A method, whole and static: what the loop is compiled for."""
+
+import dataclasses
+
+from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.controller import Controller
+from jaxspec.decoding.drafter import Drafter
+from jaxspec.decoding.rule import Rule
+from jaxspec.decoding.tree import (
+    sizes_up_to,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Speculation:
+    """A method, whole and static: one compilation of the loop for each.
+
+    Attributes:
+        tree_sizes: verification is compiled for those of these sizes that fit, and the smallest that holds the live
+            nodes of a round is taken.
+        log_probs: keep log p(token) of the output under the target's own distribution (temperature 1).
+        record: keep every round's tree and verdict.
+    """
+
+    drafter: Drafter
+    builder: TreeBuilder
+    controller: Controller
+    rule: Rule
+    tree_sizes: tuple[int, ...] = ()
+    log_probs: bool = False
+    record: bool = False
+
+    @property
+    def verify_sizes(self) -> tuple[int, ...]:
+        """The sizes that verification is compiled for: one, where trees do not vary."""
+        varies = self.drafter.abstains or self.controller.stops or self.builder.varies
+        return sizes_up_to(self.builder.verified, self.tree_sizes if varies else ())

@@ -1,0 +1,171 @@
+"""The draft tree: padded arrays, one row a sequence, grown level by level inside the jitted loop."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import chex
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+NO_PARENT = -1
+
+
+@chex.dataclass(frozen=True)
+class DraftTree:
+    """Padded draft tree of N nodes. Node 0 is the root (the last committed token); a parent precedes its children.
+
+    Siblings stand in the order in which they were proposed: by probability for candidates, by draw for sampled ones.
+    """
+
+    token: Int[Array, "B N"]
+    parent: Int[Array, "B N"]  # NO_PARENT for the root and for padding
+    depth: Int[Array, "B N"]
+    log_confidence: Float[Array, "B N"]  # of the whole path
+    live: Bool[Array, "B N"]  # False: padding
+    ancestors: Bool[Array, "B N N"]  # [i, j]: j is i or above i; what node i attends to
+    slot: Int[Array, "B N"]  # where the node stood when it was drafted, whatever moved it since
+    draft_probs: Float[Array, "B N V"] | None  # q that each node's children were drawn from; None for candidates
+
+
+@chex.dataclass(frozen=True)
+class Frontier:
+    """The nodes that the drafter expands next."""
+
+    node: Int[Array, "B W"]
+    live: Bool[Array, "B W"]
+    level: Int[Array, ""]  # depth of these nodes, the same for every row
+
+
+def init_tree(root: Int[Array, " B"], size: int, vocab_size: int | None) -> DraftTree:
+    """A tree of the root alone, with room for `size` nodes; `vocab_size` where draft probabilities are kept."""
+    batch = root.shape[0]
+    first = jnp.broadcast_to(jnp.arange(size) == 0, (batch, size))
+    return DraftTree(
+        token=jnp.where(first, root[:, None], 0),
+        parent=jnp.full((batch, size), NO_PARENT, jnp.int32),
+        depth=jnp.zeros((batch, size), jnp.int32),
+        log_confidence=jnp.where(first, 0.0, -jnp.inf),
+        live=first,
+        ancestors=jnp.broadcast_to(jnp.eye(size, dtype=bool), (batch, size, size)),
+        slot=jnp.broadcast_to(jnp.arange(size), (batch, size)),
+        draft_probs=None if vocab_size is None else jnp.zeros((batch, size, vocab_size), jnp.float32),
+    )
+
+
+def root_frontier(batch: int) -> Frontier:
+    """The frontier before the first level: the root of every row."""
+    return Frontier(
+        node=jnp.zeros((batch, 1), jnp.int32), live=jnp.ones((batch, 1), bool), level=jnp.zeros((), jnp.int32)
+    )
+
+
+def take(values: Array, node: Int[Array, "B W"]) -> Array:
+    """values[b, node[b, w]] for values [B N ...]; a missing node (NO_PARENT) reads the root."""
+    index = jnp.maximum(node, 0).reshape(node.shape + (1,) * (values.ndim - 2))
+    return jnp.take_along_axis(values, index, axis=1, mode="promise_in_bounds")
+
+
+def add_nodes(
+    tree: DraftTree,
+    slots: Int[Array, " C"],
+    token: Int[Array, "B C"],
+    parent: Int[Array, "B C"],
+    log_confidence: Float[Array, "B C"],
+    live: Bool[Array, "B C"],
+) -> DraftTree:
+    """Writes C nodes at `slots`, the same for every row; a slot past the end is dropped, a dead node is padding."""
+    put = lambda values, new: put_at(values, slots, new)
+    own = slots[:, None] == jnp.arange(tree.token.shape[1])
+    return DraftTree(
+        token=put(tree.token, jnp.where(live, token, 0)),
+        parent=put(tree.parent, jnp.where(live, parent, NO_PARENT)),
+        depth=put(tree.depth, jnp.where(live, take(tree.depth, parent) + 1, 0)),
+        log_confidence=put(tree.log_confidence, jnp.where(live, log_confidence, -jnp.inf)),
+        live=put(tree.live, live),
+        ancestors=put(tree.ancestors, own | (take(tree.ancestors, parent) & live[..., None])),
+        slot=tree.slot,
+        draft_probs=tree.draft_probs,
+    )
+
+
+def put_at(values: Array, slots: Int[Array, " C"], new: Array) -> Array:
+    """values [B N ...] with new [B C ...] at `slots`, the same for every row; a slot past the end is dropped."""
+    new = new.astype(values.dtype)
+    if len(slots) > 1:
+        return values.at[:, slots].set(new, mode="drop")
+    here = slots == jnp.arange(values.shape[1])  # choosing is cheaper than a scatter, a loop on a CPU
+    return jnp.where(here.reshape(-1, *[1] * (values.ndim - 2)), new, values)
+
+
+def keep_probs(tree: DraftTree, frontier: Frontier, probs: Float[Array, "B W V"] | None) -> DraftTree:
+    """Remembers q of the expanded nodes, where the verifier will need it."""
+    if probs is None or tree.draft_probs is None:
+        return tree
+    rows = jnp.arange(frontier.node.shape[0])[:, None]
+    node = jnp.where(frontier.live, frontier.node, tree.token.shape[1])
+    return replace(tree, draft_probs=tree.draft_probs.at[rows, node].set(probs, mode="drop"))
+
+
+def subtree(tree: DraftTree, node: Int[Array, "B M"], live: Bool[Array, "B M"]) -> DraftTree:
+    """The sub-tree of the given nodes, in the given order; `node[:, 0]` is the root, parents come before children."""
+    size = tree.token.shape[1]
+    rows = jnp.arange(node.shape[0])[:, None]
+    new_of_old = jnp.full((node.shape[0], size), NO_PARENT, jnp.int32)
+    new_of_old = new_of_old.at[rows, jnp.where(live, node, size)].set(jnp.arange(node.shape[1]), mode="drop")
+    parent = take(tree.parent, node)
+    parent = jnp.where(live & (parent >= 0), take(new_of_old, parent), NO_PARENT)
+    ancestors = jnp.take_along_axis(take(tree.ancestors, node), node[:, None, :], axis=2)
+    own = jnp.eye(node.shape[1], dtype=bool)
+    return DraftTree(
+        token=jnp.where(live, take(tree.token, node), 0),
+        parent=parent,
+        depth=jnp.where(live, take(tree.depth, node), 0),
+        log_confidence=jnp.where(live, take(tree.log_confidence, node), -jnp.inf),
+        live=live,
+        ancestors=own | (ancestors & live[:, :, None] & live[:, None, :]),
+        slot=take(tree.slot, node),
+        draft_probs=None if tree.draft_probs is None else take(tree.draft_probs, node),
+    )
+
+
+def compact(tree: DraftTree) -> DraftTree:
+    """Moves the live nodes to the front, order kept, so that verification can take a shorter tree."""
+    order = jnp.argsort(~tree.live, axis=1, stable=True)
+    return subtree(tree, order, jnp.take_along_axis(tree.live, order, axis=1))
+
+
+def first_nodes(tree: DraftTree, size: int) -> DraftTree:
+    """The first `size` nodes."""
+    return DraftTree(
+        token=tree.token[:, :size],
+        parent=tree.parent[:, :size],
+        depth=tree.depth[:, :size],
+        log_confidence=tree.log_confidence[:, :size],
+        live=tree.live[:, :size],
+        ancestors=tree.ancestors[:, :size, :size],
+        slot=tree.slot[:, :size],
+        draft_probs=None if tree.draft_probs is None else tree.draft_probs[:, :size],
+    )
+
+
+def levels(tree: DraftTree) -> Int[Array, " B"]:
+    """Depth of the deepest live path: how many levels were drafted."""
+    return jnp.where(tree.live, tree.depth, 0).max(axis=1)
+
+
+def path_to(tree: DraftTree, node: Int[Array, " B"], length: int) -> Int[Array, "B P"]:
+    """Node ids from the root down to `node`, padded with `node` to P = `length` entries."""
+    above = take(tree.ancestors, node[:, None])[:, 0] & tree.live
+    on_path = above[:, None] & (tree.depth[:, None] == jnp.arange(length)[:, None])
+    return jnp.where(on_path.any(-1), on_path.argmax(-1), node[:, None]).astype(jnp.int32)
+
+
+def sizes_up_to(size: int, steps: Sequence[int]) -> tuple[int, ...]:
+    """Tree sizes to compile verification for: those of `steps` well below `size`, and `size` itself."""
+    return (*(s for s in steps if s * 4 <= size * 3), size)
+
+
+def smallest_size(tree: DraftTree, offered: tuple[int, ...]) -> Int[Array, ""]:
+    """Index of the smallest offered size that holds the live nodes of every row."""
+    needed = jnp.where(tree.live, jnp.arange(1, tree.live.shape[1] + 1), 0).max()
+    return jnp.minimum((needed > jnp.array(offered)).sum(dtype=jnp.int32), len(offered) - 1)

@@ -1,0 +1,1 @@
+"""What a user holds: prompts in, text and statistics out."""

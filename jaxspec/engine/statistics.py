@@ -1,0 +1,101 @@
+"""Every number that the papers report, each defined once, counted from histories."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """What the rounds of one or several texts add up to. The token that prefill yields is in none of these."""
+
+    tokens: int  # committed
+    rounds: int
+    accepted: int  # drafts
+    levels: int  # drafted: the deepest live path of each round
+    drafted: int  # nodes, before pruning
+    verified: int  # nodes, without roots
+    reached: tuple[int, ...]  # [i]: rounds with a draft at position i whose first i drafts were accepted
+    accepted_at: tuple[int, ...]  # [i]: those whose draft at position i was accepted
+
+    @property
+    def tau(self) -> float:
+        """Tokens a round, bonus included (EAGLE's average acceptance length; plain decoding has 1)."""
+        return ratio(self.tokens, self.rounds)
+
+    @property
+    def tau_drafted(self) -> float:
+        """Accepted drafts a round (EDD's average acceptance length)."""
+        return ratio(self.accepted, self.rounds)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / levels drafted: a chain's usual rate; for trees EDD's, by the deepest level."""
+        return ratio(self.accepted, self.levels)
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """n-α (EAGLE, Table 2): among drafts whose predecessors were accepted, the share accepted, from position 0."""
+        return tuple(map(ratio, self.accepted_at, self.reached))
+
+    @property
+    def draft_share(self) -> float:
+        """r_d, the share of the text that was drafted (EESD, appendix D, Eq. 12)."""
+        return ratio(self.accepted, self.tokens)
+
+    @property
+    def draft_accuracy(self) -> float:
+        """v_d, accepted / nodes drafted (EESD, appendix D, Eq. 11)."""
+        return ratio(self.accepted, self.drafted)
+
+    @property
+    def harmonic_mean(self) -> float:
+        """HM of v_d and r_d (EESD, section 4, Metrics)."""
+        v, r = self.draft_accuracy, self.draft_share
+        return ratio(2 * v * r, v + r)
+
+    @property
+    def nodes_per_round(self) -> float:
+        """Nodes verified a round, without the root."""
+        return ratio(self.verified, self.rounds)
+
+    @property
+    def nodes_drafted_per_round(self) -> float:
+        """Nodes drafted a round, before pruning."""
+        return ratio(self.drafted, self.rounds)
+
+    @property
+    def depth_per_round(self) -> float:
+        """Deepest live level, mean over rounds."""
+        return ratio(self.levels, self.rounds)
+
+
+def statistics_of(histories: Sequence[np.ndarray]) -> Statistics:
+    """Adds up histories [rounds, 5] (columns `decode.HISTORY`); rounds of a row that was done are all zero."""
+    history = np.concatenate([np.zeros((0, 5), int), *histories])
+    history = history[history[:, 0] > 0]
+    committed, accepted, levels, drafted, verified = history.sum(axis=0).tolist()
+    positions = range(int(history[:, 2].max(initial=0)))
+    return Statistics(
+        tokens=committed,
+        rounds=len(history),
+        accepted=accepted,
+        levels=levels,
+        drafted=drafted,
+        verified=verified,
+        reached=tuple(int(((history[:, 1] >= i) & (history[:, 2] > i)).sum()) for i in positions),
+        accepted_at=tuple(int((history[:, 1] > i).sum()) for i in positions),
+    )
+
+
+def histogram(histories: Sequence[np.ndarray], column: int) -> dict[int, int]:
+    """How many rounds have each value of a column of `decode.HISTORY`, by value: of verified nodes, or of levels."""
+    history = np.concatenate([np.zeros((0, 5), int), *histories])
+    values, counts = np.unique(history[history[:, 0] > 0, column], return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def ratio(part: float | int, whole: float | int) -> float:
+    """part / whole, 0 where there is no whole."""
+    return part / whole if whole else 0.0

@@ -1,0 +1,47 @@
+"""Strings that end a text where they first appear, across tokens and rounds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class StopStrings:
+    """Strings that end a text where they first appear. False where there are none."""
+
+    def __init__(self, strings: Sequence[str], tokenizer: Any):
+        strings = [strings] if isinstance(strings, str) else list(strings)
+        if any(not string for string in strings):
+            raise ValueError("a stop string must not be empty")
+        if strings and tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and this checkpoint has none")
+        self.strings, self.tokenizer = strings, tokenizer
+
+    def __bool__(self) -> bool:
+        return bool(self.strings)
+
+    @property
+    def longest(self) -> int:
+        """Characters of the longest stop string."""
+        return max(map(len, self.strings), default=0)
+
+    def cut(self, tokens: list[int]) -> tuple[int, str, bool]:
+        """(tokens up to the end of the first stop string, text before it, whether there is one)."""
+        text = text_of(self.tokenizer, tokens)
+        if self._find(text) is None:
+            return len(tokens), text, False
+        low, high = 1, len(tokens)  # the shortest prefix of the tokens that holds a stop string
+        while low < high:
+            middle = (low + high) // 2
+            if self._find(text_of(self.tokenizer, tokens[:middle])) is None:
+                low = middle + 1
+            else:
+                high = middle
+        text = text_of(self.tokenizer, tokens[:low])
+        return low, text[: self._find(text)], True
+
+    def _find(self, text: str) -> int | None:
+        return min((at for string in self.strings if (at := text.find(string)) >= 0), default=None)
+
+
+def text_of(tokenizer: Any, tokens: list[int]) -> str:
+    """Text of generated tokens without special ones; empty where there is no tokenizer."""
+    return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=True)

@@ -1,0 +1,56 @@
+"""What `--methods all` stands for: all that a checkpoint can run, as the papers' tables have it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxspec.checkpoint import config_json
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.heads import find_head
+from jaxspec.controllers.acceptance_predictor import FOLDER
+from jaxspec.methods.method import BUILDERS, CONTROLLERS, default_method, drafter_of, name_of, needs_weights
+
+ALL = "all"
+CHAIN = "chain,length=5"
+"""EAGLE's n-α has five positions, and EDD's Table 1 drafts as many tokens."""
+LENGTHS = (2, 8)
+"""Other lengths of a chain, beside five, which show what K does."""
+
+
+def all_methods(target: Path) -> tuple[str, ...]:
+    """Methods of a checkpoint: each head and prompt lookup as a chain; then, of the best head, every other builder,
+    every controller, and shorter and longer chains; and `cali-ts` where there is a predictor. Heads that are `foreign`
+    are left out."""
+    known = tuple(head for head in config_json.head_names(target) if head not in unusable_heads(target))
+    return tuple(dict.fromkeys(_methods(target, known)))
+
+
+def unusable_heads(target: Path) -> dict[str, str]:
+    """Folders under CKPT/heads that hold no drafter's weights, by name, and why."""
+    found = {}
+    for head in config_json.head_names(target):
+        try:
+            drafter_of(target, head)
+        except CheckpointError as error:
+            found[head] = str(error)
+    return found
+
+
+def _methods(target: Path, heads: tuple[str, ...]) -> Iterator[str]:
+    yield "plain"
+    named = [_typed(name_of(drafter_of(target, head)), head) for head in heads]
+    yield from (f"{drafter}+{CHAIN}" for drafter in (*named, "ngram"))
+    best = default_method(heads)
+    drafter = _typed(name_of(best.drafter), best.head)
+    yield from (f"{drafter}+{builder}" for builder in BUILDERS if builder != "chain")
+    for name in CONTROLLERS:
+        if name != "fixed" and not needs_weights(CONTROLLERS[name]()):
+            yield f"{drafter}+chain+{name}"
+    for head in heads:
+        if (find_head(target, head) / FOLDER / "config.json").exists():
+            learned = _typed(name_of(drafter_of(target, head)), head)
+            yield from (f"{learned}+chain+{name}" for name in ("beta-ts", "cali-ts"))
+    yield from (f"{drafter}+chain,length={length}" for length in LENGTHS)
+
+
+def _typed(drafter: str, head: str | None) -> str:
+    return drafter if head in (None, drafter) else f"{drafter}@{head}"

@@ -1,0 +1,88 @@
+"""What a run's counts imply it should take: free of engine overhead and of the noise of timing whole runs."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from jaxspec.decoding import decode_state
+from jaxspec.engine.statistics import Statistics, ratio
+
+
+@dataclasses.dataclass(frozen=True)
+class PieceCosts:
+    """Seconds that each piece of a method's rounds takes.
+
+    Attributes:
+        plain: s_t(1): one forward of the target over one token.
+        verify: by n: verification of n tree nodes; s_t(n), or less where drafting has done part of it.
+        level: s_d: one drafted level.
+        control_level: the controller's decision after a level.
+        control_round: what the controller learns from a round.
+    """
+
+    plain: float
+    verify: Mapping[int, float]
+    level: float = 0.0
+    control_level: float = 0.0
+    control_round: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCosts:
+    """Seconds that the pieces of a run add up to, and those of plain decoding of the same tokens."""
+
+    plain: float
+    drafting: float
+    verification: float
+    control: float
+
+    @property
+    def speedup(self) -> float:
+        """Over plain decoding; 0 where nothing was decoded."""
+        return ratio(self.plain, self.drafting + self.verification + self.control)
+
+
+def run_costs(batches: Sequence[Sequence[np.ndarray]], prices: PieceCosts, sizes: Collection[int]) -> RunCosts:
+    """What the rounds of a run cost.
+
+        plain         s_t(1) · tokens
+        drafting      Σ_rounds levels · s_d
+        verification  Σ_rounds verify(smallest compiled size that holds the round's nodes)
+        control       Σ_rounds (levels · control_level + control_round)
+
+    A batch goes through its rounds together: its tokens are those of its longest row, the levels and nodes of a round
+    those of the row that has most.
+
+    Args:
+        batches: of histories [rounds, 5] (columns `decode.HISTORY`), one a row of the batch.
+        sizes: tree sizes that verification was compiled for.
+    """
+    tokens = levels = rounds = 0
+    verification = 0.0
+    for histories in batches:
+        together = np.zeros((max(map(len, histories)), len(decode_state.HISTORY)), int)
+        for history in histories:
+            np.maximum(together[: len(history)], history, out=together[: len(history)])
+        tokens += max(int(history[:, 0].sum()) for history in histories)
+        levels += int(together[:, 2].sum())
+        rounds += len(together)
+        for verified in together[:, 4].tolist():
+            verification += prices.verify[min((size for size in sizes if size > verified), default=max(sizes))]
+    return RunCosts(
+        plain=prices.plain * tokens,
+        drafting=levels * prices.level,
+        verification=verification,
+        control=levels * prices.control_level + rounds * prices.control_round,
+    )
+
+
+def eq14_speedup(counts: Statistics, alpha: float) -> float:
+    """The speedup of a chain by EESD's Eq. 14, v_d / ((alpha - v_d) r_d + v_d), which takes verification to be free.
+
+    Written with r_d / v_d = drafted / tokens, so that it holds where nothing was accepted too.
+
+    Args:
+        alpha: T_d / T_t, the time of a drafted token in forwards of the target.
+    """
+    return ratio(counts.tokens, alpha * counts.drafted + counts.tokens - counts.accepted)

@@ -1,0 +1,125 @@
+"""Outputs that appear whole or not at all, and disks that are full."""
+
+import json
+import os
+from pathlib import Path
+
+
+def check_folder(path: Path) -> None:
+    """Raises ValueError where there is no folder to write a file into: before the work is done, not after."""
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder {path.absolute().parent} to write {path.name} into")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that appears whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+"""Outputs that appear whole or not at all, and disks that are full."""
+
+import contextlib
+import errno
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich import filesize
+
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.host import processes
+
+
+class DiskFullError(OSError):
+    """No space left where the output was to go."""
+
+
+@contextlib.contextmanager
+def staged(out: Path, needed: int) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its name at the end; gone without a trace if anything is raised.
+
+    Args:
+        out: the folder to make; must not exist.
+        needed: bytes that will be written.
+
+    Raises:
+        CheckpointError: `out` exists, or the folder that is to hold it does not.
+        DiskFullError: too little space, before or during the work.
+    """
+    if out.exists() or out.is_symlink():
+        raise CheckpointError(f"{out} exists already; name another output or remove it first")
+    parent = out.absolute().parent
+    if parent.name == "heads" and (parent.parent / "config.json").is_file():
+        parent.mkdir(exist_ok=True)  # a checkpoint's first head
+    if not parent.is_dir():
+        raise CheckpointError(f"{parent}, the folder that is to hold the output, does not exist; make it first")
+    check_room(out, needed)
+    temporary = parent / f".{out.name}.{uuid.uuid4().hex[:8]}.part"
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.rename(out)
+    except BaseException as error:
+        _remove(temporary)
+        if _is_disk_full(error):
+            raise DiskFullError(
+                f"the disk of {out} is full and nothing was kept; make room for {filesize.decimal(needed)}"
+            ) from error
+        raise
+
+
+@contextlib.contextmanager
+def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
+    """The same for several processes that see the same disk and write into one folder; the first looks after it."""
+    if not processes.is_first():
+        name, problem = json.loads(processes.agreed(""))
+        if problem:
+            raise CheckpointError(problem)
+        yield out.absolute().parent / name
+        processes.wait()
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            temporary = stack.enter_context(staged(out, needed))
+        except (CheckpointError, DiskFullError) as error:  # the others would wait
+            processes.agreed(json.dumps(["", str(error)]))
+            raise
+        processes.agreed(json.dumps([temporary.name, ""]))
+        yield temporary
+        processes.wait()
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder into which interrupted threads may still be writing, until it stays away."""
+    for _ in range(50):
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.05)
+        if not folder.exists():
+            return
+
+
+def check_room(out: Path, needed: int) -> None:
+    """Raises DiskFullError unless the disk of `out` has room for `needed` bytes more, and some for their metadata."""
+    free = shutil.disk_usage(out.absolute().parent).free
+    if free < needed * 1.01 + 2**20:
+        raise DiskFullError(
+            f"{out} needs {filesize.decimal(needed)} more and its disk has {filesize.decimal(free)} free; "
+            "make room first"
+        )
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """Whether an error or what caused it is ENOSPC, which TensorStore reports in words only."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):
+        return True
+    cause = error.__cause__ or error.__context__
+    return cause is not None and _is_disk_full(cause)

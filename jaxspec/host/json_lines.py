@@ -1,0 +1,85 @@
+"""A file of JSON lines from which a killed run goes on: its settings first, then what it has done so far."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jaxspec.host.atomic import write_whole
+
+
+@dataclasses.dataclass(frozen=True)
+class LineLog:
+    """Such a file.
+
+    Attributes:
+        kind: what it is, for an error, such as `the log of a bench run`.
+        other: what names another file, such as `another --json`.
+    """
+
+    path: Path
+    kind: str
+    other: str
+
+    def read(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
+        """The lines after the settings; none where there is no file. One that a kill has torn is left out.
+
+        Raises:
+            ValueError: the file is another run's, which had a setting that differs from one of these, or is no log.
+        """
+        if not self.path.exists() or not (lines := self.lines()):
+            return []
+        self._check_same(_flat(lines[0]["settings"]), _flat(json.loads(json.dumps(settings))))
+        return lines[1:]
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All lines, the settings first. One that a kill has torn is left out.
+
+        Raises:
+            ValueError: the file is no log.
+        """
+        *ended, _ = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+        try:
+            lines = [json.loads(line) for line in ended]
+        except ValueError as error:
+            raise ValueError(f"{self.path} is not {self.kind} ({error}); delete it or choose {self.other}") from error
+        if not all(isinstance(line, dict) for line in lines) or (
+            lines and not isinstance(lines[0].get("settings"), dict)
+        ):
+            raise ValueError(f"{self.path} is not {self.kind}; delete it or choose {self.other}")
+        return lines
+
+    def write(self, settings: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
+        """Writes all of it."""
+        write_whole(self.path, "".join(map(to_line, [{"settings": settings}, *lines])))
+
+    def append(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Adds lines, which are on disk after that."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(map(to_line, lines)))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _check_same(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        for name, ours in wanted.items():
+            if (theirs := found.get(name)) != ours:
+                raise ValueError(
+                    f"{self.path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); "
+                    f"delete it or choose {self.other}"
+                )
+
+
+def to_line(values: dict[str, Any]) -> str:
+    """A line of JSON."""
+    return json.dumps(values, separators=(",", ":")) + "\n"
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """One level of nesting less; the inner keys are distinct."""
+    return {
+        name: inner
+        for key, value in values.items()
+        for name, inner in (value.items() if isinstance(value, dict) else [(key, value)])
+    }

@@ -1,0 +1,8 @@
+"""Remarks on stderr, so that stdout holds nothing but results."""
+
+import sys
+
+
+def say(text: str) -> None:
+    """One line of log."""
+    print(text, file=sys.stderr, flush=True)

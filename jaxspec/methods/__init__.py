@@ -1,0 +1,1 @@
+"""What users type for a method, and what it stands for."""

@@ -1,0 +1,92 @@
+"""Attention of one layer over [committed prefix ; tree nodes], the two kept apart so that the cache is only read."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.kv_cache import KV, write_nodes
+from jaxspec.model.linear import Linear, linear
+from jaxspec.model.rope import rotary, rotate
+
+
+class Attention(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype):
+        c, heads, kv = config, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q = Linear(rngs, (c.hidden_size, heads), ("embed", "heads"), bias=c.qkv_bias, dtype=dtype)
+        self.k = Linear(rngs, (c.hidden_size, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
+        self.v = Linear(rngs, (c.hidden_size, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
+        self.o = Linear(rngs, (heads, c.hidden_size), ("heads", "embed"), bias=c.output_bias, dtype=dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attend:
+    """What the nodes of one forward may look at, the same for every layer.
+
+    Attributes:
+        cos, sin: [B W H/2] float32, rotary tables of the nodes' positions.
+        prefix: [B S] bool, the rows of the cache that hold committed tokens.
+        mask: [B W N] bool, node w sees node n (its ancestors and itself).
+        slots: [B W], where in the N nodes these W stand; None where W = N and they are all of them.
+    """
+
+    cos: Float[Array, "B W h"]
+    sin: Float[Array, "B W h"]
+    prefix: Bool[Array, "B S"]
+    mask: Bool[Array, "B W N"]
+    slots: Int[Array, "B W"] | None = None
+
+
+def project(
+    p: Attention, config: LlamaConfig, x: Float[Array, "B W D"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]
+) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K W H"], Float[Array, "B K W H"]]:
+    """Queries, keys and values, rotated; G query heads share each of the K key heads."""
+    split = lambda y: y.reshape(*y.shape[:2], config.num_kv_heads, -1, config.head_dim)
+    query = rotate(split(linear(x, p.q)), cos, sin).transpose(0, 2, 3, 1, 4)
+    key = rotate(split(linear(x, p.k)), cos, sin)[:, :, :, 0].swapaxes(1, 2)
+    return query, key, split(linear(x, p.v))[:, :, :, 0].swapaxes(1, 2)
+
+
+def attention(
+    p: Attention, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
+) -> tuple[Float[Array, "B W D"], KV]:
+    """Attention over [committed prefix ; tree nodes], the two kept apart so that the cache is only read.
+
+    `prefix` (S rows) and `nodes` (N rows) hold this layer alone; returns the nodes with the new keys and values.
+    """
+    batch, width, _ = x.shape
+    query, key, value = project(p, config, x, attend.cos, attend.sin)
+    new = KV(k=key.swapaxes(2, 3), v=value)
+    if nodes is None:
+        nodes = new
+    else:
+        assert attend.slots is not None, "the slots of the new nodes among the old are needed"
+        nodes = write_nodes(nodes, new, attend.slots)
+
+    scale = config.head_dim**-0.5
+    dot = lambda a, b: jnp.einsum("bkgwh,bkhs->bkgws", a, b.astype(a.dtype), preferred_element_type=jnp.float32) * scale
+    low = jnp.finfo(jnp.float32).min
+    over_prefix = jnp.where(attend.prefix[:, None, None, None], dot(query, prefix.k), low)
+    over_nodes = jnp.where(attend.mask[:, None, None], dot(query, nodes.k), low)
+    peak = jnp.maximum(over_prefix.max(-1, keepdims=True), over_nodes.max(-1, keepdims=True))
+    over_prefix, over_nodes = jnp.exp(over_prefix - peak), jnp.exp(over_nodes - peak)
+    total = over_prefix.sum(-1, keepdims=True) + over_nodes.sum(-1, keepdims=True)
+    mix = lambda w, v: jnp.einsum("bkgws,bksh->bkgwh", w.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    out = (mix(over_prefix, prefix.v) + mix(over_nodes, nodes.v)) / total
+    out = out.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
+    return linear(out, p.o), nodes
+
+
+def attend_to(
+    config: LlamaConfig,
+    positions: Int[Array, "B W"],
+    mask: Bool[Array, "B W N"],
+    cached: Int[Array, " B"],
+    rows: int,
+    slots: Int[Array, "B W"] | None = None,
+) -> Attend:
+    """Builds the `Attend` of nodes at `positions` over the first `cached` rows of a cache of `rows` rows."""
+    cos, sin = rotary(config, positions)
+    return Attend(cos=cos, sin=sin, prefix=jnp.arange(rows) < cached[:, None], mask=mask, slots=slots)

@@ -1,0 +1,83 @@
+"""The KV cache: one pair of arrays a layer, rows of committed tokens first, never holding a drafted token.
+
+Drafted nodes keep their keys and values apart (a `KV` of N rows) until verification; then only the accepted path is
+written. Branches of the loop therefore read the cache and never return it, which would copy it. The write must depend
+on what the reads led to (`append`'s `start` comes from the verdict): only then does XLA know that it may be in place.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.mesh_rules import constrain
+
+AXES = ("batch", "kv_heads", None, None)
+"""Logical axes of keys and of values."""
+
+
+@chex.dataclass(frozen=True)
+class KV:
+    """Keys and values of one layer, S rows. Keys stand transposed: so the score product reads them without a copy."""
+
+    k: Float[Array, "B K H S"]
+    v: Float[Array, "B K S H"]
+
+
+def allocate(
+    config: LlamaConfig, batch: int, rows: int, dtype: jnp.dtype, num_layers: int | None = None
+) -> tuple[KV, ...]:
+    """Zeroed keys and values of `rows` rows for every layer, or for `num_layers` of them."""
+    heads, dim = config.num_kv_heads, config.head_dim
+    k, v = (batch, heads, dim, rows), (batch, heads, rows, dim)
+    count = config.num_layers if num_layers is None else num_layers
+    return tuple(KV(k=jnp.zeros(k, dtype), v=jnp.zeros(v, dtype)) for _ in range(count))
+
+
+def write_nodes(nodes: KV, new: KV, slots: Int[Array, "B W"]) -> KV:
+    """Puts the W rows of `new` at `slots` of `nodes` (N rows); a slot outside is dropped."""
+    if slots.shape[1] == 1:  # choosing is cheaper than a scatter, which XLA makes a loop of on a CPU
+        here = slots[:, :, None, None] == jnp.arange(capacity((nodes,)))
+        return KV(
+            k=jnp.where(here, new.k.astype(nodes.k.dtype), nodes.k),
+            v=jnp.where(here.mT, new.v.astype(nodes.v.dtype), nodes.v),
+        )
+    put_k = jax.vmap(lambda old, rows, at: old.at[:, :, at].set(rows.astype(old.dtype), mode="drop"))
+    put_v = jax.vmap(lambda old, rows, at: old.at[:, at].set(rows.astype(old.dtype), mode="drop"))
+    return KV(k=put_k(nodes.k, new.k, slots), v=put_v(nodes.v, new.v, slots))
+
+
+def gather_path(nodes: KV, path: Int[Array, "B P"]) -> KV:
+    """The P rows of the accepted path out of the N of `nodes`."""
+    return KV(
+        k=jnp.take_along_axis(nodes.k, path[:, None, None, :], axis=3, mode="promise_in_bounds"),
+        v=jnp.take_along_axis(nodes.v, path[:, None, :, None], axis=2, mode="promise_in_bounds"),
+    )
+
+
+def append(cache: KV, rows: KV, start: Int[Array, " B"]) -> KV:
+    """Writes the P rows of `rows` at `start`, `start` + 1, … of each sequence.
+
+    Rows past the accepted ones are written too; nobody reads them, since they lie beyond the length of the sequence,
+    and the next round writes over them. Needs start + P <= S: XLA would move the block over live rows.
+    """
+
+    def write(old: Array, new: Array, axis: int) -> Array:
+        put = lambda into, block, at: jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis)
+        if old.shape[0] > 1:
+            return jax.vmap(put)(old, new, start)
+        return put(old[0], new[0], start[0])[None]  # a plain slice update, not a scatter
+
+    return KV(k=constrain(write(cache.k, rows.k, 2), *AXES), v=constrain(write(cache.v, rows.v, 1), *AXES))
+
+
+def grow(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:
+    """The same cache with capacity for `rows` rows."""
+    pad = lambda x, axis: jnp.pad(x, [(0, rows - x.shape[axis] if i == axis else 0) for i in range(4)])
+    return tuple(KV(k=constrain(pad(layer.k, 3), *AXES), v=constrain(pad(layer.v, 2), *AXES)) for layer in cache)
+
+
+def capacity(cache: tuple[KV, ...]) -> int:
+    """Rows that fit."""
+    return cache[0].v.shape[2]

@@ -1,0 +1,174 @@
+"""The target: a LLaMA whose one forward serves prefill, plain decoding, drafting and tree verification.
+
+Weights live in `nnx.Module`s, which are pytrees; the computation is plain functions. Layers are separate arrays and a
+Python loop, not a scan over stacked weights, which is two to three times slower on a CPU.
+"""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.model.attention import Attend, Attention, attend_to, attention, project
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.kv_cache import KV, capacity
+from jaxspec.model.linear import Linear, linear
+from jaxspec.model.mesh_rules import constrain
+from jaxspec.model.mlp import MLP, MixtureOfExperts, mlp
+from jaxspec.model.rope import rotary
+
+STREAM = ("batch", None, "embed")
+"""Logical axes of the residual stream. Held to, since the partitioner may cut its width, and then each norm asks all
+chips for a sum."""
+
+
+class Layer(nnx.Module):
+    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x)). EAGLE's has no norm before attention: None."""
+
+    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, *, input_norm: bool = True):
+        norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",)) if input_norm else None
+        self.attention_norm = norm
+        self.attention = Attention(rngs, config, dtype)
+        self.mlp_norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
+        self.mlp: Any = (MixtureOfExperts if config.num_experts else MLP)(rngs, config, dtype)
+
+
+class Llama(nnx.Module):
+    """Weights of a LLaMA, random until loaded. `head` is None where the embedding is tied."""
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.dtype("float32")):
+        self.config = config
+        vocab, width = config.vocab_size, config.hidden_size
+        self.embedding = nnx.Param(jax.random.normal(rngs.params(), (vocab, width), dtype), axes=("vocab", "embed"))
+        self.layers = nnx.List([Layer(rngs, config, dtype) for _ in range(config.num_layers)])
+        self.norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
+        head = (
+            None if config.tie_embeddings else Linear(rngs, (width, vocab), ("embed", "vocab"), bias=False, dtype=dtype)
+        )
+        self.head = head
+
+
+@chex.dataclass(frozen=True)
+class Output:
+    """What one forward computed for W nodes."""
+
+    hidden: Float[Array, "B W D"]  # after the final RMSNorm: the feature
+    nodes: tuple[KV, ...]  # keys and values of the N nodes, one a layer
+    taps: tuple[Float[Array, "B W D"], ...]  # inputs of the tapped layers
+
+
+def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
+    """RMSNorm computed in float32 (arXiv:1910.07467)."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (scale.astype(x.dtype) * wide.astype(x.dtype)).astype(x.dtype)
+
+
+def attention_input(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    """The residual stream, normalised where the layer has a norm for it."""
+    return x if layer.attention_norm is None else rms_norm(x, layer.attention_norm[...], config.norm_eps)
+
+
+def keys_and_values(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], positions: Int[Array, "B W"]) -> KV:
+    """What a layer shows of its inputs to later ones, where nobody asks for its output."""
+    _, key, value = project(layer.attention, config, attention_input(layer, config, x), *rotary(config, positions))
+    return KV(k=key.swapaxes(2, 3), v=value)
+
+
+def decoder_layer(
+    layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
+) -> tuple[Float[Array, "B W D"], KV]:
+    """One decoder layer on the residual stream; `prefix` and `nodes` hold this layer alone."""
+    x, nodes = attention_block(layer, config, x, attend, prefix, nodes)
+    return mlp_block(layer, config, x), nodes
+
+
+def attention_block(
+    layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
+) -> tuple[Float[Array, "B W D"], KV]:
+    """The first half of a decoder layer: attention, added to the residual stream."""
+    mixed, nodes = attention(layer.attention, config, attention_input(layer, config, x), attend, prefix, nodes)
+    return constrain(x + mixed, *STREAM), nodes
+
+
+def mlp_block(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    """The second half."""
+    return constrain(x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps)), *STREAM)
+
+
+def forward(
+    model: Llama,
+    tokens: Int[Array, "B W"],
+    positions: Int[Array, "B W"],
+    mask: Bool[Array, "B W N"],
+    cache: tuple[KV, ...],
+    cached: Int[Array, " B"],
+    *,
+    nodes: tuple[KV, ...] | None = None,
+    slots: Int[Array, "B W"] | None = None,
+    taps: tuple[int, ...] = (),
+) -> Output:
+    """Runs W tokens over a committed prefix and their own ancestors. The cache is read, never written.
+
+    Args:
+        positions: rotary position of each token.
+        mask: token w sees node n; ancestors and itself. A causal mask makes this prefill, a 1 x 1 mask plain decoding.
+        cache: a KV a layer, S rows; only the first `cached` rows of each sequence are seen.
+        nodes: keys and values of nodes that an earlier forward of the same round computed; None: the W tokens are all.
+        slots: where the W tokens stand among the N nodes; needed with `nodes`.
+        taps: layers whose input to return. Tap i is what Hugging Face calls `hidden_states[i]`, i < num_layers.
+    """
+    attend = attend_to(model.config, positions, mask, cached, capacity(cache), slots)
+    every = range(model.config.num_layers)
+    x, filled, tapped = run_layers(model, every, embed(model, tokens), attend, cache, nodes, taps)
+    return Output(hidden=final_norm(model, x), nodes=filled, taps=tapped)
+
+
+def run_layers(
+    model: Llama,
+    layers: range,
+    x: Float[Array, "B W D"],
+    attend: Attend,
+    cache: tuple[KV, ...],
+    nodes: tuple[KV, ...] | None,
+    taps: tuple[int, ...] = (),
+) -> tuple[Float[Array, "B W D"], tuple[KV, ...], tuple[Float[Array, "B W D"], ...]]:
+    """Some of the model's layers on the residual stream.
+
+    Args:
+        cache: of the whole model.
+        nodes: of these layers alone, as what is returned; None: the W tokens are all the nodes.
+        taps: layers among these whose input to return.
+
+    Returns:
+        the residual stream, keys and values of the nodes a layer, the tapped inputs.
+    """
+    filled, tapped = [], {}
+    for at, i in enumerate(layers):
+        if i in taps:
+            tapped[i] = x
+        x, new = decoder_layer(model.layers[i], model.config, x, attend, cache[i], None if nodes is None else nodes[at])
+        filled.append(new)
+    return x, tuple(filled), tuple(tapped[i] for i in taps)
+
+
+def final_norm(model: Llama, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    """The feature: the residual stream after the last layer, normalised for the LM head."""
+    return constrain(rms_norm(x, model.norm[...], model.config.norm_eps), *STREAM)
+
+
+def embed(model: Llama, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
+    """Token embeddings; an id outside the vocabulary reads the nearest row and is refused long before this point."""
+    return constrain(model.embedding[...].at[tokens].get(mode="clip"), *STREAM)
+
+
+def unembed(model: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+    """Logits, float32, of final hidden states."""
+    if model.head is None:
+        logits = hidden @ model.embedding[...].astype(hidden.dtype).T
+    else:
+        logits = linear(hidden, model.head)
+    return logits.astype(jnp.float32)

@@ -1,0 +1,94 @@
+"""A mesh of devices.
+
+Users give two numbers: `data` cuts the batch, `model` the weights (tensor parallelism, as in Megatron,
+arXiv:1909.08053). Attention can be cut no finer than its heads, so that the axis `model` is split once more, by the
+heads of the model at hand (`split`): along `kv` devices have KV heads of their own, along `group` they share those and
+have query heads of their own, along `spare` they share query heads too. Vocabulary and MLP are cut along all three.
+"""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from jaxspec.model.config import LlamaConfig
+
+AXES = ("data", "kv", "group", "spare")
+"""Axes of the mesh of a model, as `split` gives it; `kv` x `group` x `spare` is what users call `model`."""
+
+
+AnyMesh = Mesh | AbstractMesh  # the latter of devices that are not at hand
+
+
+def make_mesh(*, data: int = 1, model: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh with the axes `data` and `model`, of `devices` (None: the first of all that JAX sees).
+
+    Raises:
+        ValueError: an axis below 1, more devices wanted than there are, or some left idle by several processes.
+    """
+    if data < 1 or model < 1:
+        raise ValueError(f"a mesh has at least one device along each axis, not data={data},model={model}")
+    there, wanted = jax.devices() if devices is None else devices, data * model
+    if wanted > len(there) or (jax.process_count() > 1 and wanted < len(there)):
+        product = f"{'' if jax.process_count() > 1 else 'at most '}{len(there)}"
+        raise ValueError(
+            f"a mesh of data={data},model={model} takes {wanted} devices and there are {len(there)}; "
+            f"choose numbers whose product is {product}"
+        )
+    return jax.make_mesh((data, model), ("data", "model"), (AxisType.Auto,) * 2, devices=there)
+
+
+def parse_mesh(text: str) -> Mesh:
+    """The mesh that `data=2,model=4` names; an axis that is left out has one device. Raises ValueError."""
+    sizes = read_sizes(text)
+    return make_mesh(data=sizes["data"], model=sizes["model"])
+
+
+def read_sizes(text: str) -> dict[str, int]:
+    """The sizes of both axes from `data=2,model=4`; 1 of one that is left out. Raises ValueError."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if name not in ("data", "model") or name in sizes or not size.isdecimal():
+            raise ValueError(f"--mesh {text!r}: write data=N,model=M, each once, with whole numbers")
+        sizes[name] = int(size)
+    return {"data": 1, "model": 1, **sizes}
+
+
+def split(mesh: Mesh, config: LlamaConfig) -> Mesh:
+    """The same devices with the axis `model` split by the heads of a model, into `AXES`."""
+    sizes = (mesh.shape["data"], *parts(mesh.shape["model"], config))
+    return Mesh(np.asarray(mesh.devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def parts(model: int, config: LlamaConfig) -> tuple[int, int, int]:
+    """Sizes of `kv`, `group` and `spare`, into which an axis `model` of that size is split."""
+    kv = math.gcd(model, config.num_kv_heads)
+    group = math.gcd(model // kv, config.num_heads // config.num_kv_heads)
+    return kv, group, model // (kv * group)
+
+
+def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+    """Makes a mesh current, where there is one."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def model_size(mesh: AnyMesh) -> int:
+    """How many ways a split mesh cuts the weights."""
+    return math.prod(mesh.shape[name] for name in AXES[1:])
+
+
+def shared_heads(mesh: AnyMesh, config: LlamaConfig) -> str | None:
+    """A sentence where chips of a split mesh keep the same KV heads; None where each has its own."""
+    copies = mesh.shape["group"] * mesh.shape["spare"]
+    if copies == 1:
+        return None
+    over = f"{config.num_kv_heads} KV heads over {model_size(mesh)} devices"
+    said = f"{over}: each head's keys and values are kept by {copies} of them"
+    if mesh.shape["spare"] > 1:
+        said += f", and each query head is computed by {mesh.shape['spare']}"
+    return said

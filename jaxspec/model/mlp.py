@@ -1,0 +1,85 @@
+"""The second half of a decoder layer: a gated MLP, or a mixture of them of which each token asks a few.
+
+The mixture is Mixtral's (arXiv:2401.04088, §2.1). A forward over few tokens, plain decoding above all, reads the
+experts that these ask and no others; one over more tokens, which together ask nearly all of them, runs all.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.linear import Linear, linear
+
+
+class MLP(nnx.Module):
+    """A gated MLP; with `experts`, so many of them, every kernel stacked [experts, in, out]."""
+
+    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, experts: int | None = None):
+        lead, name = ((), ()) if experts is None else ((experts,), ("expert",))
+        wide, narrow = (config.hidden_size, config.intermediate_size), (config.intermediate_size, config.hidden_size)
+        make = lambda shape, axes: Linear(
+            rngs, (*lead, *shape), (*name, *axes), bias=config.mlp_bias, dtype=dtype
+        )  # fmt: skip
+        self.gate = make(wide, ("embed", "mlp"))
+        self.up = make(wide, ("embed", "mlp"))
+        self.down = make(narrow, ("mlp", "embed"))
+
+
+class MixtureOfExperts(nnx.Module):
+    """A mixture of experts: the router, which never is quantised, says which of them a token asks, and how much."""
+
+    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype):
+        self.count, self.asked = config.num_experts, config.experts_per_token
+        shape = (config.hidden_size, config.num_experts)
+        self.router = Linear(rngs, shape, ("embed", "expert"), bias=False, dtype=dtype)
+        self.experts = MLP(rngs, config, dtype, config.num_experts)
+
+
+def mlp(p: MLP | MixtureOfExperts, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    """What the layer adds to the residual stream."""
+    return mixture(p, x) if isinstance(p, MixtureOfExperts) else swiglu(p, x)
+
+
+def swiglu(p: MLP, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+    """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
+    return linear(jax.nn.silu(linear(x, p.gate)) * linear(x, p.up), p.down)
+
+
+def mixture(p: MixtureOfExperts, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    """The sum of what the experts say that each token asks, weighted by the router."""
+    tokens = x.reshape(-1, x.shape[-1])
+    share, chosen = route(p, tokens)
+    few = chosen.size < p.count
+    return (ask_each if few else run_all)(p.experts, tokens, share, chosen).reshape(x.shape)
+
+
+def route(p: MixtureOfExperts, tokens: Float[Array, "N D"]) -> tuple[Float[Array, "N A"], Int[Array, "N A"]]:
+    """The A experts that each token asks, and their shares, float32: softmax over all of them, then renormalised."""
+    probs = jax.nn.softmax(linear(tokens, p.router).astype(jnp.float32), axis=-1)
+    share, chosen = jax.lax.top_k(probs, p.asked)
+    return share / share.sum(axis=-1, keepdims=True), chosen
+
+
+def ask_each(
+    experts: MLP, tokens: Float[Array, "N D"], share: Float[Array, "N A"], chosen: Int[Array, "N A"]
+) -> Float[Array, "N D"]:
+    """Token by token and expert by expert, so that no other expert's weights are read."""
+
+    def ask(token: int, choice: int) -> Float[Array, "1 D"]:
+        take = lambda stack: jax.lax.dynamic_index_in_dim(stack, chosen[token, choice], 0, keepdims=False)
+        says = swiglu(jax.tree.map(take, experts), tokens[token : token + 1])
+        return says * share[token, choice].astype(says.dtype)
+
+    count, asked = chosen.shape
+    return jnp.concatenate([sum(ask(token, choice) for choice in range(asked)) for token in range(count)])
+
+
+def run_all(
+    experts: MLP, tokens: Float[Array, "N D"], share: Float[Array, "N A"], chosen: Int[Array, "N A"]
+) -> Float[Array, "N D"]:
+    """Every expert on every token; those that a token did not ask count nothing."""
+    says = jax.vmap(swiglu, in_axes=(0, None))(experts, tokens)
+    shares = (jax.nn.one_hot(chosen, says.shape[0]) * share[..., None]).sum(axis=1)
+    return jnp.einsum("end,ne->nd", says, shares.astype(says.dtype))

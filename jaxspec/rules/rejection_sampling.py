@@ -1,0 +1,87 @@
+"""Multi-round speculative sampling: children drawn without replacement, tested one by one (EAGLE, Algorithm 1)."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.decoding.rule import Proposal, Verdict
+from jaxspec.decoding.sampling import fold, gumbel, probabilities, sample
+
+
+@dataclasses.dataclass(frozen=True)
+class RejectionSampling:
+    """Children drawn without replacement, verified by multi-round speculative sampling (EAGLE, Algorithm 1).
+
+    Child after child, in the order drawn: accept with min(1, p/q); else p becomes the normalised residual
+    max(0, p - q) and q loses the child and is renormalised.
+    """
+
+    keeps_probs: ClassVar[bool] = True
+    may_prune: ClassVar[bool] = False
+
+    def propose(self, keys, sampling, logits, count) -> Proposal:
+        count = min(count, logits.shape[-1])
+        hot = (sampling.temperature > 0)[:, None, None]
+        # A row at temperature 0 may draft by any q: the target's distribution is one-hot, so verification stays exact.
+        soft = dataclasses.replace(sampling, temperature=jnp.where(sampling.temperature > 0, sampling.temperature, 1.0))
+        probs = probabilities(logits, soft)
+        noise = jnp.where(hot, gumbel(keys, logits.shape[1:]), 0.0)
+        scores, token = jax.lax.top_k(jnp.log(probs) + noise, count)
+        log_prob = jnp.log(jnp.take_along_axis(probs, token, axis=-1))
+        return Proposal(token=token, log_prob=log_prob, live=scores > -jnp.inf, probs=probs)
+
+    def verify(self, keys, sampling, tree, logits, depth) -> Verdict:
+        batch, nodes = tree.token.shape
+        coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,)))(fold(keys, 0))
+        bonus_keys = fold(keys, 1)
+        branching = (tree.parent[:, :, None] == jnp.arange(nodes)).sum(axis=1).max()  # most children of any node
+
+        def visit(carry, step):
+            node, on_path = carry
+            at = lambda values: jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
+            p, q = probabilities(at(logits), sampling), at(tree.draft_probs)
+            children = tree.live & (tree.parent == node[:, None]) & on_path[:, None]
+
+            def test(_, carry):
+                p, q, children, child = carry
+                candidate = children.argmax(axis=1)
+                token = jnp.take_along_axis(tree.token, candidate[:, None], axis=1)
+                of = lambda values, index: jnp.take_along_axis(values, index, axis=1)[:, 0]
+                open_ = children.any(axis=1) & (child < 0)
+                accept = open_ & (of(coin, candidate[:, None]) * of(q, token) < of(p, token))
+                reject = (open_ & ~accept)[:, None]
+                p, q = jnp.where(reject, residual(p, q), p), jnp.where(reject, without(q, token), q)
+                children = children & (jnp.arange(nodes) != candidate[:, None])
+                return p, q, children, jnp.where(accept, candidate, child)
+
+            none = jnp.full((batch,), -1)
+            p, _, _, child = jax.lax.fori_loop(0, branching, test, (p, q, children, none))
+            token = sample(fold(bonus_keys, step), p)
+            found = on_path & (child >= 0)
+            node = jnp.where(found, child, node)
+            return (node, found), (node, found, token)
+
+        start = (jnp.zeros((batch,), tree.parent.dtype), jnp.ones((batch,), bool))
+        _, (reached, found, bonus) = jax.lax.scan(visit, start, jnp.arange(depth + 1))
+        accepted = found.sum(axis=0, dtype=jnp.int32)
+        path = jnp.concatenate([jnp.zeros((batch, 1), jnp.int32), reached[:depth].T.astype(jnp.int32)], axis=1)
+        return Verdict(path=path, accepted=accepted, next_token=jnp.take_along_axis(bonus, accepted[None], axis=0)[0])
+
+
+def residual(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """max(0, p - q), normalised: what is left for the target to draw from once a draw from q was rejected."""
+    return _normalised(jnp.maximum(p - q, 0.0), otherwise=p)
+
+
+def without(q: Float[Array, "B V"], token: Int[Array, "B 1"]) -> Float[Array, "B V"]:
+    """q given that `token` is not drawn again: what the next sibling was drawn from."""
+    return _normalised(jnp.where(jnp.arange(q.shape[1]) == token, 0.0, q), otherwise=q)
+
+
+def _normalised(weight: Float[Array, "B V"], *, otherwise: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """weight / its sum, or `otherwise` where rounding left nothing."""
+    total = weight.sum(axis=-1, keepdims=True)
+    return jnp.where(total > 0, weight / jnp.where(total > 0, total, 1.0), otherwise)

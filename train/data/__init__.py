@@ -1,0 +1,1 @@
+"""Text, as windows of tokens to train on."""

@@ -1,0 +1,58 @@
+"""Beginnings of texts for a target to go on from: prompts of a file, or cut from open text at random places."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.engine.prompts import Prompt
+from jaxspec.evaluate.suites import read_questions
+from jaxspec.train.data import prepare
+from jaxspec.train.data.text import Document
+from jaxspec.train.settings.options import Data
+
+_CHARACTERS_A_TOKEN = 32  # read for one; where tokens are longer, a beginning has fewer of them
+_HALF = "\ufffd"  # what half a character is decoded to
+
+
+def prompts(file: Path | None, data: Data, tokenizer: Any, count: int, length: int, seed: int) -> list[Prompt]:
+    """The first `count` prompts of a file, the first turn of each; without a file, `cut` from the data.
+
+    Raises:
+        ValueError: no readable file of prompts, or data that they cannot be cut from.
+    """
+    if file is not None:
+        return [question.turns[0] for question in read_questions(file, count)]
+    return [*cut(data.read(), tokenizer, count, length, seed)]
+
+
+def cut(found: prepare.Found, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
+    """Token ids of `count` pieces, which begin with a line, and as the tokenizer begins a text (mostly with BOS).
+
+    All characters that are not held out are equally likely to be in the line that a piece begins with; the first
+    pieces are the same for any `count`. A special token spelt out in the text is text here.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        length: tokens of a piece, without BOS; it has fewer where its document ends before.
+
+    Raises:
+        ValueError: there are conversations, or all is held out.
+    """
+    kept, _ = prepare.split(found)
+    documents = [each for each in kept if isinstance(each, Document)]
+    if len(documents) < len(kept):
+        raise ValueError("prompts are cut from plain text, and the data holds conversations; give --prompts instead")
+    ends = np.cumsum([len(each.text) for each in documents])
+    pieces = []
+    for place in np.random.default_rng(seed).integers(ends[-1], size=count):
+        number = int(np.searchsorted(ends, place, side="right"))
+        text = documents[number].text
+        line = text.rfind("\n", 0, int(place - ends[number]) + len(text)) + 1
+        pieces.append(text[line : line + _CHARACTERS_A_TOKEN * length])
+    encode = lambda texts, special: tokenizer(
+        texts, split_special_tokens=True, add_special_tokens=special, return_attention_mask=False, verbose=False
+    )["input_ids"]
+    # A cut may go through a character; what is left of it is no text, and the rest is encoded as text is.
+    texts = [tokenizer.decode(tokens[:length]).strip(_HALF) for tokens in encode(pieces, False)]
+    return encode(texts, True)

@@ -1,0 +1,105 @@
+"""Documents and conversations → tokens, by the tokenizer of a checkpoint."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxspec.train.data import chat
+from jaxspec.train.data.records import Conversation
+from jaxspec.train.data.sift import Bad, sift
+from jaxspec.train.data.text import Document, Encoded
+
+_AT_ONCE = 64  # documents; what a tokenizer returns weighs fifty times the ids in it
+
+
+def encode(
+    tokenizer: Any, found: Sequence[Document | Conversation], enough: int | None = None, strict: bool = False
+) -> list[Encoded]:
+    """Tokens of documents and conversations; of the first only, where those make `enough` tokens already.
+
+    A document begins as the tokenizer begins a text, mostly with BOS, and ends with EOS where it is complete, and all
+    of it counts. A special token spelt out in it is text there. A conversation is what the chat template writes, and
+    the assistant's turns count, each with the token that ends it.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        strict: to refuse the first conversation that the chat template cannot write, where it is otherwise skipped and
+            named on stderr.
+
+    Raises:
+        ValueError: there are conversations and the tokenizer cannot do them, or the chat template can write none, or
+            not one and `strict` is set.
+    """
+    if any(isinstance(each, Conversation) for each in found):
+        if not tokenizer.chat_template:
+            raise ValueError("the data holds conversations and the tokenizer has no chat template; train on plain text")
+        if not tokenizer.is_fast:
+            raise ValueError(
+                "the data holds conversations and the tokenizer does not say which characters a token stands for; "
+                "train on plain text, or with a tokenizer that has a tokenizer.json"
+            )
+    return sift(_groups(tokenizer, found, enough), strict)
+
+
+def _groups(tokenizer: Any, found: Sequence[Document | Conversation], enough: int | None) -> Iterator[Encoded | Bad]:
+    """Encodes in their order, so many at once, until there are enough tokens."""
+    total = 0
+    for start in range(0, len(found), _AT_ONCE):
+        if enough is not None and total >= enough:
+            return
+        group = found[start : start + _AT_ONCE]
+        texts = _texts(tokenizer, [each for each in group if isinstance(each, Document)])
+        chats = _chats(tokenizer, [each for each in group if isinstance(each, Conversation)])
+        for each in group:
+            encoded = next(texts if isinstance(each, Document) else chats)
+            total += len(encoded.tokens) if isinstance(encoded, Encoded) else 0
+            yield encoded
+
+
+def _texts(tokenizer: Any, documents: list[Document]) -> Iterator[Encoded]:
+    """Encodes documents when the first is asked for: a tokenizer takes no empty list."""
+    rows = tokenizer(
+        [document.text for document in documents],
+        split_special_tokens=True,
+        return_attention_mask=False,
+        verbose=False,  # about a text that is longer than the context, which windows cut
+    )["input_ids"]
+    eos = tokenizer.eos_token_id
+    for document, row in zip(documents, rows, strict=True):
+        bare = row[:-1] if row[-1:] == [eos] else row  # by the tokenizer: in the text it would be spelt out
+        tokens = np.array([*bare, eos] if document.complete and eos is not None else bare, np.int32)
+        yield Encoded(tokens, np.ones(len(tokens), bool))
+
+
+def _chats(tokenizer: Any, conversations: list[Conversation]) -> Iterator[Encoded | Bad]:
+    """Encodes conversations."""
+    rendered = [chat.render(tokenizer, conversation) for conversation in conversations]
+    rows = _with_offsets(tokenizer, [each.text for each in rendered if not isinstance(each, Bad)])
+    for conversation, each in zip(conversations, rendered, strict=True):
+        if isinstance(each, Bad):
+            yield each
+            continue
+        tokens, offsets = next(rows)
+        counted = _inside(offsets, each.spans)
+        if counted.any():
+            yield Encoded(tokens, counted)
+        else:
+            yield Bad(conversation.name, "the chat template will not do: it marks nothing as the assistant's")
+
+
+def _with_offsets(tokenizer: Any, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Tokens [n] of texts with all special tokens in them, and from and up to which character each goes [n, 2]."""
+    encoded = tokenizer(
+        texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False, verbose=False
+    )
+    for tokens, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        yield np.array(tokens, np.int32), np.array(offsets, np.int32).reshape(-1, 2)
+
+
+def _inside(offsets: np.ndarray, spans: tuple[chat.Span, ...]) -> np.ndarray:
+    """Which tokens have a character in one of the spans."""
+    counted = np.zeros(len(offsets), bool)
+    for start, end in spans:
+        counted |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
+    return counted

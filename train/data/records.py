@@ -1,0 +1,158 @@
+"""Files and folders → documents and conversations.
+
+A record is a JSON object with a `text`, and with `"complete": false` where that was broken off; with `messages`, each
+of a `role` and a `content`; or with `conversations`, each `from` somebody and with a `value`, as ShareGPT has them. A
+`.jsonl` file has one a line, a `.json` file a list.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxspec.train.data import text
+from jaxspec.train.data.sift import Bad, sift
+from jaxspec.train.data.text import Document
+
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+_ROLES = {
+    "system": SYSTEM,
+    "user": USER,
+    "human": USER,
+    "assistant": ASSISTANT,
+    "gpt": ASSISTANT,
+    "chatgpt": ASSISTANT,
+}
+_CONVERSATIONS = {"messages": ("role", "content"), "conversations": ("from", "value")}
+_KEYS = (*_CONVERSATIONS, "text")
+_SUFFIXES = (".json", ".jsonl")
+_NOT_JSON = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """What one of `system`, `user` and `assistant` says."""
+
+    role: str
+    content: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+    """The turns of a user and an assistant, who alternate, perhaps after one of the system.
+
+    Attributes:
+        name: the file's, then `:line`, counted from 1, or `#index`, counted from 0; the same on every machine.
+    """
+
+    name: str
+    messages: tuple[Message, ...]
+
+
+def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
+    """What a file or folder holds, by name of the file and then in its order.
+
+    A `.json` or `.jsonl` file named as such holds records. One in a folder does if there is an object with a key of a
+    record in it, and is plain text otherwise, like all other files.
+
+    Args:
+        strict: to refuse the first record that cannot be used, where it is otherwise skipped and named on stderr.
+
+    Raises:
+        ValueError: nothing is there or can be used, or one record cannot and `strict` is set.
+    """
+    if path.is_dir():
+        return sift(itertools.chain.from_iterable(map(_in_folder, text.documents(path))), strict)
+    file = text.document(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        return [file]
+    if not (records := [_record(*entry) for entry in _entries(file)]):
+        raise ValueError(f"{path} holds no records; a .jsonl file has one a line and a .json file a list of them")
+    return sift(records, strict)
+
+
+def _in_folder(file: Document) -> list[Document | Conversation | Bad]:
+    """The records of a file, or the file itself if it has none."""
+    entries = list(_entries(file))
+    if not any(isinstance(value, dict) and not value.keys().isdisjoint(_KEYS) for _, value in entries):
+        return [file]
+    return [_record(*entry) for entry in entries]
+
+
+def _entries(file: Document) -> Iterator[tuple[str, Any]]:
+    """Name and JSON value of what may be a record; nothing where the file has no lines or list of such."""
+    suffix = Path(file.name).suffix.lower()
+    content = file.text.removeprefix("\ufeff")  # which some editors write before everything else
+    if suffix == ".jsonl":
+        for number, line in enumerate(content.split("\n"), 1):
+            if line.strip():
+                yield f"{file.name}:{number}", _json(line)
+    elif suffix == ".json" and isinstance(values := _json(content), list):
+        for index, value in enumerate(values):
+            yield f"{file.name}#{index}", value
+
+
+def _json(content: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):  # the latter for thousands of brackets
+        return _NOT_JSON
+
+
+def _record(name: str, value: Any) -> Document | Conversation | Bad:
+    """The record in a JSON value, or why there is none."""
+    try:
+        if value is _NOT_JSON:
+            raise ValueError("it is not JSON")
+        if not isinstance(value, dict):
+            raise ValueError("it is not a JSON object")
+        for key, (role, content) in _CONVERSATIONS.items():
+            if key in value:
+                return Conversation(name, _messages(key, value[key], role, content))
+        if "text" not in value:
+            raise ValueError(f"it has none of the keys {', '.join(_KEYS)}")
+        if not isinstance(complete := value.get("complete", True), bool):
+            raise ValueError("its complete is neither true nor false")
+        return Document(name, _string("its text", value["text"]), complete)
+    except ValueError as error:
+        return Bad(name, str(error))
+
+
+def _messages(key: str, turns: Any, role: str, content: str) -> tuple[Message, ...]:
+    """Raises ValueError, saying why, where this is no conversation."""
+    if not isinstance(turns, list):
+        raise ValueError(f"its {key} are not a list")
+    if not turns:
+        raise ValueError(f"its {key} are empty")
+    messages = tuple(_message(number, turn, role, content) for number, turn in enumerate(turns, 1))
+    first = 1 if messages[0].role == SYSTEM else 0
+    due = itertools.cycle((USER, ASSISTANT))
+    for number, message in enumerate(messages[first:], first + 1):
+        if message.role != (other := next(due)):
+            raise ValueError(f"turn {number} is the {message.role}'s, and the {other}'s is due")
+    if len(messages) < first + 2:
+        raise ValueError("the assistant has no turn")
+    return messages
+
+
+def _message(number: int, turn: Any, role: str, content: str) -> Message:
+    if not isinstance(turn, dict) or not {role, content} <= turn.keys():
+        raise ValueError(f"turn {number} is not an object with {role} and {content}")
+    if not isinstance(turn[role], str) or turn[role] not in _ROLES:
+        raise ValueError(f"turn {number} is of {turn[role]!r}, who is none of {', '.join(_ROLES)}")
+    return Message(_ROLES[turn[role]], _string(f"the {content} of turn {number}", turn[content]))
+
+
+def _string(what: str, value: Any) -> str:
+    """The value, if it is text that can be encoded."""
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is not a string")
+    if not value.strip():
+        raise ValueError(f"{what} is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} holds half a surrogate pair, which is no character") from None
+    return value

@@ -1,0 +1,1 @@
+"""One file for each thing that is trained, or searched."""

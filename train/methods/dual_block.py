@@ -1,0 +1,87 @@
+"""EDD's dual-block mask (its paper's §3.1): many rounds of drafting in one forward over packed windows.
+
+Each document is cut into blocks. The tokens of a block are what one round embeds, its first one the root, and before
+it lie the hidden states of all blocks before: what the target has verified by then. A query at a token predicts the
+next one, so that in 0-based indices token i + 1 is predicted from tokens jL..i and hidden states below jL, where
+j = ⌊i / L⌋. (Eq. 3 as printed shows token i + 1 itself, and h_jL, which no round has.)
+
+EDD makes keys and values of those hidden states. Layer skipping reads the target's own instead, under the same mask.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.model.attention import Attention, project
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.kv_cache import KV
+from jaxspec.model.linear import linear
+from jaxspec.model.llama import Layer, attention_input
+from jaxspec.model.rope import rotary
+from jaxspec.train.methods.packed import attend, in_blocks, positions
+
+
+def roots(segment: Int[Array, "B T"], length: Int[Array, ""]) -> Int[Array, "B T"]:
+    """Where in the window the block of each token begins, in blocks of `length` from the beginning of its document."""
+    return jnp.arange(segment.shape[1]) - positions(segment) % length
+
+
+def mask(segment: Int[Array, "B T"], root: Int[Array, "B T"], start: int, end: int, low: int) -> Bool[Array, "B Q S"]:
+    """What the queries at tokens `start`..`end` see: of hidden states 0..`end`, then of tokens `low`..`end`.
+
+    Args:
+        root: where the block of each token begins.
+        low: at or before the beginning of the first query's block.
+    """
+    query, hidden, token = jnp.arange(start, end)[:, None], jnp.arange(end), jnp.arange(low, end)
+    begins = root[:, start:end, None]
+    verified = (hidden < begins) & (segment[:, start:end, None] == segment[:, None, :end])
+    drafted = (begins <= token) & (token <= query)  # a block is inside one document
+    return jnp.concatenate([verified, drafted], axis=2)
+
+
+def draw_length(shortest: int, longest: int, key: Key[Array, ""] | None) -> Int[Array, ""]:
+    """The length of a step's blocks, drawn from `shortest` to `longest`; without a key, the middle one."""
+    if key is None:
+        return jnp.asarray((shortest + longest) // 2)
+    return jax.random.randint(key, (), shortest, longest + 1)
+
+
+def attention_block(
+    layer: Layer,
+    config: LlamaConfig,
+    x: Float[Array, "B T D"],
+    soft: KV,
+    segment: Int[Array, "B T"],
+    length: Int[Array, ""],
+    longest: int,
+) -> Float[Array, "B T D"]:
+    """The first half of a decoder layer on embedded tokens, under the mask of blocks of `length`, at most `longest`.
+
+    Args:
+        soft: the layer's keys and values of the T verified tokens.
+    """
+    into = attention_input(layer, config, x)
+    return x + attention(layer.attention, config, into, soft, segment, length, longest)
+
+
+def attention(
+    p: Attention,
+    config: LlamaConfig,
+    x: Float[Array, "B T D"],
+    soft: KV,
+    segment: Int[Array, "B T"],
+    length: Int[Array, ""],
+    longest: int,
+) -> Float[Array, "B T D"]:
+    """Attention over [hidden states ; tokens]; of the tokens, a block of queries meets none before its first block."""
+    query, key, value = project(p, config, x, *rotary(config, positions(segment)))
+    soft_key, root = soft.k.swapaxes(2, 3), roots(segment, length)
+
+    def block(start: int, end: int) -> Array:
+        low = max(0, start - longest + 1)
+        keys = jnp.concatenate([soft_key[:, :, :end], key[:, :, low:end]], axis=2)
+        values = jnp.concatenate([soft.v[:, :, :end], value[:, :, low:end]], axis=2)
+        return attend(query[:, :, :, start:end], keys, values, mask(segment, root, start, end, low))
+
+    return linear(in_blocks(block, x.shape[1]), p.o)

@@ -1,0 +1,82 @@
+"""EAGLE's training (arXiv:2401.15077, §4): regress the target's next feature, and agree with its next token."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec.checkpoint.heads import HeadConfig, write_head
+from jaxspec.drafters.eagle import NAME, EagleHead, fuse
+from jaxspec.model.llama import Llama, unembed
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods.packed import decoder_layer
+from jaxspec.train.run import heads
+from jaxspec.train.run.heads import Job, target_features
+from jaxspec.train.run.trainer import Sums
+from jaxspec.train.settings.objectives import EagleObjective
+
+_PUBLISHED_LENGTH = 512
+
+
+def train(job: Job, objective: EagleObjective, bias: bool, dtype: str) -> EagleHead:
+    """Trains a head with one layer of the target's shape; see `heads.train`.
+
+    Args:
+        bias: give `fc` one.
+        dtype: of the head on disk.
+    """
+    config = dataclasses.replace(job.target.config.model.without_experts, num_layers=1)
+    head = EagleHead(config, rngs=nnx.Rngs(job.recipe.seed), bias=bias)
+    settings = {"bias": bias, "own_embedding": False}
+    described = HeadConfig(drafter=NAME, model=config, dtype=dtype, source_dtype=dtype, settings=settings)
+
+    def write(folder: Path, trained: EagleHead) -> None:
+        write_head(folder, described, trained)
+
+    return heads.train(job, NAME, head, partial(loss, objective=objective), write)
+
+
+def loss(
+    head: EagleHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: EagleObjective
+) -> tuple[Float[Array, ""], Sums]:
+    """SmoothL1 of the predicted features + 0.1 · cross-entropy of the tokens read from them, over drafts that count.
+
+    Pair i is (feature i, token i + 1). Its goal is feature i + 1, and what it drafts is token i + 2: it counts where
+    that token does and is of the same document.
+    """
+    tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
+    features = target_features(target, batch)
+    given, goal = features[:, :-2], features[:, 1:-1]
+    if key is not None and objective.noise:
+        longer = _PUBLISHED_LENGTH / tokens.shape[1] if objective.noise_scale == "length" else 1.0
+        span = objective.noise * longer
+        given += jax.random.uniform(key, given.shape, given.dtype, -span, span)
+    predicted = predict(head, target, tokens[:, 1:-1], given, segment[:, :-2])
+    regression = optax.huber_loss(predicted.astype(jnp.float32), goal.astype(jnp.float32)).mean(-1)
+    says, drafts = unembed(target, goal), unembed(target, predicted)
+    cross_entropy = optax.softmax_cross_entropy(drafts, jax.nn.softmax(says))
+    counted = jnp.asarray(batch.counted)[:, 2:] & (segment[:, :-2] == segment[:, 2:])
+    total = lambda each: (each * counted).sum()
+    sums = {
+        "count": counted.sum().astype(jnp.float32),
+        "regression": total(regression),
+        "cross_entropy": total(cross_entropy),
+        "agreement": total(drafts.argmax(-1) == says.argmax(-1)).astype(jnp.float32),
+    }
+    return sums["regression"] + objective.cross_entropy * sums["cross_entropy"], sums
+
+
+def predict(
+    head: EagleHead,
+    target: Llama,
+    tokens: Int[Array, "B T"],
+    features: Float[Array, "B T D"],
+    segment: Int[Array, "B T"],
+) -> Float[Array, "B T D"]:
+    """The feature after each pair of (feature, next token); `segment` is that of the features."""
+    return decoder_layer(head.layer, head.config, fuse(head, target, tokens, features), segment)

@@ -1,0 +1,149 @@
+"""EESD's training (arXiv:2406.03853, §3.1-3.2): an exit after the target's first layers learns the next token.
+
+Only the first layers and the exit run and are loaded, so a step costs a small part of one that runs the target.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Key
+
+from jaxspec.checkpoint import config_json, parameters
+from jaxspec.checkpoint.builtin import locate
+from jaxspec.checkpoint.config_json import CheckpointConfig
+from jaxspec.checkpoint.heads import HeadConfig, write_head
+from jaxspec.checkpoint.loading import Checkpoint, load_tokenizer
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.drafters.early_exit import NAME, EarlyExitHead, default_first, predict
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama
+from jaxspec.model.mesh import split
+from jaxspec.model.placement import move, place
+from jaxspec.model.quantization import dense, is_quantized, whole_name
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods.packed import decoder_layer, residual_stream
+from jaxspec.train.run import heads
+from jaxspec.train.run.heads import Job
+from jaxspec.train.run.trainer import Sums
+
+
+def bottom_config(model: LlamaConfig, first: int) -> LlamaConfig:
+    """The target cut after its first layers: embedding and layers, and no LM head."""
+    return dataclasses.replace(model, num_layers=first, tie_embeddings=True)
+
+
+def load_bottom(path: Path, config: CheckpointConfig, first: int, dtype: jnp.dtype) -> Llama:
+    """The embedding and first layers of a checkpoint; nothing else is read."""
+    cut = parameters.abstract(bottom_config(config.model, first), config.quantize)
+    found = parameters.read_arrays(path / "params", module_to_dict(cut).keys())
+    as_wanted = lambda name, array: jnp.asarray(array, None if is_quantized(name) else dtype)
+    return dict_to_module(cut, {name: as_wanted(name, array) for name, array in found.items()})
+
+
+def load_initial(path: Path, head: EarlyExitHead, model: LlamaConfig) -> EarlyExitHead:
+    """The head, begun with the last layers, final norm and LM head of a checkpoint; nothing else is read."""
+    sources = _sources(head, model)
+    parts = [name for name in parameters.read_shapes(path / "params") if whole_name(name) in sources.values()]
+    return _begun(head, sources, parameters.read_arrays(path / "params", parts))
+
+
+def initial(target: Llama, head: EarlyExitHead) -> EarlyExitHead:
+    """The same from a target in memory."""
+    return _begun(head, _sources(head, target.config), module_to_dict(target))
+
+
+def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
+    """Which of the target's parameters each of the head's begins with."""
+    offset = model.num_layers - head.config.num_layers
+
+    def source(name: str) -> str:
+        if name == "head.kernel" and model.tie_embeddings:
+            return "embedding"
+        if not name.startswith("layers."):
+            return name
+        _, number, rest = name.split(".", 2)
+        return f"layers.{offset + int(number)}.{rest}"
+
+    return {name: source(name) for name in module_to_dict(head)}
+
+
+def _begun(head: EarlyExitHead, sources: dict[str, str], params: Mapping[str, Any]) -> EarlyExitHead:
+    """The head, each parameter begun with the one of the target's `params` that `sources` names."""
+    found = dense(params, sources.values())
+    values = {name: found[source] for name, source in sources.items()}
+    kernel = values["head.kernel"]
+    if kernel.shape != head.head.kernel[...].shape:  # an embedding, used as LM head
+        values = {**values, "head.kernel": kernel.T}
+    # Copies: training donates them, and the target needs its own.
+    return dict_to_module(head, {name: jnp.array(value, jnp.float32, copy=True) for name, value in values.items()})
+
+
+def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None) -> Checkpoint:
+    """A checkpoint of whose target nothing is loaded but the embedding and the `first` layers (None: the default).
+
+    Raises:
+        ValueError: it has no so many layers to exit from.
+        CheckpointError: no such checkpoint, or a damaged one.
+    """
+    folder = locate(path)
+    config = config_json.read_config(folder)
+    count = default_first(config.model.num_layers) if first is None else first
+    if config.model.num_layers < 2:
+        raise ValueError(f"{path} has a single layer, so there is none to exit before")
+    if not 0 < count < config.model.num_layers:
+        raise ValueError(f"--first must be from 1 to {config.model.num_layers - 1} for this target, not {count}")
+    bottom = load_bottom(folder, config, count, jnp.dtype(dtype))
+    if mesh is not None:
+        mesh = split(mesh, config.model)
+        bottom = move(bottom, place(bottom, mesh))
+    return Checkpoint(folder, config, bottom, load_tokenizer(folder), config_json.head_names(folder), mesh)
+
+
+def train(job: Job, exit_layers: int, dtype: str) -> EarlyExitHead:
+    """Trains an exit; see `heads.train`. `job.target` is what `load` returned.
+
+    Without the target nothing can be decoded: what is measured is the held-out loss.
+
+    Args:
+        exit_layers: decoder layers after the first ones; the paper finds one best (§5.5).
+        dtype: of the head on disk.
+    """
+    if job.cache is not None:
+        raise ValueError("--cache-features is of no use here: the target's features are not computed in a step")
+    model, first = job.target.config.model, job.target.target.config.num_layers
+    if not 0 < exit_layers <= model.num_layers:
+        raise ValueError(f"--exit-layers must be from 1 to {model.num_layers} for this target, not {exit_layers}")
+    config = dataclasses.replace(model, num_layers=exit_layers)
+    random = EarlyExitHead(config, rngs=nnx.Rngs(job.recipe.seed), first=first)
+    head = load_initial(job.target.path, random, model)
+    described = HeadConfig(drafter=NAME, model=config, dtype=dtype, source_dtype=dtype, settings={"first": first})
+
+    def write(folder: Path, trained: EarlyExitHead) -> None:
+        write_head(folder, described, trained)
+
+    return heads.train(job, NAME, head, loss, write, heads.no_acceptance)
+
+
+def loss(
+    head: EarlyExitHead, bottom: Llama, batch: Windows, key: Key[Array, ""] | None
+) -> tuple[Float[Array, ""], Sums]:
+    """Cross-entropy of the text's next token, over the tokens that count (§3.2)."""
+    tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
+    x = jax.lax.stop_gradient(residual_stream(bottom, tokens, segment))
+    for layer in head.layers:
+        x = decoder_layer(layer, head.config, x, segment)
+    logits = predict(head, x)[0][:, :-1]
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+    counted = jnp.asarray(batch.counted)[:, 1:]
+    right = (logits.argmax(-1) == tokens[:, 1:]) & counted
+    return (each * counted).sum(), {
+        "count": counted.sum().astype(jnp.float32),
+        "agreement": right.sum().astype(jnp.float32),
+    }

@@ -1,0 +1,108 @@
+"""Draft & Verify's Appendix E: the blocks that a skip set keeps are trained further, to draft as the target speaks.
+
+A round of drafting reads the target's keys and values of what is verified, and the draft's own of the root and the
+drafted tokens. Training does the same, under EDD's dual-block mask.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.drafters.layer_skip import NAME, KeptBlocks, SkipSet, read_skip_set, write_kept_blocks, write_skip_set
+from jaxspec.host import processes
+from jaxspec.model.kv_cache import KV
+from jaxspec.model.llama import Llama, embed, final_norm, keys_and_values, mlp_block, rms_norm, unembed
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import dual_block
+from jaxspec.train.methods.distillation import distil
+from jaxspec.train.methods.packed import positions, residual_streams
+from jaxspec.train.run import heads
+from jaxspec.train.run.heads import Job
+from jaxspec.train.run.trainer import Sums
+from jaxspec.train.settings.objectives import BlockObjective
+
+
+def train(job: Job, skips: SkipSet, objective: BlockObjective, dtype: str) -> KeptBlocks:
+    """Trains the blocks that a set keeps; see `heads.train`. `dtype` is that of the weights on disk.
+
+    Raises:
+        ValueError: as `heads.train`, and where the run was started with another set.
+    """
+    if job.cache is not None:
+        raise ValueError("--cache-features keeps the target's last features, and drafts read all its layers: omit it")
+    begun = job.run.folder / "set"  # a search that went on since may choose otherwise
+    if begun.exists() and read_skip_set(begun, job.target.config) != skips:
+        raise ValueError(
+            f"the run in {job.run.folder} was started with another set, the one in {begun}: name it with --set and "
+            "another folder with --run, or remove the run to start anew"
+        )
+    if processes.is_first():
+        begun.mkdir(exist_ok=True)
+        write_skip_set(begun, job.target.config, skips)
+
+    def write(folder: Path, trained: KeptBlocks) -> None:
+        write_kept_blocks(folder, trained, dtype)
+
+    return heads.train(job, NAME, initial(job.target.target, skips), partial(loss, objective=objective), write)
+
+
+def initial(target: Llama, skips: SkipSet) -> KeptBlocks:
+    """The target's own blocks, float32: what they draft before any training is what the set drafts."""
+    blocks, theirs = (
+        nnx.eval_shape(lambda: KeptBlocks(target.config, rngs=nnx.Rngs(0), skips=skips)),
+        module_to_dict(target),
+    )
+    # Copies: training donates them, and the target needs its own.
+    own = {name: jnp.array(theirs[name], jnp.float32, copy=True) for name in module_to_dict(blocks)}
+    return dict_to_module(blocks, own)
+
+
+def loss(
+    blocks: KeptBlocks, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: BlockObjective
+) -> tuple[Float[Array, ""], Sums]:
+    """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count.
+
+    With a key, the length of the mask's blocks is drawn from it; without, it is the middle one.
+    """
+    tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
+    verified, features = jax.lax.stop_gradient(encode(target, blocks.skips, tokens, segment))
+    length = dual_block.draw_length(objective.block_min, objective.block_max, key)
+    drafts = predict(blocks, target, tokens, verified, segment, length, objective.block_max)
+    return distil(objective.goal, drafts, unembed(target, features), batch)
+
+
+def encode(
+    target: Llama, skips: SkipSet, tokens: Int[Array, "B T"], segment: Int[Array, "B T"]
+) -> tuple[tuple[KV | None, ...], Float[Array, "B T D"]]:
+    """The target's keys and values a layer, None where attention is left out, and its features, in one forward."""
+    after, at = residual_streams(target, tokens, segment), positions(segment)
+    into = (embed(target, tokens), *after[:-1])
+    verified = tuple(
+        None if skipped else keys_and_values(layer, target.config, x, at)
+        for layer, x, skipped in zip(target.layers, into, skips.attention, strict=True)
+    )
+    return verified, final_norm(target, after[-1])
+
+
+def predict(
+    blocks: KeptBlocks,
+    target: Llama,
+    tokens: Int[Array, "B T"],
+    verified: tuple[KV | None, ...],
+    segment: Int[Array, "B T"],
+    length: Int[Array, ""],
+    longest: int,
+) -> Float[Array, "B T V"]:
+    """Logits, float32, after each token, drafted in blocks of `length`, which is at most `longest`."""
+    x, config = embed(target, tokens), target.config
+    for layer, prefix, no_mlp in zip(blocks.layers, verified, blocks.skips.mlp, strict=True):
+        if prefix is not None:
+            x = dual_block.attention_block(layer, config, x, prefix, segment, length, longest)
+        if not no_mlp:
+            x = mlp_block(layer, config, x)
+    return unembed(target, rms_norm(x, blocks.norm[...], config.norm_eps))

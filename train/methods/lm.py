@@ -1,0 +1,154 @@
+"""A small LLaMA from scratch: tokenizer, windows, the next token's cross-entropy, checkpoint."""
+
+import math
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key
+
+from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.checkpoint.config_json import CheckpointConfig
+from jaxspec.checkpoint.loading import load_tokenizer
+from jaxspec.host import compilation_cache
+from jaxspec.host.atomic import staged
+from jaxspec.host.interrupts import deferred
+from jaxspec.host.terminal import say
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama, unembed
+from jaxspec.train.data import prepare, tokenizer
+from jaxspec.train.data.records import Conversation
+from jaxspec.train.data.text import Document, Windows
+from jaxspec.train.methods.packed import hidden_states
+from jaxspec.train.run import figure
+from jaxspec.train.run.folder import Run
+from jaxspec.train.run.held_out import mean_loss
+from jaxspec.train.run.recipe import Recipe
+from jaxspec.train.run.trainer import Sums, Task, fit
+
+
+def shape(
+    vocab_size: int, layers: int, hidden_size: int, head_dim: int, context: int, tied: bool = False
+) -> LlamaConfig:
+    """A LLaMA with the family's proportions: the MLP 8/3 as wide as the stream, up to a multiple of 32."""
+    if context < 2:
+        raise ValueError(f"--context must be at least 2, one token to see and one to predict, not {context}")
+    if head_dim < 1 or hidden_size < 1 or hidden_size % head_dim:
+        raise ValueError(f"--hidden-size {hidden_size} is not a multiple of --head-dim {head_dim}")
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=math.ceil(hidden_size * 8 / 3 / 32) * 32,
+        num_layers=layers,
+        num_heads=hidden_size // head_dim,
+        num_kv_heads=hidden_size // head_dim,
+        head_dim=head_dim,
+        max_length=context,
+        tie_embeddings=tied,
+    )
+
+
+def train(
+    out: Path,
+    found: prepare.Found,
+    model: LlamaConfig,
+    recipe: Recipe,
+    run: Run,
+    *,
+    layer_dropout: float = 0.0,
+    dtype: str = "float32",
+) -> None:
+    """Trains a model on documents and writes the checkpoint `out`, whole or not at all.
+
+    Args:
+        out: folder to make; must not exist.
+        found: the documents; those whose name `text.is_held_out` only measure the result.
+        model: shape of the model; its `max_length` is the length of the windows.
+        run: where it goes on if it was killed.
+        layer_dropout: probability of leaving out the last layer; see `kept_layers`.
+        dtype: of the parameters in the checkpoint.
+
+    Raises:
+        ValueError: too little text, or a learning rate that makes the loss overflow.
+        CheckpointError: `out` exists, or the folder that is to hold it does not.
+        DiskFullError: no room.
+    """
+    compilation_cache.keep_compilations()
+    with staged(out, memory.required_bytes(model, dtype)) as folder:
+        if not run.data.exists():
+            learn(run, found, model, recipe)
+        packed, held_out = prepare.windows(run)
+        measure = None
+        if held_out is not None:
+            measure = partial(_measure, mean_loss(loss, held_out, recipe.batch_size // recipe.accumulate))
+        initial = Llama(model, rngs=nnx.Rngs(recipe.seed))
+        task = Task(loss=partial(loss, layer_dropout=layer_dropout), measure=measure)
+        trained, measured = fit(task, initial, None, packed, recipe, run)
+        figure.draw(run.metrics, run.figure)
+
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(run.data / "tokenizer" / name, folder / name)
+        config_json.write_config(folder, describe(model, dtype))
+        narrow = jax.tree.map(lambda param: param.astype(dtype), trained)
+        with deferred():
+            parameters.write_params(folder / "params", parameters.module_to_dict(narrow).items())
+    said = "no file was held out" if measured is None else f"held-out loss {measured['loss']:.3f}"
+    say(f"wrote {out}: llama, {memory.parameter_count(model):,} parameters, {dtype}, {said}")
+
+
+def learn(run: Run, found: prepare.Found, model: LlamaConfig, recipe: Recipe) -> None:
+    """Learns the tokenizer and packs the text: what a run that goes on finds ready."""
+    if any(isinstance(each, Conversation) for each in found):
+        raise ValueError("the data holds conversations, and a tokenizer learnt here has no chat template; give text")
+    kept, _ = prepare.split(found)
+    say(f"learning a vocabulary of {model.vocab_size} tokens from {len(kept)} files")
+    with staged(run.data, 0) as place:
+        (place / "tokenizer").mkdir()
+        learnt = tokenizer.learn([each.text for each in kept if isinstance(each, Document)], model.vocab_size)
+        tokenizer.save(learnt, place / "tokenizer", model.max_length)
+        prepare.write(place, load_tokenizer(place / "tokenizer"), prepare.Sources(found), model.max_length, recipe)
+
+
+def describe(model: LlamaConfig, dtype: str) -> CheckpointConfig:
+    """The `config.json` of a model that was made here."""
+    return CheckpointConfig(
+        family="llama",
+        model=model,
+        dtype=dtype,
+        source_dtype=dtype,
+        source_format="jaxspec",
+        bos=tokenizer.BOS_ID,
+        eos=(tokenizer.EOS_ID,),
+    )
+
+
+def loss(
+    model: Llama, frozen: None, batch: Windows, key: Key[Array, ""] | None, layer_dropout: float = 0.0
+) -> tuple[Float[Array, ""], Sums]:
+    """Cross-entropy of the next token, over the tokens that count."""
+    keep = None if key is None or layer_dropout == 0 else kept_layers(key, model.config.num_layers, layer_dropout)
+    tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
+    logits = unembed(model, hidden_states(model, tokens, segment, keep))[:, :-1]
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+    counted = jnp.asarray(batch.counted)[:, 1:]
+    return (each * counted).sum(), {"count": counted.sum().astype(jnp.float32)}
+
+
+def kept_layers(key: Key[Array, ""], layers: int, dropout: float) -> Bool[Array, " L"]:
+    """Layers to run, one draw a batch: layer l is left out with probability `dropout` · (2^(l/(L-1)) - 1).
+
+    That is 0 for the first layer and `dropout` for the last, as in LayerSkip (arXiv:2404.16710, Eq. 2), so that early
+    exits and skipped layers keep their sense. One draw a batch, where LayerSkip has one a row, saves the time too.
+    """
+    depth = jnp.arange(layers) / max(layers - 1, 1)
+    return jax.random.uniform(key, (layers,)) >= dropout * (2.0**depth - 1)
+
+
+def _measure(mean: Any, model: Llama) -> dict[str, float]:
+    value = mean(model, None)
+    return {"loss": value, "score": -value}

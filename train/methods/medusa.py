@@ -1,0 +1,116 @@
+"""Medusa-1's training (arXiv:2401.10774, §2.2.1): beside a frozen target, each head learns a token further ahead."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.checkpoint.heads import HeadConfig, write_head
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.drafters.medusa import NAME, MedusaHead, MedusaHeads, predict
+from jaxspec.model.llama import Llama
+from jaxspec.model.quantization import LM_HEAD, dense
+from jaxspec.train.data.text import Windows
+from jaxspec.train.run import heads
+from jaxspec.train.run.heads import Job, target_features
+from jaxspec.train.run.trainer import Sums
+
+
+def initial(target: Llama, count: int) -> MedusaHeads:
+    """Heads that begin as the target's LM head, behind a residual block that does nothing yet: W and b are 0."""
+    width, vocab = target.config.hidden_size, target.config.vocab_size
+    blank = nnx.eval_shape(lambda: MedusaHeads.blank(width, vocab, count))
+    params = module_to_dict(target)
+    kernel = params["embedding"].T if target.head is None else dense(params, [LM_HEAD])[LM_HEAD]
+
+    def begun(name: str, shape: tuple[int, ...]) -> Array:
+        # Arrays of their own, float32: training donates them, and the target needs its own.
+        copied = name.endswith(".head.kernel")
+        return jnp.array(kernel, jnp.float32, copy=True) if copied else jnp.zeros(shape, jnp.float32)
+
+    return dict_to_module(blank, {name: begun(name, leaf.shape) for name, leaf in module_to_dict(blank).items()})
+
+
+def train(job: Job, count: int, decay: float, dtype: str) -> MedusaHeads:
+    """Trains heads; see `heads.train`.
+
+    Args:
+        count: number of heads.
+        decay: see `loss`.
+        dtype: of the heads on disk.
+
+    Raises:
+        ValueError: the windows are too short for the last head to have anything to predict.
+    """
+    if job.length is not None and job.length < count + 2:
+        raise ValueError(
+            f"--context {job.length} is too short for {count} heads: the last one predicts the token {count + 1} "
+            f"further on, so it must be at least {count + 2}"
+        )
+    described = HeadConfig(
+        drafter=NAME, model=job.target.config.model, dtype=dtype, source_dtype=dtype, settings={"heads": count}
+    )
+
+    def write(folder: Path, trained: MedusaHeads) -> None:
+        write_head(folder, described, trained)
+
+    return heads.train(job, NAME, initial(job.target.target, count), partial(loss, decay=decay), write)
+
+
+def loss(
+    model: MedusaHeads, target: Llama, batch: Windows, key: Key[Array, ""] | None, decay: float
+) -> tuple[Float[Array, ""], Sums]:
+    """Σ_k decay^k · cross-entropy of what head k predicts, over the tokens that count (Eq. 1, with λ_k = decay^k).
+
+    The paper counts heads from 1, where this counts from 0: a constant factor. `count` is the number of head 0's
+    tokens; the others have a few less, at the ends of documents.
+
+    Logits of all heads and positions would be K · [B, T, V] in float32. So the positions are cut into K blocks, one
+    after another (`lax.map`), each of which computes its logits again for its gradient (`jax.checkpoint`): never are
+    more alive than one head has. Taking the heads one by one instead leaves XLA free to keep them all, and it does.
+    """
+    features, count = target_features(target, batch), len(model.heads)
+    goal, valid = goals(batch, count)
+    missing = -features.shape[1] % count
+
+    def cut(x: Array) -> Array:  # [B T ...] → [K B T/K ...]
+        padded = jnp.pad(x, [(0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)])
+        return jnp.moveaxis(padded.reshape(len(x), count, -1, *x.shape[2:]), 1, 0)
+
+    def block(part: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        features, goal, valid = part
+        each = [of_head(head, features, goal[..., k], valid[..., k]) for k, head in enumerate(model.heads)]
+        return jax.tree.map(lambda *heads: jnp.stack(heads), *each)
+
+    lost, right = jax.lax.map(jax.checkpoint(block), (cut(features), cut(goal), cut(valid)))
+    total = lost.sum(axis=0) @ decay ** jnp.arange(count)
+    return total, {"count": valid[..., 0].sum().astype(jnp.float32), "agreement": right[:, 0].sum()}
+
+
+def goals(batch: Windows, count: int) -> tuple[Int[Array, "B T K"], Bool[Array, "B T K"]]:
+    """The token that each of `count` heads is to predict at each position, and whether that counts.
+
+    The LM head predicts the next token; head k the one k + 1 after that, where it is of the same document.
+    """
+    segment = jnp.asarray(batch.segment)
+
+    def ahead(x: Array, otherwise: int) -> Array:
+        shift = lambda by: jnp.pad(x, [(0, 0), (0, by)], constant_values=otherwise)[:, by:]
+        return jnp.stack([shift(k + 2) for k in range(count)], axis=-1)
+
+    same = ahead(segment, -1) == segment[..., None]
+    return ahead(jnp.asarray(batch.tokens), 0), ahead(jnp.asarray(batch.counted), 0) & same
+
+
+def of_head(
+    head: MedusaHead, features: Float[Array, "B T D"], goal: Int[Array, "B T"], valid: Bool[Array, "B T"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Summed cross-entropy of a head, and how often its likeliest token is the text's."""
+    logits, _ = predict(head, features)
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, goal)
+    right = (logits.argmax(-1) == goal) & valid
+    return (each * valid).sum(), right.sum().astype(jnp.float32)

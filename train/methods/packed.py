@@ -1,0 +1,108 @@
+"""The model over packed windows: every token at once, each seeing the tokens before it in its own document.
+
+What `llama.forward` computes over an empty cache, without its N x N scores: queries go in blocks, and a block of them
+never meets the keys behind it.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.model.attention import Attention, project
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.linear import linear
+from jaxspec.model.llama import Layer, Llama, attention_input, embed, rms_norm
+from jaxspec.model.mlp import mlp
+from jaxspec.model.rope import rotary
+
+_QUERIES = 128  # of a block
+
+
+def hidden_states(
+    model: Llama,
+    tokens: Int[Array, "B T"],
+    segment: Int[Array, "B T"],
+    keep: Bool[Array, " L"] | None = None,
+) -> Float[Array, "B T D"]:
+    """The target's features: its hidden states after the final norm. Arguments as for `residual_stream`."""
+    return rms_norm(residual_stream(model, tokens, segment, keep), model.norm[...], model.config.norm_eps)
+
+
+def residual_stream(
+    model: Llama,
+    tokens: Int[Array, "B T"],
+    segment: Int[Array, "B T"],
+    keep: Bool[Array, " L"] | None = None,
+) -> Float[Array, "B T D"]:
+    """The residual stream after the model's last layer. Arguments as for `residual_streams`."""
+    return residual_streams(model, tokens, segment, keep)[-1]
+
+
+def residual_streams(
+    model: Llama,
+    tokens: Int[Array, "B T"],
+    segment: Int[Array, "B T"],
+    keep: Bool[Array, " L"] | None = None,
+) -> tuple[Float[Array, "B T D"], ...]:
+    """The residual stream after each of the model's layers.
+
+    Args:
+        segment: number of the document that a token is of.
+        keep: layers to run; the residual stream passes by the others. None runs them all.
+    """
+    x, config, after = embed(model, tokens), model.config, []
+    for i, layer in enumerate(model.layers):
+        run = lambda x, layer=layer: decoder_layer(layer, config, x, segment)
+        x = run(x) if keep is None else jax.lax.cond(keep[i], run, lambda x: x, x)
+        after.append(x)
+    return tuple(after)
+
+
+def decoder_layer(
+    layer: Layer, config: LlamaConfig, x: Float[Array, "B T D"], segment: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    """One decoder layer on the residual stream."""
+    x = x + attention(layer.attention, config, attention_input(layer, config, x), segment)
+    return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps))
+
+
+def attention(
+    p: Attention, config: LlamaConfig, x: Float[Array, "B T D"], segment: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    """Causal attention inside each document."""
+    query, key, value = project(p, config, x, *rotary(config, positions(segment)))
+
+    def block(start: int, end: int) -> Array:
+        causal = jnp.arange(start, end)[:, None] >= jnp.arange(end)
+        seen = causal & (segment[:, start:end, None] == segment[:, None, :end])
+        return attend(query[:, :, :, start:end], key[:, :, :end], value[:, :, :end], seen)
+
+    return linear(in_blocks(block, x.shape[1]), p.o)
+
+
+def in_blocks(block: Callable[[int, int], Array], length: int) -> Float[Array, "B T E"]:
+    """What `block(start, end)` returns for each block of queries, [B K G Q H] as `attend`, one after another."""
+    blocks = [block(start, min(start + _QUERIES, length)) for start in range(0, length, _QUERIES)]
+    out = jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4)
+    return out.reshape(*out.shape[:2], -1)
+
+
+def attend(
+    query: Float[Array, "B K G Q H"],
+    key: Float[Array, "B K S H"],
+    value: Float[Array, "B K S H"],
+    seen: Bool[Array, "B Q S"],
+) -> Float[Array, "B K G Q H"]:
+    """A block of queries over the keys that each of them sees."""
+    scores = jnp.einsum("bkgwh,bksh->bkgws", query * query.shape[-1] ** -0.5, key, preferred_element_type=jnp.float32)
+    scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    return jnp.einsum("bkgws,bksh->bkgwh", jax.nn.softmax(scores).astype(value.dtype), value)
+
+
+def positions(segment: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """How many tokens of its document stand before each token in its window; a document's tokens stand together."""
+    index = jnp.arange(segment.shape[1])
+    begins = jnp.concatenate([jnp.ones_like(segment[:, :1], bool), segment[:, 1:] != segment[:, :-1]], axis=1)
+    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)

@@ -1,0 +1,200 @@
+"""The search for the blocks to leave out in drafting (Draft & Verify, arXiv:2309.08168, §3.3 and Appendix C)."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.request import Request
+from jaxspec.drafters.layer_skip import LayerSkip, SkipSet, layers_of, skip, write_skip_set
+from jaxspec.host.atomic import staged
+from jaxspec.host.interrupts import deferred
+from jaxspec.host.json_lines import LineLog
+from jaxspec.host.pace import Pace, progress
+from jaxspec.host.terminal import say
+from jaxspec.methods.method import Method
+from jaxspec.train.methods import search_figure, suggest, trial
+from jaxspec.train.methods.suggest import Tried
+from jaxspec.train.methods.trial import Costs, Objective, Trial
+from jaxspec.train.run.fingerprint import fingerprint
+from jaxspec.train.run.folder import Run
+
+SEARCHED = "searched"
+LOG = "the log of a skip search"
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSettings:
+    """How to search.
+
+    Attributes:
+        method: that drafts with the sets.
+        prompts: token ids; the development set.
+        objective: `modelled` or `measured`: see `trial`.
+        seed: of the sets that are tried.
+    """
+
+    method: Method
+    prompts: Sequence[list[int]]
+    max_new_tokens: int
+    trials: int
+    objective: Literal["modelled", "measured"]
+    seed: int
+
+
+def search(out: Path, model: Checkpoint, plan: SearchSettings, run: Run) -> SkipSet:
+    """Searches, compares the best set with plainer choices, and writes it to `out`, whole or not at all.
+
+    Args:
+        run: keeps every trial; from those a search that was killed goes on, and ends with the same set. So does one
+            that is to have more trials.
+
+    Raises:
+        ValueError: another drafter than layer-skip, a package that is not installed, a prompt that leaves no room for a
+            token, or the log of a search with another target or other prompts.
+        CheckpointError: `out` exists.
+    """
+    if not isinstance(plan.method.drafter, LayerSkip):
+        raise ValueError(f"a skip set is for the drafter layer-skip, and --method is {plan.method}")
+    suggest.check_installed()
+    requests = requests_of(model, plan)
+    log = LineLog(run.trials, LOG, "another --run")
+    with staged(out, 0) as folder:
+        decided = {
+            "method": str(plan.method),
+            **identity(model),
+            "the hash of the prompts": fingerprint([np.array(prompt, np.int32) for prompt in plan.prompts]),
+        }
+        lines = log.read(decided)
+        log.write(decided, lines)
+        if not lines:
+            lines = [{"costs": measure(model, plan, requests)}]
+            log.append(lines)
+        objective = objective_of(model, plan, requests, lines[0]["costs"])
+        found = [Trial.from_json(line, model.config.model.num_layers) for line in lines[1:]]
+        run_trials(found, model.config.model.num_layers, plan, objective, lambda each: log.append([each.to_json()]))
+        found = found[: plan.trials]
+        best = max(found, key=lambda each: each.outcome.speedup)
+        compared = {SEARCHED: best}
+        for name, skips in strategies(best.skips, plan.seed).items():
+            compared[name] = Trial(skips=skips, outcome=objective(skips))
+            keep(run.folder / "sets" / name, model, skips)
+        show(compared, plan.objective, Console())
+        search_figure.draw(found, best.skips, run.folder / "search.svg")
+        with deferred():
+            write_skip_set(folder, model.config, best.skips)
+    if best.outcome.speedup <= 1:
+        say("no set made this model faster than plain decoding: what leaving blocks out saves, wrong drafts cost")
+    say(f"wrote {out}: {describe(best)}; the other sets of the table are in {run.folder / 'sets'}, for `jaxspec bench`")
+    return best.skips
+
+
+def identity(model: Checkpoint) -> dict[str, str]:
+    """Which target a log is of."""
+    return {"dtype": model.target.norm[...].dtype.name, "the hash of the target": fingerprint(model.target)}
+
+
+def read_trials(folder: Path, model: Checkpoint) -> list[Trial]:
+    """What a search has tried, from the folder of its run.
+
+    Raises:
+        ValueError: nothing was tried there, or with another target or in another dtype.
+    """
+    lines = LineLog(Run(folder).trials, LOG, "another --search").read(identity(model))[1:]  # costs come first
+    if not lines:
+        raise ValueError(
+            f"{folder} has no trials: run `jaxspec-train skip-search` first, or name the folder of its run"
+        )
+    return [Trial.from_json(line, model.config.model.num_layers) for line in lines]
+
+
+def requests_of(model: Checkpoint, plan: SearchSettings) -> list[Request]:
+    """The development prompts. Raises ValueError where one leaves no room for a token."""
+    room = model.config.model.usable_length
+    if (longest := max(map(len, plan.prompts))) >= room:
+        raise ValueError(
+            f"a prompt has {longest} tokens and the model {room} positions; shorten it or lower --prompt-tokens"
+        )
+    budget = lambda prompt: min(plan.max_new_tokens, room - len(prompt))
+    return [Request(prompt, budget(prompt), 0.0, 0, 1.0, 0, 0) for prompt in plan.prompts]
+
+
+def measure(model: Checkpoint, plan: SearchSettings, requests: Sequence[Request]) -> dict[str, Any]:
+    """What the objective needs to know of this device, ready for JSON."""
+    if plan.objective == "measured":
+        return {"plain": trial.plain_seconds(model, requests)}
+    say("measuring what a block costs on this device, which takes a minute or so")
+    return dataclasses.asdict(trial.measure_costs(model, plan.method, requests[:1]))
+
+
+def objective_of(
+    model: Checkpoint, plan: SearchSettings, requests: Sequence[Request], costs: dict[str, Any]
+) -> Objective:
+    """What judges a set, with what was measured before the first trial."""
+    if plan.objective == "measured":
+        return trial.measured(model, plan.method, requests, costs["plain"])
+    return trial.modelled(model, plan.method, requests, Costs(**costs))
+
+
+def run_trials(
+    found: list[Trial], num_layers: int, plan: SearchSettings, objective: Objective, keep_trial: Callable[[Trial], None]
+) -> None:
+    """Adds trials to `found` until there are as many as planned, each kept as soon as it is there."""
+    tried = [Tried(np.array([*each.skips.attention, *each.skips.mlp]), each.outcome.speedup) for each in found]
+    kernel, before, pace, began = None, len(found), Pace(), time.monotonic()
+    with progress("trial", before, plan.trials) as show_progress:
+        for number in range(before, plan.trials):
+            if number >= suggest.FIRST and (kernel is None or number % suggest.REFIT == 0):
+                kernel = suggest.fit(tried[: number - number % suggest.REFIT])
+            corner = suggest.suggest(tried, 2 * num_layers, plan.seed, kernel)
+            switches = corner.tolist()
+            skips = SkipSet(attention=tuple(switches[:num_layers]), mlp=tuple(switches[num_layers:]))
+            found.append(Trial(skips=skips, outcome=objective(skips)))
+            keep_trial(found[-1])
+            tried.append(Tried(corner, found[-1].outcome.speedup))
+            if pace.due() or number + 1 == plan.trials:
+                best = max(found, key=lambda each: each.outcome.speedup)
+                seconds = (time.monotonic() - began) / (number + 1 - before)
+                show_progress(number + 1, f"best so far {describe(best)}", seconds * (plan.trials - number - 1))
+
+
+def describe(best: Trial) -> str:
+    """A set in a few words."""
+    count, attention, mlp = len(best.skips.mlp), sum(best.skips.attention), sum(best.skips.mlp)
+    return f"{best.outcome.speedup:.3f}x plain without {attention} of {count} attention and {mlp} of {count} MLP blocks"
+
+
+def strategies(best: SkipSet, seed: int) -> dict[str, SkipSet]:
+    """As many blocks left out as in `best`, chosen otherwise: the paper's Table 8, and evenly spread ones."""
+    layers, rng = len(best.attention), np.random.default_rng(seed)
+    choose: dict[str, Callable[[int], Sequence[int]]] = {
+        "first": lambda count: range(count),
+        "middle": lambda count: range((layers - count) // 2, (layers + count) // 2),
+        "last": lambda count: range(layers - count, layers),
+        "random": lambda count: rng.permutation(layers)[:count].tolist(),
+        "uniform": lambda count: [(2 * i + 1) * layers // (2 * count) for i in range(count)],
+    }
+    counts = sum(best.attention), sum(best.mlp)
+    return {name: skip(layers, *map(chosen, counts)) for name, chosen in choose.items()}
+
+
+def keep(folder: Path, model: Checkpoint, skips: SkipSet) -> None:
+    """Writes a set as a head that methods can name by its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_skip_set(folder, model.config, skips)
+
+
+def show(compared: dict[str, Trial], objective: str, console: Console) -> None:
+    """Prints the paper's Table 8: the searched set beside plainer choices of as many blocks."""
+    shown = Table("blocks left out", "attention", "MLP", "acceptance", "tau", f"speedup,\n{objective}", box=None)
+    for name, each in compared.items():
+        layers = [" ".join(map(str, chosen)) or "–" for chosen in layers_of(each.skips).values()]
+        values = each.outcome
+        shown.add_row(name, *layers, f"{values.acceptance_rate:.3f}", f"{values.tau:.2f}", f"{values.speedup:.3f}")
+    console.print(shown)

@@ -1,0 +1,155 @@
+"""What a skip set is worth: the time of a verified token with it, against plain decoding (arXiv:2309.08168, Eq. 1).
+
+The set is traced, so that one compiled loop serves all of them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.request import Request
+from jaxspec.drafters.layer_skip import SkipSet, layers_of, skip
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.statistics import ratio, statistics_of
+from jaxspec.engine.stop_strings import StopStrings
+from jaxspec.evaluate import piece_times
+from jaxspec.evaluate.cost_model import PieceCosts, run_costs
+from jaxspec.evaluate.runner import warm
+from jaxspec.methods.method import Method, parse_method
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Seconds that the pieces of a round take, of one sequence.
+
+    Attributes:
+        plain: one forward of the target over one token.
+        verify: verification by the number of tree nodes, as a string, for that is what JSON has.
+        level: a drafted level with nothing left out.
+        attention, mlp: what leaving out one block saves of that; every layer's are the same.
+        control_level, control_round: the controller's.
+    """
+
+    plain: float
+    verify: dict[str, float]
+    level: float
+    attention: float
+    mlp: float
+    control_level: float
+    control_round: float
+
+    def prices(self, skips: SkipSet) -> PieceCosts:
+        """Of drafting with a set."""
+        saved = sum(skips.attention) * self.attention + sum(skips.mlp) * self.mlp
+        return PieceCosts(
+            plain=self.plain,
+            verify={int(nodes): seconds for nodes, seconds in self.verify.items()},
+            level=self.level - saved,
+            control_level=self.control_level,
+            control_round=self.control_round,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a trial found: time per verified token as a speedup over plain decoding, and the drafts' quality."""
+
+    speedup: float
+    acceptance_rate: float
+    tau: float
+
+
+Objective = Callable[[SkipSet], Outcome]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A set, and what came out."""
+
+    skips: SkipSet
+    outcome: Outcome
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of the log."""
+        return {**layers_of(self.skips), **dataclasses.asdict(self.outcome)}
+
+    @staticmethod
+    def from_json(line: dict[str, Any], num_layers: int) -> "Trial":
+        """Inverse of `to_json`."""
+        values = dict(line)
+        skips = skip(num_layers, values.pop("attention"), values.pop("mlp"))
+        return Trial(skips=skips, outcome=Outcome(**values))
+
+
+def engine(model: Checkpoint, method: Method, skips: SkipSet) -> Engine:
+    """Drafts with the set, traced."""
+    return Engine(model, method, draft=skips.switches())
+
+
+def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]) -> Costs:
+    """Times the pieces of a round on this device, the drafted level with and without all attention and all MLPs."""
+    layers = model.config.model.num_layers
+    none, every = (), range(layers)
+    sets = {"whole": (none, none), "no attention": (every, none), "no mlp": (none, every), "bare": (every, every)}
+    found = piece_times.measure(
+        {name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}, requests
+    )
+    whole, no_attention, no_mlp, bare = (found.level[name] for name in sets)
+    # Each kind is seen twice, beside the other kind and alone; both together never cost more than was measured.
+    both = max(whole - bare, 0.0)
+    attention = min(max((whole - no_attention + no_mlp - bare) / 2, 0.0), both)
+    return Costs(
+        plain=found.target[1],
+        verify={str(nodes): seconds for nodes, seconds in found.target.items()},
+        level=whole,
+        attention=attention / layers,
+        mlp=(both - attention) / layers,
+        control_level=found.control_level["whole"],
+        control_round=found.control_round["whole"],
+    )
+
+
+def modelled(model: Checkpoint, method: Method, requests: Sequence[Request], costs: Costs) -> Objective:
+    """What the rounds of decoding cost, from measured pieces: nothing else on the machine moves it."""
+
+    def objective(skips: SkipSet) -> Outcome:
+        drafting = engine(model, method, skips)
+        sizes = method.speculation(greedy=True, tree_sizes=drafting.tree_sizes).verify_sizes
+        found = drafting.run(list(requests), StopStrings((), model.tokenizer), False, False)
+        bill = run_costs([[each.history] for each in found], costs.prices(skips), sizes)  # as if each ran alone
+        return outcome(bill.speedup, found)
+
+    return objective
+
+
+def measured(model: Checkpoint, method: Method, requests: Sequence[Request], plain: float) -> Objective:
+    """The wall time of decoding, one prompt after another; `plain` is `seconds_per_token` of plain decoding."""
+
+    def objective(skips: SkipSet) -> Outcome:
+        found = one_by_one(engine(model, method, skips), requests)
+        return outcome(ratio(plain, seconds_per_token(found)), found)
+
+    return objective
+
+
+def plain_seconds(model: Checkpoint, requests: Sequence[Request]) -> float:
+    """Wall time of a token of plain decoding."""
+    return seconds_per_token(one_by_one(Engine(model, parse_method("plain")), requests))
+
+
+def one_by_one(decoding: Engine, requests: Sequence[Request]) -> list[Generation]:
+    """Each request decoded alone, without the time of compiling."""
+    return [warm(decoding, [request], [None])[0] for request in requests]
+
+
+def seconds_per_token(found: Sequence[Generation]) -> float:
+    """Seconds of decoding by tokens committed."""
+    return ratio(sum(each.decode_seconds for each in found), statistics_of([each.history for each in found]).tokens)
+
+
+def outcome(speedup: float, found: Sequence[Generation]) -> Outcome:
+    """With the counts of all texts."""
+    counts = statistics_of([each.history for each in found])
+    return Outcome(speedup=speedup, acceptance_rate=counts.acceptance_rate, tau=counts.tau)

@@ -1,0 +1,1 @@
+"""One trainer with exact resume, and what surrounds it."""

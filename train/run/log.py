@@ -1,0 +1,111 @@
+"""What a run says while it trains: metrics as JSONL, and progress on stderr."""
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxspec.host.pace import Pace, progress
+from jaxspec.host.terminal import say
+
+_AHEAD = 2  # steps that the host may be ahead of the device
+
+
+class Log:
+    """Writes `{"step": 1, "loss": …}` a step and `{"step": 500, "evaluation": {…}}` an evaluation.
+
+    Measures wait on the device until they are shown or flushed, so that it need not wait for the host in between; the
+    host waits for it, a few steps behind.
+
+    Args:
+        file: None writes nothing: another process does.
+        done: steps done before; what the file says of later ones, which are done again, is cut off.
+        steps: that the run will have made in the end.
+        tokens: of a step.
+    """
+
+    def __init__(self, file: Path | None, done: int, steps: int, tokens: int):
+        self.done, self.steps, self.tokens = done, steps, tokens
+        self.waiting: list[tuple[int, Mapping[str, jax.Array]]] = []
+        self.closing = contextlib.ExitStack()
+        if file is not None:
+            cut(file, done)
+        nowhere = lambda: tempfile.TemporaryFile("w", encoding="utf-8")  # noqa: SIM115
+        self.file = self.closing.enter_context(nowhere() if file is None else file.open("a", encoding="utf-8"))
+        self.show = self.closing.enter_context(progress("step", done, steps))
+        self.began, self.since, self.pace = time.monotonic(), done, Pace()
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.closing.close()
+
+    def step(self, step: int, measures: Mapping[str, jax.Array]) -> None:
+        """Takes what a step measured.
+
+        Raises:
+            ValueError: the loss is not finite; seen when it is shown or flushed.
+        """
+        if self.since == self.done and step == self.done + 1:
+            # The first step compiles: what is said of speed begins after it.
+            jax.block_until_ready(measures)
+            self.began, self.since = time.monotonic(), step
+        self.waiting.append((step, measures))
+        if len(self.waiting) > _AHEAD:  # so that what is shown is true, and a signal is heeded soon
+            jax.block_until_ready(self.waiting[-1 - _AHEAD][1])
+        if self.pace.due() or step == self.steps:
+            self.flush()
+            rate = (step - self.since) / (time.monotonic() - self.began) if step > self.since else 0.0
+            said = f"loss {float(measures['loss']):.3f}, {rate * self.tokens:,.0f} tokens/s"
+            self.show(step, said, (self.steps - step) / rate if rate else 0.0)
+
+    def evaluation(self, step: int, measured: Mapping[str, Any]) -> None:
+        """Takes what was measured on held-out text. The time that it took counts in no speed."""
+        self.file.write(json.dumps({"step": step, "evaluation": measured}) + "\n")
+        say(
+            f"step {step}: held out: "
+            + ", ".join(f"{name} {_short(value)}" for name, value in measured.items() if name != "score")
+        )
+        self.began, self.since = time.monotonic(), step
+
+    def flush(self) -> None:
+        """Waits for the measures of all steps so far and writes them to disk."""
+        for step, measures in self.waiting:
+            values = {name: float(value) for name, value in measures.items()}
+            if not math.isfinite(values["loss"]):
+                raise ValueError(f"the loss at step {step} is {values['loss']}; lower --learning-rate")
+            self.file.write(json.dumps({"step": step, **values}) + "\n")
+        self.waiting.clear()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+
+def cut(file: Path, done: int) -> None:
+    """Keeps what the file says of the first `done` steps."""
+    if not file.exists():
+        return
+    kept = "".join(json.dumps(line) + "\n" for line in read(file) if line["step"] <= done)
+    part = file.with_name(f".{file.name}")
+    part.write_text(kept, encoding="utf-8")
+    part.replace(file)
+
+
+def read(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file of metrics; one that a killed process left half written is left out."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(_short, value))
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

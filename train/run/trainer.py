@@ -1,0 +1,152 @@
+"""The one loop that trains everything: jitted steps, evaluations, checkpoints, and an exact resume."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Key
+
+from jaxspec.checkpoint.loading import compute_dtype
+from jaxspec.host import processes
+from jaxspec.host.interrupts import deferred
+from jaxspec.host.terminal import say
+from jaxspec.model.placement import put_rows, spread
+from jaxspec.train.data import dataset
+from jaxspec.train.data.text import Windows
+from jaxspec.train.run.folder import Run
+from jaxspec.train.run.log import Log
+from jaxspec.train.run.optimizer import make_optimizer
+from jaxspec.train.run.recipe import Recipe
+from jaxspec.train.run.resume import Checkpoints
+
+Params = Any  # a pytree of float32 arrays: an nnx.Module
+Sums = dict[str, Float[Array, ""]]
+Loss = Callable[[Params, Any, Windows, Key[Array, ""] | None], tuple[Float[Array, ""], Sums]]
+Measured = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is trained.
+
+    Attributes:
+        loss: (parameters, what is frozen, batch, key) → the loss summed over the tokens that count, and more sums over
+            them: `count` is their number. Without a key there is no noise and no dropout.
+        measure: parameters → measurements on held-out text for the log. `score` is the one that says how good they
+            are, higher being better. None where nothing was held out.
+    """
+
+    loss: Loss
+    measure: Callable[[Params], Measured] | None
+
+
+@chex.dataclass(frozen=True)
+class State:
+    """What a step turns into the next."""
+
+    step: Int[Array, ""]
+    params: Params
+    optimizer: optax.OptState
+
+
+def fit(
+    task: Task,
+    params: Params,
+    frozen: Any,
+    packed: Windows,
+    recipe: Recipe,
+    run: Run,
+    complete: Callable[[Windows], Windows] | None = None,
+) -> tuple[Params, Measured | None]:
+    """Trains, going on where the run stopped, and returns the best parameters and what was measured of them.
+
+    The last parameters and None where nothing is measured.
+
+    The arrays of `params` are donated. `complete` gets every batch before its step.
+
+    Raises:
+        ValueError: too little text, or a loss that is not finite.
+    """
+    optimizer = make_optimizer(recipe)
+    state, data = spread(start(params, optimizer)), dataset.batches(packed, recipe.batch_size, recipe.seed)
+    step, alone = make_step(task.loss, optimizer, recipe), jax.process_count() == 1
+    with Checkpoints(run.checkpoints) as checkpoints, deferred() as interrupts:
+        state, place = checkpoints.restore(state)
+        if place is not None:
+            data.set_state(place)
+        done = int(state.step)
+        file, tokens = run.metrics if processes.is_first() else None, recipe.batch_size * packed.tokens.shape[1]
+        with Log(file, done, recipe.steps, tokens) as log:
+            while done < recipe.steps:
+                batch = next(data)
+                state, measures = step(state, frozen, put_rows(batch if complete is None else complete(batch)))
+                done += 1
+                log.step(done, measures)
+                measured = None
+                if task.measure is not None and (done % recipe.evaluate_every == 0 or done == recipe.steps):
+                    log.flush()
+                    measured = task.measure(state.params)
+                    log.evaluation(done, measured)
+                due = measured is not None or done % recipe.save_every == 0 or done == recipe.steps
+                due |= interrupts.pending and alone  # of a signal to one process the others know nothing
+                if due:
+                    log.flush()  # what is in the log by now is never trained again
+                    checkpoints.save(done, state, data.get_state(), measured)
+                if due and interrupts.pending:
+                    checkpoints.wait()
+                    say(f"saved at step {done} of {recipe.steps}; the same command goes on from there")
+                    interrupts.release()
+        checkpoints.wait()
+        best, measured = checkpoints.best(state)
+        return best.params, measured
+
+
+def start(params: Params, optimizer: optax.GradientTransformation) -> State:
+    """The state before the first step."""
+    return State(step=jnp.zeros((), jnp.int32), params=params, optimizer=optimizer.init(params))
+
+
+def make_step(
+    loss: Loss, optimizer: optax.GradientTransformation, recipe: Recipe
+) -> Callable[[State, Any, Windows], tuple[State, Sums]]:
+    """One step of training, compiled; the state that goes in is donated to the one that comes out.
+
+    A batch is computed in `recipe.accumulate` parts. Gradient and measures are means over all tokens that count, the
+    same however the batch is cut.
+    """
+    parts, root, dtype = recipe.accumulate, jax.random.key(recipe.seed), compute_dtype(recipe.dtype)
+
+    def total(params: Params, frozen: Any, part: Windows, key: Array) -> tuple[Array, Sums]:
+        value, sums = loss(cast(params, dtype), frozen, part, key)
+        return value, {"loss": value, **sums}
+
+    def of_part(params: Params, frozen: Any, part: Windows, key: Array) -> tuple[Params, Sums]:
+        return jax.grad(total, has_aux=True)(params, frozen, part, key)
+
+    def step(state: State, frozen: Any, batch: Windows) -> tuple[State, Sums]:
+        keys = jax.random.split(jax.random.fold_in(root, state.step), parts)
+        if parts == 1:
+            gradient, sums = of_part(state.params, frozen, batch, keys[0])
+        else:
+            cut = jax.tree.map(lambda rows: rows.reshape(parts, -1, *rows.shape[1:]), batch)
+            part_of = lambda i: jax.tree.map(lambda rows: rows[i], cut)
+            first = of_part(state.params, frozen, part_of(0), keys[0])
+            add = lambda i, so_far: jax.tree.map(jnp.add, so_far, of_part(state.params, frozen, part_of(i), keys[i]))
+            gradient, sums = jax.lax.fori_loop(1, parts, add, first)
+        mean = 1 / jnp.maximum(sums["count"], 1)
+        gradient = jax.tree.map(lambda slope: slope * mean, gradient)
+        updates, moments = optimizer.update(gradient, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        means = {name: value * mean for name, value in sums.items() if name != "count"}
+        return State(step=state.step + 1, params=params, optimizer=moments), means
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def cast(params: Params, dtype: jnp.dtype) -> Params:
+    """The parameters as they are computed with."""
+    return jax.tree.map(lambda param: param.astype(dtype), params)
