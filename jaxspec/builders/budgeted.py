@@ -1,20 +1,23 @@
 """A tree that is worth its time on the device in use: beyond PCT, with the whole table of what verification costs."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.builders import top_paths
 from jaxspec.builders.top_paths import Room
+from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.cost_table import CostTable, Ratios, read_ratio, read_ratios, round_ratio, show_ratio, show_ratios
-from jaxspec.decoding.tree import DraftTree, Frontier, levels, sizes_up_to, take
+from jaxspec.decoding.rule import Propose
+from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_up_to, take
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Budgeted:
+class Budgeted(TreeBuilder):
     """The nodes that give most tokens a second: their number follows the draft's confidence and the device's costs.
 
     A round that drafted D levels and verifies the kept nodes K is worth
@@ -45,6 +48,7 @@ class Budgeted:
         verify: s_t(n) / s_t(1) by n, for every tree size that is compiled; None: as measured.
     """
 
+    name: ClassVar[str] = "budgeted"
     prunes: ClassVar[bool] = True
     varies: ClassVar[bool] = True
     width: int = 4
@@ -56,9 +60,7 @@ class Budgeted:
     verify: Ratios | None = dataclasses.field(default=None, metadata={"parse": read_ratios, "show": show_ratios})
 
     def __post_init__(self) -> None:
-        for name, least in (("width", 1), ("depth", 1), ("total", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"budgeted: {name} must be at least {least}, and is {getattr(self, name)}")
+        self.require(width=1, depth=1, total=2)
         for name in ("power", "greedy_power"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"budgeted: {name} must be above 0, and is {getattr(self, name)}")
@@ -120,21 +122,23 @@ class Budgeted:
         """How many levels to look ahead; those that would end below the deepest one are left out later."""
         return jnp.arange(1, max(self.depth, 2))
 
-    def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
-        tree, onward = top_paths.add_level(self.room, self.trusting(propose), tree, frontier, logits, going)
+    def grow(
+        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
+    ) -> tuple[DraftTree, Frontier]:
+        tree, reached = top_paths.add_level(self.room, self.trusting(propose), tree, frontier, active)
         score, _ = top_paths.top_nodes(tree, self.verified)
-        reached = jnp.where(onward.live, take(tree.log_confidence, onward.node), -jnp.inf)
-        now, further = self.rates(score, onward.level), jax.vmap(self.hoped, in_axes=(None, None, None, 0), out_axes=1)
-        hoped = further(score, reached, onward.level, self.ahead)
+        confidence = jnp.where(reached.live, take(tree.log_confidence, reached.node), -jnp.inf)
+        now, further = self.rates(score, reached.level), jax.vmap(self.hoped, in_axes=(None, None, None, 0), out_axes=1)
+        hoped = further(score, confidence, reached.level, self.ahead)
         pays = hoped.max(axis=(1, 2)) > now.max(axis=1)
-        return tree, dataclasses.replace(onward, live=onward.live & pays[:, None])
+        return tree, dataclasses.replace(reached, live=reached.live & pays[:, None])
 
-    def trusting(self, propose):
+    def trusting(self, propose: Propose) -> Propose:
         """Proposals whose likeliest child, the first, is as likely as `power` has it."""
 
-        def proposed(logits, count):
-            found = propose(logits, count)
-            first = jnp.arange(count) == 0
+        def proposed(count: int) -> Proposal:
+            found = propose(count)
+            first = jnp.arange(found.log_prob.shape[-1]) == 0
             return dataclasses.replace(found, log_prob=found.log_prob * jnp.where(first, self.power, 1.0))
 
         return proposed
@@ -153,8 +157,8 @@ class Budgeted:
         best = jax.lax.top_k(jnp.concatenate([log_confidence, below], axis=1), self.verified)[0]
         return jnp.where(level + more <= self.depth, self.rates(best, level + more), -jnp.inf)
 
-    def prune(self, tree: DraftTree) -> DraftTree:
+    def prune(self, tree: DraftTree) -> Selection:
         score, node = top_paths.top_nodes(tree, self.verified)
         sizes_up_to = jnp.array([size for size, _ in self.buckets])
         most = sizes_up_to[self.rates(score, levels(tree)).argmax(axis=1)]
-        return top_paths.subtree_of(tree, node, (score > -jnp.inf) & (jnp.arange(self.verified) < most[:, None]))
+        return top_paths.keep(tree, node, (score > -jnp.inf) & (jnp.arange(self.verified) < most[:, None]))

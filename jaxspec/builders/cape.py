@@ -1,19 +1,23 @@
 """CAPE's tree (Du et al., GLIDE with a CaPE, arXiv:2402.02082), as EDD's paper describes it (appendix A)."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, final
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
-from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, keep_probs, take
+from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.rule import Propose, keep_probs
+from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, take
 
 WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))
 """(largest token probability up to which, children)."""
 MOST = max(width for _, width in WIDTHS)
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Cape:
+class Cape(TreeBuilder):
     """A path with siblings beside it: 7, 5, 3 or 1 in a level, the fewer the surer the draft is.
 
     Each level hangs under the first node of the one above: the likeliest, or, where children are sampled, the first
@@ -25,37 +29,30 @@ class Cape:
         depth: levels.
     """
 
-    prunes: ClassVar[bool] = False
+    name: ClassVar[str] = "cape"
     varies: ClassVar[bool] = True
     depth: int = 5
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise ValueError(f"cape: depth must be at least 1, and is {self.depth}")
+        self.require(depth=1)
 
     @property
     def size(self) -> int:
         return 1 + MOST * self.depth
 
-    @property
-    def verified(self) -> int:
-        return self.size
-
-    def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
-        proposal = propose(logits, MOST)
+    def grow(
+        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
+    ) -> tuple[DraftTree, Frontier]:
+        proposal = propose(MOST)
         first = lambda values: values[:, 0]  # the frontier is one node wide
         offered = proposal.token.shape[2]  # fewer in a small vocabulary
         top = jnp.exp(proposal.log_prob[..., 0]) if proposal.probs is None else proposal.probs.max(axis=-1)
         bounds, widths = zip(*WIDTHS, strict=True)
         width = jnp.array(widths)[(top > jnp.array(bounds[:-1])).sum(axis=1)]
-        live = first(proposal.live) & (jnp.arange(offered) < width[:, None]) & (frontier.live & going[:, None])
+        live = first(proposal.live) & (jnp.arange(offered) < width[:, None]) & (frontier.live & active[:, None])
         log_confidence = take(tree.log_confidence, frontier.node) + first(proposal.log_prob)
-        tree = keep_probs(tree, frontier, proposal.probs)
+        tree = keep_probs(tree, frontier, proposal)
         slots = 1 + frontier.level * MOST + jnp.arange(offered)
         parent = jnp.broadcast_to(frontier.node, live.shape)
         tree = add_nodes(tree, slots, first(proposal.token), parent, log_confidence, live)
-        onward = Frontier(node=frontier.node * 0 + slots[0], live=live[:, :1], level=frontier.level + 1)
-        return tree, onward
-
-    def prune(self, tree: DraftTree) -> DraftTree:
-        return tree
+        return tree, Frontier(node=frontier.node * 0 + slots[0], live=live[:, :1], level=frontier.level + 1)

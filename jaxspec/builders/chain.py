@@ -1,17 +1,21 @@
 """One path: the classical draft of speculative decoding (Leviathan et al., arXiv:2211.17192)."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, final
 
-from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, keep_probs
+from jaxtyping import Array, Bool
+
+from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.rule import Propose, keep_probs
+from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Chain:
+class Chain(TreeBuilder):
     """A single path of at most `length` drafted tokens; none at all, with length 0, is plain decoding."""
 
-    prunes: ClassVar[bool] = False
-    varies: ClassVar[bool] = False
+    name: ClassVar[str] = "chain"
     length: int = 4
 
     def __post_init__(self) -> None:
@@ -26,19 +30,14 @@ class Chain:
     def size(self) -> int:
         return self.length + 1
 
-    @property
-    def verified(self) -> int:
-        return self.size
-
-    def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
-        proposal = propose(logits, 1)
-        live = proposal.live[:, :, 0] & frontier.live & going[:, None]
+    def grow(
+        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
+    ) -> tuple[DraftTree, Frontier]:
+        proposal = propose(1)
+        live = proposal.live[:, :, 0] & frontier.live & active[:, None]
         log_confidence = tree.log_confidence[:, frontier.level, None] + proposal.log_prob[:, :, 0]
-        tree = keep_probs(tree, frontier, proposal.probs)
+        tree = keep_probs(tree, frontier, proposal)
         slot = frontier.level + 1  # in a chain, node i is the one at depth i
         tree = add_nodes(tree, slot[None], proposal.token[:, :, 0], frontier.node, log_confidence, live)
         node = frontier.node * 0 + slot
         return tree, Frontier(node=node, live=live, level=slot)
-
-    def prune(self, tree: DraftTree) -> DraftTree:
-        return tree

@@ -1,15 +1,20 @@
 """EAGLE-2's dynamic tree (arXiv:2406.16858): expand the likeliest paths, and keep the likeliest nodes."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, final
+
+from jaxtyping import Array, Bool
 
 from jaxspec.builders import top_paths
 from jaxspec.builders.top_paths import Room
-from jaxspec.decoding.tree import DraftTree, Frontier
+from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.rule import Propose
+from jaxspec.decoding.tree import DraftTree, Frontier, Selection
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Eagle2:
+class Eagle2(TreeBuilder):
     """Each level expands the `width` likeliest nodes of the one above; of all, the `total` - 1 likeliest are kept.
 
     Likeliest by the confidence of the path. Each expanded node has `width` children, of which a level keeps those that
@@ -20,16 +25,14 @@ class Eagle2:
         depth: levels.
     """
 
+    name: ClassVar[str] = "eagle2"
     prunes: ClassVar[bool] = True
-    varies: ClassVar[bool] = False
     total: int = 60
     depth: int = 6
     width: int = 10
 
     def __post_init__(self) -> None:
-        for name, least in (("total", 2), ("depth", 1), ("width", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"eagle2: {name} must be at least {least}, and is {getattr(self, name)}")
+        self.require(total=2, depth=1, width=1)
 
     @property
     def room(self) -> Room:
@@ -43,8 +46,10 @@ class Eagle2:
     def verified(self) -> int:
         return self.room.verified
 
-    def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
-        return top_paths.add_level(self.room, propose, tree, frontier, logits, going)
+    def grow(
+        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
+    ) -> tuple[DraftTree, Frontier]:
+        return top_paths.add_level(self.room, propose, tree, frontier, active)
 
-    def prune(self, tree: DraftTree) -> DraftTree:
+    def prune(self, tree: DraftTree) -> Selection:
         return top_paths.keep_top(tree, self.verified)

@@ -6,18 +6,22 @@ nothing is drafted below it; and in the end what is hardly likely at all is drop
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, final
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
 from jaxspec.builders import top_paths
 from jaxspec.builders.top_paths import Room
+from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.cost_table import CostTable, read_ratio, round_ratio, show_ratio
-from jaxspec.decoding.tree import DraftTree, Frontier, take
+from jaxspec.decoding.rule import Propose
+from jaxspec.decoding.tree import DraftTree, Frontier, Selection, take
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Pruned:
+class Pruned(TreeBuilder):
     """PCT: expand the paths whose confidence is at least `cost`, and drop nodes that are less likely than `leaf`.
 
     How deep a tree grows is up to each row: it ends where no path is likely enough. The confidences of a level sum to
@@ -33,6 +37,7 @@ class Pruned:
         total: nodes verified at most, the root included; the likeliest, and of equals the less deep.
     """
 
+    name: ClassVar[str] = "pruned"
     prunes: ClassVar[bool] = True
     varies: ClassVar[bool] = True
     width: int = 5
@@ -42,9 +47,7 @@ class Pruned:
     total: int = 64
 
     def __post_init__(self) -> None:
-        for name, least in (("width", 1), ("depth", 1), ("total", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"pruned: {name} must be at least {least}, and is {getattr(self, name)}")
+        self.require(width=1, depth=1, total=2)
         if not 0 <= self.leaf <= 1:
             raise ValueError(f"pruned: leaf is a probability, and is {self.leaf}")
 
@@ -76,13 +79,15 @@ class Pruned:
     def verified(self) -> int:
         return self.room.verified
 
-    def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
+    def grow(
+        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
+    ) -> tuple[DraftTree, Frontier]:
         if self.cost is None:
             raise ValueError("pruned: its cost is not measured yet; give cost=, or let an Engine measure it")
-        tree, onward = top_paths.add_level(self.room, propose, tree, frontier, logits, going)
-        worth_it = jnp.exp(take(tree.log_confidence, onward.node)) >= self.cost
-        return tree, dataclasses.replace(onward, live=onward.live & worth_it)
+        tree, reached = top_paths.add_level(self.room, propose, tree, frontier, active)
+        worth_it = jnp.exp(take(tree.log_confidence, reached.node)) >= self.cost
+        return tree, dataclasses.replace(reached, live=reached.live & worth_it)
 
-    def prune(self, tree: DraftTree) -> DraftTree:
+    def prune(self, tree: DraftTree) -> Selection:
         likely = jnp.exp(tree.log_confidence) >= self.leaf
         return top_paths.keep_top(dataclasses.replace(tree, live=tree.live & likely), self.verified)

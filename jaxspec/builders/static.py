@@ -2,13 +2,16 @@
 
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import ClassVar, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool
 
-from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, keep_probs, take
+from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.rule import Propose, keep_probs
+from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, take
 
 Path = tuple[int, ...]
 
@@ -34,12 +37,12 @@ EAGLE_TREE = parse_paths("0:1:2:3:00:01:02:10:11:20:21:30:000:001:002:010:011:02
 """The 25 draft nodes of EAGLE's figure of its tree: likelier branches deeper and wider (arXiv:2401.15077)."""
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Static:
+class Static(TreeBuilder):
     """The nodes whose paths of child ranks are listed; rank 0 is the first proposed child. Default: EAGLE's tree."""
 
-    prunes: ClassVar[bool] = False
-    varies: ClassVar[bool] = False
+    name: ClassVar[str] = "static"
     paths: tuple[Path, ...] = dataclasses.field(default=EAGLE_TREE, metadata={"parse": parse_paths, "show": show_paths})
 
     def __post_init__(self) -> None:
@@ -58,30 +61,25 @@ class Static:
     def size(self) -> int:
         return len(self.paths) + 1
 
-    @property
-    def verified(self) -> int:
-        return self.size
-
-    def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
+    def grow(
+        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
+    ) -> tuple[DraftTree, Frontier]:
         tables, size = _tables(self.paths), self.size
         at_level = lambda table: jax.lax.dynamic_index_in_dim(table, frontier.level, keepdims=False)
         slot, rank, node = at_level(tables.slot), at_level(tables.rank), at_level(tables.node)
         slot = jnp.minimum(slot, frontier.node.shape[1] - 1)  # the root's frontier is one node wide
-        proposal = propose(logits, tables.branching)
+        proposal = propose(tables.branching)
         offered = proposal.token.shape[-1]  # fewer than the tree's branching in a small vocabulary
         of = lambda values: values[:, slot, jnp.minimum(rank, offered - 1)]
-        live = of(proposal.live) & frontier.live[:, slot] & going[:, None] & (rank < offered) & (node < size)
+        live = of(proposal.live) & frontier.live[:, slot] & active[:, None] & (rank < offered) & (node < size)
         parent = frontier.node[:, slot]
         log_confidence = take(tree.log_confidence, parent) + of(proposal.log_prob)
-        tree = keep_probs(tree, frontier, proposal.probs)
+        tree = keep_probs(tree, frontier, proposal)
         tree = add_nodes(tree, node, of(proposal.token), parent, log_confidence, live)
         expand = jnp.broadcast_to(at_level(tables.expand), (live.shape[0], tables.expand.shape[1]))
         real = expand < size
         nodes = jnp.where(real, expand, 0)
         return tree, Frontier(node=nodes, live=real & take(tree.live, nodes), level=frontier.level + 1)
-
-    def prune(self, tree: DraftTree) -> DraftTree:
-        return tree
 
 
 @dataclasses.dataclass(frozen=True)

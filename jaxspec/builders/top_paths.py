@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, subtree, take
+from jaxspec.decoding.rule import Propose
+from jaxspec.decoding.tree import DraftTree, Frontier, Selection, add_nodes, take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +58,12 @@ def widest(branching: int, depth: int, most: int) -> int:
 
 
 def add_level(
-    room: Room, propose, tree: DraftTree, frontier: Frontier, logits: Float[Array, "B W V"], going: Bool[Array, " B"]
+    room: Room, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
 ) -> tuple[DraftTree, Frontier]:
-    """Adds a level to the rows that are `going`; the new frontier has the likeliest of it, in falling order."""
-    proposal = propose(logits, room.branching)
+    """Adds a level to the `active` rows; the new frontier has the likeliest of it, in falling order."""
+    proposal = propose(room.branching)
     batch, expanded, offered = proposal.token.shape
-    live = proposal.live & frontier.live[..., None] & going[:, None, None]
+    live = proposal.live & frontier.live[..., None] & active[:, None, None]
     log_confidence = take(tree.log_confidence, frontier.node)[..., None] + proposal.log_prob
     flat = lambda values: values.reshape(batch, expanded * offered)
     # The root has `first_level` children; the buffer's slots for later levels begin after those.
@@ -77,12 +78,11 @@ def add_level(
     next_width = min(room.frontier, count)
     node = jnp.broadcast_to(slots[:next_width], (batch, next_width))
     pad = [(0, 0), (0, room.frontier - next_width)]
-    onward = Frontier(node=jnp.pad(node, pad), live=jnp.pad(found[:, :next_width], pad), level=frontier.level + 1)
-    return tree, onward
+    return tree, Frontier(node=jnp.pad(node, pad), live=jnp.pad(found[:, :next_width], pad), level=frontier.level + 1)
 
 
 def top_nodes(tree: DraftTree, count: int) -> tuple[Float[Array, "B M"], Int[Array, "B M"]]:
-    """The M = `count` likeliest live nodes, in falling order of log confidence: it (-inf where none is left), and ids.
+    """Of the M = `count` live nodes of highest log confidence, in falling order: it (-inf where none is left), and ids.
 
     The root, whose confidence is 1, is the first.
     """
@@ -90,15 +90,15 @@ def top_nodes(tree: DraftTree, count: int) -> tuple[Float[Array, "B M"], Int[Arr
     return score, node
 
 
-def subtree_of(tree: DraftTree, node: Int[Array, "B M"], wanted: Bool[Array, "B M"]) -> DraftTree:
-    """The sub-tree of the `wanted` ones of M nodes, parents before children."""
+def keep(tree: DraftTree, node: Int[Array, "B M"], wanted: Bool[Array, "B M"]) -> Selection:
+    """The `wanted` ones of M nodes, parents before children."""
     size = tree.token.shape[1]
     order = jnp.sort(jnp.where(wanted, node, size), axis=1)
     live = order < size
-    return subtree(tree, jnp.where(live, order, 0), live)
+    return Selection(node=jnp.where(live, order, 0), live=live)
 
 
-def keep_top(tree: DraftTree, count: int) -> DraftTree:
-    """The sub-tree of the `count` likeliest nodes."""
+def keep_top(tree: DraftTree, count: int) -> Selection:
+    """The `count` nodes of highest confidence."""
     score, node = top_nodes(tree, count)
-    return subtree_of(tree, node, score > -jnp.inf)
+    return keep(tree, node, score > -jnp.inf)

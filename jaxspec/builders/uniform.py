@@ -3,9 +3,13 @@
 import dataclasses
 import functools
 import heapq
-from typing import ClassVar
+from typing import ClassVar, final
+
+from jaxtyping import Array, Bool
 
 from jaxspec.builders.static import Path, Static
+from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier
 
 
@@ -28,8 +32,9 @@ def likely_paths(width: int, depth: int, count: int) -> tuple[Path, ...]:
     return tuple(found)
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Uniform:
+class Uniform(TreeBuilder):
     """`width` children under every node, `depth` levels, of which `total` nodes are kept by their ranks.
 
     The papers' tree of width 3 and depth 5 has 363 nodes below the root; by default the 63 of lowest ranks are grown
@@ -40,16 +45,13 @@ class Uniform:
         total: nodes verified at most, the root included.
     """
 
-    prunes: ClassVar[bool] = False
-    varies: ClassVar[bool] = False
+    name: ClassVar[str] = "uniform"
     width: int = 3
     depth: int = 5
     total: int = 64
 
     def __post_init__(self) -> None:
-        for name, least in (("width", 1), ("depth", 1), ("total", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"uniform: {name} must be at least {least}, and is {getattr(self, name)}")
+        self.require(width=1, depth=1, total=2)
 
     @property
     def tree(self) -> Static:
@@ -64,8 +66,7 @@ class Uniform:
     def verified(self) -> int:
         return self.tree.size
 
-    def grow(self, propose, tree, frontier, logits, going) -> tuple[DraftTree, Frontier]:
-        return self.tree.grow(propose, tree, frontier, logits, going)
-
-    def prune(self, tree: DraftTree) -> DraftTree:
-        return tree
+    def grow(
+        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
+    ) -> tuple[DraftTree, Frontier]:
+        return self.tree.grow(propose, tree, frontier, active)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 BUILTIN = "builtin"
-FOLDER = Path(__file__).parent / BUILTIN
+FOLDER = Path(__file__).parent.parent / BUILTIN
 
 
 def locate(target: str | Path) -> Path:

@@ -1,41 +1,18 @@
+"""Trained heads on disk: `config.json` and `params/`, in a folder under CKPT/heads or anywhere."""
+
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
-from jax.sharding import Mesh
-
-from jaxspec.checkpoint import config_json
-from jaxspec.checkpoint.config_json import CheckpointError
-
-
-def find_head(path: Path, head: str) -> Path:
-    """CKPT/heads/HEAD, or HEAD as a path. Raises CheckpointError naming the heads that are there."""
-    inside = path / "heads" / head
-    for place in (inside, Path(head).expanduser()):
-        if (place / "config.json").exists():
-            return place
-    there = ", ".join(config_json.head_names(path)) or "none"
-    raise CheckpointError(f"no head {head!r} under {path / 'heads'} (found: {there}), and it is not the path of one")
-
-
-"""Trained heads on disk: `config.json` and `params/`, in a folder under CKPT/heads or anywhere."""
-
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import TypeVar
-
 from flax import nnx
 
-from jaxspec.checkpoint import parameters
-from jaxspec.checkpoint.config_json import check_dtypes, fields_of
+from jaxspec.checkpoint import config_json, parameters
+from jaxspec.checkpoint.config_json import CheckpointError, check_dtypes, fields_of
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.placement import place_head
 
 FORMAT = "jaxspec-head"
 FORMAT_VERSION = 1
-
-M = TypeVar("M", bound=nnx.Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,17 +72,6 @@ def write_head(path: Path, config: HeadConfig, module: nnx.Module) -> None:
     parameters.write_params(path / "params", ((name, param.astype(config.dtype)) for name, param in params))
 
 
-def load_head(path: Path, make: Callable[[], M], dtype: Any = None, mesh: Mesh | None = None) -> M:
-    """Restores the parameters of a head into the module that `make` would make; raises CheckpointError.
-
-    Args:
-        mesh: of its target, which it is spread over or copied to (see `sharding.place_head`).
-    """
-    module = nnx.eval_shape(make)
-    placed = module if mesh is None else place_head(module, mesh, dtype)
-    return parameters.load_params(path / "params", placed, dtype)
-
-
 def check_same_shape(path: Path, head: LlamaConfig, target: LlamaConfig) -> None:
     """Raises CheckpointError where a head was trained for a target of another vocabulary or width."""
     for name, word in (("vocab_size", "vocabulary"), ("hidden_size", "hidden size")):
@@ -113,3 +79,13 @@ def check_same_shape(path: Path, head: LlamaConfig, target: LlamaConfig) -> None
             raise CheckpointError(
                 f"the head at {path} was trained for a target with a {word} of {theirs}, and this target's is {ours}"
             )
+
+
+def find_head(path: Path, head: str) -> Path:
+    """CKPT/heads/HEAD, or HEAD as a path. Raises CheckpointError naming the heads that are there."""
+    inside = path / "heads" / head
+    for place in (inside, Path(head).expanduser()):
+        if (place / "config.json").exists():
+            return place
+    there = ", ".join(config_json.head_names(path)) or "none"
+    raise CheckpointError(f"no head {head!r} under {path / 'heads'} (found: {there}), and it is not the path of one")

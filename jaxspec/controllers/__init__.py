@@ -1,1 +1,13 @@
-"""Controllers, one file a stopping rule."""
+"""Controllers, one file a stopping rule. A new one is a file here and a line below."""
+
+from jaxspec.controllers.adaptive import Adaptive
+from jaxspec.controllers.beta_ts import BetaTS
+from jaxspec.controllers.cali_ts import CaliTS
+from jaxspec.controllers.fixed import Fixed
+from jaxspec.controllers.threshold import Threshold
+from jaxspec.decoding.controller import Controller
+
+CONTROLLERS: dict[str, type[Controller]] = {kind.name: kind for kind in (Fixed, Threshold, Adaptive, BetaTS, CaliTS)}
+"""By the name that users type."""
+
+__all__ = ["CONTROLLERS", "Adaptive", "BetaTS", "CaliTS", "Fixed", "Threshold"]

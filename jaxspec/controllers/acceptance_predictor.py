@@ -1,17 +1,13 @@
 """Cali-TS's predictor: whether the target will accept the token just drafted (EESD, arXiv:2406.03853, Eq. 5)."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.checkpoint.heads import HeadConfig, write_head
-from jaxspec.decoding.drafter import Drafter, Models, Prefix
+from jaxspec.decoding.drafter import FLOAT32, Drafter, Models, Prefix
 from jaxspec.decoding.tree import init_tree
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.config import LlamaConfig
 from jaxspec.model.linear import Linear, linear
 from jaxspec.model.mesh_rules import constrain
 
@@ -23,20 +19,13 @@ LEVELS = 10  # with a matrix of their own; deeper ones share the last
 class AcceptancePredictor(nnx.Module):
     """W^i [10, D, D] and W_p [D + E, 2], for D = `target_hidden` and E = `draft_hidden`, which may differ."""
 
-    def __init__(
-        self, target_hidden: int, draft_hidden: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.dtype("float32")
-    ):
+    def __init__(self, target_hidden: int, draft_hidden: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
         shape = (LEVELS, target_hidden, target_hidden)
         scale = jnp.asarray(target_hidden**-0.5, dtype)
         self.transform = nnx.Param(
             jax.random.normal(rngs.params(), shape, dtype) * scale, axes=("level", "input", "embed")
         )
         self.head = Linear(rngs, (target_hidden + draft_hidden, 2), ("embed", "label"), bias=False, dtype=dtype)
-
-    @staticmethod
-    def blank(target_hidden: int, draft_hidden: int) -> "AcceptancePredictor":
-        """One that is not trained: a shape to restore weights into."""
-        return AcceptancePredictor(target_hidden, draft_hidden, rngs=nnx.Rngs(0))
 
 
 def classify(
@@ -70,20 +59,20 @@ def predict(
     return jax.nn.softmax(classify(weights, level, target_hidden, draft_hidden))[:, 1]
 
 
-def write_predictor(path: Path, target: LlamaConfig, weights: AcceptancePredictor) -> None:
-    """Writes the predictor into the folder `path`, HEAD/calibrator, in the dtype that it has."""
-    width, dtype = target.hidden_size, str(weights.transform[...].dtype)
-    settings = {"target_hidden": width, "draft_hidden": weights.head.kernel[...].shape[0] - width}
-    write_head(path, HeadConfig(NAME, target, dtype, dtype, settings), weights)
-
-
 def draft_width(drafter: Drafter, models: Models) -> int:
-    """Width E of the hidden states that a drafter's logits come from. Traced only: nothing is computed."""
+    """Width E of the hidden states that a drafter's logits come from. Traced only: nothing is computed.
+
+    Raises:
+        ValueError: the drafter has none.
+    """
 
     def hidden(models: Models) -> Array:
         config, dtype = models.target.config, models.target.norm[...].dtype
         root, one = jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32)
         prefix = Prefix(token=root[:, None], length=one, cache=kv.allocate(config, 1, 1, dtype))
-        return drafter.root(models, drafter.init(models, 1, 1), prefix, init_tree(root, 2, None))[1]
+        drafts, _ = drafter.root(models, drafter.init(models, 1, 1), prefix, init_tree(root, 2, None))
+        if drafts.hidden is None:
+            raise ValueError(f"{drafter.name} has no hidden states to predict from")
+        return drafts.hidden
 
     return jax.eval_shape(hidden, models).shape[-1]

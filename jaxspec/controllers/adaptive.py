@@ -1,13 +1,16 @@
 """A threshold that moves until a wanted share of the drafts is accepted (Draft & Verify, arXiv:2309.08168, §3.4)."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, final
 
 import chex
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Key
 
 from jaxspec.controllers.threshold import check_confidence, confidence
+from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.round_counts import RoundCounts
 
 
 @chex.dataclass(frozen=True)
@@ -19,8 +22,9 @@ class AdaptiveState:
     begun: Bool[Array, " B"]  # whether a round has drafted anything
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Adaptive:
+class Adaptive(Controller):
     """Drafts on above a threshold that each round moves towards a wanted acceptance rate (Draft & Verify).
 
     A round with a of D drafted levels accepted, AR_e = a / D, changes (Eqs. 2 to 4)
@@ -38,7 +42,7 @@ class Adaptive:
         confidence: as for `threshold`.
     """
 
-    stops: ClassVar[bool] = True
+    name: ClassVar[str] = "adaptive"
     gamma: float = 0.6
     alpha: float = 0.9
     epsilon: float = 0.01
@@ -54,7 +58,7 @@ class Adaptive:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"adaptive: {name} is from 0 to 1, not {getattr(self, name)}")
 
-    def init(self, models, batch) -> AdaptiveState:
+    def init(self, models: Models, batch: int) -> AdaptiveState:
         # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
         return AdaptiveState(
             gamma=jnp.full(batch, self.gamma, jnp.float32),
@@ -62,10 +66,13 @@ class Adaptive:
             begun=jnp.zeros(batch, bool),
         )
 
-    def keep_drafting(self, models, keys, state, evidence):
-        return confidence(evidence, self.confidence) >= state.gamma
+    def keep_drafting(
+        self, models: Models, keys: Key[Array, " B"], state: AdaptiveState, signals: DraftSignals
+    ) -> Bool[Array, " B"]:
+        return confidence(signals, self.confidence) >= state.gamma
 
-    def update(self, state, accepted, levels) -> AdaptiveState:
+    def update(self, state: AdaptiveState, counts: RoundCounts) -> AdaptiveState:
+        accepted, levels = counts.accepted, counts.levels
         drafted = levels > 0
         of_round = accepted / jnp.maximum(levels, 1)
         rate = jnp.where(state.begun, self.beta1 * state.rate + (1 - self.beta1) * of_round, of_round)

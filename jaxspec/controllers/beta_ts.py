@@ -1,17 +1,19 @@
 """Thompson sampling with a Beta posterior decides when to stop drafting (EESD, arXiv:2406.03853, Algorithm 2)."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, final
 
 import chex
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Key
 
+from jaxspec.controllers.posterior_update import BETA_FLOOR, compared, update_beta
+from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.round_counts import RoundCounts
 from jaxspec.decoding.sampling import bernoulli
 
 READINGS = ("compared", "printed", "bonus")
-FLOOR = 0.01
-"""Alpha and beta never fall below this: the reading `printed` takes from alpha, and a Beta needs both above 0."""
 
 
 @chex.dataclass(frozen=True)
@@ -22,8 +24,9 @@ class BetaState:
     beta: Float[Array, " B"]
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class BetaTS:
+class BetaTS(Controller):
     """Drafts on by a coin that learns how often drafts are accepted: Thompson sampling, Beta posterior (EESD).
 
     A round with a of D drafted levels accepted adds r to alpha and n - r to beta (Eqs. 3 and 4). The paper prints
@@ -41,7 +44,7 @@ class BetaTS:
             token inside Q_v: r = a, n = min(a + 2, D).
     """
 
-    stops: ClassVar[bool] = True
+    name: ClassVar[str] = "beta-ts"
     prior_alpha: float = 3.0
     prior_beta: float = 1.0
     reading: str = "compared"
@@ -50,18 +53,22 @@ class BetaTS:
         if self.reading not in READINGS:
             raise ValueError(f"beta-ts: reading is one of {', '.join(READINGS)}, not {self.reading!r}")
         for name in ("prior_alpha", "prior_beta"):
-            if not FLOOR <= getattr(self, name) < float("inf"):
-                raise ValueError(f"beta-ts: {name} must be at least {FLOOR}, and is {getattr(self, name)}")
+            if not BETA_FLOOR <= getattr(self, name) < float("inf"):
+                raise ValueError(f"beta-ts: {name} must be at least {BETA_FLOOR}, and is {getattr(self, name)}")
 
-    def init(self, models, batch) -> BetaState:
+    def init(self, models: Models, batch: int) -> BetaState:
         of = lambda prior: jnp.full(batch, prior, jnp.float32)
         return BetaState(alpha=of(self.prior_alpha), beta=of(self.prior_beta))
 
-    def keep_drafting(self, models, keys, state, evidence):
+    def keep_drafting(
+        self, models: Models, keys: Key[Array, " B"], state: BetaState, signals: DraftSignals
+    ) -> Bool[Array, " B"]:
         return bernoulli(keys, state.alpha / (state.alpha + state.beta))
 
-    def update(self, state, accepted, levels) -> BetaState:
+    def update(self, state: BetaState, counts: RoundCounts) -> BetaState:
+        accepted, levels = jnp.asarray(counts.accepted), jnp.asarray(counts.levels)
         successes = accepted - 1 if self.reading == "printed" else accepted
-        trials = jnp.minimum(accepted + (2 if self.reading == "bonus" else 1), levels)
-        add = lambda old, new: jnp.where(levels > 0, jnp.maximum(old + new, FLOOR), old)
-        return BetaState(alpha=add(state.alpha, successes), beta=add(state.beta, trials - successes))
+        trials = jnp.minimum(accepted + 2, levels) if self.reading == "bonus" else compared(accepted, levels)
+        alpha, beta = update_beta(state.alpha, state.beta, successes, trials)
+        drafted = levels > 0
+        return BetaState(alpha=jnp.where(drafted, alpha, state.alpha), beta=jnp.where(drafted, beta, state.beta))

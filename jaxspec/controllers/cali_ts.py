@@ -1,18 +1,19 @@
 """Thompson sampling whose first estimates come from a trained predictor (EESD, arXiv:2406.03853, Algorithm 3)."""
 
 import dataclasses
-from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, final
 
 import chex
 import jax.numpy as jnp
+from flax import nnx
 from jax.scipy.stats import norm
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Key
 
-from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.checkpoint.heads import check_same_shape, load_head, read_head
-from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor, predict
+from jaxspec.controllers.acceptance_predictor import AcceptancePredictor, predict
+from jaxspec.controllers.posterior_update import combine, compared, update_mean
+from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.round_counts import RoundCounts
 from jaxspec.decoding.sampling import bernoulli
 
 ESTIMATES = ("compared", "printed")
@@ -28,8 +29,9 @@ class CaliState:
     rounds: Float[Array, " B"]  # n: those in which something was drafted
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class CaliTS:
+class CaliTS(Controller):
     """Drafts on by a coin: a trained predictor's chance at first, then what was accepted so far (EESD's Cali-TS).
 
     Where the predictor says theta_M, the estimate is theta_hat, and n rounds were verified (Eqs. 6, 7 and 9):
@@ -53,7 +55,7 @@ class CaliTS:
             predictor: theta ~ N(theta_hat, sigma_S² / (n + 1)), the prior counted as a round.
     """
 
-    stops: ClassVar[bool] = True
+    name: ClassVar[str] = "cali-ts"
     sigma_model: float = 0.05
     sigma_sample: float = 0.5
     prior: float = 0.75
@@ -75,55 +77,33 @@ class CaliTS:
         """Whether it asks a trained predictor."""
         return self.prediction != "sampled"
 
-    @staticmethod
-    def load_weights(target: Checkpoint, head: Path, draft_hidden: int, dtype: jnp.dtype) -> AcceptancePredictor:
-        """Restores the predictor that lies in a drafter's head.
+    def build_weights(self, target_hidden: int, draft_hidden: int) -> AcceptancePredictor:
+        """A predictor for hidden states of these widths, not trained."""
+        return AcceptancePredictor(target_hidden, draft_hidden, rngs=nnx.Rngs(0))
 
-        Args:
-            head: folder of the drafter's weights.
-            draft_hidden: width of the drafter's hidden states.
-
-        Raises:
-            CheckpointError: there is none, or it was trained for another target or drafter.
-        """
-        path = head / FOLDER
-        if not (path / "config.json").exists():
-            raise CheckpointError(
-                f"cali-ts needs a trained predictor, and there is none at {path}; "
-                f"`jaxspec-train calibrator --target {target.path} --head {head.name}` makes one"
-            )
-        config = read_head(path, NAME)
-        check_same_shape(path, config.model, target.config.model)
-        ours = {"target_hidden": target.config.model.hidden_size, "draft_hidden": draft_hidden}
-        if config.settings != ours:
-            raise CheckpointError(f"the predictor at {path} was trained for {config.settings}, and here it is {ours}")
-        return load_head(path, lambda: AcceptancePredictor.blank(**ours), dtype, target.mesh)
-
-    def init(self, models, batch) -> CaliState:
+    def init(self, models: Models, batch: int) -> CaliState:
         # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
         of = lambda value: jnp.full(batch, value, jnp.float32)
         return CaliState(estimate=of(self.prior), trials=of(0), rounds=of(0))
 
-    def keep_drafting(self, models, keys, state, evidence):
+    def keep_drafting(
+        self, models: Models, keys: Key[Array, " B"], state: CaliState, signals: DraftSignals
+    ) -> Bool[Array, " B"]:
         model, sample = self.sigma_model**2, self.sigma_sample**2
         if self.prediction == "sampled":
             mean, variance = state.estimate, sample / (state.rounds + 1)
         else:
             rounds = state.rounds if self.prediction == "both" else jnp.zeros_like(state.rounds)
-            predicted = predict(models.control, evidence.level, evidence.target_hidden, evidence.draft_hidden)
-            total = rounds * model + sample
-            mean = (sample * predicted + rounds * model * state.estimate) / total
-            variance = model * sample / total
+            assert signals.draft_hidden is not None, "a drafter without hidden states has no predictor"
+            predicted = predict(models.control, signals.level, signals.target_hidden, signals.draft_hidden)
+            mean, variance = combine(predicted, state.estimate, rounds, model, sample)
         return bernoulli(keys, clipped_mean(mean, jnp.sqrt(variance)))
 
-    def update(self, state, accepted, levels) -> CaliState:
-        trials = accepted if self.estimate == "printed" else jnp.minimum(accepted + 1, levels)
-        total = state.trials + trials
-        return CaliState(
-            estimate=state.estimate + (accepted - trials * state.estimate) / (total + 1),  # exact where nothing is new
-            trials=total,
-            rounds=state.rounds + (levels > 0),
-        )
+    def update(self, state: CaliState, counts: RoundCounts) -> CaliState:
+        accepted, levels = jnp.asarray(counts.accepted), jnp.asarray(counts.levels)
+        trials = accepted if self.estimate == "printed" else compared(accepted, levels)
+        estimate, total = update_mean(state.estimate, state.trials, accepted, trials)
+        return CaliState(estimate=estimate, trials=total, rounds=state.rounds + (levels > 0))
 
 
 def clipped_mean(mean: Float[Array, " B"], deviation: Float[Array, " B"]) -> Float[Array, " B"]:

@@ -1,22 +1,24 @@
 """Draft to the builder's full depth, always."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar, final
 
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Key
+
+from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.drafter import Models, State
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Fixed:
+class Fixed(Controller):
     """Never stops early: the length is the builder's."""
 
+    name: ClassVar[str] = "fixed"
     stops: ClassVar[bool] = False
 
-    def init(self, models, batch) -> Any:
-        return ()
-
-    def keep_drafting(self, models, keys, state, evidence):
-        return jnp.ones(evidence.top_prob.shape, bool)
-
-    def update(self, state, accepted, levels):
-        return state
+    def keep_drafting(
+        self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals
+    ) -> Bool[Array, " B"]:
+        return jnp.ones(signals.top_prob.shape, bool)

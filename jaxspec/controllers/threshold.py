@@ -1,17 +1,19 @@
 """Stop drafting once a draft's confidence falls below a threshold (Draft & Verify, arXiv:2309.08168, §3.4)."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar, final
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Key
 
-from jaxspec.decoding.controller import DraftSignals
+from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.drafter import Models, State
 
 CONFIDENCES = ("largest", "token")
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Threshold:
+class Threshold(Controller):
     """Drafts on while it is confident enough of its last draft; that one is verified either way (Draft & Verify).
 
     Attributes:
@@ -21,26 +23,22 @@ class Threshold:
             was drawn with, as in §3.4. Of a greedy chain they are the same.
     """
 
-    stops: ClassVar[bool] = True
+    name: ClassVar[str] = "threshold"
     gamma: float = 0.6
     confidence: str = "largest"
 
     def __post_init__(self) -> None:
         check_confidence("threshold", self.gamma, self.confidence)
 
-    def init(self, models, batch) -> Any:
-        return ()
-
-    def keep_drafting(self, models, keys, state, evidence):
-        return confidence(evidence, self.confidence) >= self.gamma
-
-    def update(self, state, accepted, levels):
-        return state
+    def keep_drafting(
+        self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals
+    ) -> Bool[Array, " B"]:
+        return confidence(signals, self.confidence) >= self.gamma
 
 
-def confidence(evidence: DraftSignals, kind: str) -> Float[Array, " B"]:
+def confidence(signals: DraftSignals, kind: str) -> Float[Array, " B"]:
     """How sure the drafter is of the newest node; `kind` is one of CONFIDENCES."""
-    return evidence.top_prob if kind == "largest" else evidence.token_prob
+    return signals.top_prob if kind == "largest" else signals.token_prob
 
 
 def check_confidence(name: str, gamma: float, kind: str) -> None:

@@ -6,20 +6,21 @@ from typing import Any
 
 import jax
 
-from jaxspec.builders.eagle2 import Eagle2
+from jaxspec.builders import Eagle2
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.controllers.fixed import Fixed
+from jaxspec.controllers import Fixed
 from jaxspec.costs import kept_tables
 from jaxspec.costs.kept_tables import Subject
-from jaxspec.costs.round_pieces import Job, draft_job, half_way, resume_job, resumes, target_job
+from jaxspec.costs.round_pieces import Job, draft_job, half_way, resume_job, target_job
 from jaxspec.costs.timing import seconds_per_unit
 from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill_buckets import shapes
-from jaxspec.decoding.request import Request
-from jaxspec.engine.engine import Engine
-from jaxspec.evaluate.calibrate import say
+from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.speculation import tree_sizes
 from jaxspec.host import environment
+from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 
 WIDTHS = (1, 4, 16)  # nodes expanded at once; what lies between is interpolated
@@ -39,14 +40,14 @@ def costs_of(model: Checkpoint, method: Method, weights: Any) -> CostTable:
     """
     if jax.process_count() > 1:
         raise ValueError(
-            f"the builder of {method} decides by what drafting and verification cost, of which several processes would "
+            f"{method} decides by what drafting and verification cost, of which several processes would "
             "each measure something else; write the costs into the method"
         )
     subject = describe(model, method)
     try:
         return kept_tables.read(subject)
     except FileNotFoundError:
-        reason = f"the builder of {method} needs to know what drafting and verification cost on this device"
+        reason = f"{method} needs to know what drafting and verification cost on this device"
     except ValueError as error:
         reason = str(error)
     say(f"{reason}: measuring it once, which takes a minute or so")
@@ -83,16 +84,13 @@ def measure(model: Checkpoint, method: Method, weights: Any) -> CostTable:
 
     Levels are EAGLE-2's, since the builders that use the table grow theirs in the same way.
     """
-    probe = dataclasses.replace(method, builder=Eagle2(depth=DEPTH), controller=Fixed())
-    engine = Engine(model, probe, draft=weights)
-    sizes, models = engine.tree_sizes, engine.models
+    sizes, models = tree_sizes(), Models(target=model.target, draft=weights)
     tokens = min(TOKENS, model.config.model.usable_length // 2)
-    requests = [Request([0] * tokens, tokens, 0.0, 0, 1.0, 0, 0)]
-    spec = lambda width: dataclasses.replace(
-        probe, builder=Eagle2(total=max(*sizes, 2), depth=DEPTH, width=width)
-    ).speculation(greedy=True)
+    requests = [Request([0] * tokens, SamplingParams(max_new_tokens=tokens))]
+    builder = lambda width: Eagle2(total=max(*sizes, 2), depth=DEPTH, width=width)
+    spec = lambda width: dataclasses.replace(method, builder=builder(width), controller=Fixed()).speculation(True)
     rows = shapes(spec(1), requests)[1]
-    with engine.model.context():
+    with model.context():
         forwards = {size: target_job(models.target, 1, size, rows) for size in {1, *sizes}}
         jobs: dict[tuple[str, int], Job] = {("plain", 1): forwards[1]}
         for width in WIDTHS:
@@ -100,9 +98,9 @@ def measure(model: Checkpoint, method: Method, weights: Any) -> CostTable:
             jobs["level", width] = draft_job(spec(width), models, state)
         wide = spec(WIDTHS[-1])
         state = half_way(wide, models, requests, rows)
-        resumed = resumes(wide, models, state)
         for size in sizes:
-            jobs["verify", size] = resume_job(wide, models, state, size) if resumed else forwards[size]
+            resumes = method.drafter.reuses_drafting
+            jobs["verify", size] = resume_job(wide, models, state, size) if resumes else forwards[size]
         # What is one and the same is timed once: verifying one node takes exactly a forward, unless drafting did part.
         distinct = list(dict.fromkeys(jobs.values()))
         found = dict(zip(distinct, seconds_per_unit(distinct), strict=True))

@@ -8,14 +8,8 @@ from collections.abc import Sequence
 from jaxspec.costs.round_pieces import Job
 
 REPEATS = 7
-
-
 LEAST_SECONDS = 0.1  # that one timed call takes
-
-
 MOST_ITERATIONS = 2**20
-
-
 _TINY = 1e-9
 
 

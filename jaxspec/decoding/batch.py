@@ -7,45 +7,47 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding import decode_state, layout, speculation
+from jaxspec.decoding.decode_state import DecodeState, new_state
 from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.layout import new_state_on_mesh
 from jaxspec.decoding.prefill_buckets import power_of_two
-from jaxspec.decoding.request import Request
+from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.sampling import Sampling
+from jaxspec.decoding.speculation import Speculation
 from jaxspec.host.processes import fetch, put_like
 
 
-def start(
-    spec: speculation.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int
-) -> decode_state.DecodeState:
+def start(spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int) -> DecodeState:
     """Puts a batch of requests on the device, or on the current mesh.
 
     The batch is filled up with rows that are done: to a power of two, which the mesh's axis `data` must divide.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    batch = power_of_two(len(requests), 1)
+    batch = power_of_two(len(requests))
     batch += -batch % mesh.shape.get("data", 1)
-    padded = [*requests, *[Request([0], 1, 0.0, 0, 1.0, 0, 0)] * (batch - len(requests))]
+    padded = [*requests, *[Request([0], SamplingParams(max_new_tokens=1))] * (batch - len(requests))]
     tokens = np.zeros((batch, rows), np.int32)
     for row, request in enumerate(padded):
         tokens[row, : len(request.tokens)] = request.tokens
     column = lambda read, dtype: jnp.asarray([read(r) for r in padded], dtype)
     lengths = column(lambda r: len(r.tokens), jnp.int32)
-    seeds, indices = column(lambda r: r.seed % 2**32, jnp.uint32), column(lambda r: r.index, jnp.uint32)
-    build = decode_state.new_state if mesh.empty else layout.new_state_on_mesh
+    seeds, indices = column(lambda r: r.sampling.seed % 2**32, jnp.uint32), column(lambda r: r.index, jnp.uint32)
+    build = new_state if mesh.empty else new_state_on_mesh
     return build(
         spec,
         models,
         tokens=jnp.asarray(tokens),
         length=lengths,
-        limit=lengths + column(lambda r: r.max_new_tokens, jnp.int32),
+        limit=lengths + column(lambda r: r.sampling.max_new_tokens, jnp.int32),
         done=jnp.arange(batch) >= len(requests),
         keys=jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seeds, indices),
         eos=jnp.asarray([*eos, *[-1] * (-len(eos) % 4 or 4 * (not eos))], jnp.int32),  # few shapes, few compilations
         sampling=Sampling(
-            temperature=column(lambda r: r.temperature, jnp.float32),
-            top_k=column(lambda r: r.top_k, jnp.int32) if any(r.top_k for r in requests) else None,
-            top_p=column(lambda r: r.top_p, jnp.float32) if any(r.top_p < 1 for r in requests) else None,
+            temperature=column(lambda r: r.sampling.temperature, jnp.float32),
+            top_k=column(lambda r: r.sampling.top_k, jnp.int32) if any(r.sampling.top_k for r in requests) else None,
+            top_p=column(lambda r: r.sampling.top_p, jnp.float32)
+            if any(r.sampling.top_p < 1 for r in requests)
+            else None,
         ),
     )
 

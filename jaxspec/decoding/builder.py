@@ -1,51 +1,74 @@
 """What a tree builder is."""
 
-from typing import ClassVar, Protocol, runtime_checkable
+import abc
+from typing import ClassVar
 
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
+from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.rule import Propose
-from jaxspec.decoding.tree import DraftTree, Frontier
+from jaxspec.decoding.tree import DraftTree, Frontier, Selection
 
 
-@runtime_checkable
-class TreeBuilder(Protocol):
-    """Decides which nodes a tree gets."""
+class TreeBuilder(abc.ABC):
+    """Decides which nodes a tree gets.
 
-    prunes: ClassVar[bool]  # drops nodes by their own value: sound for candidates, never for sampled children
-    varies: ClassVar[bool]  # how many nodes it leaves depends on the text, even where every row drafts to full depth
+    Attributes:
+        name: what users type.
+        prunes: drops nodes by their own value: sound for candidates, never for sampled children.
+        varies: how many nodes it leaves depends on the text, even where every row drafts to full depth.
+    """
+
+    name: ClassVar[str]
+    prunes: ClassVar[bool] = False
+    varies: ClassVar[bool] = False
+
+    def require(self, **least: int) -> None:
+        """Raises ValueError for a setting below the least value that it may have."""
+        for setting, value in least.items():
+            if (found := getattr(self, setting)) < value:
+                raise ValueError(f"{self.name}: {setting} must be at least {value}, and is {found}")
 
     @property
+    @abc.abstractmethod
+    def depth(self) -> int:
+        """Most levels below the root."""
+
+    @property
+    @abc.abstractmethod
     def size(self) -> int:
         """Nodes while growing, root included."""
-        ...
 
     @property
     def verified(self) -> int:
         """Most nodes left after `prune`, root included."""
-        ...
+        return self.size
 
     @property
-    def depth(self) -> int:
-        """Most levels below the root."""
-        ...
+    def is_chain(self) -> bool:
+        """Whether all its trees are single paths, which have one leaf and no gaps."""
+        return self.size == self.depth + 1
 
+    @property
+    def at_temperature_0(self) -> "TreeBuilder":
+        """What a batch of greedy texts is drafted with."""
+        return self
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether it decides by costs that it was not given."""
+        return False
+
+    def with_costs(self, table: CostTable) -> "TreeBuilder":
+        """The same with every cost that it lacks taken from a measured table."""
+        return self
+
+    @abc.abstractmethod
     def grow(
-        self,
-        propose: Propose,
-        tree: DraftTree,
-        frontier: Frontier,
-        logits: Float[Array, "B W V"],
-        going: Bool[Array, " B"],
+        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
     ) -> tuple[DraftTree, Frontier]:
-        """Adds the next level to the rows that are `going`, and says what to expand after it."""
-        ...
+        """Adds the next level to the `active` rows, and says what to expand after it."""
 
-    def prune(self, tree: DraftTree) -> DraftTree:
-        """At most `verified` nodes; where the builder `prunes`, live ones first."""
-        ...
-
-
-def is_chain(builder: TreeBuilder) -> bool:
-    """Whether all its trees are single paths, which have one leaf and no gaps."""
-    return builder.size == builder.depth + 1
+    def prune(self, tree: DraftTree) -> Selection | None:
+        """The nodes to verify, at most `verified`, live ones first; None: all. Asked only where the rule allows it."""
+        return None

@@ -10,25 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.decoding.drafter import Drafter, Models
+from jaxspec.decoding.round_counts import RoundCounts, no_rounds
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
+from jaxspec.decoding.trace import Trace, empty_trace
 from jaxspec.model import kv_cache as kv
-
-HISTORY = ("committed", "accepted", "levels", "drafted", "verified")
-"""Columns of `DecodeState.history`: tokens committed, drafts accepted, levels drafted (the deepest path, before
-pruning), nodes drafted before pruning, nodes verified without the root. All after the cut at EOS and budget; 0 where a
-row was done."""
-
-
-@chex.dataclass(frozen=True)
-class Trace:
-    """Every round's verified tree, for those who want to look (R rounds, N nodes)."""
-
-    token: Int[Array, "B R N"]
-    parent: Int[Array, "B R N"]
-    live: Bool[Array, "B R N"]
-    log_confidence: Float[Array, "B R N"]
-    on_path: Bool[Array, "B R N"]  # accepted, the root included
 
 
 @chex.dataclass(frozen=True)
@@ -47,7 +33,7 @@ class DecodeState:
     drafter: Any
     controller: Any
     round: Int[Array, ""]
-    history: Int[Array, "B S 5"]  # a row a round, columns HISTORY
+    history: RoundCounts  # [B S], a column a round
     log_prob: Float[Array, "B S"] | None  # of tokens[:, i], given those before
     trace: Trace | None
 
@@ -89,37 +75,28 @@ def new_state(
         drafter=spec.drafter.init(models, batch, rows),
         controller=spec.controller.init(models, batch),
         round=jnp.zeros((), jnp.int32),
-        history=jnp.zeros((batch, rows, len(HISTORY)), jnp.int32),
+        history=no_rounds(batch, rows),
         log_prob=jnp.zeros((batch, rows), jnp.float32) if spec.log_probs else None,
         trace=empty_trace(batch, rows, spec.builder.verified) if spec.record else None,
-    )
-
-
-def empty_trace(batch: int, rounds: int, nodes: int) -> Trace:
-    """A trace with nothing in it."""
-    shape = (batch, rounds, nodes)
-    return Trace(
-        token=jnp.zeros(shape, jnp.int32),
-        parent=jnp.full(shape, -1, jnp.int32),
-        live=jnp.zeros(shape, bool),
-        log_confidence=jnp.zeros(shape, jnp.float32),
-        on_path=jnp.zeros(shape, bool),
     )
 
 
 @partial(jax.jit, static_argnames=("drafter", "rows"))
 def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
     """The same state with room for `rows` rows."""
-    pad = lambda x, fill=0: jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)], constant_values=fill)
-    trace = state.trace
-    if trace is not None:
-        trace = jax.tree.map(pad, trace)
+    pad = lambda x: jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
     return dataclasses.replace(
         state,
         tokens=pad(state.tokens),
         cache=kv.grow(state.cache, rows),
         drafter=drafter.grow(state.drafter, rows),
-        history=pad(state.history),
+        history=jax.tree.map(pad, state.history),
         log_prob=None if state.log_prob is None else pad(state.log_prob),
-        trace=trace,
+        trace=None if state.trace is None else jax.tree.map(pad, state.trace),
     )
+
+
+def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
+    """Writes block[b] at rows[b, start[b]:]; what lies past the new length is never read."""
+    put = lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new.astype(row.dtype), at, 0)
+    return jax.vmap(put)(rows, block, start)

@@ -1,15 +1,27 @@
-"""What a drafter is, and the records that the loop passes to it."""
+"""What a drafter is, and the records that the loop passes to it.
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+A strategy (drafter, builder, controller) is a frozen, hashable dataclass of static settings with pure methods. Its
+state, if it has one, is a pytree of arrays that all begin with the axis B, so that a row can be replaced.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import chex
-from jaxtyping import Array, Bool, Float, Int
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
 
-from jaxspec.decoding.tree import DraftTree, Frontier
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
+from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV
-from jaxspec.model.llama import Llama
+from jaxspec.model.llama import Llama, Output, forward
 
 State = Any  # a pytree of arrays, whatever the strategy needs
+FLOAT32 = jnp.dtype("float32")
 
 
 @chex.dataclass(frozen=True)
@@ -42,50 +54,108 @@ class Committed:
     token: Int[Array, "B T"]
     next_token: Int[Array, "B T"]  # the one after; the last valid one is the new root
     hidden: Float[Array, "B T D"]  # the target's feature at `token`
-    taps: tuple[Float[Array, "B T D"], ...]
+    taps: tuple[Float[Array, "B T D"], ...]  # inputs of the layers that `Drafter.taps` names
 
 
-@chex.dataclass(frozen=True)
-class Reuse:
-    """What drafting computed of the target's first layers, as many as `nodes` has, at the slots of the grown tree."""
+@dataclasses.dataclass(frozen=True)
+class HeadShape:
+    """The shape of a drafter's weights.
 
-    nodes: tuple[KV, ...]  # keys and values of N nodes, one a layer
-    hidden: Float[Array, "B N D"]  # the input of the layer after them
-    known: Bool[Array, "B N"]  # nodes that it was computed for
+    Attributes:
+        model: of its decoder layers; vocabulary and hidden size are the target's.
+        settings: what else decides it, ready for JSON.
+    """
+
+    model: LlamaConfig
+    settings: Mapping[str, Any]
 
 
-@runtime_checkable
-class Drafter(Protocol):
-    """Proposes continuations of a tree's nodes."""
+class Drafter(abc.ABC):
+    """Proposes continuations of a tree's nodes.
 
-    abstains: ClassVar[bool]  # may propose nothing after a node, by logits of -inf
+    Attributes:
+        name: what users type.
+        rank: of drafters with weights, where no method is named the lowest whose head is there runs; None: never.
+        has_head: it brings weights of its own, in a head.
+        abstains: it may propose nothing after a node, by logits of -inf.
+        default_builder: what builds its trees where no builder is named, as users type it.
+        reuses_drafting: `target_forward` goes on from what drafting computed, and so takes a time of its own.
+    """
+
+    name: ClassVar[str]
+    rank: ClassVar[int | None] = None
+    has_head: ClassVar[bool] = False
+    abstains: ClassVar[bool] = False
+    default_builder: ClassVar[str] = "chain"
+    reuses_drafting: ClassVar[bool] = False
+
+    # --- its weights
+
+    def head_for(self, target: LlamaConfig) -> HeadShape:
+        """The head for a target, with its paper's settings; parameters of its own change those."""
+        raise ValueError(f"{self.name} has no head")
+
+    def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> Any:
+        """A head of this shape with random weights; under `nnx.eval_shape`, what weights are restored into."""
+        raise ValueError(f"{self.name} has no head")
+
+    def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:  # noqa: B027 (most heads fit any target)
+        """Raises ValueError, saying why, where a head of this shape does not fit the target."""
+
+    # --- its part in the loop
 
     def taps(self, models: Models) -> tuple[int, ...]:
         """Target layers whose inputs `observe` wants."""
-        ...
+        return ()
 
     def init(self, models: Models, batch: int, rows: int) -> State:
         """State for `batch` sequences of up to `rows` tokens."""
-        ...
+        return ()
 
     def grow(self, state: State, rows: int) -> State:
         """The same state with room for `rows` tokens."""
-        ...
+        return state
 
     def observe(self, models: Models, state: State, committed: Committed) -> State:
         """Learns verified tokens: a chunk of the prompt, or a round's accepted path."""
-        ...
+        return state
 
-    def root(self, models: Models, state: State, prefix: Prefix, tree: DraftTree) -> tuple[Array, Array, State]:
-        """Logits [B V] and hidden state [B E] after the root; tree KV of the last round is forgotten."""
-        ...
+    def root(self, models: Models, state: State, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, State]:
+        """What follows the root (W = 1). What the last round drafted is forgotten."""
+        return self.expand(models, state, prefix, tree, root_frontier(tree.token.shape[0]))
 
+    @abc.abstractmethod
     def expand(
         self, models: Models, state: State, prefix: Prefix, tree: DraftTree, frontier: Frontier
-    ) -> tuple[Array, Array, State]:
-        """Logits [B W V] and hidden states [B W E] after each node of the frontier."""
-        ...
+    ) -> tuple[Drafts, State]:
+        """What follows each of the W nodes of the frontier."""
 
-    def reuse(self, state: State) -> Reuse | None:
-        """What verification need not compute again; None for all drafters that are not made of the target."""
-        ...
+    def target_forward(
+        self, models: Models, state: State, prefix: Prefix, tree: DraftTree, slots: Int[Array, "B N"], leaves: int
+    ) -> Output:
+        """The target over all nodes of a tree; inside a branch of the loop, so that it must not return a cache.
+
+        Args:
+            slots: where each node stood in the tree that was drafted.
+            leaves: live nodes that were never expanded, at most, in any row.
+        """
+        taps = self.taps(models)
+        return forward(
+            models.target, tree.token, positions(prefix, tree.depth), tree.ancestors, prefix.cache, prefix.length - 1,
+            taps=taps,
+        )  # fmt: skip
+
+
+def positions(prefix: Prefix, depth: Int[Array, "B W"]) -> Int[Array, "B W"]:
+    """Rotary positions of nodes at these depths."""
+    return prefix.length[:, None] - 1 + depth
+
+
+def slots_of(tree: DraftTree, frontier: Frontier) -> Int[Array, "B W"]:
+    """Where to keep what is computed of a frontier's nodes; outside of the N slots where a node is not live."""
+    return jnp.where(frontier.live, frontier.node, tree.token.shape[1])
+
+
+def last_valid(values: Float[Array, "B T D"], count: Int[Array, " B"]) -> Float[Array, "B D"]:
+    """The last of the first `count` rows; the first, where count is 0."""
+    return take(values, jnp.maximum(count - 1, 0)[:, None])[:, 0]

@@ -6,12 +6,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.decoding.decode_state import DecodeState, write_block
 from jaxspec.decoding.drafter import Committed, Drafter, Models
-from jaxspec.decoding.loop import FIRST, log_prob_of, write_block
-from jaxspec.decoding.sampling import fold, probabilities, sample
+from jaxspec.decoding.loop import FIRST
+from jaxspec.decoding.sampling import fold, log_prob_of, probabilities, sample
 from jaxspec.decoding.tree import take
 from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import forward, unembed
 
 
@@ -23,7 +24,7 @@ def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) ->
     """
     batch, prompt = state.length.shape[0], state.length
     taps = drafter.taps(models)
-    causal = jnp.broadcast_to(jnp.tril(jnp.ones((chunk, chunk), bool)), (batch, chunk, chunk))
+    causal = causal_mask(batch, chunk)
     keys = fold(fold(state.keys, prompt), FIRST)
 
     def read(carry):
@@ -52,11 +53,10 @@ def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) ->
             old = jnp.take_along_axis(log_prob, prompt[:, None], axis=1)
             new = log_prob_of(logits[:, None], first[:, None])
             log_prob = write_block(log_prob, jnp.where(ends[:, None], new, old), prompt)
-        write_at = start + jnp.minimum(first, 0)  # depends on the reads, so that the write is in place
         return at + chunk, dataclasses.replace(
             state,
             tokens=tokens,
-            cache=tuple(kv.append(layer, new, write_at) for layer, new in zip(state.cache, out.nodes, strict=True)),
+            cache=kv.append(state.cache, out.nodes, start, after=first),
             feature=jnp.where(ends[:, None], feature[:, 0], state.feature),
             drafter=drafter.observe(models, state.drafter, committed),
             log_prob=log_prob,

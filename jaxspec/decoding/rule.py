@@ -9,14 +9,18 @@ A rule owns both halves, so that no builder can verify children in a way that do
 | RejectionSampling | k draws without replacement; none may be dropped | min(1, p/q), else the residual max(0, p - q) |
 """
 
+import abc
+import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import chex
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxspec.decoding.drafts import Drafts, for_each
 from jaxspec.decoding.sampling import Sampling
-from jaxspec.decoding.tree import DraftTree
+from jaxspec.decoding.tree import DraftTree, Frontier
 
 
 @chex.dataclass(frozen=True)
@@ -35,23 +39,45 @@ class Proposal:
     token: Int[Array, "B W C"]
     log_prob: Float[Array, "B W C"]
     live: Bool[Array, "B W C"]
-    probs: Float[Array, "B W V"] | None  # q they were drawn from; None for candidates
+    probs: Float[Array, "B Q S"] | None  # q they were drawn from, one for all nodes where Q = 1; None for candidates
+    support: Int[Array, "B Q S"] | None = None  # ids that `probs` are of; None: the whole vocabulary
 
 
-Propose = Callable[[Array, int], Proposal]  # (draft logits [B W V], C) -> C children for each node
+Propose = Callable[[int], Proposal]  # C -> C children for each node of the frontier, fewer in a small vocabulary
 
 
-@runtime_checkable
-class Rule(Protocol):
+class Rule(abc.ABC):
     """A way to propose children and a way to verify them that together leave the target's text unchanged."""
 
     keeps_probs: ClassVar[bool]  # whether verification needs q
     may_prune: ClassVar[bool]  # whether nodes may be dropped by their own value before verification
 
-    def propose(
-        self, keys: Key[Array, " B"], sampling: Sampling, logits: Float[Array, "B W V"], count: int
-    ) -> Proposal: ...
+    @abc.abstractmethod
+    def propose(self, keys: Key[Array, " B"], sampling: Sampling, drafts: Drafts, width: int, count: int) -> Proposal:
+        """`count` children for each of `width` nodes."""
 
+    @abc.abstractmethod
     def verify(
-        self, keys: Key[Array, " B"], sampling: Sampling, tree: DraftTree, logits: Float[Array, "B N V"], depth: int
-    ) -> Verdict: ...
+        self,
+        keys: Key[Array, " B"],
+        sampling: Sampling,
+        tree: DraftTree,
+        logits: Float[Array, "B N V"],
+        depth: int,
+    ) -> Verdict:
+        """Judges a tree of at most `depth` levels by the target's logits after each of its nodes."""
+
+
+def keep_probs(tree: DraftTree, frontier: Frontier, proposal: Proposal) -> DraftTree:
+    """Remembers q of the expanded nodes, where the verifier will need it."""
+    if proposal.probs is None or tree.draft_probs is None:
+        return tree
+    width = frontier.node.shape[1]
+    rows = jnp.arange(frontier.node.shape[0])[:, None]
+    node, probs = jnp.where(frontier.live, frontier.node, tree.token.shape[1]), for_each(proposal.probs, width)
+    if proposal.support is None:
+        kept = tree.draft_probs.at[rows, node].set(probs, mode="drop")
+    else:  # zeros elsewhere: no node is expanded twice
+        at = (rows[..., None], node[..., None], for_each(proposal.support, width))
+        kept = tree.draft_probs.at[at].set(probs, mode="drop")
+    return dataclasses.replace(tree, draft_probs=kept)

@@ -1,9 +1,13 @@
 """From logits to the distribution that tokens are drawn from. Nothing else in the library does this."""
 
+from collections.abc import Callable
+
 import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.decoding.top_p import keep_top_k, keep_top_p
 
 
 @chex.dataclass(frozen=True)
@@ -35,21 +39,11 @@ def probabilities(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[A
     return jnp.where(temperature > 0, soft, best)
 
 
-def _truncate(scaled, sampling: Sampling, per_row):
+def _truncate(scaled: Float[Array, "B *W V"], sampling: Sampling, per_row: Callable) -> Float[Array, "B *W V"]:
     ordered = jnp.sort(scaled, axis=-1, descending=True)
     if sampling.top_k is not None:
-        limit = per_row(sampling.top_k)
-        rank = jnp.clip(limit - 1, 0, scaled.shape[-1] - 1)
-        least = jnp.take_along_axis(ordered, jnp.broadcast_to(rank, ordered.shape[:-1] + (1,)), axis=-1)
-        least = jnp.where(limit > 0, least, -jnp.inf)
-        scaled = jnp.where(scaled < least, -jnp.inf, scaled)
-        ordered = jnp.where(ordered < least, -jnp.inf, ordered)
-    if sampling.top_p is not None:
-        probs = jnp.nan_to_num(jax.nn.softmax(ordered, axis=-1))
-        before = jnp.cumsum(probs, axis=-1) - probs  # the likeliest token is always kept
-        kept = jnp.where(before < per_row(sampling.top_p), ordered, jnp.inf)
-        scaled = jnp.where(scaled < kept.min(axis=-1, keepdims=True), -jnp.inf, scaled)
-    return scaled
+        scaled, ordered = keep_top_k(scaled, ordered, per_row(sampling.top_k))
+    return scaled if sampling.top_p is None else keep_top_p(scaled, ordered, per_row(sampling.top_p))
 
 
 def fold(keys: Key[Array, " B"], data: Int[Array, " B"] | Int[Array, ""] | int) -> Key[Array, " B"]:
@@ -77,3 +71,8 @@ def argmax(scores: Float[Array, "*B V"]) -> Int[Array, "*B"]:
 def sample(keys: Key[Array, " B"], probs: Float[Array, "B *W V"]) -> Int[Array, "B *W"]:
     """A token from each distribution. Where all mass is on one token, that token, whatever the key."""
     return argmax(jnp.log(probs) + gumbel(keys, probs.shape[1:]))
+
+
+def log_prob_of(logits: Float[Array, "B P V"], token: Int[Array, "B P"]) -> Float[Array, "B P"]:
+    """log p(token) at temperature 1, whatever the text was drawn with."""
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), token[..., None], axis=-1)[..., 0]

@@ -2,13 +2,16 @@
 
 import dataclasses
 
+import jax
+
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.rule import Rule
-from jaxspec.decoding.tree import (
-    sizes_up_to,
-)
+from jaxspec.decoding.tree import sizes_up_to
+
+CPU_SIZES = (1, 2, 4, 6, 8, 16, 32, 64)  # on a CPU every node of a tree costs
+ACCELERATOR_SIZES = (8, 16, 32, 64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,3 +38,14 @@ class Speculation:
         """The sizes that verification is compiled for: one, where trees do not vary."""
         varies = self.drafter.abstains or self.controller.stops or self.builder.varies
         return sizes_up_to(self.builder.verified, self.tree_sizes if varies else ())
+
+
+def tree_sizes(*, record: bool = False) -> tuple[int, ...]:
+    """The sizes to compile verification for on the default device.
+
+    Args:
+        record: for looking, not for timing: on a CPU, which takes longest to compile, one size has to do.
+    """
+    if jax.default_backend() == "cpu":
+        return () if record else CPU_SIZES
+    return ACCELERATOR_SIZES

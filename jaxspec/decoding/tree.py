@@ -1,7 +1,6 @@
 """The draft tree: padded arrays, one row a sequence, grown level by level inside the jitted loop."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import chex
 import jax.numpy as jnp
@@ -23,7 +22,6 @@ class DraftTree:
     log_confidence: Float[Array, "B N"]  # of the whole path
     live: Bool[Array, "B N"]  # False: padding
     ancestors: Bool[Array, "B N N"]  # [i, j]: j is i or above i; what node i attends to
-    slot: Int[Array, "B N"]  # where the node stood when it was drafted, whatever moved it since
     draft_probs: Float[Array, "B N V"] | None  # q that each node's children were drawn from; None for candidates
 
 
@@ -34,6 +32,14 @@ class Frontier:
     node: Int[Array, "B W"]
     live: Bool[Array, "B W"]
     level: Int[Array, ""]  # depth of these nodes, the same for every row
+
+
+@chex.dataclass(frozen=True)
+class Selection:
+    """Some nodes of a tree in the order in which they are verified: the root first, parents before children."""
+
+    node: Int[Array, "B M"]  # any node where not live
+    live: Bool[Array, "B M"]
 
 
 def init_tree(root: Int[Array, " B"], size: int, vocab_size: int | None) -> DraftTree:
@@ -47,7 +53,6 @@ def init_tree(root: Int[Array, " B"], size: int, vocab_size: int | None) -> Draf
         log_confidence=jnp.where(first, 0.0, -jnp.inf),
         live=first,
         ancestors=jnp.broadcast_to(jnp.eye(size, dtype=bool), (batch, size, size)),
-        slot=jnp.broadcast_to(jnp.arange(size), (batch, size)),
         draft_probs=None if vocab_size is None else jnp.zeros((batch, size, vocab_size), jnp.float32),
     )
 
@@ -83,7 +88,6 @@ def add_nodes(
         log_confidence=put(tree.log_confidence, jnp.where(live, log_confidence, -jnp.inf)),
         live=put(tree.live, live),
         ancestors=put(tree.ancestors, own | (take(tree.ancestors, parent) & live[..., None])),
-        slot=tree.slot,
         draft_probs=tree.draft_probs,
     )
 
@@ -97,17 +101,9 @@ def put_at(values: Array, slots: Int[Array, " C"], new: Array) -> Array:
     return jnp.where(here.reshape(-1, *[1] * (values.ndim - 2)), new, values)
 
 
-def keep_probs(tree: DraftTree, frontier: Frontier, probs: Float[Array, "B W V"] | None) -> DraftTree:
-    """Remembers q of the expanded nodes, where the verifier will need it."""
-    if probs is None or tree.draft_probs is None:
-        return tree
-    rows = jnp.arange(frontier.node.shape[0])[:, None]
-    node = jnp.where(frontier.live, frontier.node, tree.token.shape[1])
-    return replace(tree, draft_probs=tree.draft_probs.at[rows, node].set(probs, mode="drop"))
-
-
-def subtree(tree: DraftTree, node: Int[Array, "B M"], live: Bool[Array, "B M"]) -> DraftTree:
-    """The sub-tree of the given nodes, in the given order; `node[:, 0]` is the root, parents come before children."""
+def subtree(tree: DraftTree, selection: Selection) -> DraftTree:
+    """The selected nodes, in that order."""
+    node, live = selection.node, selection.live
     size = tree.token.shape[1]
     rows = jnp.arange(node.shape[0])[:, None]
     new_of_old = jnp.full((node.shape[0], size), NO_PARENT, jnp.int32)
@@ -123,15 +119,14 @@ def subtree(tree: DraftTree, node: Int[Array, "B M"], live: Bool[Array, "B M"]) 
         log_confidence=jnp.where(live, take(tree.log_confidence, node), -jnp.inf),
         live=live,
         ancestors=own | (ancestors & live[:, :, None] & live[:, None, :]),
-        slot=take(tree.slot, node),
         draft_probs=None if tree.draft_probs is None else take(tree.draft_probs, node),
     )
 
 
-def compact(tree: DraftTree) -> DraftTree:
-    """Moves the live nodes to the front, order kept, so that verification can take a shorter tree."""
+def compaction(tree: DraftTree) -> Selection:
+    """The live nodes at the front, order kept, so that verification can take a shorter tree."""
     order = jnp.argsort(~tree.live, axis=1, stable=True)
-    return subtree(tree, order, jnp.take_along_axis(tree.live, order, axis=1))
+    return Selection(node=order, live=jnp.take_along_axis(tree.live, order, axis=1))
 
 
 def first_nodes(tree: DraftTree, size: int) -> DraftTree:
@@ -143,7 +138,6 @@ def first_nodes(tree: DraftTree, size: int) -> DraftTree:
         log_confidence=tree.log_confidence[:, :size],
         live=tree.live[:, :size],
         ancestors=tree.ancestors[:, :size, :size],
-        slot=tree.slot[:, :size],
         draft_probs=None if tree.draft_probs is None else tree.draft_probs[:, :size],
     )
 

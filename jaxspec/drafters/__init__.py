@@ -1,1 +1,18 @@
-"""Drafters, one file each."""
+"""Drafters, one file each. A new one is a file here and a line below."""
+
+from jaxspec.decoding.drafter import Drafter
+from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.eagle import Eagle
+from jaxspec.drafters.early_exit import EarlyExit
+from jaxspec.drafters.edd import Edd
+from jaxspec.drafters.layer_skip import LayerSkip
+from jaxspec.drafters.medusa import Medusa
+from jaxspec.drafters.ngram import Ngram
+from jaxspec.drafters.plain import Plain
+
+DRAFTERS: dict[str, type[Drafter]] = {
+    kind.name: kind for kind in (Plain, DraftModel, Ngram, Eagle, EarlyExit, Edd, Medusa, LayerSkip)
+}
+"""By the name that users type."""
+
+__all__ = ["DRAFTERS", "DraftModel", "Eagle", "EarlyExit", "Edd", "LayerSkip", "Medusa", "Ngram", "Plain"]

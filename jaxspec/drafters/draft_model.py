@@ -1,21 +1,22 @@
 """A smaller LLaMA with the target's vocabulary drafts (Leviathan et al., arXiv:2211.17192)."""
 
 import dataclasses
-from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, final
 
 import chex
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxspec.checkpoint.config_json import read_config
-from jaxspec.checkpoint.loading import Checkpoint, check_same_vocabulary
-from jaxspec.checkpoint.memory import check_fits
-from jaxspec.checkpoint.parameters import abstract, load_params, restore
-from jaxspec.decoding.tree import take
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix, positions, slots_of
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.tree import DraftTree, Frontier, take
+from jaxspec.decoding.tree_mask import tree_mask
 from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import causal_mask
+from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, forward, unembed
-from jaxspec.model.placement import place_head
+from jaxspec.model.quantization import quantized
 
 
 @chex.dataclass(frozen=True)
@@ -28,30 +29,27 @@ class DraftModelState:
     nodes: tuple[kv.KV, ...] | None  # keys and values of this round's nodes, while drafting
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class DraftModel:
-    """Drafts with the LLaMA in `Models.draft`. What it computed for drafted nodes is dropped after the round."""
+class DraftModel(Drafter):
+    """Drafts with the LLaMA in `Models.draft`. What it computed for drafted nodes is dropped after the round.
 
-    abstains: ClassVar[bool] = False
+    Its head is a checkpoint, as every LLaMA's.
+    """
 
-    @staticmethod
-    def load_head(target: Checkpoint, path: Path, dtype: jnp.dtype) -> Llama:
-        """Restores the draft model at `path`; raises CheckpointError where its vocabulary is not the target's."""
-        check_same_vocabulary(target, path)
-        config = read_config(path)
-        if target.mesh is None:
-            check_fits(config.model, dtype, quantize=config.quantize)
-            return restore(path, dtype)
-        whole = abstract(config.model, config.quantize)
-        return load_params(path / "params", place_head(whole, target.mesh, dtype), dtype)
+    name: ClassVar[str] = "draft-model"
+    rank: ClassVar[int | None] = 50
+    has_head: ClassVar[bool] = True
 
-    def taps(self, models) -> tuple[int, ...]:
-        return ()
+    def head_for(self, target: LlamaConfig, layers: int = 1) -> HeadShape:
+        """The vanilla draft model (VDM) that EDD's paper compares with: one layer of the target's shape."""
+        return HeadShape(dataclasses.replace(target, num_layers=layers), {"quantize": None})
 
-    def reuse(self, state) -> None:
-        return None
+    def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> Llama:
+        whole, how = Llama(shape.model, rngs=rngs, dtype=dtype), shape.settings["quantize"]
+        return whole if how is None else quantized(whole, how)
 
-    def init(self, models, batch, rows) -> DraftModelState:
+    def init(self, models: Models, batch: int, rows: int) -> DraftModelState:
         config, dtype = models.draft.config, models.draft.norm[...].dtype
         return DraftModelState(
             cache=kv.allocate(config, batch, rows, dtype),
@@ -60,39 +58,41 @@ class DraftModel:
             nodes=None,
         )
 
-    def grow(self, state, rows) -> DraftModelState:
+    def grow(self, state: DraftModelState, rows: int) -> DraftModelState:
         return dataclasses.replace(state, cache=kv.grow(state.cache, rows))
 
-    def observe(self, models, state, committed) -> DraftModelState:
+    def observe(self, models: Models, state: DraftModelState, committed: Committed) -> DraftModelState:
         # From the token at `start` on, although it may be known already: so position 0 needs no case of its own.
         tokens = jnp.concatenate([committed.token[:, :1], committed.next_token], axis=1)
-        width = tokens.shape[1]
-        positions = committed.start[:, None] + jnp.arange(width)
-        causal = jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (tokens.shape[0], width, width))
-        out = forward(models.draft, tokens, positions, causal, state.cache, committed.start)
+        batch, width = tokens.shape
+        at = committed.start[:, None] + jnp.arange(width)
+        out = forward(models.draft, tokens, at, causal_mask(batch, width), state.cache, committed.start)
         root = jnp.take_along_axis(out.hidden, committed.count[:, None, None], axis=1)[:, 0]
         logits = unembed(models.draft, root)
         news = (committed.count > 0)[:, None]
-        start = committed.start + jnp.minimum(logits.argmax(-1), 0)  # after the reads, so in place: see cache.py
         return DraftModelState(
-            cache=tuple(kv.append(old, new, start) for old, new in zip(state.cache, out.nodes, strict=True)),
+            cache=kv.append(state.cache, out.nodes, committed.start, after=logits.argmax(-1)),
             logits=jnp.where(news, logits, state.logits),
             hidden=jnp.where(news, root, state.hidden),
             nodes=None,
         )
 
-    def root(self, models, state, prefix, tree):
+    def root(
+        self, models: Models, state: DraftModelState, prefix: Prefix, tree: DraftTree
+    ) -> tuple[Drafts, DraftModelState]:
         batch, size = tree.token.shape
         nodes = kv.allocate(models.draft.config, batch, size, state.hidden.dtype)
-        return state.logits, state.hidden, dataclasses.replace(state, nodes=nodes)
+        drafts = Drafts(logits=state.logits[:, None], hidden=state.hidden[:, None])
+        return drafts, dataclasses.replace(state, nodes=nodes)
 
-    def expand(self, models, state, prefix, tree, frontier):
+    def expand(
+        self, models: Models, state: DraftModelState, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, DraftModelState]:
         node = frontier.node
-        above = take(tree.ancestors, node) & (jnp.arange(tree.token.shape[1]) > 0)  # the root is in the cache
-        positions = prefix.length[:, None] - 1 + take(tree.depth, node)
-        slots = jnp.where(frontier.live, node, tree.token.shape[1])
         out = forward(
-            models.draft, take(tree.token, node), positions, above, state.cache, prefix.length,
-            nodes=state.nodes, slots=slots,
+            models.draft, take(tree.token, node), positions(prefix, take(tree.depth, node)),
+            tree_mask(tree, node, root_is_cached=True), state.cache, prefix.length,
+            nodes=state.nodes, slots=slots_of(tree, frontier),
         )  # fmt: skip
-        return unembed(models.draft, out.hidden), out.hidden, dataclasses.replace(state, nodes=out.nodes)
+        drafts = Drafts(logits=unembed(models.draft, out.hidden), hidden=out.hidden)
+        return drafts, dataclasses.replace(state, nodes=out.nodes)

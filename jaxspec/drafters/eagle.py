@@ -6,25 +6,33 @@ those of pairs with predicted features are dropped after the round.
 """
 
 import dataclasses
-from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, final
 
 import chex
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.checkpoint.heads import check_same_shape, load_head, read_head
-from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding.tree import take
+from jaxspec.decoding.drafter import (
+    FLOAT32,
+    Committed,
+    Drafter,
+    HeadShape,
+    Models,
+    Prefix,
+    last_valid,
+    positions,
+    slots_of,
+)
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.tree import DraftTree, Frontier, take
+from jaxspec.decoding.tree_mask import tree_mask
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.attention import attend_to
+from jaxspec.model.attention import attend_to, causal_mask
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.linear import Linear, linear
 from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, embed, unembed
 from jaxspec.model.mesh_rules import constrain
-
-NAME = "eagle"
 
 
 class EagleHead(nnx.Module):
@@ -40,7 +48,7 @@ class EagleHead(nnx.Module):
         rngs: nnx.Rngs,
         bias: bool,
         own_embedding: bool = False,
-        dtype: jnp.dtype = jnp.dtype("float32"),
+        dtype: jnp.dtype = FLOAT32,
     ):
         self.config = config
         width = config.hidden_size
@@ -70,26 +78,28 @@ def fuse(
     return constrain(linear(pair, head.fc), *STREAM)
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Eagle:
+class Eagle(Drafter):
     """Drafts on the target's features, with one trained decoder layer (EAGLE)."""
 
-    abstains: ClassVar[bool] = False
+    name: ClassVar[str] = "eagle"
+    rank: ClassVar[int | None] = 10
+    has_head: ClassVar[bool] = True
 
-    @staticmethod
-    def load_head(target: Checkpoint, path: Path, dtype: jnp.dtype) -> EagleHead:
-        """Restores the head at `path`; raises CheckpointError where it was trained for another target."""
-        config = read_head(path, NAME)
-        check_same_shape(path, config.model, target.config.model)
-        return load_head(path, lambda: EagleHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype, target.mesh)
+    def head_for(self, target: LlamaConfig, bias: bool = False) -> HeadShape:
+        """One layer of the target's shape, which for a mixture of experts has none.
 
-    def taps(self, models) -> tuple[int, ...]:
-        return ()
+        Args:
+            bias: of `fc`; some published heads have one.
+        """
+        layer = dataclasses.replace(target.without_experts, num_layers=1)
+        return HeadShape(layer, {"bias": bias, "own_embedding": False})
 
-    def reuse(self, state) -> None:
-        return None
+    def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> EagleHead:
+        return EagleHead(shape.model, rngs=rngs, dtype=dtype, **shape.settings)
 
-    def init(self, models, batch, rows) -> EagleState:
+    def init(self, models: Models, batch: int, rows: int) -> EagleState:
         config, dtype = models.draft.config, models.target.norm[...].dtype
         return EagleState(
             cache=kv.allocate(config, batch, rows, dtype, num_layers=1),
@@ -99,44 +109,45 @@ class Eagle:
             features=None,
         )
 
-    def grow(self, state, rows) -> EagleState:
+    def grow(self, state: EagleState, rows: int) -> EagleState:
         return dataclasses.replace(state, cache=kv.grow(state.cache, rows))
 
-    def observe(self, models, state, committed) -> EagleState:
+    def observe(self, models: Models, state: EagleState, committed: Committed) -> EagleState:
         head: EagleHead = models.draft
         batch, width = committed.token.shape
         x = fuse(head, models.target, committed.next_token, committed.hidden)
-        positions = committed.start[:, None] + jnp.arange(width)
-        causal = jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
-        attend = attend_to(head.config, positions, causal, committed.start, kv.capacity(state.cache))
+        at, mask = committed.start[:, None] + jnp.arange(width), causal_mask(batch, width)
+        attend = attend_to(head.config, at, mask, committed.start, kv.capacity(state.cache))
         out, new = decoder_layer(head.layer, head.config, x, attend, state.cache[0], None)
-        root = take(out, jnp.maximum(committed.count - 1, 0)[:, None])[:, 0]
+        root = last_valid(out, committed.count)
         logits = unembed(models.target, root)
         news = (committed.count > 0)[:, None]
-        start = committed.start + jnp.minimum(logits.argmax(-1), 0)  # after the reads, so in place: see cache.py
         return EagleState(
-            cache=(kv.append(state.cache[0], new, start),),
+            cache=kv.append(state.cache, (new,), committed.start, after=logits.argmax(-1)),
             logits=jnp.where(news, logits, state.logits),
             hidden=jnp.where(news, root, state.hidden),
             nodes=None,
             features=None,
         )
 
-    def root(self, models, state, prefix, tree):
+    def root(self, models: Models, state: EagleState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, EagleState]:
         batch, size = tree.token.shape
         nodes = kv.allocate(models.draft.config, batch, size, state.hidden.dtype, num_layers=1)
         features = jnp.zeros((batch, size, state.hidden.shape[-1]), state.hidden.dtype).at[:, 0].set(state.hidden)
-        return state.logits, state.hidden, dataclasses.replace(state, nodes=nodes, features=features)
+        drafts = Drafts(logits=state.logits[:, None], hidden=state.hidden[:, None])
+        return drafts, dataclasses.replace(state, nodes=nodes, features=features)
 
-    def expand(self, models, state, prefix, tree, frontier):
+    def expand(
+        self, models: Models, state: EagleState, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, EagleState]:
+        assert state.nodes is not None and state.features is not None, "root comes before expand"
         head: EagleHead = models.draft
-        node, size = frontier.node, tree.token.shape[1]
+        node, slots = frontier.node, slots_of(tree, frontier)
         x = fuse(head, models.target, take(tree.token, node), take(state.features, take(tree.parent, node)))
-        above = take(tree.ancestors, node) & (jnp.arange(size) > 0)  # the root's pair is in the cache
-        positions = prefix.length[:, None] - 2 + take(tree.depth, node)
-        slots = jnp.where(frontier.live, node, size)
-        attend = attend_to(head.config, positions, above, prefix.length - 1, kv.capacity(state.cache), slots)
+        at, mask = positions(prefix, take(tree.depth, node)) - 1, tree_mask(tree, node, root_is_cached=True)
+        attend = attend_to(head.config, at, mask, prefix.length - 1, kv.capacity(state.cache), slots)
         out, nodes = decoder_layer(head.layer, head.config, x, attend, state.cache[0], state.nodes[0])
         rows = jnp.arange(node.shape[0])[:, None]
         features = state.features.at[rows, slots].set(out, mode="drop")
-        return unembed(models.target, out), out, dataclasses.replace(state, nodes=(nodes,), features=features)
+        drafts = Drafts(logits=unembed(models.target, out), hidden=out)
+        return drafts, dataclasses.replace(state, nodes=(nodes,), features=features)

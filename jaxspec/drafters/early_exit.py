@@ -1,37 +1,45 @@
 """Early exit: the target's first layers, then a trained layer, norm and LM head, draft (EESD, arXiv:2406.03853).
 
 The first layers are the target's own, keys and values included: drafting reads the target's cache for the prefix, and
-verification goes on from what drafting computed (see `reuse`). The exit layers keep keys and values of their own.
+verification begins where drafting left off. A drafter that runs the target's first layers knows, for every node that it
+expanded, keys and values in those layers and the residual stream after them. Leaves were never expanded: they run the
+first layers at verification. So each live node passes each layer once. The exit layers keep keys and values of their
+own.
 """
 
 import dataclasses
-from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, final
 
 import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.checkpoint.heads import check_same_shape, load_head, read_head
-from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding.drafter import Reuse
-from jaxspec.decoding.tree import take
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix, positions, slots_of
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
+from jaxspec.decoding.tree_mask import tree_mask
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.attention import attend_to
+from jaxspec.model.attention import attend_to, causal_mask
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.linear import Linear, linear
-from jaxspec.model.llama import Layer, decoder_layer, embed, keys_and_values, rms_norm, run_layers
-
-NAME = "early-exit"
+from jaxspec.model.llama import (
+    Layer,
+    Output,
+    decoder_layer,
+    embed,
+    final_norm,
+    keys_and_values,
+    rms_norm,
+    run_layers,
+)
 
 
 class EarlyExitHead(nnx.Module):
     """Weights of an exit after the target's first `first` layers: decoder layers, norm and LM head of its own."""
 
-    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, first: int, dtype: jnp.dtype = jnp.dtype("float32")):
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, first: int, dtype: jnp.dtype = FLOAT32):
         """`config.num_layers` is the number of exit layers, mostly one."""
         self.config, self.first = config, first
         width, vocab = config.hidden_size, config.vocab_size
@@ -41,12 +49,21 @@ class EarlyExitHead(nnx.Module):
 
 
 @chex.dataclass(frozen=True)
+class Bottom:
+    """What drafting computed of the target's first layers, for the N nodes of the tree that it grew."""
+
+    nodes: tuple[kv.KV, ...]  # keys and values, one a layer
+    hidden: Float[Array, "B N D"]  # the input of the layer after them
+    known: Bool[Array, "B N"]  # nodes that it was computed for: those expanded
+
+
+@chex.dataclass(frozen=True)
 class EarlyExitState:
     """The exit layers' cache of committed tokens, the root not included, and this round's nodes while drafting."""
 
     cache: tuple[kv.KV, ...]  # one an exit layer
     nodes: tuple[kv.KV, ...] | None  # of expanded nodes, one an exit layer
-    reuse: Reuse | None  # of expanded nodes, in the target's first layers
+    bottom: Bottom | None
 
 
 def default_first(num_layers: int) -> int:
@@ -60,87 +77,81 @@ def predict(head: EarlyExitHead, x: Float[Array, "B W D"]) -> tuple[Float[Array,
     return linear(hidden, head.head).astype(jnp.float32), hidden
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class EarlyExit:
+class EarlyExit(Drafter):
     """Drafts with the target's first layers and one trained layer after them (EESD)."""
 
-    abstains: ClassVar[bool] = False
+    name: ClassVar[str] = "early-exit"
+    rank: ClassVar[int | None] = 30
+    has_head: ClassVar[bool] = True
+    reuses_drafting: ClassVar[bool] = True
 
-    @staticmethod
-    def load_head(target: Checkpoint, path: Path, dtype: jnp.dtype) -> EarlyExitHead:
-        """Restores the head at `path`; raises CheckpointError where it was trained for another target."""
-        config, model = read_head(path, NAME), target.config.model
-        check_same_shape(path, config.model, model)
-        if not 0 < (first := config.settings["first"]) < model.num_layers:
-            raise CheckpointError(
-                f"the head at {path} comes after layer {first} and this target has {model.num_layers}: it is another's"
-            )
-        return load_head(
-            path, lambda: EarlyExitHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype, target.mesh
-        )
+    def head_for(self, target: LlamaConfig, first: int | None = None, exit_layers: int = 1) -> HeadShape:
+        """An exit of `exit_layers` decoder layers after the first ones; None: as many as `default_first` has it."""
+        first = default_first(target.num_layers) if first is None else first
+        return HeadShape(dataclasses.replace(target, num_layers=exit_layers), {"first": first})
 
-    def taps(self, models) -> tuple[int, ...]:
+    def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> EarlyExitHead:
+        return EarlyExitHead(shape.model, rngs=rngs, dtype=dtype, **shape.settings)
+
+    def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
+        if not 0 < (first := shape.settings["first"]) < target.num_layers:
+            raise ValueError(f"comes after layer {first} and this target has {target.num_layers}: it is another's")
+
+    def taps(self, models: Models) -> tuple[int, ...]:
         return (models.draft.first,)
 
-    def reuse(self, state) -> Reuse | None:
-        return state.reuse
-
-    def init(self, models, batch, rows) -> EarlyExitState:
+    def init(self, models: Models, batch: int, rows: int) -> EarlyExitState:
         head, dtype = models.draft, models.target.norm[...].dtype
-        return EarlyExitState(cache=kv.allocate(head.config, batch, rows, dtype), nodes=None, reuse=None)
+        return EarlyExitState(cache=kv.allocate(head.config, batch, rows, dtype), nodes=None, bottom=None)
 
-    def grow(self, state, rows) -> EarlyExitState:
+    def grow(self, state: EarlyExitState, rows: int) -> EarlyExitState:
         return dataclasses.replace(state, cache=kv.grow(state.cache, rows))
 
-    def observe(self, models, state, committed) -> EarlyExitState:
+    def observe(self, models: Models, state: EarlyExitState, committed: Committed) -> EarlyExitState:
         head: EarlyExitHead = models.draft
         batch, width = committed.token.shape
-        positions = committed.start[:, None] + jnp.arange(width)
-        causal = jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
-        attend = attend_to(head.config, positions, causal, committed.start, kv.capacity(state.cache))
+        at = committed.start[:, None] + jnp.arange(width)
+        attend = attend_to(head.config, at, causal_mask(batch, width), committed.start, kv.capacity(state.cache))
         (x,), news = committed.taps, []
         for layer, old in zip(head.layers[:-1], state.cache, strict=False):
             x, new = decoder_layer(layer, head.config, x, attend, old, None)
             news.append(new)
         # Of the last exit layer nothing but keys and values will be asked for.
-        news.append(keys_and_values(head.layers[-1], head.config, x, positions))
-        start = committed.start + jnp.minimum(x[:, 0].argmax(-1), 0)  # after the reads, so in place: see cache.py
-        cache = tuple(kv.append(old, new, start) for old, new in zip(state.cache, news, strict=True))
-        return EarlyExitState(cache=cache, nodes=None, reuse=None)
+        news.append(keys_and_values(head.layers[-1], head.config, x, at))
+        cache = kv.append(state.cache, tuple(news), committed.start, after=x[:, 0].argmax(-1))
+        return EarlyExitState(cache=cache, nodes=None, bottom=None)
 
-    def root(self, models, state, prefix, tree):
+    def root(
+        self, models: Models, state: EarlyExitState, prefix: Prefix, tree: DraftTree
+    ) -> tuple[Drafts, EarlyExitState]:
         head: EarlyExitHead = models.draft
         batch, size = tree.token.shape
         config, dtype = models.target.config, models.target.norm[...].dtype
         begun = EarlyExitState(
             cache=state.cache,
             nodes=kv.allocate(head.config, batch, size, dtype),
-            reuse=Reuse(
+            bottom=Bottom(
                 nodes=kv.allocate(config, batch, size, dtype, num_layers=head.first),
                 hidden=jnp.zeros((batch, size, config.hidden_size), dtype),
                 known=jnp.zeros((batch, size), bool),
             ),
         )
-        node = jnp.zeros((batch, 1), jnp.int32)
-        logits, hidden, state = self._run(models, begun, prefix, tree, node, node)
-        return logits[:, 0], hidden[:, 0], state
+        return self.expand(models, begun, prefix, tree, root_frontier(batch))
 
-    def expand(self, models, state, prefix, tree, frontier):
-        slots = jnp.where(frontier.live, frontier.node, tree.token.shape[1])
-        return self._run(models, state, prefix, tree, frontier.node, slots)
-
-    def _run(self, models, state: EarlyExitState, prefix, tree, node: Int[Array, "B W"], slots: Int[Array, "B W"]):
-        """Runs nodes through the first layers and the exit; keeps what both computed, at `slots`."""
-        head: EarlyExitHead = models.draft
-        old = state.reuse
-        assert old is not None and state.nodes is not None, "root comes before expand"
-        positions, cached = prefix.length[:, None] - 1 + take(tree.depth, node), prefix.length - 1
-        rows = kv.capacity(prefix.cache)
-        attend = attend_to(models.target.config, positions, take(tree.ancestors, node), cached, rows, slots)
+    def expand(
+        self, models: Models, state: EarlyExitState, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, EarlyExitState]:
+        assert state.bottom is not None and state.nodes is not None, "root comes before expand"
+        head, old = models.draft, state.bottom
+        node, slots, rows = frontier.node, slots_of(tree, frontier), kv.capacity(prefix.cache)
+        at, mask = positions(prefix, take(tree.depth, node)), tree_mask(tree, node)
+        attend = attend_to(models.target.config, at, mask, prefix.length - 1, rows, slots)
         start = embed(models.target, take(tree.token, node))
         x, known, _ = run_layers(models.target, range(head.first), start, attend, prefix.cache, old.nodes)
         put = jax.vmap(lambda values, at, new: values.at[at].set(new, mode="drop"))
-        reuse = Reuse(
+        bottom = Bottom(
             nodes=known,
             hidden=put(old.hidden, slots, x),
             known=put(old.known, slots, jnp.ones(slots.shape, bool)),
@@ -150,4 +161,35 @@ class EarlyExit:
             x, new = decoder_layer(layer, head.config, x, attend, cache, mine)
             nodes.append(new)
         logits, hidden = predict(head, x)
-        return logits, hidden, EarlyExitState(cache=state.cache, nodes=tuple(nodes), reuse=reuse)
+        return Drafts(logits=logits, hidden=hidden), EarlyExitState(
+            cache=state.cache, nodes=tuple(nodes), bottom=bottom
+        )
+
+    def target_forward(
+        self,
+        models: Models,
+        state: EarlyExitState,
+        prefix: Prefix,
+        tree: DraftTree,
+        slots: Int[Array, "B N"],
+        leaves: int,
+    ) -> Output:
+        """The target over all nodes of a tree, from what is known of its first layers."""
+        if state.bottom is None:  # nothing was drafted
+            return super().target_forward(models, state, prefix, tree, slots, leaves)
+        model, bottom = models.target, state.bottom
+        config, first = model.config, len(bottom.nodes)
+        at, cached, rows = positions(prefix, tree.depth), prefix.length - 1, kv.capacity(prefix.cache)
+        missing = tree.live & ~take(bottom.known, slots)
+        found, leaf = jax.lax.top_k(missing.astype(jnp.float32), leaves)  # of equals it takes the first: an order
+        put_at = jnp.where(found > 0, leaf, tree.token.shape[1])
+        known = tuple(kv.gather_path(layer, slots) for layer in bottom.nodes)
+        attend = attend_to(config, take(at, leaf), tree_mask(tree, leaf), cached, rows, put_at)
+        start = embed(model, take(tree.token, leaf))
+        new, lower, _ = run_layers(model, range(first), start, attend, prefix.cache, known)
+        put = jax.vmap(lambda old, at, row: old.at[at].set(row, mode="drop"))
+        hidden = put(take(bottom.hidden, slots), put_at, new)
+        attend = attend_to(config, at, tree.ancestors, cached, rows)
+        upper, taps = range(first, config.num_layers), self.taps(models)
+        x, top, tapped = run_layers(model, upper, hidden, attend, prefix.cache, None, taps)
+        return Output(hidden=final_norm(model, x), nodes=(*lower, *top), taps=tapped)

@@ -7,29 +7,26 @@ hidden state yet. So every round begins with its embedding, and the cache holds 
 """
 
 import dataclasses
-from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, final
 
 import chex
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.checkpoint.heads import check_same_shape, load_head, read_head
-from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding.tree import root_frontier, take
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix, positions, slots_of
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
+from jaxspec.decoding.tree_mask import tree_mask
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, forward, keys_and_values, unembed
-
-NAME = "edd"
 
 
 class EddHead(nnx.Module):
     """Weights of a head: a whole LLaMA of one layer, which reads the output of layer `tap` of its target, from 0."""
 
-    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, tap: int, dtype: jnp.dtype = jnp.dtype("float32")):
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, tap: int, dtype: jnp.dtype = FLOAT32):
         self.config, self.tap = config, tap
         self.decoder = Llama(config, rngs=rngs, dtype=dtype)
 
@@ -55,62 +52,62 @@ def soft_prompt(head: EddHead, hidden: Float[Array, "B W D"], positions: Int[Arr
     return keys_and_values(head.decoder.layers[0], head.config, hidden, positions)
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Edd:
+class Edd(Drafter):
     """Drafts with a one-layer LLaMA that sees the target's hidden states of verified tokens (EDD).
 
     Of the target's last layer, should that be tapped, it reads the features: after the final norm, as Hugging Face's
     `hidden_states[-1]` are.
     """
 
-    abstains: ClassVar[bool] = False
+    name: ClassVar[str] = "edd"
+    rank: ClassVar[int | None] = 20
+    has_head: ClassVar[bool] = True
 
-    @staticmethod
-    def load_head(target: Checkpoint, path: Path, dtype: jnp.dtype) -> EddHead:
-        """Restores the head at `path`; raises CheckpointError where it was trained for another target."""
-        config, model = read_head(path, NAME), target.config.model
-        check_same_shape(path, config.model, model)
-        if not 0 <= (tap := config.settings["tap"]) < model.num_layers:
-            raise CheckpointError(
-                f"the head at {path} reads layer {tap} (from 0) and this target has {model.num_layers}: it is another's"
-            )
-        return load_head(path, lambda: EddHead(config.model, rngs=nnx.Rngs(0), **config.settings), dtype, target.mesh)
+    def head_for(self, target: LlamaConfig, tap: int | None = None) -> HeadShape:
+        """One layer of the target's shape. `tap`: layer whose output it reads, from 0; None: the fourth-to-last."""
+        tap = default_tap(target.num_layers) if tap is None else tap
+        return HeadShape(dataclasses.replace(target, num_layers=1), {"tap": tap})
 
-    def taps(self, models) -> tuple[int, ...]:
+    def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> EddHead:
+        return EddHead(shape.model, rngs=rngs, dtype=dtype, **shape.settings)
+
+    def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
+        if not 0 <= (tap := shape.settings["tap"]) < target.num_layers:
+            raise ValueError(f"reads layer {tap} (from 0) and this target has {target.num_layers}: it is another's")
+
+    def taps(self, models: Models) -> tuple[int, ...]:
         after = models.draft.tap + 1
         return (after,) if after < models.target.config.num_layers else ()
 
-    def reuse(self, state) -> None:
-        return None
-
-    def init(self, models, batch, rows) -> EddState:
+    def init(self, models: Models, batch: int, rows: int) -> EddState:
         dtype = models.target.norm[...].dtype
         return EddState(cache=kv.allocate(models.draft.config, batch, rows, dtype), nodes=None)
 
-    def grow(self, state, rows) -> EddState:
+    def grow(self, state: EddState, rows: int) -> EddState:
         return dataclasses.replace(state, cache=kv.grow(state.cache, rows))
 
-    def observe(self, models, state, committed) -> EddState:
+    def observe(self, models: Models, state: EddState, committed: Committed) -> EddState:
         (hidden,) = committed.taps or (committed.hidden,)
-        positions = committed.start[:, None] + jnp.arange(hidden.shape[1])
-        new = soft_prompt(models.draft, hidden, positions)
-        start = committed.start + jnp.minimum(hidden[:, 0].argmax(-1), 0)  # after the reads, so in place: see cache.py
-        return EddState(cache=(kv.append(state.cache[0], new, start),), nodes=None)
+        at = committed.start[:, None] + jnp.arange(hidden.shape[1])
+        new = soft_prompt(models.draft, hidden, at)
+        cache = kv.append(state.cache, (new,), committed.start, after=hidden[:, 0].argmax(-1))
+        return EddState(cache=cache, nodes=None)
 
-    def root(self, models, state, prefix, tree):
+    def root(self, models: Models, state: EddState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, EddState]:
         batch, size = tree.token.shape
         nodes = kv.allocate(models.draft.config, batch, size, models.target.norm[...].dtype)
-        begun = dataclasses.replace(state, nodes=nodes)
-        logits, hidden, state = self.expand(models, begun, prefix, tree, root_frontier(batch))
-        return logits[:, 0], hidden[:, 0], state
+        return self.expand(models, dataclasses.replace(state, nodes=nodes), prefix, tree, root_frontier(batch))
 
-    def expand(self, models, state, prefix, tree, frontier):
+    def expand(
+        self, models: Models, state: EddState, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, EddState]:
         decoder: Llama = models.draft.decoder
         node = frontier.node
-        positions = prefix.length[:, None] - 1 + take(tree.depth, node)
-        slots = jnp.where(frontier.live, node, tree.token.shape[1])
         out = forward(
-            decoder, take(tree.token, node), positions, take(tree.ancestors, node), state.cache, prefix.length - 1,
-            nodes=state.nodes, slots=slots,
+            decoder, take(tree.token, node), positions(prefix, take(tree.depth, node)), tree_mask(tree, node),
+            state.cache, prefix.length - 1, nodes=state.nodes, slots=slots_of(tree, frontier),
         )  # fmt: skip
-        return unembed(decoder, out.hidden), out.hidden, dataclasses.replace(state, nodes=out.nodes)
+        drafts = Drafts(logits=unembed(decoder, out.hidden), hidden=out.hidden)
+        return drafts, dataclasses.replace(state, nodes=out.nodes)

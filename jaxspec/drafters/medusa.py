@@ -9,8 +9,7 @@ This is Medusa-1, whose target stays frozen. The paper's typical acceptance is n
 
 import dataclasses
 from functools import partial
-from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, final
 
 import chex
 import jax
@@ -18,19 +17,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxspec.checkpoint.heads import check_same_shape, load_head, read_head
-from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding.tree import take
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix, last_valid
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.tree import DraftTree, Frontier
+from jaxspec.model.config import LlamaConfig
 from jaxspec.model.linear import Linear, linear
 from jaxspec.model.mesh_rules import constrain
-
-NAME = "medusa"
 
 
 class MedusaHead(nnx.Module):
     """One head: a residual block (D → D) and an LM head of its own (D → vocabulary)."""
 
-    def __init__(self, width: int, vocab: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.dtype("float32")):
+    def __init__(self, width: int, vocab: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
         self.residual = Linear(rngs, (width, width), ("input", "embed"), bias=True, dtype=dtype)
         self.head = Linear(rngs, (width, vocab), ("embed", "vocab"), bias=False, dtype=dtype)
 
@@ -38,13 +36,8 @@ class MedusaHead(nnx.Module):
 class MedusaHeads(nnx.Module):
     """Weights of all heads for a target with `width` = D, random until loaded or begun."""
 
-    def __init__(self, width: int, vocab: int, *, rngs: nnx.Rngs, heads: int, dtype: jnp.dtype = jnp.dtype("float32")):
+    def __init__(self, width: int, vocab: int, *, rngs: nnx.Rngs, heads: int, dtype: jnp.dtype = FLOAT32):
         self.heads = nnx.List([MedusaHead(width, vocab, rngs=rngs, dtype=dtype) for _ in range(heads)])
-
-    @staticmethod
-    def blank(width: int, vocab: int, heads: int) -> "MedusaHeads":
-        """Heads whose weights do not matter: a shape to restore others into."""
-        return MedusaHeads(width, vocab, rngs=nnx.Rngs(0), heads=heads)
 
 
 @chex.dataclass(frozen=True)
@@ -66,45 +59,44 @@ def abstain(vocab_size: int, x: Float[Array, "B D"]) -> tuple[Float[Array, "B V"
     return jnp.full((x.shape[0], vocab_size), -jnp.inf), x
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Medusa:
+class Medusa(Drafter):
     """Drafts level k + 1 of the tree with head k, which runs when the level is drafted: a row that stops saves it."""
 
+    name: ClassVar[str] = "medusa"
+    rank: ClassVar[int | None] = 40
+    has_head: ClassVar[bool] = True
     abstains: ClassVar[bool] = True
 
-    @staticmethod
-    def load_head(target: Checkpoint, path: Path, dtype: jnp.dtype) -> MedusaHeads:
-        """Restores the heads at `path`; raises CheckpointError where they were trained for another target."""
-        config = read_head(path, NAME)
-        check_same_shape(path, config.model, target.config.model)
-        width, vocab = config.model.hidden_size, config.model.vocab_size
-        return load_head(path, lambda: MedusaHeads.blank(width, vocab, **config.settings), dtype, target.mesh)
+    def head_for(self, target: LlamaConfig, heads: int = 5) -> HeadShape:
+        """Five heads, as many as the tokens of the chain that EDD's paper compares with."""
+        return HeadShape(target, {"heads": heads})
 
-    def taps(self, models) -> tuple[int, ...]:
-        return ()
+    def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> MedusaHeads:
+        return MedusaHeads(shape.model.hidden_size, shape.model.vocab_size, rngs=rngs, dtype=dtype, **shape.settings)
 
-    def reuse(self, state) -> None:
-        return None
-
-    def init(self, models, batch, rows) -> MedusaState:
+    def init(self, models: Models, batch: int, rows: int) -> MedusaState:
         config, dtype = models.target.config, models.target.norm[...].dtype
         return MedusaState(feature=jnp.zeros((batch, config.hidden_size), dtype))
 
-    def grow(self, state, rows) -> MedusaState:
-        return state
-
-    def observe(self, models, state, committed) -> MedusaState:
-        last = take(committed.hidden, jnp.maximum(committed.count - 1, 0)[:, None])[:, 0]
+    def observe(self, models: Models, state: MedusaState, committed: Committed) -> MedusaState:
+        last = last_valid(committed.hidden, committed.count)
         return MedusaState(feature=jnp.where((committed.count > 0)[:, None], last, state.feature))
 
-    def root(self, models, state, prefix, tree):
-        return *predict(models.draft.heads[0], state.feature), state
+    def root(self, models: Models, state: MedusaState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, MedusaState]:
+        return drafts_of(predict(models.draft.heads[0], state.feature)), state
 
-    def expand(self, models, state, prefix, tree, frontier):
+    def expand(
+        self, models: Models, state: MedusaState, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, MedusaState]:
         # A switch and not a slice of stacked weights, which would be copied. Past the last head it takes the last one.
         heads = [partial(predict, head) for head in models.draft.heads]
         nothing = partial(abstain, models.target.config.vocab_size)
-        found = jax.lax.switch(frontier.level, [*heads, nothing], state.feature)
-        width = frontier.node.shape[1]
-        logits, hidden = (jnp.broadcast_to(x[:, None], (x.shape[0], width, x.shape[1])) for x in found)
-        return logits, hidden, state
+        return drafts_of(jax.lax.switch(frontier.level, [*heads, nothing], state.feature)), state
+
+
+def drafts_of(found: tuple[Float[Array, "B V"], Float[Array, "B D"]]) -> Drafts:
+    """What a head says, the same after every node of a level."""
+    logits, hidden = found
+    return Drafts(logits=logits[:, None], hidden=hidden[:, None])

@@ -1,15 +1,18 @@
 """Prompt lookup: what followed the last time these tokens stood together (no weights, no forward)."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar, final
 
 import jax.numpy as jnp
 
-from jaxspec.decoding.tree import root_frontier, take
+from jaxspec.decoding.drafter import Drafter, Models, Prefix, State
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.tree import DraftTree, Frontier, take
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Ngram:
+class Ngram(Drafter):
     """Matches the last tokens against everything committed; the longest match wins, then the most recent.
 
     Attributes:
@@ -18,6 +21,7 @@ class Ngram:
         sharpness: nats between a match and one that is a token shorter, where the draft is sampled.
     """
 
+    name: ClassVar[str] = "ngram"
     abstains: ClassVar[bool] = True
     longest: int = 3
     shortest: int = 1
@@ -29,26 +33,9 @@ class Ngram:
         if self.sharpness <= 1:
             raise ValueError(f"ngram: sharpness must exceed 1, the weight of recency, not {self.sharpness}")
 
-    def taps(self, models) -> tuple[int, ...]:
-        return ()
-
-    def reuse(self, state) -> None:
-        return None
-
-    def init(self, models, batch, rows) -> Any:
-        return ()
-
-    def grow(self, state, rows):
-        return state
-
-    def observe(self, models, state, committed):
-        return state
-
-    def root(self, models, state, prefix, tree):
-        logits, hidden, state = self.expand(models, state, prefix, tree, root_frontier(tree.token.shape[0]))
-        return logits[:, 0], hidden[:, 0], state
-
-    def expand(self, models, state, prefix, tree, frontier):
+    def expand(
+        self, models: Models, state: State, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, State]:
         history, rows = prefix.token, jnp.arange(prefix.token.shape[1])
         node, back = frontier.node, jnp.zeros_like(frontier.node)
         matched = jnp.zeros((*node.shape, history.shape[1]), jnp.int32)  # tokens that agree, ending at each position
@@ -69,4 +56,4 @@ class Ngram:
         width = jnp.arange(frontier.node.shape[1])[:, None]
         logits = jnp.full((*frontier.node.shape, models.target.config.vocab_size), -jnp.inf)
         logits = logits.at[batch, width, follows[:, None]].max(score)
-        return logits, jnp.zeros((*frontier.node.shape, 1)), state
+        return Drafts(logits=logits), state

@@ -1,31 +1,21 @@
 """No drafting: every round is one token of the target. The baseline, through the same loop and cache."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar, final
+
+from jaxspec.decoding.drafter import Drafter, Models, Prefix, State
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.tree import DraftTree, Frontier
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Plain:
+class Plain(Drafter):
     """The drafter that is never asked."""
 
-    abstains: ClassVar[bool] = False
+    name: ClassVar[str] = "plain"
 
-    def taps(self, models) -> tuple[int, ...]:
-        return ()
-
-    def reuse(self, state) -> None:
-        return None
-
-    def init(self, models, batch, rows) -> Any:
-        return ()
-
-    def grow(self, state, rows):
-        return state
-
-    def observe(self, models, state, committed):
-        return state
-
-    def root(self, models, state, prefix, tree):
+    def expand(
+        self, models: Models, state: State, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, State]:
         raise AssertionError("a tree without levels asks its drafter nothing")
-
-    expand = root

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.decoding.round_counts import RoundCounts
 from jaxspec.engine.recorded_rounds import Round
 from jaxspec.engine.statistics import Statistics, statistics_of
 
@@ -17,7 +18,7 @@ class Generation:
         text: what was generated, without special tokens, cut before a stop string.
         tokens: ids generated, an EOS included.
         finish_reason: `eos`, `length` or `stop`.
-        history: [rounds, 5] int, a row a round, columns `decode.HISTORY`.
+        history: what each round came to, [rounds].
         log_probs: [tokens] float, log p of each under the target at temperature 1; None unless asked for.
         rounds: every round's tree and verdict; None unless recorded.
         prefill_seconds, decode_seconds: of the batch that this prompt was in.
@@ -29,7 +30,7 @@ class Generation:
     tokens: list[int]
     text: str
     finish_reason: str
-    history: np.ndarray
+    history: RoundCounts
     log_probs: np.ndarray | None
     rounds: list[Round] | None
     prefill_seconds: float
@@ -40,14 +41,3 @@ class Generation:
     def statistics(self) -> Statistics:
         """tau, acceptance and the rest, counted from `history`."""
         return statistics_of([self.history])
-
-
-def cut_history(history: np.ndarray, tokens: int) -> np.ndarray:
-    """The rounds that led to the first `tokens` tokens (the first of which prefill gave), the last one cut to fit."""
-    before = 1 + np.cumsum(history[:, 0]) - history[:, 0]
-    history = history[(history[:, 0] > 0) & (before < tokens)].copy()
-    if len(history) and (excess := 1 + history[:, 0].sum() - tokens) > 0:
-        committed, accepted, levels = history[-1, :3]
-        kept = committed - excess
-        history[-1, :3] = kept, min(accepted, kept), min(levels, kept) if kept <= accepted else levels
-    return history

@@ -1,28 +1,122 @@
-"""The weights that a method brings besides the target's: its drafter's, and its controller's."""
+"""The weights that a method brings besides the target's, from disk: its drafter's, and its controller's."""
 
+from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoint.heads import find_head
-from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.controllers.acceptance_predictor import draft_width
-from jaxspec.decoding.drafter import Models
-from jaxspec.methods.method import Method, needs_head, needs_weights
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.checkpoint import config_json, heads
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint.heads import HeadConfig, check_same_shape, find_head, read_head
+from jaxspec.checkpoint.loading import Checkpoint, check_same_vocabulary
+from jaxspec.checkpoint.memory import check_fits
+from jaxspec.checkpoint.parameters import load_params
+from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, draft_width
+from jaxspec.decoding.drafter import Drafter, HeadShape, Models
+from jaxspec.drafters import DRAFTERS, DraftModel
+from jaxspec.methods.method import Method
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.placement import place_head
 
 
 def load_head(model: Checkpoint, method: Method) -> Any:
-    """The weights that the method's drafter brings, None where it has none."""
-    if not needs_head(method.drafter):
+    """The weights that the method's drafter brings, None where it has none. Raises CheckpointError."""
+    if not method.drafter.has_head:
         return None
     assert method.head is not None
-    kind: Any = method.drafter
-    return kind.load_head(model, find_head(model.path, method.head), model.target.norm[...].dtype)
+    return restore_head(model, method.drafter, find_head(model.path, method.head))
 
 
 def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
-    """The weights that the method's controller brings, None where it has none; `draft` are the drafter's."""
-    if not needs_weights(method.controller):
+    """The weights that the method's controller brings, None where it has none; `draft` are the drafter's.
+
+    Raises:
+        CheckpointError: there are none, or they were trained for another target or drafter.
+    """
+    controller = method.controller
+    if not controller.needs_weights:
         return None
     assert method.head is not None
-    kind: Any = method.controller
+    head = find_head(model.path, method.head)
+    path = head / FOLDER
+    if not (path / "config.json").exists():
+        raise CheckpointError(
+            f"{controller.name} needs a trained predictor, and there is none at {path}; "
+            f"`jaxspec-train calibrator --target {model.path} --head {head.name}` makes one"
+        )
+    config = read_head(path, NAME)
+    check_same_shape(path, config.model, model.config.model)
     width = draft_width(method.drafter, Models(target=model.target, draft=draft))
-    return kind.load_weights(model, find_head(model.path, method.head), width, model.target.norm[...].dtype)
+    ours = {"target_hidden": model.config.model.hidden_size, "draft_hidden": width}
+    if config.settings != ours:
+        raise CheckpointError(f"the predictor at {path} was trained for {config.settings}, and here it is {ours}")
+    return _restore(model, path, lambda: controller.build_weights(**ours))
+
+
+def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:
+    """The head at `path`; raises CheckpointError where it is another drafter's or was trained for another target."""
+    shape = read_shape(path, drafter, model.config.model)
+    dtype = model.target.norm[...].dtype
+    if is_checkpoint(path):
+        check_same_vocabulary(model, path)
+        if model.mesh is None:
+            check_fits(shape.model, dtype, quantize=shape.settings["quantize"])
+    make = lambda: drafter.build_head(shape, nnx.Rngs(0), dtype)
+    head = nnx.eval_shape(make)
+    return _restore(model, path, make) if isinstance(head, nnx.Module) else head
+
+
+def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
+    """The shape of the head at `path`; raises CheckpointError where it is another drafter's or another target's."""
+    if is_checkpoint(path):
+        if not isinstance(drafter, DraftModel):
+            raise CheckpointError(f"{path} is a checkpoint of its own, a draft model, and no head for {drafter.name}")
+        whole = config_json.read_config(path)
+        return HeadShape(whole.model, {"quantize": whole.quantize})
+    config = read_head(path, drafter.name)
+    check_same_shape(path, config.model, target)
+    shape = HeadShape(config.model, config.settings)
+    try:
+        drafter.check_head(shape, target)
+    except ValueError as error:
+        raise CheckpointError(f"the head at {path} {error}") from error
+    return shape
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a head is a checkpoint of its own: a draft model."""
+    try:
+        config_json.read_config(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def drafter_of(path: Path, head: str) -> Drafter:
+    """The drafter whose weights a head of the checkpoint at `path` holds, `head` being a name or a path.
+
+    Raises:
+        CheckpointError: there is none, or it is no drafter's.
+    """
+    folder = find_head(path, head)
+    if is_checkpoint(folder):
+        return DraftModel()
+    name = heads.read_config(folder).drafter
+    if name not in DRAFTERS:
+        raise CheckpointError(f"what is at {folder} is for {name}, which is no drafter; name a drafter's head")
+    return DRAFTERS[name]()
+
+
+def head_config(drafter: Drafter, shape: HeadShape, target: CheckpointConfig, dtype: str | None = None) -> HeadConfig:
+    """`config.json` of a head of this shape. `dtype`: of its parameters; None, where it has none: the target's."""
+    kinds = (target.dtype, target.source_dtype) if dtype is None else (dtype, dtype)
+    return HeadConfig(drafter.name, shape.model, *kinds, dict(shape.settings))
+
+
+def _restore(model: Checkpoint, path: Path, make: Any) -> Any:
+    """The parameters at `path` in the module that `make` would make, on the target's mesh."""
+    dtype: jnp.dtype = model.target.norm[...].dtype
+    module = nnx.eval_shape(make)
+    placed = module if model.mesh is None else place_head(module, model.mesh, dtype)
+    return load_params(path / "params", placed, dtype)

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.decoding.round_counts import RoundCounts
+
 
 @dataclasses.dataclass(frozen=True)
 class Round:
@@ -24,10 +26,10 @@ class Round:
     committed: list[int]
 
 
-def rounds_of(trace: Any, row: int, history: np.ndarray, tokens: list[int], begin: int) -> list[Round]:
-    """Rounds of one row from a `decode.Trace` on the host; `tokens` hold prompt and text, which starts at `begin`."""
+def rounds_of(trace: Any, row: int, history: RoundCounts, tokens: list[int], begin: int) -> list[Round]:
+    """Rounds of one row from a `Trace` on the host; `tokens` hold prompt and text, which starts at `begin`."""
     at, rounds = begin + 1, []
-    for i, (committed, *_) in enumerate(history):
+    for i, committed in enumerate(np.asarray(history.committed).tolist()):
         live = np.flatnonzero(trace.live[row, i])
         renumber = np.full(trace.live.shape[2] + 1, -1)
         renumber[live] = np.arange(len(live))
@@ -37,8 +39,8 @@ def rounds_of(trace: Any, row: int, history: np.ndarray, tokens: list[int], begi
                 parent=renumber[trace.parent[row, i, live]],
                 log_confidence=trace.log_confidence[row, i, live],
                 accepted=trace.on_path[row, i, live],
-                committed=tokens[at : at + int(committed)],
+                committed=tokens[at : at + committed],
             )
         )
-        at += int(committed)
+        at += committed
     return rounds

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxspec.decoding.round_counts import RoundCounts, join
+
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
@@ -71,29 +73,27 @@ class Statistics:
         return ratio(self.levels, self.rounds)
 
 
-def statistics_of(histories: Sequence[np.ndarray]) -> Statistics:
-    """Adds up histories [rounds, 5] (columns `decode.HISTORY`); rounds of a row that was done are all zero."""
-    history = np.concatenate([np.zeros((0, 5), int), *histories])
-    history = history[history[:, 0] > 0]
-    committed, accepted, levels, drafted, verified = history.sum(axis=0).tolist()
-    positions = range(int(history[:, 2].max(initial=0)))
+def statistics_of(histories: Sequence[RoundCounts]) -> Statistics:
+    """Adds up the counts of several texts; rounds in which a row was done are left out."""
+    rounds = join(histories)
+    positions = range(int(np.max(rounds.levels, initial=0)))
+    total = lambda values: int(np.sum(values))
     return Statistics(
-        tokens=committed,
-        rounds=len(history),
-        accepted=accepted,
-        levels=levels,
-        drafted=drafted,
-        verified=verified,
-        reached=tuple(int(((history[:, 1] >= i) & (history[:, 2] > i)).sum()) for i in positions),
-        accepted_at=tuple(int((history[:, 1] > i).sum()) for i in positions),
+        tokens=total(rounds.committed),
+        rounds=len(rounds.committed),
+        accepted=total(rounds.accepted),
+        levels=total(rounds.levels),
+        drafted=total(rounds.drafted),
+        verified=total(rounds.verified),
+        reached=tuple(total((rounds.accepted >= i) & (rounds.levels > i)) for i in positions),
+        accepted_at=tuple(total(rounds.accepted > i) for i in positions),
     )
 
 
-def histogram(histories: Sequence[np.ndarray], column: int) -> dict[int, int]:
-    """How many rounds have each value of a column of `decode.HISTORY`, by value: of verified nodes, or of levels."""
-    history = np.concatenate([np.zeros((0, 5), int), *histories])
-    values, counts = np.unique(history[history[:, 0] > 0, column], return_counts=True)
-    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+def histogram(values: Sequence[np.ndarray]) -> dict[int, int]:
+    """How often each number occurs, by number."""
+    found, counts = np.unique(np.concatenate([np.zeros(0, int), *values]), return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 def ratio(part: float | int, whole: float | int) -> float:

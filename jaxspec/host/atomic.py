@@ -1,8 +1,18 @@
 """Outputs that appear whole or not at all, and disks that are full."""
 
+import contextlib
+import errno
 import json
 import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
+
+from rich import filesize
+
+from jaxspec.host import processes
 
 
 def check_folder(path: Path) -> None:
@@ -21,22 +31,6 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-"""Outputs that appear whole or not at all, and disks that are full."""
-
-import contextlib
-import errno
-import shutil
-import time
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
-
-from rich import filesize
-
-from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.host import processes
-
-
 class DiskFullError(OSError):
     """No space left where the output was to go."""
 
@@ -50,16 +44,16 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
         needed: bytes that will be written.
 
     Raises:
-        CheckpointError: `out` exists, or the folder that is to hold it does not.
+        ValueError: `out` exists, or the folder that is to hold it does not.
         DiskFullError: too little space, before or during the work.
     """
     if out.exists() or out.is_symlink():
-        raise CheckpointError(f"{out} exists already; name another output or remove it first")
+        raise ValueError(f"{out} exists already; name another output or remove it first")
     parent = out.absolute().parent
     if parent.name == "heads" and (parent.parent / "config.json").is_file():
         parent.mkdir(exist_ok=True)  # a checkpoint's first head
     if not parent.is_dir():
-        raise CheckpointError(f"{parent}, the folder that is to hold the output, does not exist; make it first")
+        raise ValueError(f"{parent}, the folder that is to hold the output, does not exist; make it first")
     check_room(out, needed)
     temporary = parent / f".{out.name}.{uuid.uuid4().hex[:8]}.part"
     temporary.mkdir()
@@ -81,14 +75,14 @@ def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
     if not processes.is_first():
         name, problem = json.loads(processes.agreed(""))
         if problem:
-            raise CheckpointError(problem)
+            raise ValueError(problem)
         yield out.absolute().parent / name
         processes.wait()
         return
     with contextlib.ExitStack() as stack:
         try:
             temporary = stack.enter_context(staged(out, needed))
-        except (CheckpointError, DiskFullError) as error:  # the others would wait
+        except (ValueError, DiskFullError) as error:  # the others would wait
             processes.agreed(json.dumps(["", str(error)]))
             raise
         processes.agreed(json.dumps([temporary.name, ""]))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import jax
 
-PACKAGES = ("jaxspec", "jax", "jaxlib", "flax", "numpy")
+DISTRIBUTION = "jax-specdec"  # on PyPI `jaxspec` is a library of X-ray astronomy
+PACKAGES = {"jaxspec": DISTRIBUTION, "jax": "jax", "jaxlib": "jaxlib", "flax": "flax", "numpy": "numpy"}
 
 
 def device() -> str:
@@ -21,7 +22,10 @@ def device() -> str:
 
 def versions() -> dict[str, str]:
     """Python and the packages that decoding runs on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    return {
+        "python": platform.python_version(),
+        **{name: version(distribution) for name, distribution in PACKAGES.items()},
+    }
 
 
 def _processor() -> str:

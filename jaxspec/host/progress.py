@@ -1,41 +1,71 @@
-"""Progress on stderr: a bar on a terminal, plain lines elsewhere."""
+"""Progress on stderr: a bar on a terminal, a line now and then elsewhere."""
 
 import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
 
-from rich import filesize
-
 from jaxspec.host.terminal import say
 
-_SECONDS = 5
+_SECONDS = 10  # between lines
+_FRAME = 0.5  # between updates of the bar
+
+
+class Progress:
+    """How far some work is.
+
+    Args:
+        draw: updates the bar on a terminal; None where there is none.
+        form: how a number of what is counted is written.
+    """
+
+    def __init__(self, title: str, total: int, done: int, draw: Callable | None, form: Callable[[int], str]):
+        self.title, self.total, self.done, self.draw, self.form = title, total, done, draw, form
+        self.shown, self.every = time.monotonic(), _SECONDS if draw is None else _FRAME
+
+    def due(self) -> bool:
+        """Whether it is time to show how far it is; the next time will be later."""
+        if (now := time.monotonic()) - self.shown < self.every:
+            return False
+        self.shown = now
+        return True
+
+    def advance(self, count: int = 1) -> None:
+        """So many more are done; shown if it is time."""
+        self.done += count
+        if self.due():
+            self.show(self.done)
+
+    def show(self, done: int, said: str = "", left: float | None = None) -> None:
+        """Shows that so many are done, and what else there is to say; `left` are seconds."""
+        self.done = done
+        if self.draw is not None:
+            self.draw(done, said)
+            return
+        more = [said] * bool(said) + ([] if left is None else [f"{left:.0f} s left"])
+        numbers = f"{self.title} {self.form(done)} of {self.form(self.total)}"
+        say(f"{numbers}: {', '.join(more)}" if more else numbers)
 
 
 @contextlib.contextmanager
-def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function that is told how many more bytes of `total` are done."""
+def progress(title: str, total: int, done: int = 0, form: Callable[[int], str] = str) -> Iterator[Progress]:
+    """Yields what to tell how far it is: `total` are to be done, and `done` were before.
+
+    Args:
+        title: says what is counted, such as `step`.
+        form: how a number of that is written, such as `rich.filesize.decimal` for bytes.
+    """
     if not sys.stderr.isatty():
-        yield _lines(title, total)
+        yield Progress(title, total, done, None, form)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
 
-    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda count: bar.advance(task, count)
-
-
-def _lines(title: str, total: int) -> Callable[[int], None]:
-    """A line every few seconds."""
-    done, said = 0, time.monotonic()
-
-    def advance(count: int) -> None:
-        nonlocal done, said
-        done += count
-        if (now := time.monotonic()) - said >= _SECONDS:
-            said = now
-            say(f"{title}: {filesize.decimal(done)} of {filesize.decimal(total)}")
-
-    return advance
+    numbers = TextColumn("{task.fields[numbers]}")
+    with Bar(TextColumn(title), BarColumn(), numbers, TextColumn("{task.description}"), TimeRemainingColumn(),
+             console=Console(stderr=True)) as bar:  # fmt: skip
+        of = lambda done: f"{form(done)} of {form(total)}"
+        task = bar.add_task("", total=total, completed=done, numbers=of(done))
+        draw = lambda done, said: bar.update(task, completed=done, description=said, numbers=of(done))
+        yield Progress(title, total, done, draw, form)

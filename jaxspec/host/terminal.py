@@ -4,5 +4,5 @@ import sys
 
 
 def say(text: str) -> None:
-    """One line of log."""
+    """One remark."""
     print(text, file=sys.stderr, flush=True)

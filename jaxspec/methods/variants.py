@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.methods.method import Method, name_of, read_value
+from jaxspec.methods.method import Method
+from jaxspec.methods.settings import read_value
 
 ROLES = ("drafter", "builder", "controller")
 HEAD = "head"
@@ -62,10 +63,10 @@ def find_setting(method: Method, setting: str) -> tuple[str, str]:
 
 def _settings(method: Method) -> list[tuple[str, str, str]]:
     """(field of `Method`, name of the part, name of the setting) of all settings; plain decoding has none."""
-    if name_of(method.drafter) == "plain":
+    if method.drafter.name == "plain":
         return []
     parts = [(role, getattr(method, role)) for role in ROLES]
-    return [(role, name_of(part), field.name) for role, part in parts for field in dataclasses.fields(part)]
+    return [(role, part.name, field.name) for role, part in parts for field in dataclasses.fields(part)]
 
 
 def _variant(method: Method, role: str, name: str, text: str) -> Variant:
@@ -75,6 +76,6 @@ def _variant(method: Method, role: str, name: str, text: str) -> Variant:
         return Variant(text, dataclasses.replace(method, head=text))
     part: Any = getattr(method, role)
     field = next(field for field in dataclasses.fields(part) if field.name == name)
-    value = read_value(field, text, f"{name_of(part)},{name}={text}")
+    value = read_value(field, text, f"{part.name},{name}={text}")
     changed: Any = {role: dataclasses.replace(part, **{name: value})}
     return Variant(value if isinstance(value, int | float) else text, dataclasses.replace(method, **changed))

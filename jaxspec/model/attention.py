@@ -79,6 +79,11 @@ def attention(
     return linear(out, p.o), nodes
 
 
+def causal_mask(batch: int, width: int) -> Bool[Array, "B W W"]:
+    """Each of `width` tokens sees itself and those before it."""
+    return jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
+
+
 def attend_to(
     config: LlamaConfig,
     positions: Int[Array, "B W"],

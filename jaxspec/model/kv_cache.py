@@ -1,8 +1,7 @@
 """The KV cache: one pair of arrays a layer, rows of committed tokens first, never holding a drafted token.
 
 Drafted nodes keep their keys and values apart (a `KV` of N rows) until verification; then only the accepted path is
-written. Branches of the loop therefore read the cache and never return it, which would copy it. The write must depend
-on what the reads led to (`append`'s `start` comes from the verdict): only then does XLA know that it may be in place.
+written. Branches of the loop therefore read the cache and never return it, which would copy it.
 """
 
 import chex
@@ -56,12 +55,20 @@ def gather_path(nodes: KV, path: Int[Array, "B P"]) -> KV:
     )
 
 
-def append(cache: KV, rows: KV, start: Int[Array, " B"]) -> KV:
-    """Writes the P rows of `rows` at `start`, `start` + 1, … of each sequence.
+def append(
+    cache: tuple[KV, ...], rows: tuple[KV, ...], start: Int[Array, " B"], after: Int[Array, " B"] | None = None
+) -> tuple[KV, ...]:
+    """Writes the P rows of `rows` at `start`, `start` + 1, … of each sequence, in every layer.
 
     Rows past the accepted ones are written too; nobody reads them, since they lie beyond the length of the sequence,
     and the next round writes over them. Needs start + P <= S: XLA would move the block over live rows.
+
+    Args:
+        after: non-negative numbers that follow from what was read of the cache. They change nothing but the order: only
+            where the write depends on the reads does XLA write in place, else it copies the cache.
     """
+    if after is not None:
+        start = start + jnp.minimum(after, 0)
 
     def write(old: Array, new: Array, axis: int) -> Array:
         put = lambda into, block, at: jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis)
@@ -69,7 +76,10 @@ def append(cache: KV, rows: KV, start: Int[Array, " B"]) -> KV:
             return jax.vmap(put)(old, new, start)
         return put(old[0], new[0], start[0])[None]  # a plain slice update, not a scatter
 
-    return KV(k=constrain(write(cache.k, rows.k, 2), *AXES), v=constrain(write(cache.v, rows.v, 1), *AXES))
+    return tuple(
+        KV(k=constrain(write(old.k, new.k, 2), *AXES), v=constrain(write(old.v, new.v, 1), *AXES))
+        for old, new in zip(cache, rows, strict=True)
+    )
 
 
 def grow(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:

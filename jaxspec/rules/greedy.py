@@ -1,35 +1,47 @@
 """Temperature 0: the text of plain greedy decoding."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.decoding.rule import Proposal, Verdict
-from jaxspec.decoding.sampling import argmax
+from jaxspec.decoding.drafts import Drafts, for_each, log_probs
+from jaxspec.decoding.rule import Proposal, Rule, Verdict
+from jaxspec.decoding.sampling import Sampling, argmax
 from jaxspec.decoding.tree import DraftTree, path_to
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Greedy:
+class Greedy(Rule):
     """Temperature 0: the text of plain greedy decoding."""
 
     keeps_probs: ClassVar[bool] = False
     may_prune: ClassVar[bool] = True
 
-    def propose(self, keys, sampling, logits, count) -> Proposal:
-        return propose_top_k(logits, count)
+    def propose(self, keys: Key[Array, " B"], sampling: Sampling, drafts: Drafts, width: int, count: int) -> Proposal:
+        return propose_top_k(drafts, width, count)
 
-    def verify(self, keys, sampling, tree, logits, depth) -> Verdict:
+    def verify(
+        self,
+        keys: Key[Array, " B"],
+        sampling: Sampling,
+        tree: DraftTree,
+        logits: Float[Array, "B N V"],
+        depth: int,
+    ) -> Verdict:
         return follow(tree, argmax(logits), depth)
 
 
-def propose_top_k(logits: Float[Array, "B W V"], count: int) -> Proposal:
-    """The `count` likeliest tokens of each node (all of them, if the vocabulary is smaller)."""
-    log_prob, token = jax.lax.top_k(jax.nn.log_softmax(logits.astype(jnp.float32)), min(count, logits.shape[-1]))
+def propose_top_k(drafts: Drafts, width: int, count: int, temperature: Float[Array, " B"] | None = None) -> Proposal:
+    """The `count` tokens of highest probability after each of `width` nodes (all, if there are fewer)."""
+    q = log_probs(drafts, temperature)
+    log_prob, rank = jax.lax.top_k(q, min(count, q.shape[-1]))
+    token = rank if drafts.token is None else jnp.take_along_axis(drafts.token, rank, axis=-1)
     live = log_prob > -jnp.inf  # false for NaN too: a row of logits that proposes nothing
+    token, log_prob, live = (for_each(x, width) for x in (token, log_prob, live))
     return Proposal(token=token, log_prob=log_prob, live=live, probs=None)
 
 

@@ -1,18 +1,21 @@
 """Multi-round speculative sampling: children drawn without replacement, tested one by one (EAGLE, Algorithm 1)."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.decoding.rule import Proposal, Verdict
-from jaxspec.decoding.sampling import fold, gumbel, probabilities, sample
+from jaxspec.decoding.drafts import Drafts, for_each
+from jaxspec.decoding.rule import Proposal, Rule, Verdict
+from jaxspec.decoding.sampling import Sampling, fold, gumbel, probabilities, sample
+from jaxspec.decoding.tree import DraftTree
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class RejectionSampling:
+class RejectionSampling(Rule):
     """Children drawn without replacement, verified by multi-round speculative sampling (EAGLE, Algorithm 1).
 
     Child after child, in the order drawn: accept with min(1, p/q); else p becomes the normalised residual
@@ -22,18 +25,30 @@ class RejectionSampling:
     keeps_probs: ClassVar[bool] = True
     may_prune: ClassVar[bool] = False
 
-    def propose(self, keys, sampling, logits, count) -> Proposal:
-        count = min(count, logits.shape[-1])
-        hot = (sampling.temperature > 0)[:, None, None]
+    def propose(self, keys: Key[Array, " B"], sampling: Sampling, drafts: Drafts, width: int, count: int) -> Proposal:
+        hot, support = (sampling.temperature > 0)[:, None, None], drafts.logits.shape[-1]
         # A row at temperature 0 may draft by any q: the target's distribution is one-hot, so verification stays exact.
         soft = dataclasses.replace(sampling, temperature=jnp.where(sampling.temperature > 0, sampling.temperature, 1.0))
-        probs = probabilities(logits, soft)
-        noise = jnp.where(hot, gumbel(keys, logits.shape[1:]), 0.0)
-        scores, token = jax.lax.top_k(jnp.log(probs) + noise, count)
-        log_prob = jnp.log(jnp.take_along_axis(probs, token, axis=-1))
-        return Proposal(token=token, log_prob=log_prob, live=scores > -jnp.inf, probs=probs)
+        probs = probabilities(drafts.logits, soft)
+        noise = jnp.where(hot, gumbel(keys, (width, support)), 0.0)
+        scores, rank = jax.lax.top_k(jnp.log(probs) + noise, min(count, support))
+        pick = lambda values: jnp.take_along_axis(for_each(values, width), rank, axis=-1)
+        return Proposal(
+            token=rank if drafts.token is None else pick(drafts.token),
+            log_prob=jnp.log(pick(probs)),
+            live=scores > -jnp.inf,
+            probs=probs,
+            support=drafts.token,
+        )
 
-    def verify(self, keys, sampling, tree, logits, depth) -> Verdict:
+    def verify(
+        self,
+        keys: Key[Array, " B"],
+        sampling: Sampling,
+        tree: DraftTree,
+        logits: Float[Array, "B N V"],
+        depth: int,
+    ) -> Verdict:
         batch, nodes = tree.token.shape
         coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,)))(fold(keys, 0))
         bonus_keys = fold(keys, 1)

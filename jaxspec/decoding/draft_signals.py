@@ -1,0 +1,34 @@
+"""What a level's drafting showed, for controllers to judge by."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxspec.decoding.controller import DraftSignals
+from jaxspec.decoding.drafts import Drafts, of_node
+from jaxspec.decoding.tree import DraftTree, Frontier, take
+
+
+def draft_signals(
+    tree: DraftTree, newest: Frontier, expanded: Frontier, drafts: Drafts, feature: Float[Array, "B D"]
+) -> DraftSignals:
+    """Along the most confident path of each row that reaches the newest level.
+
+    Args:
+        expanded: the nodes that `drafts` are of.
+    """
+    at_level = tree.live & (tree.depth == newest.level)
+    tip = jnp.where(at_level, tree.log_confidence, -jnp.inf).argmax(axis=1)[:, None]
+    parent = take(tree.parent, tip)
+    slot = (expanded.node == parent).argmax(axis=1)[:, None]
+    given = of_node(drafts.logits, slot)
+    total = 0.0 if drafts.token is not None else jax.nn.logsumexp(given, axis=-1)  # of candidates: log-probabilities
+    confidence = take(tree.log_confidence, tip)[:, 0]
+    return DraftSignals(
+        level=newest.level,
+        top_prob=jnp.exp(given.max(axis=-1) - total),
+        token_prob=jnp.exp(confidence - take(tree.log_confidence, parent)[:, 0]),
+        log_confidence=confidence,
+        draft_hidden=None if drafts.hidden is None else of_node(drafts.hidden, slot),
+        target_hidden=feature,
+    )

@@ -1,0 +1,40 @@
+"""What a drafter says of the tokens after some nodes."""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+@chex.dataclass(frozen=True)
+class Drafts:
+    """Distributions of the token after each of W nodes: Q of them, one a node (Q = W) or one for all (Q = 1).
+
+    Over the whole vocabulary (C = V) where `token` is None; otherwise over C candidates, which are distinct and in
+    the vocabulary. A candidate of -inf is not proposed.
+    """
+
+    logits: Float[Array, "B Q C"]  # of candidates: their log-probabilities, which may sum to less than 1
+    token: Int[Array, "B Q C"] | None = None  # ids of the candidates
+    hidden: Float[Array, "B Q E"] | None = None  # that the logits were computed from; None: the drafter has none
+
+
+def log_probs(drafts: Drafts, temperature: Float[Array, " B"] | None = None) -> Float[Array, "B Q C"]:
+    """log q, float32, at a temperature (0 counts as 1); of candidates the share of all mass that they have stays."""
+    logits = drafts.logits.astype(jnp.float32)
+    scaled = logits if temperature is None else logits / jnp.where(temperature > 0, temperature, 1.0)[:, None, None]
+    found = jax.nn.log_softmax(scaled)
+    return found if drafts.token is None else found + jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def of_node(values: Array, slot: Int[Array, "B 1"]) -> Array:
+    """[B ...] of values [B Q ...] at the node in this slot of the W."""
+    if values.shape[1] == 1:
+        return values[:, 0]
+    index = slot.reshape(slot.shape + (1,) * (values.ndim - 2))
+    return jnp.take_along_axis(values, index, axis=1, mode="promise_in_bounds")[:, 0]
+
+
+def for_each(values: Array, width: int) -> Array:
+    """[B W ...] of values [B Q ...]."""
+    return jnp.broadcast_to(values, (values.shape[0], width, *values.shape[2:]))

@@ -1,0 +1,94 @@
+"""What each round came to: tokens committed, drafts accepted, levels and nodes drafted, nodes verified."""
+
+from collections.abc import Sequence
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from jaxspec.decoding.rule import Verdict
+from jaxspec.decoding.tree import DraftTree, levels
+
+
+@chex.dataclass(frozen=True)
+class RoundCounts:
+    """Counts of rounds, after the cut at EOS and budget; all 0 where a row was done.
+
+    Of one round the axes are [B], of a generation on the device [B S], of a text on the host [rounds].
+    """
+
+    committed: Int[Array | np.ndarray, "*R"]  # tokens, the bonus token included
+    accepted: Int[Array | np.ndarray, "*R"]  # drafts
+    levels: Int[Array | np.ndarray, "*R"]  # drafted: the deepest live path, before pruning
+    drafted: Int[Array | np.ndarray, "*R"]  # nodes, before pruning
+    verified: Int[Array | np.ndarray, "*R"]  # nodes, without the root
+
+
+FIELDS = ("committed", "accepted", "levels", "drafted", "verified")
+"""In the order of a row of the logs."""
+
+
+def no_rounds(batch: int, rounds: int) -> RoundCounts:
+    """Room for the counts of `rounds` rounds."""
+    return RoundCounts(**{name: jnp.zeros((batch, rounds), jnp.int32) for name in FIELDS})
+
+
+def count_round(
+    done: Bool[Array, " B"], grown: DraftTree, verified: DraftTree, verdict: Verdict, count: Int[Array, " B"]
+) -> RoundCounts:
+    """The counts of one round that committed `count` tokens. A cut inside the accepted run hides the levels beyond."""
+    accepted = jnp.minimum(verdict.accepted, count)
+    depth = jnp.where(count <= accepted, jnp.minimum(levels(grown), count), levels(grown))
+    nodes = lambda tree: tree.live.sum(axis=1) - 1
+    seen = lambda x: jnp.where(done, 0, x).astype(jnp.int32)
+    return RoundCounts(
+        committed=seen(count),
+        accepted=seen(accepted),
+        levels=seen(depth),
+        drafted=seen(nodes(grown)),
+        verified=seen(nodes(verified)),
+    )
+
+
+def write_round(history: RoundCounts, counts: RoundCounts, at: Int[Array, ""]) -> RoundCounts:
+    """The history [B S] with the counts of round `at`, [B]."""
+    put = lambda rows, new: jax.lax.dynamic_update_slice_in_dim(rows, new[:, None], at, 1)
+    return jax.tree.map(put, history, counts)
+
+
+# --- on the host
+
+
+def to_rows(counts: RoundCounts) -> list[list[int]]:
+    """[rounds][5], as logs have it."""
+    return np.stack([np.asarray(getattr(counts, name)) for name in FIELDS], axis=-1).tolist()
+
+
+def from_rows(rows: Sequence[Sequence[int]]) -> RoundCounts:
+    """Inverse of `to_rows`."""
+    columns = np.array(rows, int).reshape(-1, len(FIELDS)).T
+    return RoundCounts(**dict(zip(FIELDS, columns, strict=True)))
+
+
+def join(several: Sequence[RoundCounts]) -> RoundCounts:
+    """The rounds of several texts, those in which a row was done left out."""
+    none = np.zeros(0, int)
+    whole = {name: np.concatenate([none, *(np.asarray(getattr(one, name)) for one in several)]) for name in FIELDS}
+    live = whole["committed"] > 0
+    return RoundCounts(**{name: values[live] for name, values in whole.items()})
+
+
+def first_tokens(counts: RoundCounts, tokens: int) -> RoundCounts:
+    """The rounds that led to the first `tokens` tokens (the first of which prefill gave), the last one cut to fit."""
+    before = 1 + np.cumsum(counts.committed) - counts.committed
+    kept = (counts.committed > 0) & (before < tokens)
+    found = {name: np.asarray(getattr(counts, name))[kept].copy() for name in FIELDS}
+    if len(found["committed"]) and (excess := 1 + found["committed"].sum() - tokens) > 0:
+        committed = found["committed"][-1] - excess
+        if committed <= found["accepted"][-1]:
+            found["levels"][-1] = min(found["levels"][-1], committed)
+        found["accepted"][-1] = min(found["accepted"][-1], committed)
+        found["committed"][-1] = committed
+    return RoundCounts(**found)

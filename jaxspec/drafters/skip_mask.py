@@ -1,0 +1,65 @@
+"""Which attention and MLP blocks of a target are left out where it drafts for itself (arXiv:2309.08168)."""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class SkipMask:
+    """Whether each of L layers leaves out its attention, and its MLP. Static: every set is a program of its own."""
+
+    attention: tuple[bool, ...]
+    mlp: tuple[bool, ...]
+
+    def traced(self) -> "TracedSkipMask":
+        """The same, traced."""
+        return TracedSkipMask(attention=jnp.asarray(self.attention), mlp=jnp.asarray(self.mlp))
+
+
+@chex.dataclass(frozen=True)
+class TracedSkipMask:
+    """What a `SkipMask` says, traced: one program serves all sets, which a search tries by the hundred."""
+
+    attention: Bool[Array, " L"]
+    mlp: Bool[Array, " L"]
+
+
+def skip(num_layers: int, attention: Collection[int], mlp: Collection[int]) -> SkipMask:
+    """The set that leaves out the attention and the MLP of these layers, counted from 0."""
+    among = lambda chosen: tuple(i in chosen for i in range(num_layers))
+    return SkipMask(attention=among(attention), mlp=among(mlp))
+
+
+def numbers(switches: Collection[bool]) -> list[int]:
+    """The layers whose switch is on."""
+    return [i for i, skipped in enumerate(switches) if skipped]
+
+
+def layers_of(skips: SkipMask) -> dict[str, list[int]]:
+    """The layers whose attention and whose MLP are left out."""
+    return {"attention": numbers(skips.attention), "mlp": numbers(skips.mlp)}
+
+
+def spread(num_layers: int, attention_share: float, mlp_share: float) -> SkipMask:
+    """Leaves out these shares of the attention and of the MLP blocks, evenly over the layers."""
+    chosen = lambda share: [i for i in range(num_layers) if int((i + 1) * share) > int(i * share)]
+    return skip(num_layers, chosen(attention_share), chosen(mlp_share))
+
+
+def check_layers(settings: dict[str, Any], num_layers: int) -> None:
+    """Raises ValueError where a head's settings do not name layers of a target."""
+    found = {"trained": False, **settings}
+    are_layers = lambda some: isinstance(some, list) and all(type(i) is int and 0 <= i < num_layers for i in some)
+    lists = [found.get(name) for name in ("attention", "mlp")]
+    if len(found) != 3 or not all(map(are_layers, lists)) or type(found["trained"]) is not bool:
+        raise ValueError(
+            f"must have the settings `attention` and `mlp`, lists of layers from 0 to {num_layers - 1}, and `trained` "
+            f"where it has weights, and has {settings}"
+        )

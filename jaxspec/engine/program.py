@@ -1,0 +1,57 @@
+"""The loop of a method with its models: what the engine runs, and what `plan` compiles for chips that are not there."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxspec.decoding import loop
+from jaxspec.decoding.batch import start
+from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.layout import place_state
+from jaxspec.decoding.prefill import prefill
+from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.speculation import Speculation
+from jaxspec.methods.method import Method
+from jaxspec.model.mesh import AnyMesh
+from jaxspec.model.placement import place, place_head
+
+LOOP: Any = loop.decode  # a jitted function has methods that its type does not show
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A loop and the models that it runs on, of arrays or abstract."""
+
+    spec: Speculation
+    models: Models
+
+    def start(self, requests: Sequence[Request], eos: Sequence[int], rows: int) -> DecodeState:
+        """The state before prefill, on the current mesh."""
+        return start(self.spec, self.models, requests, eos, rows)
+
+    def prefill(self, state: DecodeState, chunk: int) -> DecodeState:
+        """Reads the prompts, and commits the first token of each."""
+        return prefill(self.spec.drafter, self.models, state, chunk)
+
+    def decode(self, state: DecodeState, rounds: Any) -> DecodeState:
+        """Runs up to `rounds` rounds."""
+        return LOOP(self.spec, self.models, state, rounds)
+
+    def layout(self, batch: int, rows: int, mesh: AnyMesh) -> "tuple[Models, DecodeState]":
+        """Models and state for `batch` sequences as `jax.ShapeDtypeStruct`s, each in its place on a split mesh."""
+        requests = [Request([0], SamplingParams(max_new_tokens=1))] * batch
+        state = jax.eval_shape(lambda models: start(self.spec, models, requests, (0,), rows), self.models)
+        placed = Models(
+            target=place(self.models.target, mesh),
+            draft=place_head(self.models.draft, mesh),
+            control=place_head(self.models.control, mesh),
+        )
+        return placed, place_state(state, mesh)
+
+
+def program_of(method: Method, models: Models, *, greedy: bool, **options: Any) -> Program:
+    """The program of a method over these models; `options` are the remaining fields of `Speculation`."""
+    return Program(method.speculation(greedy, **options), models)

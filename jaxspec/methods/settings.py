@@ -1,0 +1,55 @@
+"""Settings of a strategy, between text and values."""
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+
+def build_part(kind: Any, settings: list[str], text: str) -> Any:
+    """A strategy with these settings, each written KEY=VALUE. Raises ValueError naming the method's `text`."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    values = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if key not in fields or not equals:
+            offers = ", ".join(fields) or "none"
+            raise ValueError(
+                f"method {text!r}: {kind.name} has no setting {setting!r}; write KEY=VALUE with one of: {offers}"
+            )
+        values[key] = read_value(fields[key], value, f"method {text!r}: {kind.name},{setting}")
+    return kind(**values)
+
+
+def read_value(field: dataclasses.Field, text: str, where: str) -> Any:
+    """The value of a strategy's setting, from its text; a ValueError says `where` it stood."""
+    if parse := field.metadata.get("parse"):
+        return parse(text)
+    kind = typing.get_origin(field.type) or field.type
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ValueError(f"{where}: write true or false")
+        return text == "true"
+    if isinstance(kind, types.UnionType) or kind not in (int, float, str):
+        raise TypeError(f"setting {field.name} of type {field.type} needs a parser")
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{where}: {field.name} is a{'n int' if kind is int else ' number'}, not {text!r}") from None
+
+
+def show_settings(part: Any) -> str:
+    """`,length=4` and the like: all settings of a strategy."""
+
+    def show(field: dataclasses.Field) -> str:
+        value = getattr(part, field.name)
+        text = field.metadata["show"](value) if "show" in field.metadata else str(value)
+        return f",{field.name}={text.lower() if isinstance(value, bool) else text}"
+
+    return "".join(map(show, dataclasses.fields(part)))
+
+
+def describe_settings(kind: Any) -> str:
+    """`length=4` and the like: the settings of a strategy with their defaults, long ones cut."""
+    shown = show_settings(kind())[1:].split(",")
+    return ", ".join(text if len(text) < 30 else text[:27] + "..." for text in shown)
