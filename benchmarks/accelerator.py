@@ -37,10 +37,9 @@ import jax.numpy as jnp
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint, load
-from jaxspec.commands import train
 from jaxspec.costs import timing
 from jaxspec.costs.round_pieces import target_job
-from jaxspec.decoding.request import Request
+from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.evaluate import bandwidth, bench, piece_times, runner, simulate
@@ -51,9 +50,11 @@ from jaxspec.host.atomic import write_whole
 from jaxspec.methods.method import parse_method
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.quantization import KINDS, quantized
-from jaxspec.train.run.recipe import Recipe
-from jaxspec.train.settings import options
-from jaxspec.train.settings.options import Data, DataMixture
+from jaxspec.train.methods import eagle, lm
+from jaxspec.train.settings.data import Data, DataMixture
+from jaxspec.train.settings.heads import Eagle, Where
+from jaxspec.train.settings.lm import Lm
+from jaxspec.train.settings.recipe import Recipe
 
 RESULTS = Path(__file__).parent / "results"
 ACCEPTANCE = (0.76, 0.69, 0.67, 0.68, 0.68)
@@ -86,7 +87,7 @@ class Scale:
     tokens: int
     nodes: tuple[int, ...]
     replayed: tuple[str, ...]
-    small: dict[str, int]
+    small: dict[str, Any]
     lm: Recipe
     eagle: Recipe
     data: Path
@@ -211,7 +212,7 @@ def shapes(scale: Scale, quantize: str | None, copied: float) -> dict[str, Any]:
         copied: GB/s of the device's memory.
     """
     model = random_model(scale, quantize)
-    prompt = Request([1] * scale.tokens, scale.tokens, 0.0, 0, 1.0, 0, 0)
+    prompt = Request([1] * scale.tokens, SamplingParams(max_new_tokens=scale.tokens))
     engines = {"plain": Engine(model, "plain")}
     engines |= {name: simulate.engine(model, parse_method(name), ACCEPTANCE) for name in scale.replayed}
     rows = 4 * scale.tokens
@@ -269,15 +270,14 @@ def rounds(name: str, engine: Engine, prompt: Request, pieces: piece_times.Piece
 def trained(scale: Scale, folder: Path) -> dict[str, Any]:
     """A model and its head, trained now, on prompts that neither saw."""
     target = folder / "lm"
-    small: dict[str, Any] = scale.small
-    train.Lm(target, data=Data(scale.data), save_dtype="bfloat16", recipe=scale.lm, **small).run()
-    train.Eagle(options.Where(target), data=DataMixture(scale.data), recipe=scale.eagle).run()
+    lm.train(Lm(target, data=Data(scale.data), save_dtype="bfloat16", recipe=scale.lm, **scale.small))
+    eagle.train(Eagle(where=Where(target), data=DataMixture(scale.data), recipe=scale.eagle))
     settings = Bench(
         target=target,
         prompts=Path("builtin"),
         limit=scale.questions,
         methods=scale.methods,
-        max_new_tokens=scale.new_tokens,
+        sampling=SamplingParams(max_new_tokens=scale.new_tokens),
         repeats=2,
     )
     found = bench.compare(settings)
@@ -310,8 +310,8 @@ def transformers(scale: Scale, folder: Path, ours: dict[str, Any]) -> dict[str, 
     for question in read_questions("builtin", scale.questions):
         prompt = tokenizer(question.turns[0])["input_ids"]
         run(prompt)  # warms up
-        said, taken = run(prompt)
-        tokens, seconds = tokens + len(said) - 1, seconds + taken
+        text, taken = run(prompt)
+        tokens, seconds = tokens + len(text) - 1, seconds + taken
     speed = tokens / seconds
     ratios = {name: values["tokens_per_second"] / speed for name, values in ours["methods"].items()}
     return {"version": transformers.__version__, "tokens_per_second": speed, "times_as_fast": ratios}

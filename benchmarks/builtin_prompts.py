@@ -2,7 +2,7 @@
 
     python benchmarks/builtin_prompts.py > jaxspec/builtin/prompts.jsonl
 
-A prompt is a stretch of a file that was held out from the builtin model's training (`jaxspec.train.text.is_held_out`),
+A prompt is a stretch of a file that was held out from the builtin model's training (`train.data.text.is_held_out`),
 from the beginning of a line to the beginning of another. Long files give more of them. The same Python gives the same.
 """
 

@@ -3,6 +3,7 @@
 import argparse
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console, Group
@@ -28,7 +29,7 @@ FORMAT = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {terminal_width
 """
 
 
-def tree_of(one: Round, tokenizer) -> Tree:
+def tree_of(one: Round, tokenizer: Any) -> Tree:
     """A round's draft tree, its accepted path in green."""
     label = lambda node: Text(
         repr(tokenizer.decode([int(one.token[node])])), STYLES["accepted"] if one.accepted[node] else "dim"
@@ -55,7 +56,7 @@ def main() -> None:
     best = max(drafted.rounds or [], key=lambda one: (int(np.sum(one.accepted)), len(one.parent)))
     forwards = [one.statistics.rounds for one in (plain, drafted)]
     written = Text.assemble((PROMPT, "dim"), coloured(drafted, model.tokenizer, rejected=False))
-    said = Text.assemble(
+    header = Text.assemble(
         f"{len(plain.tokens)} tokens. One at a time: {forwards[0]} forwards. ",
         f"With drafts: {forwards[1]} forwards, and the same text.\n",
         ("Drafted, and the target agreed", STYLES["accepted"]),
@@ -68,7 +69,7 @@ def main() -> None:
         Text("\nOne of those forwards read all of this at once; the green path and one more token were kept:")
     )
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(Padding(Group(said, Text(), written, below, tree_of(best, model.tokenizer)), (1, 2)))
+    console.print(Padding(Group(header, Text(), written, below, tree_of(best, model.tokenizer)), (1, 2)))
     options.out.write_text(console.export_svg(theme=DEFAULT_TERMINAL_THEME, code_format=FORMAT, unique_id="generation"))
     print(f"wrote {options.out}")
 

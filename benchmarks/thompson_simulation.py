@@ -16,43 +16,40 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jaxspec.checkpoint.parameters import dict_to_module
+from jaxspec.controllers import BetaTS, CaliTS
 from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
-from jaxspec.controllers.beta_ts import BetaTS
-from jaxspec.controllers.cali_ts import CaliTS
-from jaxspec.decoding.controller import DraftSignals
+from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.round_counts import RoundCounts
 
 TEXTS, ROUNDS, CAP, ALPHA = 1000, 150, 12, 0.113
 PAPER_SHARE = 0.67  # r_d of Beta-TS
 
 
-def oracle_calibrator() -> AcceptancePredictor:
+def oracle_predictor() -> AcceptancePredictor:
     """A predictor whose theta is the sigmoid of the draft's one hidden number."""
-    blank = AcceptancePredictor(1, 1, rngs=nnx.Rngs(0))
-    return dict_to_module(
-        blank,
-        {"transform": jnp.zeros((10, 1, 1)), "head.kernel": jnp.array([[0.0, 0.0], [0.0, 1.0]])},
-    )
+    weights = {"transform": jnp.zeros((10, 1, 1)), "head.kernel": jnp.array([[0.0, 0.0], [0.0, 1.0]])}
+    return dict_to_module(CaliTS().build_weights(1, 1), weights)
 
 
-class Weights:
-    """What a controller reads of `protocols.Models`."""
-
-    control = oracle_calibrator()
+nothing: Any = None
+MODELS = Models(target=nothing, draft=None, control=oracle_predictor())  # a controller reads the last one alone
 
 
-def simulate(controller: Any, length: int, odds: np.ndarray, error: float, seed: int) -> tuple[float, float, float]:
+def simulate(
+    controller: Controller | None, length: int, odds: np.ndarray, error: float, seed: int
+) -> tuple[float, float, float]:
     """v_d, r_d and the speedup by Eq. 14; `controller` None drafts `length` tokens always.
 
     Args:
         odds: [texts, rounds, cap], log-odds of each draft's acceptance.
     """
     texts, rounds, _ = odds.shape
-    draw = np.random.default_rng(seed)
-    right = draw.random(odds.shape) < 1 / (1 + np.exp(-odds))
-    seen = (odds + error * draw.normal(size=odds.shape)).astype(np.float32)
+    rng = np.random.default_rng(seed)
+    right = rng.random(odds.shape) < 1 / (1 + np.exp(-odds))
+    seen = (odds + error * rng.normal(size=odds.shape)).astype(np.float32)
     if controller is None:
         drafted = np.full((texts, rounds), length)
     else:
@@ -64,14 +61,14 @@ def simulate(controller: Any, length: int, odds: np.ndarray, error: float, seed:
     return v, r, v / ((ALPHA - v) * r + v)
 
 
-def _lengths(controller: Any, seen: jax.Array, right: jax.Array, key: jax.Array) -> jax.Array:
+def _lengths(controller: Controller, seen: jax.Array, right: jax.Array, key: jax.Array) -> jax.Array:
     """[texts, rounds]: how many tokens the controller lets each round draft."""
     texts, rounds, cap = seen.shape
 
-    def one_round(state, at):
-        def level(carry, i):
-            going, length = carry
-            evidence = DraftSignals(
+    def one_round(state: Any, at: jax.Array) -> tuple[Any, jax.Array]:
+        def level(carry: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
+            active, length = carry
+            signals = DraftSignals(
                 level=i + 1,
                 top_prob=jnp.ones(texts),
                 token_prob=jnp.ones(texts),
@@ -79,24 +76,25 @@ def _lengths(controller: Any, seen: jax.Array, right: jax.Array, key: jax.Array)
                 draft_hidden=seen[:, at, i, None],
                 target_hidden=jnp.zeros((texts, 1)),
             )
-            length = length + going
+            length = length + active
             keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, at), i), texts)
-            return (going & controller.keep_drafting(Weights, keys, state, evidence), length), None
+            return (active & controller.keep_drafting(MODELS, keys, state, signals), length), None
 
         start = (jnp.ones(texts, bool), jnp.zeros(texts, jnp.int32))
         (_, length), _ = jax.lax.scan(level, start, jnp.arange(cap))
-        run = jnp.cumprod(right[:, at], axis=1).sum(axis=1)
-        return controller.update(state, jnp.minimum(run, length), length), length
+        accepted = jnp.minimum(jnp.cumprod(right[:, at], axis=1).sum(axis=1), length)
+        counts = RoundCounts(committed=accepted + 1, accepted=accepted, levels=length, drafted=length, verified=length)
+        return controller.update(state, counts), length
 
-    _, lengths = jax.lax.scan(one_round, controller.init(Weights, texts), jnp.arange(rounds))
+    _, lengths = jax.lax.scan(one_round, controller.init(texts), jnp.arange(rounds))
     return lengths.T
 
 
 def odds_of(mean: float, over_texts: float, over_tokens: float) -> np.ndarray:
     """[texts, rounds, cap] log-odds."""
-    draw = np.random.default_rng(1)
-    text = mean + over_texts * draw.normal(size=(TEXTS, 1, 1))
-    return text + over_tokens * draw.normal(size=(TEXTS, ROUNDS, CAP))
+    rng = np.random.default_rng(1)
+    text = mean + over_texts * rng.normal(size=(TEXTS, 1, 1))
+    return text + over_tokens * rng.normal(size=(TEXTS, ROUNDS, CAP))
 
 
 def fitted(over_texts: float, over_tokens: float) -> np.ndarray:

@@ -7,7 +7,6 @@ The paper compares with Medusa and a separate 7B model (Table 6: 1.6 s a batch a
 like Medusa, runs the whole target in a step.
 """
 
-import dataclasses
 import functools
 import json
 import statistics
@@ -22,15 +21,15 @@ from flax import nnx
 from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import abstract
-from jaxspec.drafters.eagle import EagleHead
-from jaxspec.drafters.early_exit import EarlyExitHead, default_first
+from jaxspec.drafters import DRAFTERS, Eagle, EarlyExit
+from jaxspec.drafters.early_exit import default_first
 from jaxspec.model.config import LlamaConfig
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import eagle, early_exit
 from jaxspec.train.run.optimizer import make_optimizer
-from jaxspec.train.run.recipe import Recipe
 from jaxspec.train.run.trainer import make_step, start
 from jaxspec.train.settings.objectives import EagleObjective
+from jaxspec.train.settings.recipe import Recipe
 
 LLAMA_13B = LlamaConfig(
     vocab_size=32000,
@@ -48,18 +47,12 @@ REPEATS = 15
 def steps(model: LlamaConfig, recipe: Recipe) -> dict[str, tuple[Any, Any, Any]]:
     """By head: the compiled step, a function that makes its head, and one that cuts the target to what it needs."""
     optimizer = make_optimizer(recipe)
-    one = dataclasses.replace(model, num_layers=1)
-    first = default_first(model.num_layers)
-    losses = {
-        "eagle": functools.partial(eagle.loss, objective=EagleObjective()),
-        "early-exit": early_exit.loss,
-    }
-    heads = {
-        "eagle": lambda: EagleHead(one, rngs=nnx.Rngs(0), bias=True),
-        "early-exit": lambda: EarlyExitHead(one, rngs=nnx.Rngs(0), first=first),
-    }
-    frozen = {"eagle": abstract(model), "early-exit": abstract(early_exit.bottom_config(model, first))}
-    return {name: (make_step(losses[name], optimizer, recipe), heads[name], frozen[name]) for name in losses}
+    shapes = {"eagle": Eagle().head_for(model, bias=True), "early-exit": EarlyExit().head_for(model)}
+    losses = {"eagle": functools.partial(eagle.loss, objective=EagleObjective()), "early-exit": early_exit.loss}
+    cut = early_exit.bottom_config(model, shapes["early-exit"].settings["first"])
+    frozen = {"eagle": abstract(model), "early-exit": abstract(cut)}
+    head = lambda name: lambda: DRAFTERS[name]().build_head(shapes[name], nnx.Rngs(0))
+    return {name: (make_step(losses[name], optimizer, recipe), head(name), frozen[name]) for name in losses}
 
 
 def flops(batch: int = 1, length: int = 2048) -> dict[str, float]:

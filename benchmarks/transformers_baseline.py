@@ -41,7 +41,7 @@ def main() -> None:
         LOOKUP: with_transformers(oracle, options.max_new_tokens, {"prompt_lookup_num_tokens": options.lookup}),
     }
     for method in ("plain", *options.methods):
-        runs[method] = with_jaxspec(Engine(model, method), options.max_new_tokens)
+        runs[method] = with_jaxspec(Engine.calibrated(model, method), options.max_new_tokens)
 
     seconds: dict[str, float] = dict.fromkeys(runs, 0.0)
     tokens: dict[str, int] = dict.fromkeys(runs, 0)

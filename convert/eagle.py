@@ -5,7 +5,6 @@ on export; the LM head is the target's and in neither.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,12 @@ from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import hf_config, kinds
-from jaxspec.convert.export import head_arrays, head_config, write_json, write_tensors
+from jaxspec.convert.export import head_arrays, head_config, write_published
 from jaxspec.convert.names import IGNORED, is_kernel, theirs
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, format_of, open_directory, read_config
-from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
-from jaxspec.drafters.eagle import NAME, EagleHead
-from jaxspec.host.atomic import staged
+from jaxspec.convert.transfer import main_dtype, match, write_head
+from jaxspec.decoding.drafter import HeadShape
+from jaxspec.drafters.eagle import Eagle
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 
@@ -67,7 +66,7 @@ def plan(source: Path) -> PublishedHead:
     model, settings = _model(raw, found, source), {"bias": "fc.bias" in found, "own_embedding": True}
     tensors = match(_abstract(model, settings), found, published, str(source))
     dtype = main_dtype(tensors.values())
-    return PublishedHead(HeadConfig(NAME, model, dtype, dtype, settings), tensors, lm_head)
+    return PublishedHead(HeadConfig(Eagle.name, model, dtype, dtype, settings), tensors, lm_head)
 
 
 def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> HeadConfig:
@@ -81,6 +80,7 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
 
     Raises:
         CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
+        ValueError: `out` exists.
         DiskFullError: no room; nothing is left at `out`.
     """
     planned, goal = plan(source), config_json.read_config(target)
@@ -103,10 +103,7 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
     config = dataclasses.replace(
         config, dtype=dtype or config.dtype, settings={**config.settings, "own_embedding": own}
     )
-    with staged(out, total_bytes(tensors, dtype)) as folder:
-        heads.write_config(folder, config)
-        write_params(tensors, dtype, folder, out, source.name or str(source))
-    say(f"wrote {out}: EAGLE head, {sum(math.prod(t.shape) for t in tensors.values()):,} parameters, {config.dtype}")
+    write_head(source, out, config, tensors, dtype, "EAGLE head")
     return config
 
 
@@ -121,10 +118,11 @@ def export(source: Path, out: Path, target: Path | None = None) -> None:
         target: the head's target; None takes the checkpoint under whose `heads` the head lies.
 
     Raises:
-        CheckpointError: `source` is no EAGLE head, the target is unknown or another's, or `out` exists.
+        CheckpointError: `source` is no EAGLE head, or the target is unknown or another's.
+        ValueError: `out` exists.
         DiskFullError: no room; nothing is left at `out`.
     """
-    config = head_config(source, NAME)
+    config = head_config(source, Eagle.name)
     target = _target_of(source) if target is None else target
     goal = config_json.read_config(target)
     heads.check_same_shape(source, config.model, goal.model)
@@ -132,9 +130,7 @@ def export(source: Path, out: Path, target: Path | None = None) -> None:
     if "embedding" not in arrays:
         dtypes["embedding"] = np.dtype(config.source_dtype)
         arrays |= parameters.read_arrays(target / "params", ["embedding"])
-    with staged(out, sum(array.size * dtypes[name].itemsize for name, array in arrays.items())) as folder:
-        write_json(folder / "config.json", _published_config(config, goal))
-        write_tensors(folder / "model.safetensors", arrays, dtypes, published)
+    write_published(out, arrays, dtypes, _published_config(config, goal), "model.safetensors", published)
     say(f"wrote {out}: EAGLE head for {target}, {config.source_dtype}")
 
 
@@ -163,8 +159,8 @@ def _model(raw: Mapping[str, Any], found: Source, source: Path) -> LlamaConfig:
     return dataclasses.replace(model, qkv_bias=biased)
 
 
-def _abstract(model: LlamaConfig, settings: Mapping[str, Any]) -> EagleHead:
-    return nnx.eval_shape(lambda: EagleHead(model, rngs=nnx.Rngs(0), **settings))
+def _abstract(model: LlamaConfig, settings: Mapping[str, Any]) -> nnx.Module:
+    return nnx.eval_shape(lambda: Eagle().build_head(HeadShape(model, settings), nnx.Rngs(0)))
 
 
 def _is_targets(tensor: Tensor, target: Path, name: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from flax import nnx
+from rich import filesize
 
 from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
@@ -29,7 +30,8 @@ def export(source: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
     Tensors are those that were converted, bit for bit, wherever conversion lost none.
 
     Raises:
-        CheckpointError: `source` is no checkpoint, or `out` exists; nothing is left at `out`.
+        CheckpointError: `source` is no checkpoint; nothing is left at `out`.
+        ValueError: `out` exists.
         DiskFullError: no room; nothing is left at `out`.
     """
     if format_of(source) == heads.FORMAT:
@@ -48,7 +50,8 @@ def export(source: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
     sizes = {name: math.prod(meta.shape) * dtypes[name].itemsize for name, meta in stored.items()}
     total = sum(sizes.values())
     shards = list(_shards(sizes, shard_bytes))
-    with staged(out, total) as folder, progress(f"exporting {source.name or source}", total) as advance:
+    title = f"exporting {source.name or source}:"
+    with staged(out, total) as folder, progress(title, total, form=filesize.decimal) as shown:
         write_json(folder / "config.json", hf_config.from_checkpoint(config))
         write_json(folder / "generation_config.json", _generation(config))
         tokenizer.copy(source, folder)
@@ -60,7 +63,7 @@ def export(source: Path, out: Path, shard_bytes: int = SHARD_BYTES) -> None:
             written = write_tensors(folder / file, arrays, dtypes, lambda name: theirs(name, "huggingface"))
             del arrays
             weight_map |= dict.fromkeys(written, file)
-            advance(sum(sizes[name] for name in names))
+            shown.advance(sum(sizes[name] for name in names))
         if len(shards) > 1:
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
             write_json(folder / "model.safetensors.index.json", index)
@@ -97,6 +100,20 @@ def head_arrays(
     stored = parameters.read_shapes(source / "params")
     parameters.check_names(parameters.module_to_dict(abstract), stored, str(source / "params"))
     return parameters.read_arrays(source / "params", stored), source_dtypes(stored, config.dtype, config.source_dtype)
+
+
+def write_published(
+    out: Path,
+    arrays: Mapping[str, np.ndarray],
+    dtypes: Mapping[str, np.dtype],
+    values: dict[str, Any],
+    file: str,
+    theirs: Callable[[str], str],
+) -> None:
+    """Writes a head in a published format: `values` into config.json, and the arrays into `file`."""
+    with staged(out, sum(array.size * dtypes[name].itemsize for name, array in arrays.items())) as folder:
+        write_json(folder / "config.json", values)
+        write_tensors(folder / file, arrays, dtypes, theirs)
 
 
 def write_tensors(

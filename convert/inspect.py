@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.convert import eagle, kinds, llama, medusa
 from jaxspec.convert.names import theirs
-from jaxspec.convert.readers import format_of, read_json
+from jaxspec.convert.readers import Tensor, format_of, read_json
 from jaxspec.convert.tokenizer import has_tokenizer
-from jaxspec.drafters import layer_skip
+from jaxspec.drafters import LayerSkip
 from jaxspec.model.config import LlamaConfig
 
 
@@ -51,14 +51,13 @@ def _of_source(path: Path) -> Iterable[tuple[str, Any]]:
     plan = llama.plan(path)
     yield "format", {"huggingface": "Hugging Face", "meta": "Meta"}[plan.scheme]
     yield from _of_config(plan.config)
-    yield from _of_tensors({theirs(n, plan.scheme): (t.shape, t.dtype) for n, t in plan.tensors.items()})
-    yield "files", ", ".join(sorted({tensor.file for tensor in plan.tensors.values()}))
+    yield from _of_files(plan.tensors, lambda ours: theirs(ours, plan.scheme))
     yield "tokenizer", "yes" if has_tokenizer(path) else "none"
 
 
 def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
     config, params = heads.read_config(path), path / "params"
-    weightless = config.drafter == layer_skip.NAME and not layer_skip.is_trained(config)
+    weightless = config.drafter == LayerSkip.name and not config.settings.get("trained", False)
     shapes = {} if weightless else parameters.read_shapes(params)
     yield "format", f"jaxspec head for the drafter {config.drafter}, exported in {config.source_dtype}"
     if any("layer" in name for name in shapes):
@@ -81,8 +80,7 @@ def _of_published_medusa(path: Path) -> Iterable[tuple[str, Any]]:
     yield "format", "Medusa heads"
     yield from _of_widths(plan.hidden_size, plan.vocab_size)
     yield "heads", plan.heads
-    yield from _of_tensors({medusa.published(n): (t.shape, t.dtype) for n, t in plan.tensors.items()})
-    yield "files", ", ".join(sorted({tensor.file for tensor in plan.tensors.values()}))
+    yield from _of_files(plan.tensors, medusa.published)
 
 
 def _of_published_eagle(path: Path) -> Iterable[tuple[str, Any]]:
@@ -90,8 +88,7 @@ def _of_published_eagle(path: Path) -> Iterable[tuple[str, Any]]:
     yield "format", "EAGLE head, of EAGLE-1 or EAGLE-2"
     yield from _of_model(plan.config.model)
     yield from _of_settings(plan.config.settings)
-    yield from _of_tensors({eagle.published(n): (t.shape, t.dtype) for n, t in plan.tensors.items()})
-    yield "files", ", ".join(sorted({tensor.file for tensor in plan.tensors.values()}))
+    yield from _of_files(plan.tensors, eagle.published)
 
 
 def _of_settings(settings: dict[str, Any]) -> Iterable[tuple[str, Any]]:
@@ -132,6 +129,12 @@ def _of_tensors(tensors: dict[str, tuple[tuple[int, ...], str]]) -> Iterable[tup
     for name, (shape, _) in tensors.items():
         if "layers." not in name or "layers.0." in name:
             yield f"  {name}", list(shape)
+
+
+def _of_files(tensors: dict[str, Tensor], theirs: Callable[[str], str]) -> Iterable[tuple[str, Any]]:
+    """Of what is to be converted, by the names in the files."""
+    yield from _of_tensors({theirs(ours): (tensor.shape, tensor.dtype) for ours, tensor in tensors.items()})
+    yield "files", ", ".join(sorted({tensor.file for tensor in tensors.values()}))
 
 
 def _lines(pairs: Iterable[tuple[str, Any]]) -> str:

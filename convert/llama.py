@@ -44,7 +44,7 @@ def convert(
         out: folder to make; must not exist.
         dtype: dtype of every parameter; None keeps each tensor's own.
         tokenizer_from: folder with a Hugging Face tokenizer to copy in place of the source's.
-        quantize: `int8` or `int4` kernels (see `quantize.py`); None: floats.
+        quantize: `int8` or `int4` kernels (see `model/quantization.py`); None: floats.
 
     Raises:
         ValueError: no such way to quantise, or Qwix is not installed.

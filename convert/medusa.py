@@ -5,7 +5,6 @@ They stand alone: nothing of the target is among their tensors. How many heads t
 """
 
 import dataclasses
-import math
 import re
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import kinds
-from jaxspec.convert.export import head_arrays, head_config, write_json, write_tensors
+from jaxspec.convert.export import head_arrays, head_config, write_published
 from jaxspec.convert.readers import (
     Source,
     Tensor,
@@ -25,9 +24,8 @@ from jaxspec.convert.readers import (
     open_torch,
     read_config,
 )
-from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
-from jaxspec.drafters.medusa import NAME, MedusaHeads
-from jaxspec.host.atomic import staged
+from jaxspec.convert.transfer import main_dtype, match, write_head
+from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.host.terminal import say
 
 _MERGED = "medusa_head."  # before every name, where the heads lie in one file with their target
@@ -90,18 +88,15 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
 
     Raises:
         CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
+        ValueError: `out` exists.
         DiskFullError: no room; nothing is left at `out`.
     """
     planned, goal = plan(source), config_json.read_config(target).model
     theirs = dataclasses.replace(goal, vocab_size=planned.vocab_size, hidden_size=planned.hidden_size)
     heads.check_same_shape(source, theirs, goal)
     source_dtype = main_dtype(planned.tensors.values())
-    config = HeadConfig(NAME, goal, dtype or source_dtype, source_dtype, {"heads": planned.heads})
-    with staged(out, total_bytes(planned.tensors, dtype)) as folder:
-        heads.write_config(folder, config)
-        write_params(planned.tensors, dtype, folder, out, source.name or str(source))
-    count = sum(math.prod(tensor.shape) for tensor in planned.tensors.values())
-    say(f"wrote {out}: {planned.heads} Medusa heads, {count:,} parameters, {config.dtype}")
+    config = HeadConfig(Medusa.name, goal, dtype or source_dtype, source_dtype, {"heads": planned.heads})
+    write_head(source, out, config, planned.tensors, dtype, f"{planned.heads} Medusa heads")
     return config
 
 
@@ -109,16 +104,15 @@ def export(source: Path, out: Path) -> None:
     """Writes heads in the published format, as safetensors.
 
     Raises:
-        CheckpointError: `source` holds no Medusa heads, or `out` exists.
+        CheckpointError: `source` holds no Medusa heads.
+        ValueError: `out` exists.
         DiskFullError: no room; nothing is left at `out`.
     """
-    config = head_config(source, NAME)
+    config = head_config(source, Medusa.name)
     count, model = config.settings["heads"], config.model
     arrays, dtypes = head_arrays(source, config, _abstract(model.hidden_size, model.vocab_size, count))
-    with staged(out, sum(array.size * dtypes[name].itemsize for name, array in arrays.items())) as folder:
-        values = {"medusa_num_heads": count, "medusa_num_layers": 1, "torch_dtype": config.source_dtype}
-        write_json(folder / "config.json", values)
-        write_tensors(folder / "medusa_lm_head.safetensors", arrays, dtypes, published)
+    values = {"medusa_num_heads": count, "medusa_num_layers": 1, "torch_dtype": config.source_dtype}
+    write_published(out, arrays, dtypes, values, "medusa_lm_head.safetensors", published)
     say(
         f"wrote {out}: {count} Medusa heads, {config.source_dtype}; Medusa's own code wants the target's name as "
         "base_model_name_or_path in config.json"
@@ -142,4 +136,4 @@ def _heads_of(tensors: Source, source: Path) -> Source:
 
 
 def _abstract(width: int, vocab: int, count: int) -> MedusaHeads:
-    return nnx.eval_shape(lambda: MedusaHeads.blank(width, vocab, count))
+    return nnx.eval_shape(lambda: MedusaHeads(width, vocab, rngs=nnx.Rngs(0), heads=count))

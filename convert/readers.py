@@ -142,7 +142,7 @@ def _loaded(path: Path) -> Iterator[dict[str, Any]]:
         import torch
     except ImportError as error:
         raise CheckpointError(
-            f"reading {path} needs PyTorch, which is not installed: pip install 'jaxspec[torch]'"
+            f"reading {path} needs PyTorch, which is not installed: pip install 'jax-specdec[torch]'"
         ) from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -10,15 +10,18 @@ from typing import Any
 import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from flax import nnx
+from rich import filesize
 
-from jaxspec.checkpoint import parameters
+from jaxspec.checkpoint import heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert.names import is_kernel, turned
 from jaxspec.convert.readers import Source, Tensor
 from jaxspec.host import processes
-from jaxspec.host.atomic import check_room
+from jaxspec.host.atomic import check_room, staged
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.progress import progress
+from jaxspec.host.terminal import say
 from jaxspec.model.quantization import kind_of, pack
 
 # A model is written in about this many groups: enough to keep a group small, few enough for Orbax, which merges them.
@@ -82,9 +85,20 @@ def write_params(
     They are cast to `dtype` if one is given, and the kernels quantised if that is wanted.
     """
     size = total_bytes(tensors, dtype, quantize)
-    with progress(f"converting {title}", size) as advance, deferred() as interrupts:
-        params = _watched(_stream(tensors, dtype, quantize), out, size, advance, interrupts.release)
+    with progress(f"converting {title}:", size, form=filesize.decimal) as shown, deferred() as interrupts:
+        params = _counted(_stream(tensors, dtype, quantize), out, size, shown.advance, interrupts.release)
         parameters.write_params(folder / "params", params, max(size // _GROUPS, _SMALLEST_GROUP))
+
+
+def write_head(
+    source: Path, out: Path, config: HeadConfig, tensors: dict[str, Tensor], dtype: str | None, kind: str
+) -> None:
+    """Writes the head `out` from the tensors of `source`, and says so; `kind` is what it is called then."""
+    with staged(out, total_bytes(tensors, dtype)) as folder:
+        heads.write_config(folder, config)
+        write_params(tensors, dtype, folder, out, source.name or str(source))
+    count = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    say(f"wrote {out}: {kind}, {count:,} parameters, {config.dtype}")
 
 
 def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None) -> Iterator[tuple[str, Any]]:
@@ -103,7 +117,7 @@ def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None)
             yield name, processes.spread(np.asarray(packed.pop(name)))
 
 
-def _watched(
+def _counted(
     params: Iterator[tuple[str, Any]],
     out: Path,
     left: int,

@@ -28,36 +28,33 @@ if TYPE_CHECKING:
     from jaxspec.methods.method import Method, parse_method
     from jaxspec.model.mesh import make_mesh
 
-_HOMES = {
-    "Checkpoint": "jaxspec.checkpoint.loading",
-    "Committed": "jaxspec.decoding.drafter",
-    "Controller": "jaxspec.decoding.controller",
-    "CostTable": "jaxspec.decoding.cost_table",
-    "DraftSignals": "jaxspec.decoding.controller",
-    "DraftTree": "jaxspec.decoding.tree",
-    "Drafter": "jaxspec.decoding.drafter",
-    "Drafts": "jaxspec.decoding.drafts",
-    "Engine": "jaxspec.engine.engine",
-    "Frontier": "jaxspec.decoding.tree",
-    "Generation": "jaxspec.engine.generation",
-    "Method": "jaxspec.methods.method",
-    "Models": "jaxspec.decoding.drafter",
-    "Prefix": "jaxspec.decoding.drafter",
-    "Propose": "jaxspec.decoding.rule",
-    "RoundCounts": "jaxspec.decoding.round_counts",
-    "SamplingParams": "jaxspec.decoding.request",
-    "Selection": "jaxspec.decoding.tree",
-    "TreeBuilder": "jaxspec.decoding.builder",
-    "load": "jaxspec.checkpoint.loading",
-    "make_mesh": "jaxspec.model.mesh",
-    "parse_method": "jaxspec.methods.method",
-}
-"""What users and those who write strategies of their own need, loaded when it is first asked for."""
+__all__ = [
+    "Checkpoint", "Committed", "Controller", "CostTable", "DraftSignals", "DraftTree", "Drafter", "Drafts", "Engine",
+    "Frontier", "Generation", "Method", "Models", "Prefix", "Propose", "RoundCounts", "SamplingParams", "Selection",
+    "TreeBuilder", "__version__", "load", "make_mesh", "parse_method",
+]  # fmt: skip
 
-__all__ = ["__version__", *_HOMES]
+_HOMES = {
+    "checkpoint.loading": ("Checkpoint", "load"),
+    "decoding.builder": ("TreeBuilder",),
+    "decoding.controller": ("Controller", "DraftSignals"),
+    "decoding.cost_table": ("CostTable",),
+    "decoding.drafter": ("Committed", "Drafter", "Models", "Prefix"),
+    "decoding.drafts": ("Drafts",),
+    "decoding.request": ("SamplingParams",),
+    "decoding.round_counts": ("RoundCounts",),
+    "decoding.rule": ("Propose",),
+    "decoding.tree": ("DraftTree", "Frontier", "Selection"),
+    "engine.engine": ("Engine",),
+    "engine.generation": ("Generation",),
+    "methods.method": ("Method", "parse_method"),
+    "model.mesh": ("make_mesh",),
+}
+"""What users and those who write strategies of their own need: loaded when it is first asked for."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'jaxspec' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(f"jaxspec.{home}"), name)

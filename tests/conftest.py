@@ -57,10 +57,10 @@ def forgotten_programs():
 def little_to_compile_and_time():
     """For tests of whole runs: one tree size a method, and timings that are over at once."""
     from jaxspec.costs import timing
-    from jaxspec.engine import engine  # after the import hook
+    from jaxspec.decoding import speculation  # after the import hook
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "CPU_SIZES", ())
+        patch.setattr(speculation, "CPU_SIZES", ())
         patch.setattr(timing, "LEAST_SECONDS", 1e-3)
         patch.setattr(timing, "REPEATS", 1)
         yield

@@ -48,7 +48,7 @@ def test_it_opens_in_colab_and_installs_from_where_the_project_lives(notebook: P
     title, install = (source(cell) for cell in read(notebook)["cells"][:2])
     place = HOME.removeprefix("https://github.com/")
     assert f"(https://colab.research.google.com/github/{place}/blob/main/notebooks/{notebook.name})" in title
-    guarded = r'if importlib.util.find_spec\("jaxspec"\) is None:\n    wanted = "jaxspec\[[\w,]+\] @ git\+(.+)"\n'
+    guarded = r'if importlib.util.find_spec\("jaxspec"\) is None:\n    wanted = "jax-specdec\[[\w,]+\] @ git\+(.+)"\n'
     assert re.findall(guarded, install) == [HOME]
 
 

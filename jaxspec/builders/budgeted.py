@@ -11,7 +11,7 @@ from jaxspec.builders import top_paths
 from jaxspec.builders.top_paths import Room
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.cost_table import CostTable, Ratios, read_ratio, read_ratios, round_ratio, show_ratio, show_ratios
-from jaxspec.decoding.rule import Propose
+from jaxspec.decoding.rule import Proposal, Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_up_to, take
 
 
@@ -26,13 +26,13 @@ class Budgeted(TreeBuilder):
 
     expected tokens, the bonus token included, by time in forwards of the target over one token; p_i is the chance of
     path i to be accepted: the product over its nodes of the drafter's probability of each, given its parent, raised to
-    `power` where it is the likeliest of its siblings. The tree's confidences are these. Of all sets that hold the
-    parents of their nodes, the one kept has the highest rate: the likeliest nodes, as many as fill the best size.
+    `power` where it is the first of its siblings. The tree's confidences are these. Of all sets that hold the
+    parents of their nodes, the one kept has the highest rate: the most confident nodes, as many as fill the best size.
     Drafting is over by then, but its time counts.
 
     A row drafts on while some number of further levels is expected to raise the rate: were each node of the frontier
-    to have one child, that one another, and so on, all as likely, given their parents, as the tokens of the likeliest
-    path to the frontier are on (geometric) average. One level ahead would not do: where two tokens take much longer to
+    to have one child, that one another, and so on, each as probable, given its parent, as a token of the most confident
+    path to the frontier is on (geometric) average. One level ahead would not do: where two tokens take much longer to
     verify than one, and eight hardly longer than two, none would ever pay.
 
     Each row decides as if it were alone.
@@ -42,8 +42,8 @@ class Budgeted(TreeBuilder):
         depth: levels, at most.
         total: nodes verified at most, the root included.
         power: 1 takes a probability for the chance to be accepted, which at a temperature above 0 it is.
-        greedy_power: the same at temperature 0, where a drafter's likeliest token is right more often than it says, for
-            the text takes the target's likeliest; those it finds less likely are right about as often as it says.
+        greedy_power: the same at temperature 0, where a drafter's first token is right more often than it says, for the
+            text takes the target's argmax; the others are right about as often as it says.
         cost: s_d / s_t(1), the time of a drafted level; None: as measured on the device in use.
         verify: s_t(n) / s_t(1) by n, for every tree size that is compiled; None: as measured.
     """
@@ -112,7 +112,7 @@ class Budgeted(TreeBuilder):
     def rates(
         self, log_confidence: Float[Array, "B M"], drafted: Int[Array, " B"] | Int[Array, ""]
     ) -> Float[Array, "B K"]:
-        """Of each size, filled with the likeliest: of M nodes in falling order, the root the first."""
+        """Of each size, filled from M nodes in falling order of confidence, the root the first."""
         (level, _), (full, verify) = self.known, zip(*self.buckets, strict=True)
         expected = jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, jnp.array(full) - 1]
         return expected / (drafted[..., None] * level + jnp.array(verify))
@@ -134,7 +134,7 @@ class Budgeted(TreeBuilder):
         return tree, dataclasses.replace(reached, live=reached.live & pays[:, None])
 
     def trusting(self, propose: Propose) -> Propose:
-        """Proposals whose likeliest child, the first, is as likely as `power` has it."""
+        """Proposals whose first child is as probable as `power` has it."""
 
         def proposed(count: int) -> Proposal:
             found = propose(count)
@@ -151,7 +151,7 @@ class Budgeted(TreeBuilder):
         more: Int[Array, ""],
     ) -> Float[Array, "B K"]:
         """The rates expected after `more` levels below a frontier at `level` that reached these log confidences."""
-        mean = reached[:, :1] / level  # of a token; the frontier begins with its likeliest node
+        mean = reached[:, :1] / level  # of a token; the frontier begins with its most confident node
         below = reached[..., None] + self.ahead * mean[..., None]
         below = jnp.where(self.ahead <= more, below, -jnp.inf).reshape(len(reached), -1)
         best = jax.lax.top_k(jnp.concatenate([log_confidence, below], axis=1), self.verified)[0]

@@ -20,7 +20,7 @@ MOST = max(width for _, width in WIDTHS)
 class Cape(TreeBuilder):
     """A path with siblings beside it: 7, 5, 3 or 1 in a level, the fewer the surer the draft is.
 
-    Each level hangs under the first node of the one above: the likeliest, or, where children are sampled, the first
+    Each level hangs under the first node of the one above: the most probable, or, where children are sampled, the first
     drawn. How many nodes it has is decided by the largest probability p of the distribution that they are taken from:
     7 for p <= 0.3, 5 for p <= 0.6, 3 for p <= 0.8, and else 1. That does not look at what is drawn, and all of it is
     verified, so children may be sampled.

@@ -1,4 +1,4 @@
-"""EAGLE-2's dynamic tree (arXiv:2406.16858): expand the likeliest paths, and keep the likeliest nodes."""
+"""EAGLE-2's dynamic tree (arXiv:2406.16858): expand the most confident paths, and keep the most confident nodes."""
 
 import dataclasses
 from typing import ClassVar, final
@@ -15,10 +15,10 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection
 @final
 @dataclasses.dataclass(frozen=True)
 class Eagle2(TreeBuilder):
-    """Each level expands the `width` likeliest nodes of the one above; of all, the `total` - 1 likeliest are kept.
+    """Each level expands the top `width` nodes of the one above; of all, the top `total` - 1 are kept.
 
-    Likeliest by the confidence of the path. Each expanded node has `width` children, of which a level keeps those that
-    can still be among the likeliest.
+    Nodes are ranked by the confidence of their path. Each expanded node has `width` children, of which a level keeps
+    those that can still be among the kept.
 
     Attributes:
         total: nodes verified, the root included.

@@ -34,7 +34,7 @@ class Pruned(TreeBuilder):
         leaf: least confidence that is verified.
         cost: s_d / s_t, the time of a drafted level in forwards of the target over one token; None: as measured on
             the device in use, for a level of as many nodes as are then expanded at most.
-        total: nodes verified at most, the root included; the likeliest, and of equals the less deep.
+        total: nodes verified at most, the root included; the most confident, and of equals the less deep.
     """
 
     name: ClassVar[str] = "pruned"

@@ -34,7 +34,7 @@ def show_paths(paths: tuple[Path, ...]) -> str:
 
 
 EAGLE_TREE = parse_paths("0:1:2:3:00:01:02:10:11:20:21:30:000:001:002:010:011:020:021:100:0000:0001:0002:00000:00001")
-"""The 25 draft nodes of EAGLE's figure of its tree: likelier branches deeper and wider (arXiv:2401.15077)."""
+"""The 25 draft nodes of EAGLE's figure of its tree: more probable branches deeper and wider (arXiv:2401.15077)."""
 
 
 @final

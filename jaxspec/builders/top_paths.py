@@ -1,7 +1,7 @@
-"""Expanding the likeliest paths, level by level, and keeping the likeliest nodes: what EAGLE-2 and its kin share.
+"""Expanding the top paths, level by level, and keeping the top nodes: what EAGLE-2 and its kin share.
 
-Likeliest by the confidence of the path. A child is never likelier than its parent, and a parent stands before it: so
-where the likeliest nodes are taken, and of equals the first, parents come with their children.
+Nodes are ranked by the confidence of their path. A child's is never above its parent's, and a parent stands before it:
+so where the top nodes are taken, and of equals the first, parents come with their children.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def widest(branching: int, depth: int, most: int) -> int:
 def add_level(
     room: Room, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
 ) -> tuple[DraftTree, Frontier]:
-    """Adds a level to the `active` rows; the new frontier has the likeliest of it, in falling order."""
+    """Adds a level to the `active` rows; the new frontier has the top nodes of it, in falling order."""
     proposal = propose(room.branching)
     batch, expanded, offered = proposal.token.shape
     live = proposal.live & frontier.live[..., None] & active[:, None, None]

@@ -11,14 +11,8 @@ from jaxspec.model.config import LlamaConfig
 from jaxspec.model.quantization import KINDS
 
 FORMAT = "jaxspec"
-
-
 FORMAT_VERSION = 1
-
-
 DTYPES = ("float32", "bfloat16", "float16")
-
-
 LATER = MappingProxyType({"quantize": None})
 
 
@@ -38,7 +32,7 @@ class CheckpointConfig:
         source_format: `huggingface`, `meta`, or `jaxspec` where a model was made here.
         bos, pad: token ids, None where the source names none.
         eos: every id that ends a sequence.
-        quantize: integers that the kernels are (see `quantize.py`); None: all parameters are floats.
+        quantize: integers that the kernels are (see `model/quantization.py`); None: all parameters are floats.
     """
 
     family: str

@@ -56,8 +56,8 @@ def load(
         dtype: of weights and computation; float32 on a CPU, bfloat16 on an accelerator unless told.
         mesh: as `make_mesh` gives it, to spread the weights over, each read straight into its parts. Where several
             devices keep the same KV heads, stderr says so.
-        quantize: `int8` or `int4` makes the target's kernels integers as they are read (see `quantize.py`), which the
-            `config` then says; None leaves them as they are on disk.
+        quantize: `int8` or `int4` makes the target's kernels integers as they are read (see `model/quantization.py`),
+            which the `config` then says; None leaves them as they are on disk.
 
     Raises:
         CheckpointError: no such checkpoint, a damaged one, one that does not fit into memory, or one that is

@@ -24,8 +24,6 @@ from jaxspec.model.quantization import check as check_quantization
 from jaxspec.model.quantization import is_quantized, kind_of, pack, quantized
 
 GROUP_BYTES = 256 * 2**20
-
-
 M = TypeVar("M", bound=nnx.Module)
 
 
@@ -196,7 +194,7 @@ def _load(path: Path | str, wanted: dict[str, Any]) -> dict[str, Any]:
 
     context = ocp.Context()
     # Bounds the tensors that exist twice, as read and as cast; the largest one must fit, with a byte to spare.
-    largest = max((math.prod(leaf.shape) * 4 for leaf in wanted.values() if hasattr(leaf, "shape")), default=0)
+    largest = max((math.prod(leaf.shape) * 4 for leaf in wanted.values() if leaf is not ocp.PLACEHOLDER), default=0)
     context.memory.read_concurrent_bytes = max(largest, GROUP_BYTES) + 1
     try:
         with context:

@@ -4,18 +4,25 @@ Exit codes: 2 for bad input, 1 for a failure, 130 for Ctrl-C. The sentence is th
 """
 
 import contextlib
+import functools
+import importlib
 import io
 import logging
+import operator
 import os
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
+
+from tyro import conf
 
 _BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+")
+_OWN_CHECK = re.compile(r"Error parsing __tyro-dummy-inner__\S*: (.*?)\.? For full helptext")
+"""What the settings say of themselves, which tyro puts behind a name of its own."""
 
 
 def run(command: Callable[[], Any]) -> NoReturn:
@@ -41,6 +48,23 @@ def run(command: Callable[[], Any]) -> NoReturn:
     finally:
         signal.signal(signal.SIGTERM, before)
     sys.exit(0)
+
+
+def carry_out(
+    prog: str, description: str, commands: Mapping[str, tuple[type, str]], args: Sequence[str] | None = None
+) -> None:
+    """Parses a command line, and does what it says.
+
+    Args:
+        commands: by name: the dataclass of its settings, and the function that takes them, as `module.function`, which
+            is imported only once it is asked for: `--help` need not load JAX.
+    """
+    named: Any = [Annotated[kind, conf.subcommand(name)] for name, (kind, _) in commands.items()]
+    kinds = functools.reduce(operator.or_, named)
+    settings = parse(kinds, prog, description, args)
+    work = next(work for kind, work in commands.values() if type(settings) is kind)
+    module, _, function = work.rpartition(".")
+    getattr(importlib.import_module(f"jaxspec.{module}"), function)(settings)
 
 
 def parse(kind: Any, prog: str, description: str, args: Sequence[str] | None = None) -> Any:
@@ -84,6 +108,8 @@ def _unbox(text: str) -> str:
     lines = [_BOX.sub(" ", line).strip() for line in text.splitlines()]
     body = [line for line in lines[1:] if line]
     text = " ".join(" ".join(body).split())
+    if found := _OWN_CHECK.search(text):
+        return f"error: {found[1]}"
     return "error: " + re.sub(r"\.? For full helptext, (?:run|see):? ", "; see ", text)
 
 

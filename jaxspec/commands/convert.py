@@ -1,147 +1,63 @@
 """The command `jaxspec-convert`."""
 
-import dataclasses
-from pathlib import Path
-from typing import Annotated, Literal
-
-from tyro import conf
-
 from jaxspec.checkpoint.builtin import locate
-from jaxspec.commands.console import parse, run
-from jaxspec.engine.device_options import Hosts
+from jaxspec.commands.console import carry_out, run
+from jaxspec.convert.settings import Export, Head, Inspect, Llama
+
+COMMANDS = {
+    "llama": (Llama, "commands.convert.convert_llama"),
+    "head": (Head, "commands.convert.convert_head"),
+    "export": (Export, "commands.convert.export"),
+    "inspect": (Inspect, "commands.convert.describe"),
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Llama:
-    """Convert a LLaMA, or a model shaped like one, into a jaxspec checkpoint.
+def convert_llama(settings: Llama) -> None:
+    """`jaxspec-convert llama`."""
+    from jaxspec.convert import hub, llama, tokenizer
 
-    SRC is a Hugging Face folder, a hub id, or a folder as Meta releases them. Tensors are streamed, so memory stays
-    near one shard however large the model is. OUT appears when everything has been checked and written, or not at all.
-
-    For example: jaxspec-convert llama TinyLlama/TinyLlama-1.1B-Chat-v1.0 tinyllama --dtype bfloat16
-    """
-
-    src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
-    """Folder, or hub id such as org/model."""
-    out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
-    """Checkpoint to make; must not exist."""
-    dtype: Literal["bfloat16", "float32"] | None = None
-    """Dtype of the parameters; the source's if not given."""
-    quantize: Literal["int8", "int4"] | None = None
-    """Make the kernels integers: half or a quarter of bfloat16's bytes, and a target that says something a little
-    different, whose own plain decoding is then what drafts must not change. It cannot be undone: no export."""
-    tokenizer: Path | None = None
-    """Folder with a Hugging Face tokenizer to take instead of the source's; LLaMA 3 in Meta's format needs one."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub id."""
-    hosts: conf.OmitArgPrefixes[Hosts] = Hosts()
-
-    def run(self) -> None:
-        from jaxspec.convert import hub, llama, tokenizer
-
-        self.hosts.join()
-        if self.tokenizer is not None:
-            tokenizer.check_tokenizer(self.tokenizer)
-        llama.convert(hub.locate(self.src, self.revision), self.out, self.dtype, self.tokenizer, self.quantize)
+    settings.hosts.join()
+    if settings.tokenizer is not None:
+        tokenizer.check_tokenizer(settings.tokenizer)
+    source = hub.locate(settings.src, settings.revision)
+    llama.convert(source, settings.out, settings.dtype, settings.tokenizer, settings.quantize)
 
 
-@dataclasses.dataclass(frozen=True)
-class Head:
-    """Convert a published head of EAGLE-1 or EAGLE-2, or Medusa heads, into a head of jaxspec's.
+def convert_head(settings: Head) -> None:
+    """`jaxspec-convert head`."""
+    from jaxspec.convert import eagle, hub, kinds, medusa
+    from jaxspec.convert.readers import read_config
 
-    SRC is a folder or a hub id, and --target the checkpoint that the head was trained for. What in SRC only repeats the
-    target is left out. OUT appears when everything has been checked and written, or not at all.
-
-    For example: jaxspec-convert head yuhuili/EAGLE-llama2-chat-7B llama2/heads/eagle --target llama2
-
-    Or: jaxspec-convert head FasterDecoding/medusa-vicuna-7b-v1.3 vicuna/heads/medusa --target vicuna
-    """
-
-    src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
-    """Folder, or hub id such as org/head."""
-    out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
-    """Head to make, usually CKPT/heads/eagle or CKPT/heads/medusa; must not exist."""
-    target: Annotated[Path, conf.arg(metavar="CKPT")]
-    """Checkpoint that `jaxspec-convert llama` made of the head's target."""
-    dtype: Literal["bfloat16", "float32"] | None = None
-    """Dtype of the parameters; the source's if not given."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub id."""
-
-    def run(self) -> None:
-        from jaxspec.convert import eagle, hub, kinds, medusa
-        from jaxspec.convert.readers import read_config
-
-        source = hub.locate(self.src, self.revision)
-        kind = medusa if kinds.kind_of(source, read_config(source)) == "medusa" else eagle
-        kind.convert(source, self.out, locate(self.target), self.dtype)
+    source = hub.locate(settings.src, settings.revision)
+    kind = medusa if kinds.kind_of(source, read_config(source)) == "medusa" else eagle
+    kind.convert(source, settings.out, locate(settings.target), settings.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class Export:
-    """Write a jaxspec checkpoint, or a head, in the format that others read: the same bits in the source's dtype.
+def export(settings: Export) -> None:
+    """`jaxspec-convert export`."""
+    from jaxspec.convert import eagle, export, medusa
 
-    A checkpoint's target goes into a Hugging Face folder (--format hf), its safetensors sharded above 5 GB. An EAGLE
-    head goes, with the target's embedding, into the format that its authors publish (--format eagle), and Medusa heads
-    into theirs, medusa_lm_head.safetensors (--format medusa).
-
-    For example: jaxspec-convert export tinyllama tinyllama-hf --format hf
-
-    Or: jaxspec-convert export tinyllama/heads/eagle tinyllama-eagle --format eagle
-    """
-
-    path: Annotated[conf.Positional[Path], conf.arg(metavar="PATH")]
-    """Checkpoint that `jaxspec-convert llama` made; with --format eagle or medusa a head, such as CKPT/heads/eagle."""
-    out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
-    """Folder to make; must not exist."""
-    format: Literal["hf", "eagle", "medusa"] = "hf"
-    """hf for a checkpoint, the others for heads of that kind."""
-    target: Annotated[Path | None, conf.arg(metavar="CKPT")] = None
-    """Checkpoint of an EAGLE head's target; by default the one under whose `heads` it lies."""
-
-    def run(self) -> None:
-        from jaxspec.convert import eagle, export, medusa
-
-        if self.format == "eagle":
-            eagle.export(self.path, self.out, None if self.target is None else locate(self.target))
-        elif self.target is not None:
-            raise ValueError("--target names the target of an EAGLE head, so it needs --format eagle")
-        elif self.format == "medusa":
-            medusa.export(self.path, self.out)
-        else:
-            export.export(locate(self.path), self.out)
+    path, out, target = settings.path, settings.out, settings.target
+    if settings.format == "eagle":
+        eagle.export(path, out, None if target is None else locate(target))
+    elif target is not None:
+        raise ValueError("--target names the target of an EAGLE head, so it needs --format eagle")
+    elif settings.format == "medusa":
+        medusa.export(path, out)
+    else:
+        export.export(locate(path), out)
 
 
-@dataclasses.dataclass(frozen=True)
-class Inspect:
-    """Say what a checkpoint or a head is: format, family, shapes, dtype, parameters, heads.
+def describe(settings: Inspect) -> None:
+    """`jaxspec-convert inspect`."""
+    from jaxspec.convert import inspect
 
-    PATH is a Hugging Face folder, a Meta folder, a published EAGLE head or Medusa heads, or a checkpoint or head of
-    jaxspec's. Nothing is written.
-
-    For example: jaxspec-convert inspect tinyllama
-    """
-
-    path: Annotated[conf.Positional[Path], conf.arg(metavar="PATH")]
-    """Folder to look at."""
-
-    def run(self) -> None:
-        from jaxspec.convert import inspect
-
-        print(inspect.describe(locate(self.path)))
-
-
-Command = (
-    Annotated[Llama, conf.subcommand("llama")]
-    | Annotated[Head, conf.subcommand("head")]
-    | Annotated[Export, conf.subcommand("export")]
-    | Annotated[Inspect, conf.subcommand("inspect")]
-)
+    print(inspect.describe(locate(settings.path)))
 
 
 def main() -> None:
     """Entry point of the console script."""
-    run(lambda: parse(Command, "jaxspec-convert", "Checkpoints in and out of jaxspec.").run())
+    run(lambda: carry_out("jaxspec-convert", "Checkpoints in and out of jaxspec.", COMMANDS))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """`jaxspec demo`: the small LLaMA that comes with jaxspec, decoded plainly and with drafts."""
 
 import statistics
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from jaxspec.checkpoint.builtin import BUILTIN
 from jaxspec.checkpoint.loading import load
+from jaxspec.commands.settings import Demo
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.evaluate.divergence import diverges
+from jaxspec.model.llama import Llama
 from jaxspec.report.draft_colours import LEGEND, coloured
 
 # Small trees: on a CPU every token that is verified costs.
@@ -36,7 +37,7 @@ NEW_TOKENS = 192
 REPEATS = 5
 
 
-def run() -> None:
+def run(settings: Demo) -> None:
     """Shows a text with its drafts, and prints a table of the methods."""
     console = Console(highlight=False)
     model = load(BUILTIN)
@@ -62,7 +63,7 @@ def generate(engine: Engine) -> Generation:
     return engine.generate(PROMPT, max_new_tokens=NEW_TOKENS)[0]
 
 
-def table(runs: dict[str, list[Generation]], target: Any) -> Table:
+def table(runs: dict[str, list[Generation]], target: Llama) -> Table:
     """Tokens/s (medians), speedup, tau and divergences of each method, the first being the reference."""
     shown = Table("method", "tokens/s", "speedup", "tau", "divergences", box=None)
     reference = next(iter(runs.values()))

@@ -58,7 +58,7 @@ class Adaptive(Controller):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"adaptive: {name} is from 0 to 1, not {getattr(self, name)}")
 
-    def init(self, models: Models, batch: int) -> AdaptiveState:
+    def init(self, batch: int) -> AdaptiveState:
         # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
         return AdaptiveState(
             gamma=jnp.full(batch, self.gamma, jnp.float32),

@@ -56,7 +56,7 @@ class BetaTS(Controller):
             if not BETA_FLOOR <= getattr(self, name) < float("inf"):
                 raise ValueError(f"beta-ts: {name} must be at least {BETA_FLOOR}, and is {getattr(self, name)}")
 
-    def init(self, models: Models, batch: int) -> BetaState:
+    def init(self, batch: int) -> BetaState:
         of = lambda prior: jnp.full(batch, prior, jnp.float32)
         return BetaState(alpha=of(self.prior_alpha), beta=of(self.prior_beta))
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Key
 from jaxspec.controllers.acceptance_predictor import AcceptancePredictor, predict
 from jaxspec.controllers.posterior_update import combine, compared, update_mean
 from jaxspec.decoding.controller import Controller, DraftSignals
-from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.drafter import FLOAT32, Models
 from jaxspec.decoding.round_counts import RoundCounts
 from jaxspec.decoding.sampling import bernoulli
 
@@ -77,11 +77,11 @@ class CaliTS(Controller):
         """Whether it asks a trained predictor."""
         return self.prediction != "sampled"
 
-    def build_weights(self, target_hidden: int, draft_hidden: int) -> AcceptancePredictor:
+    def build_weights(self, target_hidden: int, draft_hidden: int, dtype: jnp.dtype = FLOAT32) -> AcceptancePredictor:
         """A predictor for hidden states of these widths, not trained."""
-        return AcceptancePredictor(target_hidden, draft_hidden, rngs=nnx.Rngs(0))
+        return AcceptancePredictor(target_hidden, draft_hidden, rngs=nnx.Rngs(0), dtype=dtype)
 
-    def init(self, models: Models, batch: int) -> CaliState:
+    def init(self, batch: int) -> CaliState:
         # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
         of = lambda value: jnp.full(batch, value, jnp.float32)
         return CaliState(estimate=of(self.prior), trials=of(0), rounds=of(0))

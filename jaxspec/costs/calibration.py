@@ -24,11 +24,7 @@ from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 
 WIDTHS = (1, 4, 16)  # nodes expanded at once; what lies between is interpolated
-
-
 DEPTH = 5
-
-
 TOKENS = 128  # of a prompt, and as many new ones: attention reads that many rows on average
 
 

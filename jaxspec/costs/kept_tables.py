@@ -10,8 +10,6 @@ from jaxspec.host import cache_folder
 from jaxspec.host.atomic import write_whole
 
 FORMAT = "jaxspec-costs"
-
-
 FORMAT_VERSION = 1
 
 

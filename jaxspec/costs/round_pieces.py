@@ -92,9 +92,9 @@ def _verify_many(
     def once(_, carry):
         tokens, cache = carry
         out = forward(target, tokens, cached[:, None] + jnp.arange(size), mask, cache, cached)
-        says = argmax(unembed(target, out.hidden))
+        best = argmax(unembed(target, out.hidden))
         # A row is written, as in decoding, so that nothing computed from the cache can be kept between iterations.
-        return says, kv.append(cache, _first_row(out), cached, after=says[:, 0])
+        return best, kv.append(cache, _first_row(out), cached, after=best[:, 0])
 
     return jax.lax.fori_loop(0, iterations, once, (tokens, cache))[0]
 
@@ -123,8 +123,8 @@ def _resume_many(
         prefix = Prefix(token=state.tokens, length=state.length, cache=cache)
         here = dataclasses.replace(tree, token=token)
         out = spec.drafter.target_forward(models, drafted.drafter, prefix, here, slots, leaves)
-        says = argmax(unembed(models.target, out.hidden))
-        return says, kv.append(cache, _first_row(out), state.length, after=says[:, 0])
+        best = argmax(unembed(models.target, out.hidden))
+        return best, kv.append(cache, _first_row(out), state.length, after=best[:, 0])
 
     return jax.lax.fori_loop(0, iterations, once, (tree.token, state.cache))[0]
 

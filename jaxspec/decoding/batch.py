@@ -16,30 +16,38 @@ from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.host.processes import fetch, put_like
 
+IDLE = Request([0], SamplingParams(max_new_tokens=1))
+"""What fills a batch up."""
+
 
 def start(spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int) -> DecodeState:
     """Puts a batch of requests on the device, or on the current mesh.
 
     The batch is filled up with rows that are done: to a power of two, which the mesh's axis `data` must divide.
     """
-    mesh = jax.sharding.get_abstract_mesh()
     batch = power_of_two(len(requests))
-    batch += -batch % mesh.shape.get("data", 1)
-    padded = [*requests, *[Request([0], SamplingParams(max_new_tokens=1))] * (batch - len(requests))]
-    tokens = np.zeros((batch, rows), np.int32)
-    for row, request in enumerate(padded):
+    batch += -batch % jax.sharding.get_abstract_mesh().shape.get("data", 1)
+    return start_rows(spec, models, [*requests, *[IDLE] * (batch - len(requests))], eos, rows, len(requests))
+
+
+def start_rows(
+    spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int, used: int
+) -> DecodeState:
+    """The state of exactly these requests, of which those after the first `used` are done."""
+    tokens = np.zeros((len(requests), rows), np.int32)
+    for row, request in enumerate(requests):
         tokens[row, : len(request.tokens)] = request.tokens
-    column = lambda read, dtype: jnp.asarray([read(r) for r in padded], dtype)
+    column = lambda read, dtype: jnp.asarray([read(r) for r in requests], dtype)
     lengths = column(lambda r: len(r.tokens), jnp.int32)
     seeds, indices = column(lambda r: r.sampling.seed % 2**32, jnp.uint32), column(lambda r: r.index, jnp.uint32)
-    build = new_state if mesh.empty else new_state_on_mesh
+    build = new_state if jax.sharding.get_abstract_mesh().empty else new_state_on_mesh
     return build(
         spec,
         models,
         tokens=jnp.asarray(tokens),
         length=lengths,
         limit=lengths + column(lambda r: r.sampling.max_new_tokens, jnp.int32),
-        done=jnp.arange(batch) >= len(requests),
+        done=jnp.arange(len(requests)) >= used,
         keys=jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seeds, indices),
         eos=jnp.asarray([*eos, *[-1] * (-len(eos) % 4 or 4 * (not eos))], jnp.int32),  # few shapes, few compilations
         sampling=Sampling(

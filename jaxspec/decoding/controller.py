@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.decoding.cost_table import CostTable
-from jaxspec.decoding.drafter import Models, State
+from jaxspec.decoding.drafter import FLOAT32, Models, State
 from jaxspec.decoding.round_counts import RoundCounts
 
 
@@ -40,7 +40,7 @@ class Controller(abc.ABC):
         """Whether it brings weights of its own, which lie in the drafter's head."""
         return False
 
-    def build_weights(self, target_hidden: int, draft_hidden: int) -> Any:
+    def build_weights(self, target_hidden: int, draft_hidden: int, dtype: jnp.dtype = FLOAT32) -> Any:
         """Random weights, for hidden states of these widths."""
         raise ValueError(f"{self.name} has no weights")
 
@@ -53,7 +53,7 @@ class Controller(abc.ABC):
         """The same with every cost that it lacks taken from a measured table."""
         return self
 
-    def init(self, models: Models, batch: int) -> State:
+    def init(self, batch: int) -> State:
         """State of `batch` sequences that have seen nothing."""
         return ()
 

@@ -10,8 +10,6 @@ MEASURED = "measured"
 
 
 Seconds = tuple[tuple[int, float], ...]  # by a number of nodes, in rising order
-
-
 Ratios = tuple[tuple[int, float], ...]  # the same in units of s_t(1)
 
 

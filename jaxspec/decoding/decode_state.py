@@ -73,7 +73,7 @@ def new_state(
         cache=kv.allocate(config, batch, rows, dtype),
         feature=jnp.zeros((batch, config.hidden_size), dtype),
         drafter=spec.drafter.init(models, batch, rows),
-        controller=spec.controller.init(models, batch),
+        controller=spec.controller.init(batch),
         round=jnp.zeros((), jnp.int32),
         history=no_rounds(batch, rows),
         log_prob=jnp.zeros((batch, rows), jnp.float32) if spec.log_probs else None,

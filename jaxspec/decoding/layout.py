@@ -14,17 +14,17 @@ from jaxspec.model.kv_cache import AXES as KV_AXES
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.mesh import AnyMesh
 from jaxspec.model.mesh_rules import constrain
-from jaxspec.model.placement import _at
+from jaxspec.model.placement import placed_leaf
 
 
 def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
     """The state, of arrays or abstract, as `jax.ShapeDtypeStruct`s: rows along `data`, KV heads along `kv`."""
-    return _with_axes(lambda leaf, axes: _at(leaf, mesh, axes), state)
+    return _with_axes(lambda leaf, axes: placed_leaf(leaf, mesh, axes), state)
 
 
 @partial(jax.jit, static_argnames="spec")
 def new_state_on_mesh(spec: Speculation, models: Models, **begin: Any) -> DecodeState:
-    """`decode.new_state`, each array made where `place_state` has it on the current mesh."""
+    """`decode_state.new_state`, each array made where `place_state` has it on the current mesh."""
     return _with_axes(lambda leaf, axes: constrain(leaf, *axes), decode_state.new_state(spec, models, **begin))
 
 

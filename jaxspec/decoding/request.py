@@ -6,7 +6,7 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How a text is drawn. Each field is an option on the command line, its docstring the help."""
+    """How a text is drawn."""  # each field is an option on the command line, its docstring the help
 
     max_new_tokens: int = 128
     """Tokens of a text after its prompt, at most."""

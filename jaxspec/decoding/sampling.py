@@ -14,7 +14,7 @@ from jaxspec.decoding.top_p import keep_top_k, keep_top_p
 class Sampling:
     """What a caller asked for, a value a row. Traced: another temperature compiles nothing."""
 
-    temperature: Float[Array, " B"]  # 0: the likeliest token, always
+    temperature: Float[Array, " B"]  # 0: the argmax, always
     top_k: Int[Array, " B"] | None  # 0: no limit; None: no row has one
     top_p: Float[Array, " B"] | None  # 1: no limit; None: no row has one
 

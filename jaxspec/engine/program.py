@@ -7,12 +7,12 @@ from typing import Any
 import jax
 
 from jaxspec.decoding import loop
-from jaxspec.decoding.batch import start
+from jaxspec.decoding.batch import IDLE, start, start_rows
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.layout import place_state
 from jaxspec.decoding.prefill import prefill
-from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import Method
 from jaxspec.model.mesh import AnyMesh
@@ -40,10 +40,10 @@ class Program:
         """Runs up to `rounds` rounds."""
         return LOOP(self.spec, self.models, state, rounds)
 
-    def layout(self, batch: int, rows: int, mesh: AnyMesh) -> "tuple[Models, DecodeState]":
+    def layout(self, batch: int, rows: int, mesh: AnyMesh) -> tuple[Models, DecodeState]:
         """Models and state for `batch` sequences as `jax.ShapeDtypeStruct`s, each in its place on a split mesh."""
-        requests = [Request([0], SamplingParams(max_new_tokens=1))] * batch
-        state = jax.eval_shape(lambda models: start(self.spec, models, requests, (0,), rows), self.models)
+        begin = lambda models: start_rows(self.spec, models, [IDLE] * batch, (), rows, batch)
+        state = jax.eval_shape(begin, self.models)
         placed = Models(
             target=place(self.models.target, mesh),
             draft=place_head(self.models.draft, mesh),

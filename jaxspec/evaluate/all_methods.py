@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxspec.builders import BUILDERS
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import find_head
+from jaxspec.controllers import CONTROLLERS
 from jaxspec.controllers.acceptance_predictor import FOLDER
-from jaxspec.methods.method import BUILDERS, CONTROLLERS, default_method, drafter_of, name_of, needs_weights
+from jaxspec.engine.head_weights import drafter_of
+from jaxspec.methods.method import default_method
 
 ALL = "all"
 CHAIN = "chain,length=5"
@@ -18,10 +21,11 @@ LENGTHS = (2, 8)
 
 def all_methods(target: Path) -> tuple[str, ...]:
     """Methods of a checkpoint: each head and prompt lookup as a chain; then, of the best head, every other builder,
-    every controller, and shorter and longer chains; and `cali-ts` where there is a predictor. Heads that are `foreign`
+    every controller, and shorter and longer chains; and `cali-ts` where there is a predictor. Heads that are unusable
     are left out."""
-    known = tuple(head for head in config_json.head_names(target) if head not in unusable_heads(target))
-    return tuple(dict.fromkeys(_methods(target, known)))
+    unusable = unusable_heads(target)
+    heads = tuple(head for head in config_json.head_names(target) if head not in unusable)
+    return tuple(dict.fromkeys(_methods(target, heads)))
 
 
 def unusable_heads(target: Path) -> dict[str, str]:
@@ -37,17 +41,16 @@ def unusable_heads(target: Path) -> dict[str, str]:
 
 def _methods(target: Path, heads: tuple[str, ...]) -> Iterator[str]:
     yield "plain"
-    named = [_typed(name_of(drafter_of(target, head)), head) for head in heads]
-    yield from (f"{drafter}+{CHAIN}" for drafter in (*named, "ngram"))
+    by_head = {head: _typed(drafter_of(target, head).name, head) for head in heads}
+    yield from (f"{drafter}+{CHAIN}" for drafter in (*by_head.values(), "ngram"))
     best = default_method(heads)
-    drafter = _typed(name_of(best.drafter), best.head)
+    drafter = _typed(best.drafter.name, best.head)
     yield from (f"{drafter}+{builder}" for builder in BUILDERS if builder != "chain")
-    for name in CONTROLLERS:
-        if name != "fixed" and not needs_weights(CONTROLLERS[name]()):
+    for name, controller in CONTROLLERS.items():
+        if name != "fixed" and not controller().needs_weights:
             yield f"{drafter}+chain+{name}"
-    for head in heads:
+    for head, learned in by_head.items():
         if (find_head(target, head) / FOLDER / "config.json").exists():
-            learned = _typed(name_of(drafter_of(target, head)), head)
             yield from (f"{learned}+chain+{name}" for name in ("beta-ts", "cali-ts"))
     yield from (f"{drafter}+chain,length={length}" for length in LENGTHS)
 

@@ -1,7 +1,6 @@
 """What `jaxspec calibrate` does: measures the table of costs, keeps it and prints it."""
 
 import dataclasses
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -10,9 +9,10 @@ from rich.table import Table
 from jaxspec.checkpoint.loading import load
 from jaxspec.costs.calibration import describe, keep, measure
 from jaxspec.decoding.cost_table import CostTable
-from jaxspec.engine.head_weights import load_head
+from jaxspec.drafters import DRAFTERS
+from jaxspec.engine.head_weights import drafter_of, load_head
 from jaxspec.evaluate.settings import Calibrate
-from jaxspec.methods.method import DRAFTERS, Method, drafter_of, parse_method
+from jaxspec.methods.method import Method, parse_method
 
 
 def run(settings: Calibrate) -> None:
@@ -47,8 +47,3 @@ def show(table: CostTable, console: Console) -> None:
     for name, nodes, seconds in rows:
         shown.add_row(name, str(nodes), f"{1e3 * seconds:.3f}", f"{seconds / table.plain:.3f}")
     console.print(shown)
-
-
-def say(text: str) -> None:
-    """A remark, on stderr."""
-    print(text, file=sys.stderr, flush=True)

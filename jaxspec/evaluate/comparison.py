@@ -56,12 +56,12 @@ def show(first: Mapping[str, Any], second: Mapping[str, Any], console: Console) 
             cells += [format(ours, form), format(theirs, form), format(ratio(theirs, ours), ".2f")]
         table.add_row(_label(first, second) + name, *cells)
     console.print(table, markup=False)
-    say = lambda text: console.print(text, markup=False, highlight=False)
+    line = lambda text: console.print(text, markup=False, highlight=False)
     for key, (ours, theirs) in differences(first, second).items():
-        say(f"{key}: {ours} → {theirs}")
+        line(f"{key}: {ours} → {theirs}")
     for which, here, there in (("first", first, second), ("second", second, first)):
         if only := [name for name in here["methods"] if name not in there["methods"]]:
-            say(f"only in the {which}: {', '.join(only)}")
+            line(f"only in the {which}: {', '.join(only)}")
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from jaxspec.decoding import decode_state
+from jaxspec.decoding.round_counts import RoundCounts
 from jaxspec.engine.statistics import Statistics, ratio
 
 
@@ -43,7 +44,7 @@ class RunCosts:
         return ratio(self.plain, self.drafting + self.verification + self.control)
 
 
-def run_costs(batches: Sequence[Sequence[np.ndarray]], prices: PieceCosts, sizes: Collection[int]) -> RunCosts:
+def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, sizes: Collection[int]) -> RunCosts:
     """What the rounds of a run cost.
 
         plain         s_t(1) · tokens
@@ -55,26 +56,32 @@ def run_costs(batches: Sequence[Sequence[np.ndarray]], prices: PieceCosts, sizes
     those of the row that has most.
 
     Args:
-        batches: of histories [rounds, 5] (columns `decode.HISTORY`), one a row of the batch.
+        batches: of histories, one a row of the batch.
         sizes: tree sizes that verification was compiled for.
     """
     tokens = levels = rounds = 0
     verification = 0.0
     for histories in batches:
-        together = np.zeros((max(map(len, histories)), len(decode_state.HISTORY)), int)
-        for history in histories:
-            np.maximum(together[: len(history)], history, out=together[: len(history)])
-        tokens += max(int(history[:, 0].sum()) for history in histories)
-        levels += int(together[:, 2].sum())
-        rounds += len(together)
-        for verified in together[:, 4].tolist():
-            verification += prices.verify[min((size for size in sizes if size > verified), default=max(sizes))]
+        tokens += max(int(np.sum(history.committed)) for history in histories)
+        levels += int(_most([history.levels for history in histories]).sum())
+        verified = _most([history.verified for history in histories]).tolist()
+        rounds += len(verified)
+        fitting = [min((size for size in sizes if size > nodes), default=max(sizes)) for nodes in verified]
+        verification += sum(pieces.verify[size] for size in fitting)
     return RunCosts(
-        plain=prices.plain * tokens,
-        drafting=levels * prices.level,
+        plain=pieces.plain * tokens,
+        drafting=levels * pieces.level,
         verification=verification,
-        control=levels * prices.control_level + rounds * prices.control_round,
+        control=levels * pieces.control_level + rounds * pieces.control_round,
     )
+
+
+def _most(rows: Sequence[Any]) -> np.ndarray:
+    """Round by round the largest count of all rows, of which some went through fewer rounds."""
+    together = np.zeros(max(map(len, rows)), int)
+    for row in rows:
+        np.maximum(together[: len(row)], row, out=together[: len(row)])
+    return together
 
 
 def eq14_speedup(counts: Statistics, alpha: float) -> float:

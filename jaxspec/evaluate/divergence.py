@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward, unembed
 
 CHUNK = 512  # tokens of a prefix read at once
@@ -120,16 +121,17 @@ def _advance(
 ) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
     """Reads W tokens after the `cached` rows: their features, and the cache with them in it."""
     batch, width = tokens.shape
-    causal = jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
-    out = forward(target, tokens, cached[:, None] + jnp.arange(width), causal, cache, cached)
-    return out.hidden, tuple(kv.append(layer, new, cached) for layer, new in zip(cache, out.nodes, strict=True))
+    out = forward(target, tokens, cached[:, None] + jnp.arange(width), causal_mask(batch, width), cache, cached)
+    return out.hidden, kv.append(cache, out.nodes, cached)
 
 
 _read = jax.jit(_advance)
 
 
 @jax.jit
-def _read_in_float32(target: Llama, tokens, cache, cached):
+def _read_in_float32(
+    target: Llama, tokens: Int[Array, "B W"], cache: tuple[kv.KV, ...], cached: Int[Array, " B"]
+) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
     return _advance(jax.tree.map(lambda x: x.astype(jnp.float32), target), tokens, cache, cached)
 
 

@@ -91,7 +91,7 @@ def _text(path: Path, prompts: str | Path) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"the prompt file {prompts} is not UTF-8 text: {error}") from error
     except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = (isinstance(error, OSError) and error.strerror) or error
         raise ValueError(f"the prompt file {prompts} cannot be read: {reason}") from error
 
 

@@ -1,4 +1,4 @@
-"""The published formats of prompt files, told apart by their keys. None of their text comes with jaxspec.
+"""The published formats of prompt files, recognised by their keys. None of their text comes with jaxspec.
 
 | suite | keys of a question | as published by |
 |---|---|---|

@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from jaxspec.costs.round_pieces import Job, draft_job, half_way, judge_job, learn_job, resume_job, resumes, target_job
+from jaxspec.costs.round_pieces import Job, draft_job, half_way, judge_job, learn_job, resume_job, target_job
 from jaxspec.costs.timing import seconds_per_unit
 from jaxspec.decoding.batch import start
-from jaxspec.decoding.builder import is_chain
 from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
 from jaxspec.engine.engine import Engine
@@ -37,7 +36,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
 
     Medians over several calls, which alternate over the pieces.
     """
-    greedy = all(request.temperature == 0 for request in requests)
+    greedy = all(request.sampling.temperature == 0 for request in requests)
     specs = {name: e.method.speculation(greedy, tree_sizes=e.tree_sizes) for name, e in engines.items()}
     sizes = sorted({1, *(size for spec in specs.values() for size in spec.verify_sizes)})
     rows = max(shapes(spec, requests)[1] for spec in specs.values())
@@ -52,7 +51,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
             if spec.builder.depth:
                 state = half_way(spec, models, requests, rows)
                 jobs["level", name] = draft_job(spec, models, state)
-                if resumes(spec, models, state):
+                if spec.drafter.reuses_drafting:
                     for size in spec.verify_sizes:
                         if (key := resumed_key(engines[name], size)) not in jobs:
                             jobs[key] = resume_job(spec, models, state, size)
@@ -77,4 +76,4 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
 
 def resumed_key(engine: Engine, size: int) -> tuple:
     """What the time of a verification that goes on from drafting depends on: methods that share it are timed once."""
-    return ("resumed", id(engine.models.draft), is_chain(engine.method.builder), size)
+    return ("resumed", id(engine.models.draft), engine.method.builder.is_chain, size)

@@ -34,8 +34,8 @@ def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, 
         worked: the suite's own answer.
     """
     if suite == "gsm8k":
-        said = number(answer.partition("\nQuestion:")[0])
-        return {"exact_match": float(said is not None and said == number(worked[0]))}
+        given = number(answer.partition("\nQuestion:")[0])
+        return {"exact_match": float(given is not None and given == number(worked[0]))}
     if suite in SUMMARIES and (rouge := _rouge()) is not None:
         found = rouge.score(worked[0], answer.strip().partition("\nArticle:")[0])
         return {name: found[name].fmeasure for name in ROUGE}

@@ -5,8 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from jaxspec.decoding.round_counts import RoundCounts, from_rows
 from jaxspec.engine.statistics import Statistics, ratio, statistics_of
 from jaxspec.evaluate import quality, reliability
 from jaxspec.evaluate.cost_model import PieceCosts, RunCosts, eq14_speedup, run_costs
@@ -22,7 +21,7 @@ class Measured:
         noise: see `divergence.noise`.
         target_seconds: s_t(n) by n, as a string, for that is what JSON has.
         resumed_seconds: by method whose verification begins where drafting left off, the same for it.
-        level_seconds, control_level_seconds, control_round_seconds: by method, see `cost.Costs`.
+        level_seconds, control_level_seconds, control_round_seconds: by method, see `piece_times.PieceTimes`.
         divergences: by method, fields of `divergence.Divergence` and whether it is `explained`; None where the
             methods' texts differ by design, since they are sampled.
         forms: by method, fields of `Form`: all that a report needs besides the log; None in logs of earlier versions.
@@ -65,7 +64,7 @@ def summarise(
         **simulated,
         "noise": measured.noise,
         **times(measured),
-        "methods": tally(answers, measured, forms),
+        "methods": by_method(answers, measured, forms),
     }
 
 
@@ -74,47 +73,47 @@ def times(measured: Measured) -> dict[str, dict[str, Any]]:
     return {name: seconds for name, seconds in dataclasses.asdict(measured).items() if name.endswith("_seconds")}
 
 
-def tally(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, Form]) -> dict[str, Any]:
+def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, Form]) -> dict[str, Any]:
     """`methods` of bench's JSON; `forms` has the methods by their names as typed."""
-    by_method = {name: [answer for answer in answers if answer.method == name] for name in forms}
-    counted = {name: _counted(found) for name, found in by_method.items()}
-    by_pass = {name: speeds(found) for name, found in by_method.items()}
+    ours = {name: [answer for answer in answers if answer.method == name] for name in forms}
+    counted = {name: _counted(found) for name, found in ours.items()}
+    by_pass = {name: speeds(found) for name, found in ours.items()}
     target = _by_size(measured.target_seconds)
     flat = dict.fromkeys(target, target[1])  # a device on which verifying a tree costs what one token does
     results = {}
     for name, form in forms.items():
-        side_by_side = [list(map(history, turns)) for turns in together(by_method[name])]
-        prices = PieceCosts(
+        side_by_side = [list(map(history, turns)) for turns in together(ours[name])]
+        pieces = PieceCosts(
             plain=target[1],
             verify=_by_size(measured.resumed_seconds.get(name)) or target,
             level=measured.level_seconds[name],
             control_level=measured.control_level_seconds[name],
             control_round=measured.control_round_seconds[name],
         )
-        bill = run_costs(side_by_side, prices, form.sizes)
-        draft_cost = ratio(prices.level, target[1])
+        costs = run_costs(side_by_side, pieces, form.sizes)
+        draft_cost = ratio(pieces.level, target[1])
         counts = statistics_of([history for batch in side_by_side for history in batch])
         divergences = measured.divergences[name]
-        speedups = [ratio(ours, plain) for ours, plain in zip(by_pass[name], by_pass[REFERENCE], strict=True)]
+        speedups = [ratio(speed, plain) for speed, plain in zip(by_pass[name], by_pass[REFERENCE], strict=True)]
         results[name] = {
             "resolved": form.resolved,
             **counted[name],
             "gigabytes_per_second": ratio(
-                form.read_bytes * forwards(by_method[name]) / 1e9, counted[name]["decode_seconds"]
+                form.read_bytes * forwards(ours[name]) / 1e9, counted[name]["decode_seconds"]
             ),
             "speedup": ratio(counted[name]["tokens_per_second"], counted[REFERENCE]["tokens_per_second"]),
             **_spread("tokens_per_second", by_pass[name]),
             **_spread("speedup", speedups),
-            "modelled_speedup": bill.speedup,
-            "flat_speedup": run_costs(side_by_side, dataclasses.replace(prices, verify=flat), form.sizes).speedup,
+            "modelled_speedup": costs.speedup,
+            "flat_speedup": run_costs(side_by_side, dataclasses.replace(pieces, verify=flat), form.sizes).speedup,
             "eq14_speedup": eq14_speedup(counts, draft_cost) if form.is_chain else None,
             "draft_cost": draft_cost,
-            "verify_cost": ratio(prices.verify[max(form.sizes)], target[1]),
-            "breakdown": breakdown(bill, counted[name]["decode_seconds"]),
+            "verify_cost": ratio(pieces.verify[max(form.sizes)], target[1]),
+            "breakdown": breakdown(costs, counted[name]["decode_seconds"]),
             "divergences": divergences,
             "unexplained_divergences": None if divergences is None else sum(not d["explained"] for d in divergences),
-            "categories": categories(by_method[name], by_method[REFERENCE]),
-            "quality": quality.mean(answer.quality for answer in by_method[name]),
+            "categories": categories(ours[name], ours[REFERENCE]),
+            "quality": quality.mean(answer.quality for answer in ours[name]),
         }
     return results
 
@@ -146,12 +145,12 @@ def speeds(answers: Sequence[Answer]) -> list[float]:
     return [ratio(tokens, sum(seconds)) for seconds in passes]
 
 
-def breakdown(bill: RunCosts, decode_seconds: float) -> dict[str, float]:
+def breakdown(costs: RunCosts, decode_seconds: float) -> dict[str, float]:
     """Where the seconds of decoding went (EESD, Table 8): pieces that were timed alone, and `other`, what is left.
 
     The loop itself is not interrupted for this, so noise can make `other` negative.
     """
-    parts = {"drafting": bill.drafting, "verification": bill.verification, "control": bill.control}
+    parts = {"drafting": costs.drafting, "verification": costs.verification, "control": costs.control}
     return {**parts, "other": decode_seconds - sum(parts.values())}
 
 
@@ -226,6 +225,6 @@ def _by_size(seconds: Mapping[str, float] | None) -> dict[int, float]:
     return {int(size): value for size, value in (seconds or {}).items()}
 
 
-def history(turn: Turn) -> np.ndarray:
-    """Its rounds as [rounds, 5], columns `decode.HISTORY`."""
-    return np.array(turn.rounds, int).reshape(-1, 5)
+def history(turn: Turn) -> RoundCounts:
+    """The counts of its rounds."""
+    return from_rows(turn.rounds)

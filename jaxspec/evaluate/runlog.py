@@ -18,7 +18,7 @@ class Turn:
     Attributes:
         prompt: token ids that it answers.
         tokens: token ids of the answer.
-        rounds: [rounds, 5] counts, columns `decode.HISTORY`.
+        rounds: [rounds][5] counts, see `round_counts.to_rows`.
         trees: of each round, as `tree_to_json` writes them; None where the recorded pass took other rounds than the
             timed ones, as a near-tie can make it, or where this was read back from a log.
         prefill_seconds, decode_seconds: of the whole batch that this answer was in, a number a repeat.

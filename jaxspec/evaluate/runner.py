@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.decoding.request import Request
+from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.round_counts import to_rows
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.prompts import encode
-from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.evaluate import quality
 from jaxspec.evaluate.formats import Question
 from jaxspec.evaluate.reliability import tally
@@ -30,11 +30,7 @@ class Workload:
     """What to run: the questions, and how to decode their answers."""
 
     questions: tuple[Question, ...]
-    max_new_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
+    sampling: SamplingParams
     batch_size: int
     repeats: int
     chat: bool
@@ -49,9 +45,7 @@ class Workload:
     def request(self, engine: Engine, number: int, answers: Sequence[str]) -> Request:
         """The request of question `number`'s next turn; it draws as `generate` would for prompt `number`."""
         (tokens,) = encode([next_prompt(self.questions[number], answers, self.chat)], engine.model, self.chat)
-        return Request(
-            tokens, self.max_new_tokens, self.temperature, self.top_k, self.top_p, self.seed, number
-        )  # fmt: skip
+        return Request(tokens, self.sampling, number)
 
 
 def check(plan: Workload, engine: Engine) -> None:
@@ -63,10 +57,11 @@ def check(plan: Workload, engine: Engine) -> None:
             request = plan.request(engine, number, [""] * (len(question.turns) - 1))
         except ValueError as error:
             raise ValueError(f"question {number}: {error}") from error
-        needed = len(request.tokens) + len(question.turns) * plan.max_new_tokens
+        budget = plan.sampling.max_new_tokens
+        needed = len(request.tokens) + len(question.turns) * budget
         if needed > room:
             raise ValueError(
-                f"question {number} needs up to {needed} positions (its turns and {plan.max_new_tokens} new tokens for "
+                f"question {number} needs up to {needed} positions (its turns and {budget} new tokens for "
                 f"each) and the model has {room}: shorten the question, lower --max-new-tokens or give fewer --shots"
             )
 
@@ -74,7 +69,7 @@ def check(plan: Workload, engine: Engine) -> None:
 def run(plan: Workload, engines: Mapping[str, Engine], log: RunLog, advance: Callable[[], None]) -> None:
     """Answers all questions that the log lacks; `engines` has the reference among its methods.
 
-    `advance` is told of every batch that is done, those in the log included.
+    `advance` is called after each batch, also for those that the log has.
     """
     done = {answer.batch for answer in log.answers}
     for batch, numbers in enumerate(plan.batches):
@@ -94,9 +89,9 @@ def run_batch(
     turns: dict[tuple[int, str], list[Turn]] = {(number, name): [] for number in numbers for name in engines}
     for turn in range(max(len(plan.questions[number].turns) for number in numbers)):
         open_ = [number for number in numbers if turn < len(plan.questions[number].turns)]
-        said = [[answer.text for answer in turns[number, REFERENCE]] for number in open_]
+        before_turn = [[answer.text for answer in turns[number, REFERENCE]] for number in open_]
         engine = engines[REFERENCE]
-        requests = [plan.request(engine, number, answers) for number, answers in zip(open_, said, strict=True)]
+        requests = [plan.request(engine, number, answers) for number, answers in zip(open_, before_turn, strict=True)]
         learnt = {
             name: [_learnt(plan, before, turns[number, name], number, name) for number in open_] for name in engines
         }
@@ -133,7 +128,7 @@ def measure(
     return {
         name: [
             _turn([one[name][row] for one in passes], recorded)
-            for row, recorded in enumerate(watch(engine, requests, _of_pass(learnt[name], 0)))
+            for row, recorded in enumerate(record(engine, requests, _of_pass(learnt[name], 0)))
         ]
         for name, engine in engines.items()
     }
@@ -143,19 +138,14 @@ def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list
     """Decodes a batch; once more if the first time had to compile something, since its times are worthless."""
     compilation_cache.make_room()
     with compilations() as compiled:
-        found = decode(engine, requests, learnt, record=False)
-    return decode(engine, requests, learnt, record=False) if compiled else found
+        found = engine.run(requests, learnt=learnt)
+    return engine.run(requests, learnt=learnt) if compiled else found
 
 
-def watch(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
+def record(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
     """Decodes a batch and keeps its trees; keeping them takes time, so its times are worthless."""
     compilation_cache.make_room()
-    return decode(engine, requests, learnt, record=True)
-
-
-def decode(engine: Engine, requests: list[Request], learnt: Sequence[Any], *, record: bool) -> list[Generation]:
-    """Decodes a batch whose controllers start from what they have learnt."""
-    return engine.run(requests, StopStrings((), engine.model.tokenizer), False, record, learnt)
+    return engine.run(requests, learnt=learnt, record=True)
 
 
 @contextmanager
@@ -180,13 +170,14 @@ def _quality(question: Question, turns: Sequence[Turn]) -> dict[str, float]:
 
 def _turn(passes: Sequence[Generation], recorded: Generation) -> Turn:
     timed = passes[0]
-    same = recorded.tokens == timed.tokens and recorded.history.tolist() == timed.history.tolist()
+    rounds = to_rows(timed.history)
+    same = recorded.tokens == timed.tokens and to_rows(recorded.history) == rounds
     trees = [tree_to_json(round_) for round_ in recorded.rounds or ()]
     return Turn(
         prompt=timed.prompt_tokens,
         tokens=timed.tokens,
         text=timed.text,
-        rounds=timed.history.tolist(),
+        rounds=rounds,
         trees=trees if same else None,
         prefill_seconds=[one.prefill_seconds for one in passes],
         decode_seconds=[one.decode_seconds for one in passes],

@@ -6,6 +6,7 @@ from typing import Literal
 
 from tyro import conf
 
+from jaxspec.decoding.request import SamplingParams
 from jaxspec.engine.device_options import Devices
 
 
@@ -23,16 +24,7 @@ class Comparison:
     shots: int = 0
     """Put this many worked examples before every question: the first questions of the file that have an answer
     ("reference": [...] or "answer": "..."), which are then not asked."""
-    max_new_tokens: int = 128
-    """Tokens generated for each turn, at most."""
-    temperature: float = 0.0
-    """0 is greedy, and then every text is compared with plain decoding's."""
-    top_p: float = 1.0
-    """Sample from the likeliest tokens that make up this probability; 1: from all."""
-    top_k: int = 0
-    """Sample from this many likeliest tokens; 0: from all."""
-    seed: int = 0
-    """Of the sampling."""
+    sampling: conf.OmitArgPrefixes[SamplingParams] = SamplingParams()
     batch_size: int = 1
     """Questions decoded together."""
     repeats: int = 3
@@ -75,11 +67,6 @@ class Bench(Comparison):
     whose drafts are accepted by these chances, by position. It tells what a device would give; the text means
     nothing."""
 
-    def run(self) -> None:
-        from jaxspec.evaluate.bench import run
-
-        run(self)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compare:
@@ -90,11 +77,6 @@ class Compare:
 
     compare: tuple[Path, Path]
     """Two files that --json wrote. The ratio is the second one's number over the first one's."""
-
-    def run(self) -> None:
-        from jaxspec.evaluate.comparison import run
-
-        run(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,11 +101,6 @@ class Sweep(Comparison):
     """Write the results to this .json file and the figure to the .svg beside it; in OUT.jsonl every answer as it comes,
     from which a killed sweep resumes."""
 
-    def run(self) -> None:
-        from jaxspec.evaluate.sweep import run
-
-        run(self)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibrate:
@@ -146,8 +123,3 @@ class Calibrate:
     """Make the target's kernels integers as they are read: half or a quarter of bfloat16's bytes. Its text changes a
     little, and what is drafted still never does. Drafters' weights stay as they are."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
-
-    def run(self) -> None:
-        from jaxspec.evaluate.calibrate import run
-
-        run(self)

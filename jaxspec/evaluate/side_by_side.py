@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.methods.method import BUILDERS, Method, name_of, parse_method
+from jaxspec.builders import BUILDERS
+from jaxspec.methods.method import Method, parse_method
 
 COLUMNS = {
     "speedup": ("speedup", ".2f"),
@@ -74,7 +75,7 @@ def _by(role: str, parsed: Mapping[str, Method]) -> Iterator[Group]:
         found.setdefault((others, method.controller), []).append(name)
     for names in found.values():
         methods = [parsed[name] for name in names]
-        differ = {(m.drafter, m.head) if role == "drafter" else name_of(m.builder) for m in methods}
+        differ = {(m.drafter, m.head) if role == "drafter" else m.builder.name for m in methods}
         if len(differ) > 1:
             drafter, builder, controller = typed(names[0])
             shared = builder if role == "drafter" else drafter

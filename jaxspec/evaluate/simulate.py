@@ -7,45 +7,34 @@ position is given, such as EAGLE's n-α (its Table 2). The text means nothing, a
 
 import dataclasses
 import functools
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float, Key
 
-from jaxspec.builders.chain import Chain
-from jaxspec.builders.static import Static
-from jaxspec.builders.uniform import Uniform
-from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.builders import Chain, Static, Uniform
+from jaxspec.checkpoint import memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint, compute_dtype, load_tokenizer
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.controllers.beta_ts import BetaTS
-from jaxspec.controllers.fixed import Fixed
+from jaxspec.controllers import BetaTS, Fixed
 from jaxspec.decoding.drafter import Drafter
-from jaxspec.decoding.rule import Proposal, Verdict
-from jaxspec.decoding.sampling import argmax
-from jaxspec.decoding.tree import levels, path_to
-from jaxspec.drafters.draft_model import DraftModel
-from jaxspec.drafters.eagle import Eagle, EagleHead
-from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, default_first
-from jaxspec.drafters.edd import Edd, EddHead, default_tap
-from jaxspec.drafters.layer_skip import LayerSkip, skip
-from jaxspec.drafters.medusa import Medusa, MedusaHeads
-from jaxspec.drafters.plain import Plain
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.rule import Proposal, Rule, Verdict
+from jaxspec.decoding.sampling import Sampling, argmax
+from jaxspec.decoding.tree import DraftTree, levels, path_to
+from jaxspec.drafters import DRAFTERS, LayerSkip, Plain
 from jaxspec.engine.engine import Engine
-from jaxspec.methods.method import Method, name_of
+from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Llama
 from jaxspec.rules.greedy import propose_top_k
 
 LABEL = "simulated"
 """Stands in everything that a simulation prints or writes."""
 
-MEDUSA_HEADS = 5
 M = TypeVar("M", bound=nnx.Module)
 
 BLIND = (Chain, Static, Uniform, Fixed, BetaTS)
@@ -53,8 +42,9 @@ BLIND = (Chain, Static, Uniform, Fixed, BetaTS)
 none to go by."""
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Replayed:
+class Replayed(Rule):
     """In place of a rule: accepts by chance, whatever the tokens are. NOT lossless; for timing only.
 
     The accepted path leads to the deepest node, and the draft at position i of it is accepted with `acceptance[i]` once
@@ -71,10 +61,17 @@ class Replayed:
         if not self.acceptance or not all(0 <= chance <= 1 for chance in self.acceptance):
             raise ValueError(f"acceptance is one number or more from 0 to 1, not {self.acceptance}")
 
-    def propose(self, keys, sampling, logits, count) -> Proposal:
-        return propose_top_k(logits, count)
+    def propose(self, keys: Key[Array, " B"], sampling: Sampling, drafts: Drafts, width: int, count: int) -> Proposal:
+        return propose_top_k(drafts, width, count)
 
-    def verify(self, keys, sampling, tree, logits, depth) -> Verdict:
+    def verify(
+        self,
+        keys: Key[Array, " B"],
+        sampling: Sampling,
+        tree: DraftTree,
+        logits: Float[Array, "B N V"],
+        depth: int,
+    ) -> Verdict:
         beyond = (self.acceptance[-1],) * depth
         chance = jnp.array([*self.acceptance, *beyond][:depth], jnp.float32)
         coin = jax.vmap(lambda key: jax.random.uniform(key, (depth,)))(keys)
@@ -84,8 +81,8 @@ class Replayed:
         path = path_to(tree, deepest, depth + 1)
         last = jnp.take_along_axis(path, accepted[:, None], axis=1)
         path = jnp.where(jnp.arange(depth + 1) <= accepted[:, None], path, last)
-        says = argmax(logits)
-        return Verdict(path=path, accepted=accepted, next_token=jnp.take_along_axis(says, last, axis=1)[:, 0])
+        best = argmax(logits)
+        return Verdict(path=path, accepted=accepted, next_token=jnp.take_along_axis(best, last, axis=1)[:, 0])
 
 
 def parse(text: str) -> tuple[float, ...]:
@@ -116,26 +113,26 @@ def engine(model: Checkpoint, method: Method, acceptance: tuple[float, ...], dra
     for part in (method.builder, method.controller):
         if not isinstance(part, BLIND):
             raise ValueError(
-                f"{name_of(part)} goes by the confidence of drafts, which random weights do not have, so it cannot be "
-                f"simulated; {', '.join(name_of(kind()) for kind in BLIND)} can"
+                f"{part.name} goes by the confidence of drafts, which random weights do not have, so it cannot be "
+                f"simulated; {', '.join(kind.name for kind in BLIND)} can"
             )
     if draft is None:
         draft = random_head(method.drafter, model.config.model, model.target.norm[...].dtype)
     return Engine(model, dataclasses.replace(method, verification=Replayed(acceptance)), draft=draft)
 
 
-def random_checkpoint(target: Path, dtype: str | None = None) -> Checkpoint:
-    """A target of random weights that never ends a text, of the shape that a config.json describes.
+def random_checkpoint(target: Path, shape: CheckpointConfig, dtype: str | None = None) -> Checkpoint:
+    """A target of random weights that never ends a text.
 
     Args:
-        target: a checkpoint's folder, a Hugging Face one, or a config.json of either; weights are not read.
+        target: where the shape was found, a folder or a file in it; a tokenizer beside it is taken, weights are not
+            read.
         dtype: float32 or bfloat16; None: the device's, as `load` has it.
 
     Raises:
-        CheckpointError: there is no such config, or a model of that shape does not fit into memory.
+        CheckpointError: a model of that shape does not fit into memory.
     """
-    config = dataclasses.replace(read_shape(target), eos=())
-    chosen = compute_dtype(dtype)
+    config, chosen = dataclasses.replace(shape, eos=()), compute_dtype(dtype)
     memory.check_fits(config.model, chosen)
     folder = target if target.is_dir() else target.parent
     return Checkpoint(
@@ -147,42 +144,21 @@ def random_checkpoint(target: Path, dtype: str | None = None) -> Checkpoint:
     )
 
 
-def read_shape(target: Path) -> CheckpointConfig:
-    """The config that a folder or file holds: jaxspec's or Hugging Face's. Raises CheckpointError where it is none."""
-    file = target / "config.json" if target.is_dir() else target
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise config_json.CheckpointError(
-            f"there is no config.json of a model at {target}: {error.strerror}"
-        ) from error
-    try:
-        values = json.loads(text)
-        if not isinstance(values, dict) or "model_type" not in values:
-            return CheckpointConfig.from_json(text)
-    except (ValueError, TypeError) as error:
-        raise config_json.CheckpointError(f"{file} is not the config of a model: {error}") from error
-    from jaxspec.convert.hf_config import to_llama  # only commands come here
-
-    return CheckpointConfig(values["model_type"], to_llama(values), "bfloat16", "bfloat16", "huggingface")
-
-
 def random_head(drafter: Drafter, target: LlamaConfig, dtype: Any) -> Any:
-    """Random weights for a drafter as they would be trained for this target; None where it has none.
+    """Random weights for a drafter, of the shape that its paper gives a head for this target.
 
-    `draft-model` gets one layer of the target's shape (EDD's VDM), and `layer-skip` leaves out every second layer, so
-    that a draft takes half the time of the target (Draft & Verify, Figure 2).
+    `layer-skip` leaves out every second layer, so that a draft takes half the time of the target (Draft & Verify,
+    Figure 2).
 
     Raises:
         ValueError: a drafter that drafts from the text, which means nothing here.
     """
+    if not drafter.has_head:
+        offers = ", ".join(name for name, kind in DRAFTERS.items() if kind.has_head)
+        raise ValueError(f"{drafter.name} drafts from the text, which is random here; {offers} can be simulated")
     if isinstance(drafter, LayerSkip):
-        half = range(1, target.num_layers, 2)
-        return skip(target.num_layers, half, half)
-    if type(drafter) not in HEADS:
-        offers = ", ".join(name_of(kind()) for kind in (*HEADS, LayerSkip))
-        raise ValueError(f"{name_of(drafter)} drafts from the text, which is random here; {offers} can be simulated")
-    return randomise(nnx.eval_shape(lambda: HEADS[type(drafter)](target)), dtype)
+        return drafter.build_head(drafter.head_for(target, attention_share=0.5, mlp_share=0.5), nnx.Rngs(0))
+    return randomise(nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target), nnx.Rngs(0))), dtype)
 
 
 def randomise(abstract: M, dtype: Any, seed: int = 0) -> M:
@@ -191,11 +167,11 @@ def randomise(abstract: M, dtype: Any, seed: int = 0) -> M:
     Matrices draw from N(0, 1/columns in), as training begins; norms are ones.
     """
     key = jax.random.key(seed)
-    drawn = {
+    params = {
         name: _draw(jax.random.fold_in(key, i), tuple(leaf.shape), jnp.dtype(dtype))
         for i, (name, leaf) in enumerate(module_to_dict(abstract).items())
     }
-    return dict_to_module(abstract, drawn)
+    return dict_to_module(abstract, params)
 
 
 class Bytes:
@@ -219,18 +195,3 @@ def _draw(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     if len(shape) < 2:
         return jnp.ones(shape, dtype)
     return jax.random.normal(key, shape, dtype) * jnp.asarray(shape[-2] ** -0.5, dtype)
-
-
-def _one_layer(target: LlamaConfig) -> LlamaConfig:
-    return dataclasses.replace(target, num_layers=1)
-
-
-HEADS: dict[type, Callable[[LlamaConfig], nnx.Module]] = {
-    DraftModel: lambda target: Llama(_one_layer(target), rngs=nnx.Rngs(0)),
-    Eagle: lambda target: EagleHead(_one_layer(target.without_experts), rngs=nnx.Rngs(0), bias=True),
-    EarlyExit: lambda target: EarlyExitHead(
-        _one_layer(target), rngs=nnx.Rngs(0), first=default_first(target.num_layers)
-    ),
-    Edd: lambda target: EddHead(_one_layer(target), rngs=nnx.Rngs(0), tap=default_tap(target.num_layers)),
-    Medusa: lambda target: MedusaHeads.blank(target.hidden_size, target.vocab_size, MEDUSA_HEADS),
-}

@@ -20,14 +20,14 @@ def spell(tokenizer: Any, turn: Turn) -> Turn:
 
 
 def pieces_of(tokenizer: Any, tokens: list[int]) -> list[str]:
-    """A text, token by token: what the first bytes of a character leave unsaid, its last one says."""
-    pieces, before, read = [], 0, 0  # tokens[before:read] are said, and enough to see how the next one goes on
+    """A text, token by token: what the first bytes of a character leave open, its last one shows."""
+    pieces, before, read = [], 0, 0  # tokens[before:read] are shown, and enough to see how the next one goes on
     for end in range(1, len(tokens) + 1):
-        said, text = (text_of(tokenizer, tokens[before:until]) for until in (read, end))
+        shown, text = (text_of(tokenizer, tokens[before:until]) for until in (read, end))
         if text.endswith("\ufffd") and end < len(tokens):
             pieces.append("")
             continue
-        pieces.append(text[len(said) :])
+        pieces.append(text[len(shown) :])
         before, read = read, end
     return pieces
 

@@ -42,14 +42,14 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
 
 def next_prompt(question: Question, answers: Sequence[str], chat: bool) -> Prompt:
     """The prompt of the turn after `answers`: messages for a chat template, else turns and answers as one raw text."""
-    said = question.turns[: len(answers) + 1]
+    turns = question.turns[: len(answers) + 1]
     if chat:
-        exchanges = [*question.examples, *zip(said, answers, strict=False)]
+        exchanges = [*question.examples, *zip(turns, answers, strict=False)]
         pairs = [({"role": "user", "content": t}, {"role": "assistant", "content": a}) for t, a in exchanges]
-        return [*itertools.chain(*pairs), {"role": "user", "content": said[-1]}]
+        return [*itertools.chain(*pairs), {"role": "user", "content": turns[-1]}]
     examples = "".join(f"{turn}\n{answer}\n\n" for turn, answer in question.examples)
     # The model continues a turn where it ends; the next turn starts on a line of its own.
-    return examples + said[0] + "".join(f"{answer}\n{turn}" for answer, turn in zip(answers, said[1:], strict=True))
+    return examples + turns[0] + "".join(f"{answer}\n{turn}" for answer, turn in zip(answers, turns[1:], strict=True))
 
 
 def _with_examples(questions: Sequence[Question], shots: int, path: str | Path) -> list[Question]:

@@ -1,7 +1,6 @@
 """What `jaxspec sweep` does: a benchmark of one method at several values of a setting, and its figure."""
 
 import dataclasses
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from jaxspec.evaluate import bench
 from jaxspec.evaluate.settings import Bench, Comparison, Sweep
 from jaxspec.evaluate.sweep_figure import draw
 from jaxspec.host.atomic import write_whole
+from jaxspec.host.terminal import say
 from jaxspec.methods.method import parse_method
 from jaxspec.methods.variants import Variant, vary
 
@@ -37,7 +37,7 @@ def write(out: Path, found: dict[str, Any]) -> None:
     """Writes the results to `out` and the figure to the .svg beside it, or says that there can be none."""
     figure = draw(found["sweep"], found["methods"])
     if figure is None:
-        print("no figure: matplotlib is not installed (pip install 'jaxspec[report]')", file=sys.stderr)
+        say("no figure: matplotlib is not installed (pip install 'jax-specdec[report]')")
     else:
         write_whole(out.with_suffix(".svg"), figure)
     write_whole(out, bench.to_json(found))
@@ -72,5 +72,5 @@ def conclude(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
     others = [
         f"{name} has {speedup(name):.2f}x, {100 * (ratio(speedup(name), best) - 1):+.1f} %" for name in sweep["against"]
     ]
-    said = f"Best by modelled speedup: {sweep['setting']}={sweep['best']}, {best:.2f}x plain"
-    return said + ("; against it " + ", ".join(others) if others else "") + "."
+    winner = f"Best by modelled speedup: {sweep['setting']}={sweep['best']}, {best:.2f}x plain"
+    return winner + ("; against it " + ", ".join(others) if others else "") + "."

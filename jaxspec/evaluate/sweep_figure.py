@@ -18,8 +18,8 @@ def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    drawn = Figure(figsize=(10, 4), layout="constrained")
-    speed, drafts = drawn.subplots(1, 2)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    speed, drafts = figure.subplots(1, 2)
     at, labels = axis(sweep["values"])
     column = lambda key: [methods[name][key] for name in sweep["methods"]]
     speed.plot(at, column("modelled_speedup"), "o-", markersize=4, label="modelled")
@@ -37,16 +37,16 @@ def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
         axes.set_xticks(at, labels)
     speed.legend(frameon=False, fontsize="small")
     drafts.legend(handles=[tau, mean], frameon=False, fontsize="small")
-    return to_svg(drawn)
+    return to_svg(figure)
 
 
-def to_svg(drawn: Any) -> str:
+def to_svg(figure: Any) -> str:
     """The text of a Matplotlib figure."""
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "jaxspec"}):
         text = io.StringIO()
-        drawn.savefig(text, **FORMAT)
+        figure.savefig(text, **FORMAT)
     return text.getvalue()
 
 

@@ -67,14 +67,14 @@ def show_weights(found: Mapping[str, Any], console: Console) -> None:
     weights, quantized = found["weights"], found["settings"]["quantize"]
     kinds = f"{found['dtype']}, {quantized} kernels" if quantized else found["dtype"]
     total, read = (filesize.decimal(weights[name]) for name in ("bytes", "read_bytes"))
-    say = lambda text: console.print(text, markup=False, highlight=False)
-    say(f"The target's weights ({kinds}) take {total}; a forward reads {read} of them.")
+    line = lambda text: console.print(text, markup=False, highlight=False)
+    line(f"The target's weights ({kinds}) take {total}; a forward reads {read} of them.")
     if found["device"].startswith("cpu"):
         return
     speeds = (f"{name}: {values['gigabytes_per_second']:.0f}" for name, values in found["methods"].items())
     # Absent in results of earlier versions.
     experts = ", every expert counted, though few tokens ask few of them" if weights.get("expert_bytes") else ""
-    say(f"Reading them once a round makes, in GB/s (KV cache and drafting left out{experts}):  " + "  ".join(speeds))
+    line(f"Reading them once a round makes, in GB/s (KV cache and drafting left out{experts}):  " + "  ".join(speeds))
 
 
 def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
@@ -112,23 +112,23 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
     drafting = {name: values for name, values in methods.items() if values["draft_cost"]}
     if not drafting:
         return
-    say = lambda text: console.print(text, markup=False, highlight=False)
+    line = lambda text: console.print(text, markup=False, highlight=False)
     one = target_seconds["1"]
     table = "  ".join(f"{size}: {seconds / one:.2f}" for size, seconds in target_seconds.items())
-    say(f"\nOne forward of the target takes s_t = {one * 1e3:.2f} ms. Verifying n tokens, in s_t:  {table}")
-    say("One drafted level, in s_t:  " + "  ".join(f"{name}: {v['draft_cost']:.2f}" for name, v in drafting.items()))
-    say("Time of decoding went to:")
+    line(f"\nOne forward of the target takes s_t = {one * 1e3:.2f} ms. Verifying n tokens, in s_t:  {table}")
+    line("One drafted level, in s_t:  " + "  ".join(f"{name}: {v['draft_cost']:.2f}" for name, v in drafting.items()))
+    line("Time of decoding went to:")
     for name, values in methods.items():
         shares = ((part, 100 * ratio(spent, values["decode_seconds"])) for part, spent in values["breakdown"].items())
-        say(f"  {name}: " + ", ".join(f"{part} {share:.0f} %" for part, share in shares))
+        line(f"  {name}: " + ", ".join(f"{part} {share:.0f} %" for part, share in shares))
     best, values = max(drafting.items(), key=lambda item: item[1]["speedup"])
-    say(
+    line(
         f"Fastest: {best}, {values['speedup']:.2f}x plain. A round of it drafts {values['depth_per_round']:.1f} levels "
         f"of {values['draft_cost']:.2f} s_t, verifies {values['nodes_per_round'] + 1:.1f} tokens for at most "
         f"{values['verify_cost']:.2f} s_t, and commits {values['tau']:.2f} tokens."
     )
     for note in NOTES:
-        say(note)
+        line(note)
 
 
 def _divergences(values: Mapping[str, Any]) -> str:

@@ -21,11 +21,19 @@ def check_folder(path: Path) -> None:
         raise ValueError(f"there is no folder {path.absolute().parent} to write {path.name} into")
 
 
-def write_whole(path: Path, text: str) -> None:
+def check_new(out: Path) -> None:
+    """Raises ValueError where an output is there already, or the folder that is to hold it is not."""
+    if out.exists() or out.is_symlink():
+        raise ValueError(f"{out} exists already; name another output or remove it first")
+    if not (parent := out.absolute().parent).is_dir():
+        raise ValueError(f"{parent}, the folder that is to hold the output, does not exist; make it first")
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file that appears whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -47,13 +55,10 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
         ValueError: `out` exists, or the folder that is to hold it does not.
         DiskFullError: too little space, before or during the work.
     """
-    if out.exists() or out.is_symlink():
-        raise ValueError(f"{out} exists already; name another output or remove it first")
     parent = out.absolute().parent
     if parent.name == "heads" and (parent.parent / "config.json").is_file():
         parent.mkdir(exist_ok=True)  # a checkpoint's first head
-    if not parent.is_dir():
-        raise ValueError(f"{parent}, the folder that is to hold the output, does not exist; make it first")
+    check_new(out)
     check_room(out, needed)
     temporary = parent / f".{out.name}.{uuid.uuid4().hex[:8]}.part"
     temporary.mkdir()

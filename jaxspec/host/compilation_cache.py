@@ -9,8 +9,6 @@ import jax
 from jaxspec.host.cache_folder import cache_folder
 
 _MAPS = Path("/proc/self/maps")  # on Linux: a line for each piece of mapped memory
-
-
 _MOST_MAPS = Path("/proc/sys/vm/max_map_count")
 
 

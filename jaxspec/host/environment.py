@@ -16,8 +16,7 @@ def device() -> str:
     first = jax.devices()[0]
     if first.platform != "cpu":
         return first.device_kind
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"cpu: {_processor()}, {cores} cores"
+    return f"cpu: {_processor()}, {_cores()} cores"
 
 
 def versions() -> dict[str, str]:
@@ -26,6 +25,14 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: version(distribution) for name, distribution in PACKAGES.items()},
     }
+
+
+def _cores() -> int | None:
+    """Those that this process may run on, where the system says."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count()
 
 
 def _processor() -> str:

@@ -46,7 +46,7 @@ def product(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> Float[Array
     return _multiply(x, kernel)
 
 
-def _multiply(x, kernel):
+def _multiply(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> Float[Array, "*B O"]:
     """x @ kernel; on a CPU a few rows go one after the other.
 
     For a matrix XLA rearranges the kernel first, whose time two rows or eight share alike, and for a single row it does
@@ -63,11 +63,14 @@ def _multiply(x, kernel):
     return each.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
-def _product_forward(x, kernel):
+Factors = tuple[Float[Array, "*B I"], Float[Array, "I O"]]
+
+
+def _product_forward(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> tuple[Float[Array, "*B O"], Factors]:
     return _multiply(x, kernel), (x, kernel)
 
 
-def _product_backward(inputs, slope):
+def _product_backward(inputs: Factors, slope: Float[Array, "*B O"]) -> Factors:
     x, kernel = inputs
     flat = lambda y: y.reshape(-1, y.shape[-1])
     return slope @ kernel.T, (flat(slope).T @ flat(x)).T

@@ -10,8 +10,6 @@ from jaxtyping import Array
 from jaxspec.model.mesh import AnyMesh
 
 Rules = Mapping[str, tuple[str, ...]]
-
-
 DECODING: Rules = {
     "batch": ("data",),
     "vocab": ("kv", "group", "spare"),

@@ -81,7 +81,7 @@ def quantized(model: M, how: str) -> M:
     model = nnx.clone(model)
     for path, found in list(nnx.iter_modules(model)):
         module: Any = found
-        kernel = getattr(module, "kernel", None)
+        kernel = vars(module).get("kernel")
         kind = kind_of(".".join(map(str, (*path, "kernel"))), how)
         if not isinstance(kernel, nnx.Param) or kind is None:
             continue

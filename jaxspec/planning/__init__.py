@@ -1,1 +1,1 @@
-"""What decoding on chips that are not at hand would take: compiled for them, and reckoned from their data sheets."""
+"""What decoding on chips that are not at hand would take: compiled for them, and computed from their data sheets."""

@@ -33,7 +33,7 @@ NONE: Arguments = frozenset()
 
 
 def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
-    """What the parts of a round do, of a traced `decode.decode`.
+    """What the parts of a round do, of a traced `loop.decode`.
 
     Args:
         traced: what `jax.jit(...).trace` gives.
@@ -51,7 +51,7 @@ def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
 class _Counter:
     """Goes through a program and those inside it, and adds up by phase."""
 
-    def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: AnyMesh):
+    def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: AnyMesh) -> None:
         self.arguments, self.mesh = arguments, mesh
         self.data = mesh.shape["data"]
         self.attention = 1 / (self.data * mesh.shape["kv"] * mesh.shape["group"])  # of all heads, those of one chip
@@ -71,13 +71,13 @@ class _Counter:
         return self.bytes[phase] + sum(_bytes(self.arguments[i]) * self.share(i) for i in self.read[phase])
 
     def absorb(self, branches: "Sequence[_Counter]") -> None:
-        """Adds what one of several programs does, of which one runs: in each phase the dearest."""
+        """Adds what one of several programs does, of which one runs: in each phase the costliest."""
         for phase in {phase for branch in branches for phase in branch.works()}:
-            dearest = max(branches, key=lambda branch: (branch.total_bytes(phase), branch.flops[phase]))
-            self.flops[phase] += dearest.flops[phase]
-            self.bytes[phase] += dearest.bytes[phase]
-            self.read[phase] |= dearest.read[phase]
-            self.messages[phase] += dearest.messages[phase]
+            costliest = max(branches, key=lambda branch: (branch.total_bytes(phase), branch.flops[phase]))
+            self.flops[phase] += costliest.flops[phase]
+            self.bytes[phase] += costliest.bytes[phase]
+            self.read[phase] |= costliest.read[phase]
+            self.messages[phase] += costliest.messages[phase]
 
     def share(self, argument: int) -> float:
         """Of an argument's elements, those that each chip holds."""

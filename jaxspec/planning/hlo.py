@@ -66,9 +66,9 @@ def collectives(text: str) -> Sent:
         for message in own[computation]:
             found[message.phase].append(message.collective)
         for branches in calls[computation]:
-            every = [of(branch) for branch in branches]
-            for phase in {phase for sent in every for phase in sent}:
-                found[phase] += max((sent.get(phase, ()) for sent in every), key=_size)
+            choices = [of(branch) for branch in branches]
+            for phase in {phase for sent in choices for phase in sent}:
+                found[phase] += max((sent.get(phase, ()) for sent in choices), key=_size)
         return {phase: merged(messages) for phase, messages in found.items()}
 
     return of(entry)
@@ -83,11 +83,11 @@ def gathered(text: str, arguments: Iterable[Any]) -> list[str]:
     whole = set()
     for argument in arguments:
         local = argument.sharding.shard_shape(argument.shape)
-        every = itertools.product(*zip(local, argument.shape, strict=True))
-        whole |= {_plain(shape) for shape in every if shape != local} | {_plain(argument.shape)}
-    said = lambda dtype, shape: f"{dtype}{list(shape)}"
+        shapes = itertools.product(*zip(local, argument.shape, strict=True))
+        whole |= {_plain(shape) for shape in shapes if shape != local} | {_plain(argument.shape)}
+    show = lambda dtype, shape: f"{dtype}{list(shape)}"
     return [
-        f"{message.kind} of {', '.join(said(*array) for array in message.arrays)}"
+        f"{message.kind} of {', '.join(show(*array) for array in message.arrays)}"
         for message in _messages(text)
         if message.kind != "all-reduce" and any(_plain(shape) in whole for _, shape in message.arrays)
     ]

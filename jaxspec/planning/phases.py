@@ -1,4 +1,4 @@
-"""The parts of a round by the scopes that `decode` gives them, in traced and in compiled programs alike."""
+"""The parts of a round by the scopes that `loop` gives them, in traced and in compiled programs alike."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The decode loop for chips that need not be there: abstract arguments in their places, traced and compiled."""
+"""A program for chips that need not be there: its mesh, and the loop traced and counted on abstract arguments."""
 
 import contextlib
 import dataclasses
@@ -12,18 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from jaxspec.decoding import decode_state, layout, loop, speculation
+from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models, Prefix
-from jaxspec.decoding.sampling import Sampling
-from jaxspec.model import placement
+from jaxspec.decoding.loop import draft
+from jaxspec.decoding.speculation import Speculation
+from jaxspec.engine.program import LOOP, Program
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.mesh import AXES, AnyMesh, make_mesh, parts, split
-from jaxspec.model.mesh_rules import sharding as at
+from jaxspec.model.mesh_rules import sharding
 from jaxspec.planning import counting
 from jaxspec.planning.chips import Slice
 from jaxspec.planning.work import Parts
-
-LOOP: Any = loop.decode  # a jitted function has methods that its type does not show
 
 
 class NoCompilerError(Exception):
@@ -31,18 +30,24 @@ class NoCompilerError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
-    """A loop and what it is called with, apart from what is static: `jax.ShapeDtypeStruct`s with shardings."""
+class PlacedProgram:
+    """A loop and what it is called with: `jax.ShapeDtypeStruct`s with shardings."""
 
-    spec: speculation.Speculation
+    spec: Speculation
     models: Models
-    state: decode_state.DecodeState
+    state: DecodeState
     mesh: AnyMesh
 
+    @classmethod
+    def place(cls, program: Program, batch: int, rows: int, mesh: AnyMesh) -> "PlacedProgram":
+        """A program for `batch` sequences in caches of `rows` rows, on these chips."""
+        models, state = program.layout(batch, rows, mesh)
+        return cls(program.spec, models, state, mesh)
+
     @property
-    def arguments(self) -> tuple[Models, decode_state.DecodeState, jax.ShapeDtypeStruct]:
-        """With the number of rounds, as `decode.decode` takes them."""
-        rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=at(self.mesh, (), ()))
+    def arguments(self) -> tuple[Models, DecodeState, jax.ShapeDtypeStruct]:
+        """With the number of rounds, as `loop.decode` takes them."""
+        rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding(self.mesh, (), ()))
         return self.models, self.state, rounds
 
     def trace(self) -> Any:
@@ -57,23 +62,12 @@ class Program:
     def count_drafting(self) -> Parts:
         """The same of drafting alone, which is traced sooner; what is not a level counts as committing."""
 
-        def draft(models: Models, state: decode_state.DecodeState, rounds: Any) -> Any:
+        def drafting(models: Models, state: DecodeState, rounds: Any) -> Any:
             prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
-            return loop.draft(self.spec, models, state, prefix, state.keys, state.keys)
+            return draft(self.spec, models, state, prefix, state.keys)
 
         with _current(self.mesh):
-            return self.count(jax.jit(draft).trace(*_for(self.mesh, self.arguments)))
-
-
-def place(spec: speculation.Speculation, models: Models, batch: int, rows: int, mesh: AnyMesh) -> Program:
-    """The loop of a method over abstract models, for `batch` sequences in caches of `rows` rows."""
-    state = jax.eval_shape(lambda models: _begin(spec, models, batch, rows), models)
-    placed = Models(
-        target=placement.place(models.target, mesh),
-        draft=placement.place_head(models.draft, mesh),
-        control=placement.place_head(models.control, mesh),
-    )
-    return Program(spec, placed, layout.place_state(state, mesh), mesh)
+            return self.count(jax.jit(drafting).trace(*_for(self.mesh, self.arguments)))
 
 
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh:
@@ -93,7 +87,7 @@ def tpus(where: Slice) -> Sequence[Any]:
     """The chips of a slice, as devices that nothing but the compiler can use. Raises as `mesh_on`."""
     if importlib.util.find_spec("libtpu") is None:
         raise NoCompilerError(
-            "planning for a TPU needs its compiler, and no TPU; it is not installed: pip install 'jaxspec[tpu]'"
+            "planning for a TPU needs its compiler, and no TPU; it is not installed: pip install 'jax-specdec[tpu]'"
         )
     from jax.experimental import topologies
 
@@ -107,22 +101,6 @@ def tpus(where: Slice) -> Sequence[Any]:
         return topologies.get_topology_desc(platform="tpu", topology_name=str(where)).devices
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"there is no TPU slice {where}: {' '.join(str(error).split())}") from error
-
-
-def _begin(spec: speculation.Speculation, models: Models, batch: int, rows: int) -> decode_state.DecodeState:
-    """A state to take shapes from."""
-    count = jnp.ones(batch, jnp.int32)
-    return decode_state.new_state(
-        spec,
-        models,
-        tokens=jnp.zeros((batch, rows), jnp.int32),
-        length=count,
-        limit=count,
-        done=count > 1,
-        keys=jax.random.split(jax.random.key(0), batch),
-        eos=jnp.zeros(4, jnp.int32),
-        sampling=Sampling(temperature=jnp.zeros(batch), top_k=None, top_p=None),
-    )
 
 
 def _current(mesh: AnyMesh) -> contextlib.AbstractContextManager:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from importlib.metadata import version
 from typing import Any
 
@@ -11,16 +10,18 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from jaxspec.decoding.loop import DRAFTING, LEVEL, VERIFICATION
-from jaxspec.engine.engine import ACCELERATOR_SIZES
+from jaxspec.decoding.speculation import ACCELERATOR_SIZES
+from jaxspec.engine.program import program_of
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_folder, write_whole
-from jaxspec.methods.method import Method, needs_costs, parse_method
+from jaxspec.host.terminal import say
+from jaxspec.methods.method import Method, parse_method
 from jaxspec.model import placement
 from jaxspec.model.mesh import read_sizes, shared_heads
 from jaxspec.planning import hlo
 from jaxspec.planning.chips import Slice, parse_slice
 from jaxspec.planning.phases import COMMIT
-from jaxspec.planning.program import Program, mesh_on, place
+from jaxspec.planning.program import PlacedProgram, mesh_on
 from jaxspec.planning.roofline import plain_seconds, with_costs, with_messages
 from jaxspec.planning.rounds import Rounds, expected_rounds
 from jaxspec.planning.settings import PlanSettings
@@ -61,12 +62,12 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     sizes = _cuts(settings, where)
     mesh = mesh_on(where, config, **sizes)
 
-    def compose(method: Method) -> Program:
-        spec = method.speculation(greedy=True, tree_sizes=ACCELERATOR_SIZES)
-        return place(spec, models_of(target, method, DTYPE), settings.batch_size, settings.context, mesh)
+    def compose(method: Method) -> PlacedProgram:
+        program = program_of(method, models_of(target, method, DTYPE), greedy=True, tree_sizes=ACCELERATOR_SIZES)
+        return PlacedProgram.place(program, settings.batch_size, settings.context, mesh)
 
     plain = plain_seconds(where, compose)
-    if needs_costs(method.builder):
+    if method.needs_costs:
         method = with_costs(method, where, compose, plain)
     program = compose(method)
     traced = program.trace()
@@ -146,13 +147,13 @@ def _measured(compiled: Any, sizes: dict[str, int]) -> dict[str, int]:
     }
 
 
-def _faults(text: str, program: Program) -> list[str]:
+def _faults(text: str, program: PlacedProgram) -> list[str]:
     """What the compiled loop should not do."""
     arguments = hlo.cut_arguments((program.models, program.state.cache))
     return hlo.gathered(text, arguments) + hlo.copied(text, hlo.cut_arguments(program.state.cache))
 
 
-def _sizes(program: Program) -> dict[str, int]:
+def _sizes(program: PlacedProgram) -> dict[str, int]:
     """Bytes on each chip by shapes. Of temporaries the largest: logits, their softmax, keys and values of nodes."""
     models, state, spec = program.models, program.state, program.spec
     kv = placement.device_bytes(state.cache)
@@ -208,8 +209,3 @@ def _messages(parts: Parts) -> list[dict[str, Any]]:
         COMMIT: parts.commit.collectives,
     }
     return [{"phase": phase, **dataclasses.asdict(each)} for phase, several in phases.items() for each in several]
-
-
-def say(text: str) -> None:
-    """A remark, on stderr."""
-    print(text, file=sys.stderr, flush=True)

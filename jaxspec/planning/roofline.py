@@ -7,17 +7,17 @@ from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.loop import DRAFTING, LEVEL, VERIFICATION
-from jaxspec.engine.engine import ACCELERATOR_SIZES
+from jaxspec.decoding.speculation import ACCELERATOR_SIZES
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.planning.chips import Slice
 from jaxspec.planning.phases import COMMIT, Phase
-from jaxspec.planning.program import Program
+from jaxspec.planning.program import PlacedProgram
 from jaxspec.planning.work import Collective, Parts
 
 WIDTHS = (1, 4, 16)  # nodes expanded at once, as `jaxspec calibrate` measures
 DEPTH = 5
 
-Compose = Callable[[Method], Program]  # the loop of a method, on the chips planned for
+Compose = Callable[[Method], PlacedProgram]  # the loop of a method, on the chips planned for
 
 
 def plain_seconds(where: Slice, compose: Compose) -> float:

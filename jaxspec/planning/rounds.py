@@ -4,7 +4,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-from jaxspec.decoding.builder import is_chain
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import Method
 from jaxspec.planning.settings import PlanSettings
@@ -15,9 +14,9 @@ class Rounds:
     """What rounds are like on average.
 
     Attributes:
-        tau: tokens committed; None where nobody said.
+        tau: tokens committed; None: not given.
         levels: drafted.
-        nodes: verified, the root included; None where nobody said.
+        nodes: verified, the root included; None: not given.
     """
 
     tau: float | None
@@ -25,10 +24,10 @@ class Rounds:
     nodes: int | float | None = None
 
     def verified(self, spec: Speculation) -> int | float:
-        """Nodes verified, the root included: those told, else a chain's one more than levels, else a full tree's."""
+        """Nodes verified, the root included: as given, else a chain's one more than levels, else a full tree's."""
         if self.nodes is not None:
             return self.nodes
-        return self.levels + 1 if is_chain(spec.builder) else max(spec.verify_sizes)
+        return self.levels + 1 if spec.builder.is_chain else max(spec.verify_sizes)
 
 
 def expected_rounds(settings: PlanSettings, method: Method) -> Rounds:

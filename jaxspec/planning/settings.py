@@ -11,9 +11,9 @@ class PlanSettings:
 
     For example: jaxspec plan --model llama-2-70b --method eagle+eagle2 --topology v5e:4x4 --tau 3.8
 
-    For TPUs the very loop that would run there is compiled (pip install 'jaxspec[tpu]'; no TPU is needed), without any
-    weights: memory and messages between chips are what the compiler says. Times are a roofline, by the chips' data
-    sheets: the least that a round can take. For GPUs everything is reckoned from sizes and data sheets.
+    For TPUs the very loop that would run there is compiled (pip install 'jax-specdec[tpu]'; no TPU is needed), without
+    any weights: memory and messages between chips are what the compiler says. Times are a roofline, by the chips' data
+    sheets: the least that a round can take. For GPUs everything is computed from sizes and data sheets.
     """
 
     model: str
@@ -21,7 +21,7 @@ class PlanSettings:
     as they are. Heads that are not there have their paper's shape."""
     method: str
     """The method DRAFTER[@HEAD][+BUILDER][+CONTROLLER], such as plain or eagle+eagle2. What `pruned` and `budgeted`
-    need to know of costs is reckoned too."""
+    need to know of costs is computed too."""
     topology: str | None = None
     """TPU chips and the grid that links them, such as v5e:4x4, v5p:2x2x2 or v6e:4x4."""
     device: str | None = None
@@ -43,8 +43,3 @@ class PlanSettings:
     far more than is drafted where a controller or the tree itself decides when to stop."""
     json: Path | None = None
     """Write all of it to this file."""
-
-    def run(self) -> None:
-        from jaxspec.planning.report import run
-
-        run(self)

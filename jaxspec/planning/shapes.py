@@ -1,24 +1,20 @@
 """Shapes of published models, and of the heads that a method would bring to a target that has none yet."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.checkpoint import config_json, heads, parameters
+from jaxspec.checkpoint import config_json, parameters
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.heads import find_head
-from jaxspec.controllers.acceptance_predictor import AcceptancePredictor, draft_width
+from jaxspec.controllers.acceptance_predictor import draft_width
 from jaxspec.decoding.drafter import Models
-from jaxspec.drafters.eagle import EagleHead
-from jaxspec.drafters.early_exit import EarlyExitHead, default_first
-from jaxspec.drafters.edd import EddHead, default_tap
-from jaxspec.drafters.layer_skip import skip
-from jaxspec.drafters.medusa import MedusaHeads
-from jaxspec.methods.method import Method, name_of, needs_head, needs_weights
+from jaxspec.drafters import DraftModel
+from jaxspec.engine.head_weights import read_shape
+from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig, Rope
 from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import check, quantized
@@ -33,10 +29,6 @@ MODELS = {
     "llama-3.1-70b": LlamaConfig(128256, 8192, 28672, 80, 64, 8, 128, max_length=131072, rope=_LLAMA3_ROPE),
 }
 """As the config.json of meta-llama/Llama-2-7b-hf, -13b-hf, -70b-hf, Llama-3.1-8B and -70B on the Hugging Face hub."""
-
-SKIPPED = (0.6, 0.3)
-"""Shares of attention and of MLP blocks that Draft & Verify's search left out of LLaMA-2-13B (arXiv:2309.08168,
-appendix C: 24 and 12 of 40), for targets for which nobody searched. Which blocks these are does not change the cost."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,42 +70,29 @@ def models_of(target: Target, method: Method, dtype: jnp.dtype) -> Models:
     Raises:
         ValueError: a draft model that is not there, whose shape nothing says.
     """
-    config = target.config
-    draft = _head(target, method, dtype) if needs_head(method.drafter) else None
-    models = Models(target=_llama(config, target.quantize, dtype), draft=draft)
-    if not needs_weights(method.controller):
+    draft = _head(target, method, dtype) if method.drafter.has_head else None
+    models = Models(target=_llama(target, dtype), draft=draft)
+    if not method.controller.needs_weights:
         return models
-    width = draft_width(method.drafter, models)
-    control = nnx.eval_shape(lambda: AcceptancePredictor(config.hidden_size, width, rngs=nnx.Rngs(0), dtype=dtype))
-    return dataclasses.replace(models, control=control)
+    widths = target.config.hidden_size, draft_width(method.drafter, models)
+    return dataclasses.replace(models, control=nnx.eval_shape(lambda: method.controller.build_weights(*widths, dtype)))
 
 
-def _llama(config: LlamaConfig, quantize: str | None, dtype: jnp.dtype) -> Llama:
-    whole = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0), dtype=dtype))
-    return whole if quantize is None else nnx.eval_shape(lambda model: quantized(model, quantize), whole)
+def _llama(target: Target, dtype: jnp.dtype) -> Llama:
+    whole = nnx.eval_shape(lambda: Llama(target.config, rngs=nnx.Rngs(0), dtype=dtype))
+    how = target.quantize
+    return whole if how is None else nnx.eval_shape(lambda model: quantized(model, how), whole)
 
 
-def _head(of: Target, method: Method, dtype: jnp.dtype) -> Any:
-    target, name, settings = of.config, name_of(method.drafter), None
-    # EAGLE's layer for a mixture of experts has none; an exit and EDD's layer begin as layers of the target.
-    config = dataclasses.replace(target.without_experts if name == "eagle" else target, num_layers=1)
-    found = _find(of.path, method)
-    if name == "draft-model":
-        if found is None:
-            raise ValueError(
-                f"method {method}: what a draft model costs depends on its shape; name one after an @, as a path, or "
-                "plan for a checkpoint that has it under heads/"
-            )
-        shape = config_json.read_config(found)
-        return _llama(shape.model, shape.quantize, dtype)
-    if found is not None:
-        read = heads.read_head(found, name)
-        config, settings = read.model, read.settings
-    make, default = _HEADS[name]
-    settings = default(target) if settings is None else settings
-    return (
-        nnx.eval_shape(lambda: make(config, dtype, settings)) if name != "layer-skip" else make(target, dtype, settings)
-    )
+def _head(target: Target, method: Method, dtype: jnp.dtype) -> Any:
+    drafter, found = method.drafter, _find(target.path, method)
+    if found is None and isinstance(drafter, DraftModel):
+        raise ValueError(
+            f"method {method}: what a draft model costs depends on its shape; name one after an @, as a path, or "
+            "plan for a checkpoint that has it under heads/"
+        )
+    shape = drafter.head_for(target.config) if found is None else read_shape(found, drafter, target.config)
+    return nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0), dtype))
 
 
 def _find(path: Path | None, method: Method) -> Path | None:
@@ -122,39 +101,9 @@ def _find(path: Path | None, method: Method) -> Path | None:
     Without a checkpoint there is no folder in which the drafter's own name means a head.
     """
     assert method.head is not None
-    if path is None and method.head == name_of(method.drafter):
+    if path is None and method.head == method.drafter.name:
         return None
     try:
         return find_head(path or Path(), method.head)
     except ValueError:
         return None
-
-
-def _searched(config: LlamaConfig) -> dict[str, Any]:
-    spread = lambda share: [i for i in range(config.num_layers) if int((i + 1) * share) > int(i * share)]
-    return {"attention": spread(SKIPPED[0]), "mlp": spread(SKIPPED[1])}
-
-
-Make = Callable[[LlamaConfig, jnp.dtype, dict[str, Any]], Any]
-_HEADS: dict[str, tuple[Make, Callable[[LlamaConfig], dict[str, Any]]]] = {
-    "eagle": (
-        lambda config, dtype, settings: EagleHead(config, rngs=nnx.Rngs(0), dtype=dtype, **settings),
-        lambda target: {"bias": False},
-    ),
-    "early-exit": (
-        lambda config, dtype, settings: EarlyExitHead(config, rngs=nnx.Rngs(0), dtype=dtype, **settings),
-        lambda target: {"first": default_first(target.num_layers)},
-    ),
-    "edd": (
-        lambda config, dtype, settings: EddHead(config, rngs=nnx.Rngs(0), dtype=dtype, **settings),
-        lambda target: {"tap": default_tap(target.num_layers)},
-    ),
-    "medusa": (
-        lambda config, dtype, settings: MedusaHeads(
-            config.hidden_size, config.vocab_size, rngs=nnx.Rngs(0), dtype=dtype, **settings
-        ),
-        lambda target: {"heads": 5},
-    ),
-    "layer-skip": (lambda config, dtype, settings: skip(config.num_layers, **settings), _searched),
-}
-"""How each drafter's head is made, from its shape, dtype and settings, and the settings that its paper has."""

@@ -13,7 +13,7 @@ Real = float | int
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class NumberFormat:
     """How a number is written: a format, times a unit, and what stands after it."""
 
     digits: str
@@ -34,7 +34,7 @@ class Number:
     """
 
     value: Real | None
-    form: Form
+    form: NumberFormat
     of: Sequence[Any]
 
     def __str__(self) -> str:
@@ -51,8 +51,9 @@ class Number:
         return f'data-of="{escape(json.dumps(list(self.of)))}"'
 
 
-PLAIN, TIMES, SHARE, WHOLE, ONE = Form(".2f"), Form(".2f", "×"), Form(".3f"), Form(".0f"), Form(".1f")
-MILLI, HUNDREDTHS, CHANGE = Form(".3g", unit=1e3), Form(".2f", unit=100), Form("+.2f")
+PLAIN, TIMES, CHANGE = NumberFormat(".2f"), NumberFormat(".2f", "×"), NumberFormat("+.2f")
+WHOLE, ONE, SHARE = NumberFormat(".0f"), NumberFormat(".1f"), NumberFormat(".3f")
+MILLI, HUNDREDTHS = NumberFormat(".3g", unit=1e3), NumberFormat(".2f", unit=100)
 FORMS = {
     "speedup": TIMES,
     "modelled_speedup": TIMES,
@@ -70,13 +71,13 @@ FORMS = {
 }
 
 
-def number(run: Run, method: str, *keys: str | int, form: Form | None = None) -> Number:
+def number(run: Run, method: str, *keys: str | int, form: NumberFormat | None = None) -> Number:
     """A number of a run, written as its kind is."""
     kind = next((str(key) for key in reversed(keys) if str(key) in FORMS), "")
     return Number(run.value(method, *keys), form or FORMS.get(kind, PLAIN), [run.number, method, *keys])
 
 
-def derived(operation: str, first: Number, second: Number, form: Form) -> Number:
+def derived(operation: str, first: Number, second: Number, form: NumberFormat) -> Number:
     """`ratio` or `difference` of two numbers."""
     if first.value is None or not second.value:
         return Number(None, form, [])

@@ -27,7 +27,7 @@ def pieces(generation: Generation, rejected: bool) -> Iterator[tuple[str, list[i
         raise ValueError("drafts are shown of generations made with record=True")
     yield "prefill", generation.tokens[:1]
     for at, one in enumerate(generation.rounds):
-        accepted = int(generation.history[at, 1])
+        accepted = int(generation.history.accepted[at])
         yield "accepted", one.committed[:accepted]
         if rejected and (missed := rejected_path(one, accepted)):
             yield "rejected", missed
@@ -35,7 +35,7 @@ def pieces(generation: Generation, rejected: bool) -> Iterator[tuple[str, list[i
 
 
 def rejected_path(one: Round, accepted: int) -> list[int]:
-    """The likeliest drafted continuation of the accepted path that the target refused.
+    """The most confident drafted continuation of the accepted path that the target refused.
 
     None where the text's end cut the round, so that it has no bonus token: on what lies deeper there is no verdict.
     """

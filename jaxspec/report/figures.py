@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from jaxspec.decoding.round_counts import join
 from jaxspec.engine.statistics import histogram as count_rounds
 from jaxspec.evaluate.results import history
 from jaxspec.evaluate.runner import REFERENCE
@@ -17,7 +18,7 @@ from jaxspec.report.tables import chain_lengths, fixed_chain, pick, same_but
 MOST = 6  # methods in one figure: more cannot be told apart
 BARS = 48  # in one figure, over all categories
 POINTS = 500  # of a line over rounds: a run may have tens of thousands, and each weighs 150 bytes
-COLUMNS = {"verified nodes": 4, "levels": 2}  # of `decode.HISTORY`
+COUNTS = {"verified": "verified nodes", "levels": "levels"}  # field of `RoundCounts`, and the label of its axis
 PARTS = ("drafting", "verification", "control", "other")
 
 
@@ -27,14 +28,14 @@ class Figure:
 
     title: str
     of: str
-    says: str
+    caption: str
     body: str
     wide: bool = False
 
 
-def every(runs: Sequence[Run]) -> list[Figure]:
+def all_figures(runs: Sequence[Run]) -> list[Figure]:
     """All figures that these runs have the numbers for."""
-    makers = (by_category, by_position, calibration, lengths, control, time, batches, histograms)
+    makers = (by_category, by_position, reliability, lengths, control, time, batches, histograms)
     return [figure for make in makers for figure in make(runs) if figure.body]
 
 
@@ -90,11 +91,11 @@ def by_position(runs: Sequence[Run]) -> Iterator[Figure]:
         body = svg.lines(
             series, x_label="position in the draft, from 0", y_label="accepted", y_range=(0, 1), x_ticks=range(most)
         )
-        says = "Among drafts whose predecessors were accepted, the share that is accepted too (n-α)."
-        yield Figure("Acceptance by position", run.title, says, _key(series) + body)
+        caption = "Among drafts whose predecessors were accepted, the share that is accepted too (n-α)."
+        yield Figure("Acceptance by position", run.title, caption, _key(series) + body)
 
 
-def calibration(runs: Sequence[Run]) -> Iterator[Figure]:
+def reliability(runs: Sequence[Run]) -> Iterator[Figure]:
     """Share accepted over confidence, as EDD's Figure 3b."""
     for run in runs:
         names = [name for name in fastest(run, len(run.methods)) if run.value(name, "expected_calibration_error")]
@@ -113,10 +114,10 @@ def calibration(runs: Sequence[Run]) -> Iterator[Figure]:
                 x_ticks=(0, 0.2, 0.4, 0.6, 0.8, 1),
                 diagonal=True,
             )
-            says = (
+            caption = (
                 "Drafts in ten bins of confidence; on the diagonal, confidence can be taken at its word (EDD, Fig. 3b)."
             )
-            yield Figure("Calibration", run.title, says, _key(series) + body)
+            yield Figure("Reliability of confidences", run.title, caption, _key(series) + body)
 
 
 def lengths(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -143,8 +144,8 @@ def lengths(runs: Sequence[Run]) -> Iterator[Figure]:
             x_ticks=[depth(name) for _, name in alike],
         )
         drafter = first.partition("+")[0]
-        says = "Chains of fixed length, and across all of them the controllers that choose one (EESD, Fig. 3)."
-        yield Figure(f"Draft length, {drafter}", run.title, says, _key(series) + body)
+        caption = "Chains of fixed length, and across all of them the controllers that choose one (EESD, Fig. 3)."
+        yield Figure(f"Draft length, {drafter}", run.title, caption, _key(series) + body)
 
 
 def control(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -164,11 +165,11 @@ def control(runs: Sequence[Run]) -> Iterator[Figure]:
         ]
         if series:
             body = svg.lines(series, x_label="round", y_label="threshold or estimate", y_range=(0, 1), dots=False)
-            says = (
+            caption = (
                 "Over the rounds of all answers, one after the other: the threshold γ (Draft & Verify, Fig. 5), or the "
                 "estimated chance that a draft is accepted. Without --keep-state each answer starts anew."
             )
-            yield Figure("What controllers learn", run.title, says, _key(series) + body)
+            yield Figure("What controllers learn", run.title, caption, _key(series) + body)
 
 
 def time(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -190,8 +191,8 @@ def time(runs: Sequence[Run]) -> Iterator[Figure]:
         ]
         body = svg.stacks(rows, x_label="milliseconds a token", unit=1e3)
         key = svg.legend([(part, i, "line") for i, part in enumerate(PARTS)])
-        says = "Pieces that were timed alone, times how often the run had them; other is what is left."
-        yield Figure("Where the time goes", run.title, says, key + body)
+        caption = "Pieces that were timed alone, times how often the run had them; other is what is left."
+        yield Figure("Where the time goes", run.title, caption, key + body)
 
 
 def batches(runs: Sequence[Run]) -> Iterator[Figure]:
@@ -222,25 +223,25 @@ def histograms(runs: Sequence[Run]) -> Iterator[Figure]:
     for run in runs:
         cards = []
         for i, name in enumerate(run.methods):
-            histories = [history(turn) for turn in run.turns(name)]
             if name == REFERENCE:
                 continue
+            rounds = join([history(turn) for turn in run.turns(name)])
             charts = "".join(
                 svg.histogram(
                     [
-                        (value, Number(rounds, WHOLE, ["histogram", run.number, name, column, value]))
-                        for value, rounds in count_rounds(histories, column).items()
+                        (value, Number(count, WHOLE, ["histogram", run.number, name, field, value]))
+                        for value, count in count_rounds([getattr(rounds, field)]).items()
                     ],
                     i % svg.COLOURS,
                     x_label=label,
                 )
-                for label, column in COLUMNS.items()
+                for field, label in COUNTS.items()
             )
             cards.append(f'<div class="pair"><h4>{escape(name)}</h4>{charts}</div>')
         if cards:
-            says = "How many rounds verified a tree of so many nodes, the root left out, and of so many levels."
+            caption = "How many rounds verified a tree of so many nodes, the root left out, and of so many levels."
             body = f'<div class="multiples">{"".join(cards)}</div>'
-            yield Figure("Tree sizes and depths", run.title, says, body, wide=True)
+            yield Figure("Tree sizes and depths", run.title, caption, body, wide=True)
 
 
 def _key(series: Sequence[Series]) -> str:

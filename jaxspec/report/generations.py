@@ -7,7 +7,7 @@ from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.report.runs import Run
 
 
-def every(runs: Sequence[Run], questions: int) -> list[dict[str, Any]]:
+def to_json(runs: Sequence[Run], questions: int) -> list[dict[str, Any]]:
     """An entry a run: its title, and the answers to its first questions by every method."""
     return [
         {

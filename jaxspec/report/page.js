@@ -29,7 +29,7 @@
     return make("label", {}, label, select);
   }
 
-  // The likeliest drafted continuation that the target refused, after the accepted path. Where the text's end cut the
+  // The most confident drafted continuation of the accepted path that the target refused. Where the text's end cut the
   // round there is no bonus token, and on what lies deeper there is no verdict.
   function refused({ tree, pieces, accepted }) {
     const missed = [];

@@ -12,10 +12,16 @@ from jaxspec.report import figures, generations, papers
 from jaxspec.report.cells import WHOLE, Cell, Number, cell, escape, number
 from jaxspec.report.figures import Figure, fastest
 from jaxspec.report.runs import Run, read
+from jaxspec.report.settings import Report
 from jaxspec.report.tables import Table
 
 FOLDER = Path(__file__).parent
 HARDWARE = "published, other hardware"
+
+
+def run(settings: Report) -> None:
+    """`jaxspec report`."""
+    write(settings.runs, settings.out, settings.generations)
 
 
 def write(runs: Iterable[Path], out: Path, questions: int = 3) -> None:
@@ -35,12 +41,10 @@ def write(runs: Iterable[Path], out: Path, questions: int = 3) -> None:
 
 def render(runs: Sequence[Run], questions: int = 3) -> str:
     """The page as text."""
-    shown = figures.every(runs)
-    by_paper = papers.every(runs)
     sections = [
         ("overview", "Overview", "".join(_run(run) for run in runs)),
-        ("figures", "Figures", f'<div class="figures">{"".join(map(_figure, shown))}</div>'),
-        *((_anchor(paper), paper, "".join(map(_table, tables))) for paper, tables in by_paper),
+        ("figures", "Figures", f'<div class="figures">{"".join(map(_figure, figures.all_figures(runs)))}</div>'),
+        *((_anchor(paper), paper, "".join(map(_table, tables))) for paper, tables in papers.by_paper(runs)),
         ("generations", "Generations", GENERATIONS),
         ("runs", "How it was measured", "".join(map(_settings, runs))),
     ]
@@ -48,7 +52,7 @@ def render(runs: Sequence[Run], questions: int = 3) -> str:
     body = "".join(
         f'<section id="{anchor}"><h2>{escape(title)}</h2>{content}</section>' for anchor, title, content in sections
     )
-    data = json.dumps(generations.every(runs, questions), separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(generations.to_json(runs, questions), separators=(",", ":")).replace("<", "\\u003c")
     style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     title = " · ".join(dict.fromkeys(run.target for run in runs))
     warning = f'<p class="warning">{escape(WARNING)}</p>' if any(run.simulated for run in runs) else ""
@@ -129,7 +133,7 @@ def _figure(figure: Figure) -> str:
     return (
         f'<figure class="card{wide}"><figcaption><h3>{escape(figure.title)} '
         f'<span class="source">{escape(figure.of)}</span></h3>'
-        f'<p class="says">{escape(figure.says)}</p></figcaption>{figure.body}</figure>'
+        f'<p class="says">{escape(figure.caption)}</p></figcaption>{figure.body}</figure>'
     )
 
 
@@ -151,9 +155,9 @@ def _grid(table: Table) -> str:
     head = (f'<tr class="groups">{groups}</tr>' if groups else "") + f"<tr>{titles}</tr>"
     names = 2 if table.source else 1
     ours = "".join(_line(cells, names) for cells in table.ours)
-    said = f'<tr class="divider"><th colspan="{len(table.columns)}">{escape(table.source)}: {HARDWARE}</th></tr>'
+    divider = f'<tr class="divider"><th colspan="{len(table.columns)}">{escape(table.source)}: {HARDWARE}</th></tr>'
     theirs = "".join(_line(cells, names) for cells in table.published)
-    below = f'<tbody class="published">{said}{theirs}</tbody>' if theirs else ""
+    below = f'<tbody class="published">{divider}{theirs}</tbody>' if theirs else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>'
         f'<thead>{head}</thead><tbody class="ours">{ours}</tbody>{below}</table></div>'
@@ -168,14 +172,14 @@ def _line(cells: Sequence[Cell], names: int) -> str:
 
 def _settings(run: Run) -> str:
     """Device, versions and settings of a run."""
-    told = {
+    values = {
         "device": run.found["device"],
         "dtype": run.found["dtype"],
         "noise of logits": f"{run.found['noise']:.3g}",
         **run.found["versions"],
         **run.settings,
     }
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_value(value))}</dd>" for name, value in told.items())
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_value(value))}</dd>" for name, value in values.items())
     return f'<details class="card"><summary>{escape(run.title)}</summary><dl>{rows}</dl></details>'
 
 

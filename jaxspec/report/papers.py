@@ -32,7 +32,7 @@ from jaxspec.report.tables import (
 )
 
 
-def every(runs: Sequence[Run]) -> list[tuple[str, list[Table]]]:
+def by_paper(runs: Sequence[Run]) -> list[tuple[str, list[Table]]]:
     """All tables, by paper."""
     return [
         ("EAGLE", list(eagle(runs))),

@@ -11,6 +11,9 @@ import numpy as np
 from jaxspec.controllers.adaptive import Adaptive
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.controllers.cali_ts import CaliTS
+from jaxspec.decoding.controller import Controller
+from jaxspec.decoding.drafter import State
+from jaxspec.decoding.round_counts import RoundCounts
 from jaxspec.evaluate.results import history
 from jaxspec.report.runs import Run
 
@@ -23,39 +26,35 @@ READ: dict[type, tuple[str, Callable[[Any], Any]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Learnt:
+class Curve:
     """A number after each round of all answers, one after the other."""
 
     label: str
     values: Sequence[float]
 
 
-def thresholds(run: Run, name: str) -> Learnt | None:
+def thresholds(run: Run, name: str) -> Curve | None:
     """What a method's controller went by; None where it learns nothing, or in rows side by side from turn to turn."""
-    controller: Any = run.methods[name].controller
+    controller = run.methods[name].controller
     kept = run.settings["keep_state"]
     if type(controller) not in READ or (kept and run.settings["batch_size"] > 1):
         return None
     label, read = READ[type(controller)]
-    state: Any = None
+    state: State = None
     values: list[float] = []
     for turn in run.turns(name):
         if state is None or not kept:
-            state = controller.init(None, 1)
+            state = controller.init(1)
         state, states = replay(controller, state, history(turn))
         values += np.asarray(read(states))[:, 0].tolist()
-    return Learnt(label, values)
+    return Curve(label, values)
 
 
-def replay(controller: Any, state: Any, rounds: np.ndarray) -> tuple[Any, Any]:
-    """The state after all rounds, and after each of them.
+def replay(controller: Controller, state: State, rounds: RoundCounts) -> tuple[State, State]:
+    """The state, of one text, after all its rounds, and after each of them."""
 
-    Args:
-        rounds: [rounds, 5], columns `decode.HISTORY`.
-    """
-
-    def learn(state: Any, row: jax.Array) -> tuple[Any, Any]:
-        new = controller.update(state, row[1:2], row[2:3])
+    def learn(state: State, counts: RoundCounts) -> tuple[State, State]:
+        new = controller.update(state, jax.tree.map(lambda count: count[None], counts))
         return new, new
 
-    return jax.lax.scan(learn, state, jnp.asarray(rounds))
+    return jax.lax.scan(learn, state, jax.tree.map(jnp.asarray, rounds))

@@ -15,7 +15,9 @@ SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": 
 """What the papers call the published formats (`evaluate/formats.py`)."""
 FILES = {**SUITES, "mt-bench": "MT-bench", "mtbench": "MT-bench", "spec-bench": "Spec-Bench"}
 """And files whose names say what is in them, or whose folders do."""
-UNTOLD = ("methods", "resolved", "questions", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256")
+NOT_IN_TITLES = (
+    *("methods", "resolved", "questions", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256"),
+)
 """Settings that mean nothing in a title."""
 
 
@@ -97,10 +99,10 @@ def read(paths: list[Path]) -> list[Run]:
     """
     if not paths:
         raise ValueError("name at least one file that `jaxspec bench --json` wrote")
-    return told_apart([_read(number, path) for number, path in enumerate(paths)])
+    return with_distinct_titles([_read(number, path) for number, path in enumerate(paths)])
 
 
-def told_apart(runs: Sequence[Run]) -> list[Run]:
+def with_distinct_titles(runs: Sequence[Run]) -> list[Run]:
     """The runs, no two of them with the same title: in each stands what they differ in."""
     conditions = [_conditions(run, runs) for run in runs]
     differs = [key for key in conditions[0] if len({each[key] for each in conditions}) > 1]
@@ -130,11 +132,11 @@ def _others(run: Run, alike: Sequence[Run]) -> list[str]:
     """Other settings in which runs differ whose titles are the same, and else the run's number."""
     if len(alike) < 2:
         return []
-    of = lambda each: {key: value for key, value in each.settings.items() if key not in UNTOLD}
+    of = lambda each: {key: value for key, value in each.settings.items() if key not in NOT_IN_TITLES}
     differs = [key for key in of(run) if len({repr(each.settings.get(key)) for each in alike}) > 1]
-    told = [f"{key} {run.settings[key]}" for key in differs]
+    named = [f"{key} {run.settings[key]}" for key in differs]
     same = [each for each in alike if all(each.settings.get(key) == run.settings[key] for key in differs)]
-    return told if len(same) < 2 else [*told, f"run {run.number + 1}"]
+    return named if len(same) < 2 else [*named, f"run {run.number + 1}"]
 
 
 def _read(number: int, path: Path) -> Run:

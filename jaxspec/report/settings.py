@@ -22,8 +22,3 @@ class Report:
     """Write the page here."""
     generations: int = 3
     """Show the answers to this many questions of each run, by every method, with their trees."""
-
-    def run(self) -> None:
-        from jaxspec.report.page import write
-
-        write(self.runs, self.out, self.generations)

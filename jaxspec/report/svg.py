@@ -149,15 +149,15 @@ def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_l
     positive = lambda parts: sum(max(number.value or 0, 0) for _, _, number in parts)
     high = 1.03 * max([positive(parts) for _, parts in rows] + [1e-9])
     across = width - left - RIGHT
-    drawn, at = [], TOP
+    shapes, at = [], TOP
     for name, parts in rows:
-        drawn.append(
+        shapes.append(
             f'<text class="name" x="{left - 10}" y="{at + bar / 2}" dy=".35em">{escape(_short(name, 30))}</text>'
         )
         begin = float(left)
         for label, colour, number in parts:
             wide = across * max(number.value or 0, 0) / high
-            drawn.append(
+            shapes.append(
                 f'<rect class="s{colour}" x="{begin:.1f}" y="{at}" width="{wide:.1f}" height="{bar}" {_says(number)}>'
                 f"<title>{escape(name)}, {escape(label)}: {escape(number)}</title></rect>"
             )
@@ -166,7 +166,7 @@ def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_l
     height = at - gap + BOTTOM
     marks = [(round(left + across * t / (high * unit), 1), text(t)) for t in ticks(0, high * unit)]
     label = f'<text class="axis" x="{left + across / 2}" y="{height - 6}">{escape(x_label)}</text>'
-    return _svg(width, height, x_label, [_frame(width, height, [], marks, left=left), label, *drawn])
+    return _svg(width, height, x_label, [_frame(width, height, [], marks, left=left), label, *shapes])
 
 
 def histogram(counts: Sequence[tuple[int, Number]], colour: int, *, x_label: str) -> str:
@@ -180,7 +180,7 @@ def histogram(counts: Sequence[tuple[int, Number]], colour: int, *, x_label: str
     wide = max(min(slot - 1, 16), 1.2)
     x = lambda value: left + slot * (value + 0.5)
     tall = lambda number: (height - bottom - 8) * (number.value or 0) / most
-    drawn = [
+    shapes = [
         f'<rect class="s{colour}" x="{x(value) - wide / 2:.1f}" y="{height - bottom - tall(number):.1f}" '
         f'width="{wide:.1f}" height="{tall(number):.1f}" {_says(number)}>'
         f"<title>{value}: {escape(number)} rounds</title></rect>"
@@ -188,10 +188,10 @@ def histogram(counts: Sequence[tuple[int, Number]], colour: int, *, x_label: str
     ]
     marks = [(round(x(t), 1), text(t)) for t in ticks(0, last, 4) if t == int(t)]
     frame = f'<path class="frame" d="M{left} {height - bottom}H{width - left}"/>' + "".join(
-        f'<text class="tick" x="{at}" y="{height - bottom + 13}">{said}</text>' for at, said in marks
+        f'<text class="tick" x="{at}" y="{height - bottom + 13}">{label}</text>' for at, label in marks
     )
     label = f'<text class="axis" x="{width / 2}" y="{height - 3}">{escape(x_label)}</text>'
-    return _svg(width, height, x_label, [frame, label, *drawn])
+    return _svg(width, height, x_label, [frame, label, *shapes])
 
 
 def _frame(
@@ -201,10 +201,10 @@ def _frame(
     floor = height - BOTTOM
     grid = "".join(
         f'<path class="grid" d="M{left} {at}H{width - RIGHT}"/><text class="tick y" x="{left - 7}" y="{at}" '
-        f'dy=".35em">{said}</text>'
-        for at, said in ys
+        f'dy=".35em">{label}</text>'
+        for at, label in ys
     )
-    below = "".join(f'<text class="tick" x="{at}" y="{floor + 15}">{said}</text>' for at, said in xs)
+    below = "".join(f'<text class="tick" x="{at}" y="{floor + 15}">{label}</text>' for at, label in xs)
     upright = "" if ys else "".join(f'<path class="grid" d="M{at} {TOP - 4}V{floor}"/>' for at, _ in xs)
     return f'{grid}{upright}{below}<path class="frame" d="M{left} {floor}H{width - RIGHT}"/>'
 

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxspec.decoding.builder import is_chain
-from jaxspec.methods.method import Method, name_of
+from jaxspec.methods.method import Method
 from jaxspec.report.cells import HUNDREDTHS, Cell, Number, number
 from jaxspec.report.runs import Run
 
@@ -117,19 +116,19 @@ def _of(each: tuple[Run, str]) -> Method:
 
 
 def drafter(method: Method) -> str:
-    return name_of(method.drafter)
+    return method.drafter.name
 
 
 def builder(method: Method) -> str:
-    return name_of(method.builder)
+    return method.builder.name
 
 
 def control(method: Method) -> str:
-    return name_of(method.controller)
+    return method.controller.name
 
 
 def chained(method: Method) -> bool:
-    return is_chain(method.builder)
+    return method.builder.is_chain
 
 
 def fixed_chain(method: Method) -> bool:

@@ -9,6 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from jaxspec.decoding import tree as trees
+from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree
 from jaxspec.rules.greedy import propose_top_k
 
@@ -23,28 +25,34 @@ def tables(draw, vocab_size: int = 6) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnames=("builder", "propose"))
-def level(builder: Any, propose: Any, *state: Any) -> Any:
-    """Another level of a tree; compiled once for a builder."""
-    return builder.grow(propose, *state)
+def level(builder: TreeBuilder, propose: Any, tree: DraftTree, frontier: Any, logits: Any, active: Any) -> Any:
+    """Another level of a tree; compiled once for a builder. `logits` are of each node of the frontier."""
+    return builder.grow(partial(propose, Drafts(logits=logits), frontier.node.shape[1]), tree, frontier, active)
 
 
 @partial(jax.jit, static_argnames="builder")
-def prune(builder: Any, tree: DraftTree) -> DraftTree:
+def prune(builder: TreeBuilder, tree: DraftTree) -> DraftTree:
     """What the builder leaves of a tree."""
-    return builder.prune(tree)
+    selection = builder.prune(tree)
+    assert selection is not None
+    return trees.subtree(tree, selection)
 
 
-def grown(builder: Any, table: Any, roots: tuple[int, ...] = (0,), propose: Any = propose_top_k) -> DraftTree:
-    """A tree a root, grown until no row has anything to expand, as the loop does."""
+def grown(builder: TreeBuilder, table: Any, roots: tuple[int, ...] = (0,), propose: Any = propose_top_k) -> DraftTree:
+    """A tree a root, grown until no row has anything to expand, as the loop does.
+
+    Args:
+        propose: as a rule's, without keys and sampling: (drafts, width, count) -> children.
+    """
     log_probs = jnp.log(jnp.asarray(table, jnp.float32))
     keeps = None if propose is propose_top_k else log_probs.shape[1]
     tree, frontier = trees.init_tree(jnp.array(roots), builder.size, keeps), trees.root_frontier(len(roots))
-    going = jnp.ones(len(roots), bool)
+    active = jnp.ones(len(roots), bool)
     for _ in range(builder.depth):
         logits = log_probs[trees.take(tree.token, frontier.node)]
-        tree, frontier = level(builder, propose, tree, frontier, logits, going)
-        going &= frontier.live.any(axis=1)
-        if not going.any():
+        tree, frontier = level(builder, propose, tree, frontier, logits, active)
+        active &= frontier.live.any(axis=1)
+        if not active.any():
             break
     return tree
 

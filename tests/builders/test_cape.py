@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 
 from jaxspec.builders.cape import Cape
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.rule import Proposal
 from jaxspec.decoding.sampling import Sampling, fold
 from jaxspec.rules.rejection_sampling import RejectionSampling
 from tests.builders.tables import grown, paths_of, tables
@@ -41,12 +43,13 @@ def test_rows_do_not_see_each_other():
     ]
 
 
-def sampled(logits, count):
+def sampled(drafts: Drafts, width: int, count: int) -> Proposal:
     """Children drawn without replacement."""
-    keys = jax.vmap(jax.random.key)(jnp.arange(logits.shape[0]))
-    keys = fold(keys, (logits[:, 0].argmax(axis=-1)).astype(jnp.int32))
-    hot = Sampling(temperature=jnp.ones(logits.shape[0]), top_k=None, top_p=None)
-    return RejectionSampling().propose(keys, hot, logits, count)
+    batch = drafts.logits.shape[0]
+    keys = jax.vmap(jax.random.key)(jnp.arange(batch))
+    keys = fold(keys, (drafts.logits[:, 0].argmax(axis=-1)).astype(jnp.int32))
+    hot = Sampling(temperature=jnp.ones(batch), top_k=None, top_p=None)
+    return RejectionSampling().propose(keys, hot, drafts, width, count)
 
 
 @given(tables(vocab_size=8))

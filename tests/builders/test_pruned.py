@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.builders.pruned import Pruned
+from jaxspec.decoding import tree as trees
 from jaxspec.decoding.cost_table import CostTable
-from tests.builders.tables import children, confidence, grown, paths_of, prune, tables
+from jaxspec.rules.greedy import propose_top_k
+from tests.builders.tables import children, confidence, grown, level, paths_of, prune, tables
 
 SAME = np.tile([0.6, 0.3, 0.08, 0.02], (4, 1))  # after every token
 
@@ -56,8 +58,8 @@ def test_pruned_equals_its_definition(table, builder):
     kept = prune(builder, grown(builder, table))
     assert kept.token.shape[1] == builder.verified <= builder.total
     found, expected = paths_of(kept), brute(table, builder)
-    propose_top_k = sorted(expected.values(), reverse=True)[: builder.total - 1]
-    np.testing.assert_allclose(sorted(found.values(), reverse=True), propose_top_k, atol=1e-5)
+    best = sorted(expected.values(), reverse=True)[: builder.total - 1]
+    np.testing.assert_allclose(sorted(found.values(), reverse=True), best, atol=1e-5)
     if len(expected) < builder.total:
         assert found.keys() == expected.keys()
 
@@ -134,13 +136,10 @@ def test_a_cost_that_is_not_known_is_asked_for():
         grown(Pruned(), SAME)
 
 
-def test_a_row_that_is_not_going_gets_nothing():
-    from jaxspec.decoding import tree as trees
-    from jaxspec.rules.greedy import propose_top_k
-
+def test_a_row_that_is_not_active_gets_nothing():
     builder = Pruned(cost=0.1)
     tree = trees.init_tree(jnp.zeros(2, jnp.int32), builder.size, None)
-    logits = jnp.zeros((2, 1, 6))
-    tree, frontier = builder.grow(propose_top_k, tree, trees.root_frontier(2), logits, jnp.array([True, False]))
+    active = jnp.array([True, False])
+    tree, frontier = level(builder, propose_top_k, tree, trees.root_frontier(2), jnp.zeros((2, 1, 6)), active)
     assert tree.live.sum(axis=1).tolist() == [6, 1]
     assert frontier.live.any(axis=1).tolist() == [True, False]

@@ -1,11 +1,11 @@
 """Beta-TS: its posterior against a table worked out by hand, and its coin against the draws that the paper writes."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.controllers.beta_ts import FLOOR, READINGS, BetaState, BetaTS
+from jaxspec.controllers.beta_ts import READINGS, BetaState, BetaTS
+from jaxspec.controllers.posterior_update import BETA_FLOOR
+from tests.controllers.rounds import MODELS, keys_of, round_of, signals
 
 # (accepted, levels) -> what alpha and beta get, by reading. n and r by hand from arXiv:2406.03853, Algorithm 2.
 TABLE = {
@@ -22,10 +22,6 @@ TABLE = {
 }
 
 
-def counts(*values: int):
-    return jnp.asarray(values, jnp.int32)
-
-
 def pairs(state: BetaState) -> list[tuple[float, float]]:
     return list(zip(state.alpha.tolist(), state.beta.tolist(), strict=True))
 
@@ -35,19 +31,19 @@ def test_updates_are_the_tables(reading: str):
     """All cases at once, a row each: so no row sees another either."""
     controller = BetaTS(prior_alpha=5.0, prior_beta=2.0, reading=reading)
     accepted, levels, added = zip(*TABLE.values(), strict=True)
-    state = controller.update(controller.init(None, len(TABLE)), counts(*accepted), counts(*levels))
+    state = controller.update(controller.init(len(TABLE)), round_of(accepted, levels))
     assert pairs(state) == [(5 + by[reading][0], 2 + by[reading][1]) for by in added]
-    again = controller.update(state, counts(*accepted), counts(*levels))
+    again = controller.update(state, round_of(accepted, levels))
     assert pairs(again) == [(5 + 2 * by[reading][0], 2 + 2 * by[reading][1]) for by in added]
 
 
 def test_alpha_stays_above_zero():
     controller = BetaTS(prior_alpha=1.5, reading="printed")
-    state, seen = controller.init(None, 1), []
+    state, seen = controller.init(1), []
     for _ in range(3):
-        state = controller.update(state, counts(0), counts(4))
+        state = controller.update(state, round_of([0], [4]))
         seen.append(state.alpha.item())
-    assert seen == pytest.approx([0.5, FLOOR, FLOOR])
+    assert seen == pytest.approx([0.5, BETA_FLOOR, BETA_FLOOR])
     assert state.beta.item() == 7
 
 
@@ -55,9 +51,10 @@ def test_the_coin_is_a_draw_from_the_posterior_and_then_from_theta():
     """Two tokens of many sequences, by the coin and by draws from Beta and Bernoulli, as the paper writes them."""
     number, alpha, beta = 200_000, 2.0, 1.0
     controller = BetaTS(prior_alpha=alpha, prior_beta=beta)
-    state = controller.init(None, number)
-    keys = [jax.random.split(jax.random.key(seed), number) for seed in range(2)]
-    coins = np.array([controller.keep_drafting(None, each, state, None) for each in keys])
+    state = controller.init(number)
+    half = np.full(number, 0.5)
+    seen, keys = signals(half, half), [keys_of(number, seed) for seed in range(2)]
+    coins = np.array([controller.keep_drafting(MODELS, each, state, seen) for each in keys])
 
     rng = np.random.default_rng(0)
     fresh = rng.random((2, number)) < rng.beta(alpha, beta, (2, number))

@@ -1,6 +1,7 @@
 """Cali-TS: its estimate against numbers worked out by hand, its coin against the draws that the paper writes."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,15 @@ from flax import nnx
 
 from jaxspec import Engine, load
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.controllers.acceptance_predictor import AcceptancePredictor, draft_width, predict, write_predictor
+from jaxspec.checkpoint.heads import HeadConfig, write_head
+from jaxspec.controllers.acceptance_predictor import NAME, AcceptancePredictor, draft_width, predict
 from jaxspec.controllers.cali_ts import CaliState, CaliTS, clipped_mean
-from jaxspec.decoding.controller import DraftSignals
-from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.round_counts import to_rows
+from jaxspec.engine.head_weights import load_control, load_head
 from jaxspec.methods.method import parse_method
+from jaxspec.model.config import LlamaConfig
 from tests import checkpoints
+from tests.controllers.rounds import MODELS, keys_of, round_of, signals
 from tests.lossless.harness import models, speculation, weights
 
 NUMBER = 100_000
@@ -23,17 +27,13 @@ NOISE = 5 * np.sqrt(0.25 / NUMBER)
 ROUNDS = [(0, 4), (2, 4), (4, 4), (2, 2), (0, 0), (0, 1), (12, 12)]  # accepted, levels
 
 
-def counts(*values: int):
-    return jnp.asarray(values, jnp.int32)
-
-
 class TestEstimate:
     def test_is_accepted_by_compared(self):
         """The prior is one comparison: (prior + accepted) / (1 + compared)."""
         controller = CaliTS(prior=0.5)
-        state, found = controller.init(None, 1), []
+        state, found = controller.init(1), []
         for accepted, levels in ROUNDS:
-            state = controller.update(state, counts(accepted), counts(levels))
+            state = controller.update(state, round_of([accepted], [levels]))
             found.append(state.estimate.item())
         # accepted in all:  0        2        6        8        8        8         20
         # compared in all:  1        4        8        10       10       11        23
@@ -43,29 +43,29 @@ class TestEstimate:
     def test_as_printed_goes_to_one_whatever_is_accepted(self):
         """1 - theta_t = (1 - theta_0) / (t + 1): the rejections never enter (Eqs. 8 and 10)."""
         controller = CaliTS(prior=0.25, estimate="printed")
-        good = bad = controller.init(None, 1)
+        good = bad = controller.init(1)
         for accepted in (3, 1, 4):
-            good = controller.update(good, counts(accepted), counts(accepted))
-            bad = controller.update(bad, counts(accepted), counts(12))
+            good = controller.update(good, round_of([accepted], [accepted]))
+            bad = controller.update(bad, round_of([accepted], [12]))
         assert good.estimate.item() == bad.estimate.item() == pytest.approx(1 - 0.75 / 9)
         for _ in range(100):
-            bad = controller.update(bad, counts(1), counts(12))
+            bad = controller.update(bad, round_of([1], [12]))
         assert bad.estimate.item() == pytest.approx(1 - 0.75 / 109)
-        assert CaliTS(prior=0.25).update(bad, counts(0), counts(12)).estimate < bad.estimate
+        assert CaliTS(prior=0.25).update(bad, round_of([0], [12])).estimate < bad.estimate
 
     def test_rows_do_not_see_each_other(self):
         controller = CaliTS()
-        state = controller.init(None, len(ROUNDS))
+        state = controller.init(len(ROUNDS))
         accepted, levels = zip(*ROUNDS, strict=True)
         for _ in range(2):
-            state = controller.update(state, counts(*accepted), counts(*levels))
+            state = controller.update(state, round_of(accepted, levels))
         for row, (one, many) in enumerate(ROUNDS):
-            alone = controller.init(None, 1)
+            alone = controller.init(1)
             for _ in range(2):
-                alone = controller.update(alone, counts(one), counts(many))
+                alone = controller.update(alone, round_of([one], [many]))
             assert [x[row].item() for x in jax.tree.leaves(state)] == [x.item() for x in jax.tree.leaves(alone)]
         idle = jax.tree.map(lambda x: x[4], state)
-        assert jax.tree.leaves(idle) == jax.tree.leaves(jax.tree.map(lambda x: x[0], controller.init(None, 1)))
+        assert jax.tree.leaves(idle) == jax.tree.leaves(jax.tree.map(lambda x: x[0], controller.init(1)))
 
 
 class TestCoin:
@@ -83,14 +83,16 @@ class TestCoin:
         controller = CaliTS(sigma_model=0.3, sigma_sample=0.6, prediction=prediction)
         own = AcceptancePredictor(4, 3, rngs=nnx.Rngs(1))
         target, draft = 0.3 * np.random.default_rng(2).normal(size=(2, 4))
-        evidence = evidence_of(2, target, draft[:3])
-        predicted = predict(own, evidence.level, evidence.target_hidden, evidence.draft_hidden)[0].item()
+        half = np.full(NUMBER, 0.5)
+        seen = signals(half, half, level=2, target=target, draft=draft[:3])
+        assert seen.draft_hidden is not None
+        predicted = predict(own, seen.level, seen.target_hidden, seen.draft_hidden)[0].item()
         assert 0.1 < predicted < 0.9 and abs(predicted - 0.2) > 0.1, "the two say the same, so nothing is tested"
         state = CaliState(
             estimate=jnp.full(NUMBER, 0.2), trials=jnp.zeros(NUMBER), rounds=jnp.full(NUMBER, float(rounds))
         )
-        models = Models(target=tiny(), draft=None, control=own)
-        found = controller.keep_drafting(models, jax.random.split(jax.random.key(0), NUMBER), state, evidence)
+        models = dataclasses.replace(MODELS, control=own)
+        found = controller.keep_drafting(models, keys_of(NUMBER), state, seen)
 
         n = {"both": rounds, "model": 0, "sampled": rounds}[prediction]
         mu = (0.36 * predicted + n * 0.09 * 0.2) / (0.36 + n * 0.09)
@@ -100,19 +102,6 @@ class TestCoin:
         rng = np.random.default_rng(3)
         chi = rng.random(NUMBER) < np.clip(rng.normal(mu, np.sqrt(variance), NUMBER), 0, 1)
         assert abs(found.mean().item() - chi.mean()) < 2 * NOISE
-
-
-def evidence_of(level: int, target, draft) -> DraftSignals:
-    wide = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.float32), (NUMBER, len(x)))
-    half = jnp.full(NUMBER, 0.5)
-    return DraftSignals(
-        level=jnp.int32(level), top_prob=half, token_prob=half, log_confidence=jnp.log(half),
-        draft_hidden=wide(draft), target_hidden=wide(target),
-    )  # fmt: skip
-
-
-def tiny():
-    return models(5, num_layers=1).target
 
 
 class TestPredictor:
@@ -133,9 +122,11 @@ class TestPredictor:
         assert predict(own, jnp.int32(1), hidden, hidden).dtype == jnp.float32
 
     def test_width_of_every_drafters_hidden_states(self):
-        for name, width in (("ngram", 1), ("draft-model", 16), ("eagle", 16)):
-            method = parse_method(name)
-            assert draft_width(method.drafter, weights(speculation(method, True), models(5))) == width
+        everything = models(5)
+        width = lambda method: draft_width(method.drafter, weights(speculation(method, True), everything))
+        assert [width(parse_method(name)) for name in ("draft-model", "eagle")] == [16, 16]
+        with pytest.raises(ValueError, match="ngram has no hidden states"):
+            width(parse_method("ngram"))
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +140,21 @@ def own(model):
     return AcceptancePredictor(width, width, rngs=nnx.Rngs(0))
 
 
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    """The folder of some head."""
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def write(head: Path, target: LlamaConfig, weights: AcceptancePredictor) -> None:
+    """Puts a predictor for a target into the folder of a head."""
+    (folder := head / "calibrator").mkdir()
+    width = target.hidden_size
+    settings = {"target_hidden": width, "draft_hidden": weights.head.kernel[...].shape[0] - width}
+    write_head(folder, HeadConfig(NAME, target, "float32", "float32", settings), weights)
+
+
 class TestEngine:
     METHOD = "draft-model+cali-ts"
 
@@ -158,15 +164,13 @@ class TestEngine:
             Engine(model, self.METHOD)
         settings = {"max_new_tokens": 24, "temperature": 0.0}
         in_memory = Engine(model, self.METHOD, control=own).generate("abcabc", **settings)[0]
-        folder = model.path / "heads" / "draft-model" / "calibrator"
-        folder.mkdir()
-        write_predictor(folder, model.config.model, own)
+        write(model.path / "heads" / "draft-model", model.config.model, own)
         restored = Engine(model, self.METHOD)
         assert jax.tree.all(jax.tree.map(jnp.array_equal, restored.models.control, own))
         found = restored.generate("abcabc", **settings)[0]
         assert found.tokens == in_memory.tokens == plain.tokens
-        assert found.history.tolist() == in_memory.history.tolist()
-        assert len(set(found.history[:, 2].tolist())) > 1, "it never stopped at another length"
+        assert to_rows(found.history) == to_rows(in_memory.history)
+        assert len(set(found.history.levels.tolist())) > 1, "it never stopped at another length"
 
     def test_without_its_predictor(self, model):
         free = f"{self.METHOD},prediction=sampled"
@@ -180,17 +184,18 @@ class TestEngine:
             ({"vocab_size": 9}, "trained for a target with a vocabulary of 9"),
         ],
     )
-    def test_of_another_target(self, change: dict, says: str, model, own, tmp_path):
-        (tmp_path / "calibrator").mkdir()
-        write_predictor(tmp_path / "calibrator", dataclasses.replace(model.config.model, **change), own)
+    def test_of_another_target(self, change: dict, says: str, model, own, head: Path):
+        write(head, dataclasses.replace(model.config.model, **change), own)
+        method = parse_method(f"draft-model@{head}+cali-ts")
         with pytest.raises(CheckpointError, match=says):
-            CaliTS.load_weights(model, tmp_path, model.config.model.hidden_size, jnp.dtype("float32"))
+            load_control(model, method, None)
 
-    def test_of_another_drafter(self, model, own, tmp_path):
-        (tmp_path / "calibrator").mkdir()
-        write_predictor(tmp_path / "calibrator", model.config.model, own)
-        with pytest.raises(CheckpointError, match=r"trained for \{.*\}, and here it is \{.*'draft_hidden': 7\}"):
-            CaliTS.load_weights(model, tmp_path, 7, jnp.dtype("float32"))
+    def test_of_another_drafter(self, model, head: Path):
+        width = model.config.model.hidden_size
+        write(head, model.config.model, AcceptancePredictor(width, 7, rngs=nnx.Rngs(0)))
+        draft = load_head(model, parse_method("draft-model"))
+        with pytest.raises(CheckpointError, match=r"trained for \{.*'draft_hidden': 7\}, and here it is \{"):
+            load_control(model, parse_method(f"draft-model@{head}+cali-ts"), draft)
 
 
 @pytest.mark.parametrize(

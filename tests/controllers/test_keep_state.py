@@ -1,5 +1,6 @@
 """`keep_state`: what a controller has learnt goes on to the next prompts, a row each, and no greedy text changes."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -7,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec import Engine, load
+from jaxspec import Engine, SamplingParams, load
+from jaxspec.commands import generate
 from jaxspec.commands.settings import Generate
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.decoding.batch import take_up
@@ -40,7 +42,7 @@ def learnt(generation) -> tuple[float, float]:
 
 def gained(generation) -> np.ndarray:
     """What its rounds add to (alpha, beta)."""
-    accepted, levels = generation.history[:, 1], generation.history[:, 2]
+    accepted, levels = generation.history.accepted, generation.history.levels
     return np.array([accepted.sum(), (np.minimum(accepted + 1, levels) - accepted).sum()])
 
 
@@ -63,7 +65,7 @@ def test_a_row_goes_on_from_the_row_of_the_batch_before(size: int, engine, plain
 
 
 def test_rows_without_a_past_start_from_the_prior():
-    fresh = BetaTS(prior_alpha=1.0).init(None, 4)
+    fresh = BetaTS(prior_alpha=1.0).init(4)
     state = take_up(fresh, [None, [np.array(9.0), np.array(2.5)]])
     assert [leaf.tolist() for leaf in jax.tree.leaves(state)] == [[1, 9, 1, 1], [1, 2.5, 1, 1]]
     assert jax.tree.map(lambda x: (x.dtype, x.weak_type), state) == jax.tree.map(
@@ -85,13 +87,13 @@ def test_it_compiles_nothing(engine):
 
 def test_from_the_command_line(model, engine, tmp_path, capsys):
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
-    asked = {"max_new_tokens": 24, "batch_size": 1, "dtype": "float32", "format": "json"}
-    command = {"target": model.path, "method": METHOD, "prompts": tmp_path / "prompts.jsonl", **asked}
+    asked: Any = {"sampling": SamplingParams(max_new_tokens=24), "batch_size": 1, "dtype": "float32", "format": "json"}
+    settings = Generate(model.path, METHOD, prompts=tmp_path / "prompts.jsonl", **asked)
 
     def rounds(**keep) -> list[int]:
-        Generate(**command, **keep).run()
+        generate.run(dataclasses.replace(settings, **keep))
         return [json.loads(line)["rounds"] for line in capsys.readouterr().out.splitlines()]
 
-    with_state = [len(g.history) for g in engine.generate(PROMPTS, **SETTINGS, batch_size=1, keep_state=True)]
+    with_state = [g.statistics.rounds for g in engine.generate(PROMPTS, **SETTINGS, batch_size=1, keep_state=True)]
     assert rounds(keep_state=True) == with_state
     assert rounds() != with_state, "the state made no difference, so nothing was tested"

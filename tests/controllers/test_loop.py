@@ -51,6 +51,11 @@ def learnt(state) -> list[tuple[float, float]]:
     return list(zip((found.alpha - ALPHA).tolist(), (found.beta - BETA).tolist(), strict=True))
 
 
+def columns(state, rounds: int, *names: str) -> list[list[int]]:
+    """Some counts of the first rounds of the first row."""
+    return [[int(getattr(state.history, name)[0, i]) for name in names] for i in range(rounds)]
+
+
 @pytest.mark.parametrize("reading", READINGS)
 class TestRounds:
     """Prefill gives the first token. Then a round commits the accepted drafts and the bonus token."""
@@ -58,20 +63,20 @@ class TestRounds:
     def test_cap_reached(self, reading: str, oracle, texts):
         # 1 + 5 + 5 tokens: two rounds, in each 4 of 4 accepted.
         state = decoded(speculation(method(reading), True), oracle, requests(PROMPTS, 11))
-        assert state.history[0, :2, 1:3].tolist() == [[4, 4], [4, 4]]
+        assert columns(state, 2, "accepted", "levels") == [[4, 4], [4, 4]]
         assert learnt(state) == [{"compared": (8, 0), "printed": (6, 2), "bonus": (8, 0)}[reading]] * 2
 
     def test_nothing_accepted(self, reading: str, contrarian):
         # 1 + 1 + 1 + 1 tokens: three rounds, in each 0 of 4; the last one cut by the budget, after its only token.
         state = decoded(speculation(method(reading), True), contrarian, requests(PROMPTS, 4))
-        assert state.history[0, :3, :3].tolist() == [[1, 0, 4]] * 3
+        assert columns(state, 3, "committed", "accepted", "levels") == [[1, 0, 4]] * 3
         assert learnt(state) == [{"compared": (0, 3), "printed": (-3, 6), "bonus": (0, 6)}[reading]] * 2
 
     def test_cut_by_eos(self, reading: str, oracle, texts):
         # EOS is a draft of the first round: those up to it are accepted, the levels after it were never there.
         at = next(i for i in (3, 2) if texts[0][i] not in texts[0][:i])
         state = decoded(speculation(method(reading), True), oracle, requests(PROMPTS, 40), [texts[0][at]])
-        assert state.history[0, :1, :3].tolist() == [[at, at, at]]
+        assert columns(state, 1, "committed", "accepted", "levels") == [[at, at, at]]
         assert learnt(state)[0] == {"compared": (at, 0), "printed": (at - 1, 1), "bonus": (at, 0)}[reading]
 
     def test_a_sequence_that_is_done_learns_no_more(self, reading: str, oracle):
@@ -110,10 +115,10 @@ def test_what_is_learnt_follows_from_the_history(controller: str, expected, targ
     """Recounted by hand from rounds of every kind; the stops differ, and rows of a batch go their own ways."""
     spec = speculation(parse_method(f"draft-model+{controller}"), True)
     state = decoded(spec, target, requests(PROMPTS, 40))
-    history = np.asarray(state.history)
-    assert len({tuple(row) for row in history[:, :, 1:3].reshape(-1, 2).tolist()}) > 5
+    history = jax.tree.map(np.asarray, state.history)
+    assert len(set(zip(history.accepted.ravel().tolist(), history.levels.ravel().tolist(), strict=True))) > 5
     for row in range(len(PROMPTS)):
-        accepted, levels = history[row, :, 1], history[row, :, 2]
+        accepted, levels = history.accepted[row], history.levels[row]
         found = [leaf[row].item() for leaf in jax.tree.leaves(state.controller)]
         assert found == pytest.approx(expected(accepted, levels), abs=1e-5)
 
@@ -126,8 +131,9 @@ def test_stops_are_the_same_in_any_batch(controller: str, target):
     texts, history = run(spec, target, together)
     others = requests([[8] * 5] * 4, 30, seed=6, temperature=0.9)
     elsewhere, there = run(spec, target, [others[0], together[3], together[0], others[3]])
-    rounds = min(there.shape[1], history.shape[1])
+    rounds = min(there.committed.shape[1], history.committed.shape[1])
     for row, place in ((3, 1), (0, 2)):
         assert elsewhere[place] == texts[row]
-        assert there[place, :rounds].tolist() == history[row, :rounds].tolist()
+        first = lambda counts, at: jax.tree.map(lambda column: column[at, :rounds].tolist(), counts)
+        assert first(there, place) == first(history, row)
     assert elsewhere[0] != elsewhere[3]

@@ -8,8 +8,8 @@ import pytest
 from jaxspec.controllers.adaptive import Adaptive, AdaptiveState
 from jaxspec.controllers.threshold import Threshold
 from jaxspec.decoding.batch import take_up
-from jaxspec.decoding.controller import DraftSignals
 from jaxspec.methods.method import parse_method
+from tests.controllers.rounds import MODELS, keys_of, round_of, signals
 from tests.lossless.harness import decoded, models, requests
 
 # (accepted, levels) of a first round -> AR and gamma after it; both after another round with 4 of 4 accepted.
@@ -26,10 +26,6 @@ TABLE = {
 }
 
 
-def counts(*values: int):
-    return jnp.asarray(values, jnp.int32)
-
-
 def pairs(state: AdaptiveState) -> np.ndarray:
     return np.stack([state.rate, state.gamma], axis=1)
 
@@ -39,13 +35,13 @@ def test_updates_are_the_tables():
     controller = Adaptive()
     rounds, once, twice = zip(*TABLE.values(), strict=True)
     accepted, levels = zip(*rounds, strict=True)
-    state = controller.update(controller.init(None, len(TABLE)), counts(*accepted), counts(*levels))
+    state = controller.update(controller.init(len(TABLE)), round_of(accepted, levels))
     np.testing.assert_allclose(pairs(state), once, atol=1e-6)
     assert state.begun.tolist() == [count > 0 for count in levels]
-    four = counts(*[4] * len(TABLE))
-    state = controller.update(state, four, four)
+    four, none = ([count] * len(TABLE) for count in (4, 0))
+    state = controller.update(state, round_of(four, four))
     np.testing.assert_allclose(pairs(state), twice, atol=1e-6)
-    done = controller.update(state, 0 * four, 0 * four)
+    done = controller.update(state, round_of(none, none))
     assert pairs(done).tolist() == pairs(state).tolist()
 
 
@@ -53,13 +49,13 @@ def test_the_wanted_rate_itself_raises_the_threshold():
     """Eq. 3 has AR <= alpha."""
     for accepted, expected in ((3, 0.52), (4, 0.48)):
         controller = Adaptive(gamma=0.5, alpha=0.75, epsilon=0.04, beta2=0.5)
-        state = controller.update(controller.init(None, 1), counts(accepted), counts(4))
+        state = controller.update(controller.init(1), round_of([accepted], [4]))
         assert state.gamma.item() == pytest.approx(expected)
 
 
 def test_what_a_row_has_learnt_is_taken_up():
     """`--keep-state`: by name the leaves are begun, gamma and rate."""
-    fresh = Adaptive().init(None, 3)
+    fresh = Adaptive().init(3)
     state = take_up(fresh, [None, [np.asarray(value) for value in (True, 0.25, 0.75)]])
     assert [leaf.tolist() for leaf in jax.tree.leaves(state)] == [
         [False, True, False],
@@ -69,21 +65,9 @@ def test_what_a_row_has_learnt_is_taken_up():
     assert [leaf.dtype for leaf in jax.tree.leaves(state)] == [leaf.dtype for leaf in jax.tree.leaves(fresh)]
 
 
-def evidence(top: list[float], token: list[float]) -> DraftSignals:
-    some = jnp.zeros((len(top), 2))
-    return DraftSignals(
-        level=jnp.int32(1),
-        top_prob=jnp.asarray(top),
-        token_prob=jnp.asarray(token),
-        log_confidence=jnp.log(jnp.asarray(token)),
-        draft_hidden=some,
-        target_hidden=some,
-    )
-
-
 def test_a_draft_that_reaches_the_threshold_goes_on():
-    seen = evidence([0.5, 0.75, 0.25, jnp.nan], [0.5, 0.1, 0.25, jnp.nan])  # NaN: a drafter that abstained
-    go_on = lambda controller: controller.keep_drafting(None, None, controller.init(None, 4), seen).tolist()
+    seen = signals([0.5, 0.75, 0.25, jnp.nan], [0.5, 0.1, 0.25, jnp.nan])  # NaN: a drafter that abstained
+    go_on = lambda controller: controller.keep_drafting(MODELS, keys_of(4), controller.init(4), seen).tolist()
     for kind in (Threshold, Adaptive):
         assert go_on(kind(gamma=0.5)) == [True, True, False, False]
         assert go_on(kind(gamma=0.5, confidence="token")) == [True, False, False, False]
@@ -93,7 +77,8 @@ def test_a_draft_that_reaches_the_threshold_goes_on():
 def test_each_sequence_has_its_own_threshold():
     controller = Adaptive()
     state = AdaptiveState(gamma=jnp.array([0.4, 0.6]), rate=jnp.zeros(2), begun=jnp.ones(2, bool))
-    assert controller.keep_drafting(None, None, state, evidence([0.5, 0.5], [0.5, 0.5])).tolist() == [True, False]
+    seen = signals([0.5, 0.5], [0.5, 0.5])
+    assert controller.keep_drafting(MODELS, keys_of(2), state, seen).tolist() == [True, False]
 
 
 def test_the_draft_that_stopped_it_is_verified():
@@ -104,17 +89,17 @@ def test_the_draft_that_stopped_it_is_verified():
     state = decoded(spec, models(vocab_size=23), requests([[3, 1, 4, 1, 5], [9, 2, 6]], 40))
     assert state.trace is not None
     lengths, accepted_last = set(), False
+    history = jax.tree.map(np.asarray, state.history)
     for row in range(2):
-        history = np.asarray(state.history[row, : int(state.round)])
-        for i in np.flatnonzero(history[:, 0])[:-1]:  # the last round was cut
+        for i in np.flatnonzero(history.committed[row])[:-1]:  # the last round was cut
             live = np.asarray(state.trace.live[row, i])
             confidence = np.exp(np.diff(np.asarray(state.trace.log_confidence[row, i])[live]))
             drafted = len(confidence)
-            assert history[i, 2:].tolist() == [drafted] * 3
+            assert history.levels[row, i] == history.drafted[row, i] == history.verified[row, i] == drafted
             assert (confidence[:-1] >= gamma).all()
             assert confidence[-1] < gamma or drafted == cap
             lengths.add(drafted)
-            accepted_last |= history[i, 1] == drafted < cap
+            accepted_last |= history.accepted[row, i] == drafted < cap
     assert len(lengths) > 2, "it never stopped at another length, so nothing was tested"
     assert accepted_last, "no draft that stopped a round was accepted"
 

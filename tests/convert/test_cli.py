@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich import filesize
 
 from jaxspec.convert import hub
 from jaxspec.host import atomic, progress
@@ -31,11 +32,13 @@ def test_help_teaches(arguments: list[str]):
     assert "For example: jaxspec-convert" in result.out or arguments == ["--help"]
 
 
-def test_help_imports_nothing_heavy():
+@pytest.mark.parametrize("command", ["", "llama", "head", "export", "inspect"])
+def test_help_imports_nothing_heavy(command: str):
     heavy = ("jax", "flax", "orbax", "transformers", "torch")
     code = (
-        "import sys\nfrom jaxspec.convert import cli\nsys.argv = ['jaxspec-convert', 'llama', '--help']\n"
-        f"try:\n    cli.main()\nfinally:\n    print([m for m in {heavy} if m in sys.modules], file=sys.stderr)"
+        "import sys\nfrom jaxspec.commands import convert\n"
+        f"sys.argv = ['jaxspec-convert', *'{command}'.split(), '--help']\n"
+        f"try:\n    convert.main()\nfinally:\n    print([m for m in {heavy} if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
@@ -121,7 +124,7 @@ def test_no_space_left_in_the_middle(model: Path, tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise ValueError("RESOURCE_EXHAUSTED: Failed to write: No space left on device [os_error_code='28']")
 
-    monkeypatch.setattr("jaxspec.checkpoint.write_params", full)
+    monkeypatch.setattr("jaxspec.checkpoint.parameters.write_params", full)
     result = run("llama", model, tmp_path / "ckpt")
     assert result.code == 1
     assert "is full and nothing was kept" in result.last
@@ -132,7 +135,7 @@ def test_interrupt(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jaxspec.checkpoint.write_params", interrupted)
+    monkeypatch.setattr("jaxspec.checkpoint.parameters.write_params", interrupted)
     assert run("llama", model, tmp_path / "ckpt")[::2] == (130, run_warning(model) + "interrupted\n")
     assert only(tmp_path) == []
 
@@ -143,11 +146,11 @@ def run_warning(model: Path) -> str:
 
 SLOWLY = """
 import time
-from jaxspec import checkpoint
-from jaxspec.convert import cli
-write = checkpoint.write_params
-checkpoint.write_params = lambda path, params, _: write(path, (time.sleep(0.2) or pair for pair in params), 1)
-cli.main()
+from jaxspec.checkpoint import parameters
+from jaxspec.commands import convert
+write = parameters.write_params
+parameters.write_params = lambda path, params, _: write(path, (time.sleep(0.2) or pair for pair in params), 1)
+convert.main()
 """
 
 
@@ -196,9 +199,9 @@ def test_what_is_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    clock = iter((0.0, 1.0, 6.0, 7.0, 12.0))
+    clock = iter((0.0, 1.0, 11.0, 12.0, 22.0))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.progress("converting x", 4_000_000) as advance:
+    with progress.progress("converting x:", 4_000_000, form=filesize.decimal) as shown:
         for _ in range(4):
-            advance(1_000_000)
+            shown.advance(1_000_000)
     assert capsys.readouterr().err == "converting x: 2.0 MB of 4.0 MB\nconverting x: 4.0 MB of 4.0 MB\n"

@@ -15,6 +15,7 @@ from jaxspec.convert import eagle, llama
 from jaxspec.decoding import tree
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.drafters.eagle import Eagle, EagleState
+from jaxspec.engine.head_weights import restore_head
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.llama import forward
 from tests import hf_models
@@ -97,7 +98,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     eagle.convert(write(path / "head", found), path / "ckpt" / "heads" / "eagle", path / "ckpt")
     eagle.export(path / "ckpt" / "heads" / "eagle", path / "back")
     target = loading.load(path / "ckpt", "float32")
-    head = Eagle.load_head(target, path / "ckpt" / "heads" / "eagle", jnp.dtype("float32"))
+    head = restore_head(target, Eagle(), path / "ckpt" / "heads" / "eagle")
     lm_head = tensors(path / "hf")["lm_head.weight"]
     return Pair(Models(target=target.target, draft=head), tensors(path / "back"), lm_head)
 
@@ -137,14 +138,14 @@ def drafted(pair: Pair, state: EagleState, tokens: np.ndarray, drafts: list[int]
         token=jnp.asarray(np.resize(tokens, (1, ROWS)), jnp.int32), length=jnp.asarray([len(tokens)]), cache=()
     )
     grown = tree.init_tree(jnp.asarray(tokens[-1:], jnp.int32), len(drafts) + 1, None)
-    logits, _, state = Eagle().root(pair.models, state, prefix, grown)
-    found, expand = [logits[0]], jax.jit(Eagle().expand)
+    first, state = Eagle().root(pair.models, state, prefix, grown)
+    found, expand = [first.logits[0, 0]], jax.jit(Eagle().expand)
     cell = lambda value: jnp.asarray([[value]])
     for i, token in enumerate(drafts):
         grown = tree.add_nodes(grown, jnp.asarray([i + 1]), cell(token), cell(i), cell(0.0), cell(True))
         frontier = tree.Frontier(node=cell(i + 1), live=cell(True), level=jnp.asarray(i + 1))
-        logits, _, state = expand(pair.models, state, prefix, grown, frontier)
-        found.append(logits[0, 0])
+        after, state = expand(pair.models, state, prefix, grown, frontier)
+        found.append(after.logits[0, 0])
     return np.stack(found), state
 
 

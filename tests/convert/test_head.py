@@ -18,6 +18,7 @@ from jaxspec.checkpoint import config_json, heads, loading, parameters
 from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import llama
 from jaxspec.drafters.eagle import Eagle, EagleHead
+from jaxspec.engine.head_weights import restore_head
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, refused, run, tensors
 from tests.convert.eagle_heads import CONFIG, WIDTH, weights, write
@@ -55,7 +56,7 @@ def test_round_trip(dtype: str, bias: bool, folder: Path):
 def test_loads_into_the_drafter(folder: Path):
     found = weights(folder / "hf", dtype="bfloat16", qkv_bias=True)
     imported(folder, write(folder / "head", found))
-    head = Eagle.load_head(loading.load(folder / "ckpt"), folder / OUT, jnp.dtype("float32"))
+    head = restore_head(loading.load(folder / "ckpt", "float32"), Eagle(), folder / OUT)
     assert head.embedding is None
     ours, as_float = parameters.module_to_dict(head), lambda name: found[name].astype(np.float32)
     np.testing.assert_array_equal(ours["fc.kernel"], as_float("fc.weight").T)
@@ -94,7 +95,7 @@ def test_own_embedding_is_kept_and_said(folder: Path):
     assert "has an embedding of its own" in result.err
     assert heads.read_head(folder / OUT, "eagle").settings["own_embedding"]
     assert_bitwise(exported(folder), found)
-    head = Eagle.load_head(loading.load(folder / "ckpt"), folder / OUT, jnp.dtype("float32"))
+    head = restore_head(loading.load(folder / "ckpt", "float32"), Eagle(), folder / OUT)
     np.testing.assert_array_equal(parameters.module_to_dict(head)["embedding"], found["embed_tokens.weight"])
 
 

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from jaxspec.checkpoint import heads, loading
 from jaxspec.convert import llama
 from jaxspec.drafters.medusa import Medusa, predict
+from jaxspec.engine.head_weights import restore_head
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, refused, run, tensors
 
@@ -72,7 +73,7 @@ def test_computes_what_pytorch_does(folder: Path):
     (source / "config.json").write_text(json.dumps(CONFIG))
     torch.save(theirs.state_dict(), source / "medusa_lm_head.pt")
     assert imported(folder, source).settings == {"heads": COUNT}
-    ours = Medusa.load_head(loading.load(folder / "ckpt"), folder / OUT, jnp.dtype("float32"))
+    ours = restore_head(loading.load(folder / "ckpt", "float32"), Medusa(), folder / OUT)
     x = np.random.default_rng(0).standard_normal((4, WIDTH)).astype(np.float32)
     with torch.no_grad(), jax.default_matmul_precision("highest"):
         for mine, head in zip(ours.heads, theirs, strict=True):

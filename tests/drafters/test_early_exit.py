@@ -15,7 +15,7 @@ from jaxspec.decoding import loop
 from jaxspec.decoding.batch import start
 from jaxspec.decoding.drafter import Models, Prefix
 from jaxspec.decoding.prefill import prefill
-from jaxspec.decoding.tree import compact
+from jaxspec.decoding.tree import compaction, subtree
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, default_first
 from jaxspec.methods.method import parse_method
 from jaxspec.model import llama
@@ -40,9 +40,8 @@ def test_an_exit_through_all_other_layers_is_the_target(num_layers: int, first: 
     head = initial(target, EarlyExitHead(config, rngs=nnx.Rngs(0), first=first))
     spec = speculation(parse_method(f"early-exit+{builder}"), greedy=True)
     _, history = run(spec, Models(target=target, draft={EarlyExit: head}), requests(PROMPTS, 17))
-    committed, accepted, levels = history[:, :, 0], history[:, :, 1], history[:, :, 2]
-    assert (accepted == levels).all() and (committed.sum(axis=1) == 16).all()
-    assert (committed.max(axis=1) == 4).all()
+    assert (history.accepted == history.levels).all() and (history.committed.sum(axis=1) == 16).all()
+    assert (history.committed.max(axis=1) == 4).all()
 
 
 class Passes:
@@ -83,12 +82,14 @@ def test_every_live_node_passes_every_layer_once(builder: str):
     prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
     with mock.patch.object(llama, "decoder_layer", passes.layer):
         # Compiled with the weights as constants: a layer is known by its identity.
-        grown, drafter = jax.jit(lambda: loop.draft(spec, weights, state, prefix, state.keys, state.keys))()
-        tree = compact(spec.builder.prune(grown))
+        grown, drafted = jax.jit(lambda: loop.draft(spec, weights, state, prefix, state.keys))()
+        selection = spec.builder.prune(grown) or compaction(grown)
+        tree, slots = subtree(grown, selection), selection.node
         jax.effects_barrier()
-        passes.slots = np.asarray(tree.slot)
-        reuse = spec.drafter.reuse(drafter)
-        jax.block_until_ready(jax.jit(lambda: loop.target_forward(spec, weights, prefix, tree, reuse))())
+        passes.slots = np.asarray(slots)
+        leaves = 1 if spec.builder.is_chain else tree.live.shape[1] - 1
+        verify = lambda: spec.drafter.target_forward(weights, drafted.drafter, prefix, tree, slots, leaves)
+        jax.block_until_ready(jax.jit(verify)())
         jax.effects_barrier()
     live = np.asarray(tree.live)
     assert live.sum() > live.shape[0] * 2

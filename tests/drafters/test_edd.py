@@ -15,8 +15,10 @@ from jaxspec.convert.llama import convert
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.drafters.edd import Edd, EddHead, EddState, default_tap
 from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward
 from jaxspec.train.methods import edd
+from jaxspec.train.run.packed import features_and_taps
 from tests import hf_models
 from tests.drafters.chain import chain
 from tests.lossless.harness import models
@@ -47,14 +49,15 @@ def test_the_tap_is_the_hidden_state_of_transformers(tap: int, theirs: int, orac
     target, tokens, hidden_states = oracle
     head = edd.initial(target, tap)
     weights = Models(target=target, draft=head)
-    causal = jnp.broadcast_to(jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), (2, LENGTH, LENGTH))
+    causal = causal_mask(2, LENGTH)
     positions = jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))
     cache = kv.allocate(target.config, 2, 1, jnp.dtype("float32"))
     taps = Edd().taps(weights)
     out = forward(target, jnp.asarray(tokens), positions, causal, cache, jnp.zeros(2, jnp.int32), taps=taps)
     (read,) = out.taps or (out.hidden,)
     np.testing.assert_allclose(read, hidden_states[theirs], atol=1e-4)
-    trained_on, features = edd.encode(target, jnp.asarray(tokens), jnp.zeros((2, LENGTH), jnp.int32), tap)
+    features, taps = features_and_taps(target, jnp.asarray(tokens), jnp.zeros((2, LENGTH), jnp.int32), taps)
+    (trained_on,) = taps or (features,)
     np.testing.assert_allclose(trained_on, hidden_states[theirs], atol=1e-4)
     np.testing.assert_allclose(features, hidden_states[-1], atol=1e-4)
 
@@ -93,7 +96,8 @@ def test_every_draft_step_is_what_training_computes(tap: int):
     tokens = jax.random.randint(jax.random.key(3), (2, LENGTH), 0, 23)
     padded = jnp.pad(tokens, [(0, 0), (0, ROWS - LENGTH)])
     segment = jnp.zeros((2, LENGTH), jnp.int32)
-    hidden, _ = edd.encode(target, tokens, segment, tap)
+    features, taps = features_and_taps(target, tokens, segment, Edd().taps(weights))
+    (hidden,) = taps or (features,)
     state, known = Edd().init(weights, 2, ROWS), np.zeros(2, int)
     for count in ([6, 4], [1, 3], [2, 0], [1, 6]):
         state = observe(weights, state, tokens, hidden, known, np.array(count), width=6)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
@@ -19,17 +20,12 @@ from jaxspec.controllers.acceptance_predictor import draft_width
 from jaxspec.convert import inspect
 from jaxspec.decoding import tree as trees
 from jaxspec.decoding.batch import start
-from jaxspec.decoding.drafter import Models, Prefix
+from jaxspec.decoding.drafter import HeadShape, Models, Prefix
 from jaxspec.decoding.prefill import prefill
-from jaxspec.drafters.layer_skip import (
-    KeptBlocks,
-    LayerSkip,
-    SkipSet,
-    read_skip_set,
-    skip,
-    write_kept_blocks,
-    write_skip_set,
-)
+from jaxspec.decoding.tree import Frontier
+from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip
+from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
+from jaxspec.engine.head_weights import head_config, restore_head
 from jaxspec.methods.method import default_method, parse_method
 from jaxspec.model.llama import Llama, forward, unembed
 from jaxspec.train.methods import kept_blocks as training
@@ -60,10 +56,10 @@ def read(target: Llama, prompts: list[list[int]], rows: int) -> Prefix:
     return Prefix(token=state.tokens, length=state.length, cache=state.cache)
 
 
-def silenced(target: Llama, skips: SkipSet) -> Llama:
+def silenced(target: Llama, skips: SkipMask) -> Llama:
     """The target whose left-out blocks add nothing to the residual stream."""
     last = {"attention": "attention.o.kernel", "mlp": "mlp.down.kernel"}
-    off = {f"layers.{i}.{last[kind]}" for kind in last for i, skipped in enumerate(getattr(skips, kind)) if skipped}
+    off = {f"layers.{i}.{last[kind]}" for kind, layers in layers_of(skips).items() for i in layers}
     assert off <= module_to_dict(target).keys()
     params = module_to_dict(target).items()
     return dict_to_module(target, {name: 0 * x if name in off else x for name, x in params})
@@ -82,13 +78,13 @@ def draft(models: Models, prefix: Prefix, tokens):
             tree, jnp.array([i + 1]), tokens[:, i + 1 : i + 2], parent[:, some], zero[:, some], yes[:, some]
         )
     state = drafter.init(models, 2, 32)
-    logits, hidden, state = drafter.root(models, state, prefix, tree)
-    found = [(logits[:, None], hidden[:, None])]
+    drafts, state = drafter.root(models, state, prefix, tree)
+    found = [(drafts.logits, drafts.hidden)]
     for level, nodes in ((1, [1, 2]), (2, [3])):
         node = jnp.broadcast_to(jnp.array(nodes), (2, len(nodes)))
-        frontier = trees.Frontier(node=node, live=jnp.ones(node.shape, bool), level=jnp.asarray(level))
-        logits, hidden, state = drafter.expand(models, state, prefix, tree, frontier)
-        found.append((logits, hidden))
+        frontier = Frontier(node=node, live=jnp.ones(node.shape, bool), level=jnp.asarray(level))
+        drafts, state = drafter.expand(models, state, prefix, tree, frontier)
+        found.append((drafts.logits, drafts.hidden))
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found), tree
 
 
@@ -115,8 +111,8 @@ class TestDrafting:
         @settings(max_examples=20, deadline=None)
         @given(st.lists(st.booleans(), min_size=2 * LAYERS, max_size=2 * LAYERS))
         def check(switches: list[bool]):
-            skips = SkipSet(attention=tuple(switches[:LAYERS]), mlp=tuple(switches[LAYERS:]))
-            found, tree = draft(Models(target=target, draft=skips.switches()), prefix, tokens)
+            skips = SkipMask(attention=tuple(switches[:LAYERS]), mlp=tuple(switches[LAYERS:]))
+            found, tree = draft(Models(target=target, draft=skips.traced()), prefix, tokens)
             for mine, theirs in zip(found, oracle(silenced(target, skips), prefix, tree), strict=True):
                 np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
@@ -126,7 +122,7 @@ class TestDrafting:
         assert jitted._cache_size() == 1
 
     def test_rows_do_not_see_each_other(self, target, prefix):
-        weights = Models(target=target, draft=SKIPS.switches())
+        weights = Models(target=target, draft=SKIPS.traced())
         (logits, _), _ = draft(weights, prefix, tokens)
         (changed, _), _ = draft(weights, prefix, tokens.at[1].set(7))
         np.testing.assert_array_equal(logits[0], changed[0])
@@ -176,16 +172,13 @@ class TestTrained:
                 np.testing.assert_allclose(found[row], trained[row, root : root + 4], atol=2e-5)
 
     def test_on_disk(self, target, tmp_path: Path):
+        blocks, narrow = kept_blocks(target, SKIPS), lambda module: jax.tree.map(lambda x: x.astype("bfloat16"), module)
+        shape = HeadShape(target.config, {**layers_of(SKIPS), "trained": True})
         config = CheckpointConfig("llama", target.config, "float32", "float32", "jaxspec")
-        blocks = kept_blocks(target, SKIPS)
-        write_kept_blocks(tmp_path, blocks, "bfloat16")
-        settings = json.loads((tmp_path / "config.json").read_text())["settings"]
-        assert settings == {"attention": [1, 2], "mlp": [0, 2], "trained": True}
-        found = LayerSkip.load_head(Checkpoint(tmp_path, config, target, None, ()), tmp_path, jnp.dtype("bfloat16"))
+        heads.write_head(tmp_path, head_config(LayerSkip(), shape, config, "bfloat16"), blocks)
+        found = restore_head(Checkpoint(tmp_path, config, narrow(target), None, ()), LayerSkip(), tmp_path)
         assert isinstance(found, KeptBlocks) and found.skips == SKIPS
-        wanted = jax.tree.map(lambda x: x.astype("bfloat16"), blocks)
-        assert jax.tree.all(jax.tree.map(np.array_equal, found, wanted))
-        assert read_skip_set(tmp_path, config) == SKIPS
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, narrow(blocks)))
         for line in ("trained: yes", "dtype: bfloat16", "layers.0.attention.q.kernel"):
             assert line in inspect.describe(tmp_path)
 
@@ -197,9 +190,8 @@ def test_with_nothing_left_out_every_draft_is_accepted(builder: str):
     nothing = skip(target.config.num_layers, [], [])
     spec = speculation(parse_method(f"layer-skip+{builder}"), greedy=True)
     _, history = run(spec, Models(target=target, draft={LayerSkip: nothing}), requests(PROMPTS, 17))
-    committed, accepted, levels = history[:, :, 0], history[:, :, 1], history[:, :, 2]
-    assert (accepted == levels).all() and (committed.sum(axis=1) == 16).all()
-    assert (committed.max(axis=1) == 4).all()
+    assert (history.accepted == history.levels).all() and (history.committed.sum(axis=1) == 16).all()
+    assert (history.committed.max(axis=1) == 4).all()
 
 
 def test_hidden_states_are_as_wide_as_the_targets(target):
@@ -208,14 +200,18 @@ def test_hidden_states_are_as_wide_as_the_targets(target):
 
 class TestFile:
     @pytest.fixture
-    def config(self, target) -> CheckpointConfig:
-        return CheckpointConfig("llama", target.config, "bfloat16", "bfloat16", "jaxspec")
+    def model(self, target, tmp_path: Path) -> Checkpoint:
+        """The target, and a set for it in the folder that it is said to be in."""
+        config = CheckpointConfig("llama", target.config, "bfloat16", "bfloat16", "jaxspec")
+        shape = HeadShape(target.config, layers_of(SKIPS))
+        heads.write_config(tmp_path, head_config(LayerSkip(), shape, config))
+        return Checkpoint(tmp_path, config, target, None, ())
 
-    def test_says_which_layers(self, config, tmp_path: Path):
-        write_skip_set(tmp_path, config, SKIPS)
-        assert json.loads((tmp_path / "config.json").read_text())["settings"] == {"attention": [1, 2], "mlp": [0, 2]}
-        assert read_skip_set(tmp_path, config) == SKIPS
-        said = inspect.describe(tmp_path)
+    def test_says_which_layers(self, model):
+        settings = json.loads((model.path / "config.json").read_text())["settings"]
+        assert settings == {"attention": [1, 2], "mlp": [0, 2]}
+        assert restore_head(model, LayerSkip(), model.path) == SKIPS
+        said = inspect.describe(model.path)
         for line in ("for the drafter layer-skip", "attention: [1, 2]", "mlp: [0, 2]"):
             assert line in said
 
@@ -226,11 +222,10 @@ class TestFile:
             ({"vocab_size": 9}, "a vocabulary of 50, and this target's is 9"),
         ],
     )
-    def test_of_another_target(self, change: dict, says: str, config, tmp_path: Path):
-        write_skip_set(tmp_path, config, SKIPS)
-        other = dataclasses.replace(config, model=dataclasses.replace(config.model, **change))
+    def test_of_another_target(self, change: dict, says: str, model):
+        config = dataclasses.replace(model.config, model=dataclasses.replace(model.config.model, **change))
         with pytest.raises(CheckpointError, match=says):
-            read_skip_set(tmp_path, other)
+            restore_head(dataclasses.replace(model, config=config), LayerSkip(), model.path)
 
     @pytest.mark.parametrize(
         "wrong",
@@ -243,12 +238,13 @@ class TestFile:
             {"attention": [], "mlp": [], "weights": True},
         ],
     )
-    def test_with_layers_that_are_not_there(self, wrong: dict, config, tmp_path: Path):
-        write_skip_set(tmp_path, config, SKIPS)
-        file = tmp_path / "config.json"
+    def test_with_layers_that_are_not_there(self, wrong: dict, model):
+        file = model.path / "config.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "settings": wrong}))
-        with pytest.raises(CheckpointError, match="must be `attention` and `mlp`, lists of layers from 0 to 2"):
-            read_skip_set(tmp_path, config)
+        with pytest.raises(
+            CheckpointError, match=r"must have the settings `attention` and `mlp`, lists .* from 0 to 2"
+        ):
+            restore_head(model, LayerSkip(), model.path)
 
 
 def test_the_default_method_takes_it_where_nothing_is_trained():

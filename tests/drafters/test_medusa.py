@@ -9,12 +9,12 @@ from flax import nnx
 
 from jaxspec.checkpoint import heads, loading
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.decoding import tree as trees
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.decoding.tree import Frontier
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
+from jaxspec.engine.head_weights import head_config, restore_head
 from jaxspec.methods.method import default_method
 from tests.evaluate import tiny
 from tests.lossless.harness import models
@@ -58,23 +58,22 @@ def test_a_level_is_its_heads_whatever_the_path(weights: Models):
     x = np.stack([features[0, 3], -features[1, 2]])
     prefix = Prefix(token=jnp.zeros((2, 8), jnp.int32), length=jnp.array([5, 4]), cache=())
     tree = trees.init_tree(jnp.zeros(2, jnp.int32), 5, None)
-    logits, hidden, state = drafter.root(weights, state, prefix, tree)
-    found = [(logits[:, None], hidden[:, None])]
+    drafts, state = drafter.root(weights, state, prefix, tree)
+    found = [drafts]
     for level in range(1, 5):
         node = jnp.asarray([[1, 2], [3, 0]])
         frontier = Frontier(node=node, live=node > 0, level=jnp.asarray(level))
-        logits, hidden, state = drafter.expand(weights, state, prefix, tree, frontier)
-        found.append((logits, hidden))
-    for level, (logits, hidden) in enumerate(found):
-        width = 1 if level == 0 else 2
-        assert logits.shape == (2, width, VOCAB) and hidden.shape == (2, width, WIDTH)
+        drafts, state = drafter.expand(weights, state, prefix, tree, frontier)
+        found.append(drafts)
+    for level, drafts in enumerate(found):  # one distribution for all nodes of a level
+        assert drafts.token is None and drafts.hidden is not None
+        assert drafts.logits.shape == (2, 1, VOCAB) and drafts.hidden.shape == (2, 1, WIDTH)
         if level < COUNT:
-            for node in range(width):
-                expected = oracle(weights, level, x)
-                np.testing.assert_allclose(logits[:, node], expected[0], atol=1e-4)
-                np.testing.assert_allclose(hidden[:, node], expected[1], atol=1e-5)
+            logits, hidden = oracle(weights, level, x)
+            np.testing.assert_allclose(drafts.logits[:, 0], logits, atol=1e-4)
+            np.testing.assert_allclose(drafts.hidden[:, 0], hidden, atol=1e-5)
         else:
-            assert (np.asarray(logits) == -np.inf).all(), "no head drafts this deep"
+            assert (np.asarray(drafts.logits) == -np.inf).all(), "no head drafts this deep"
 
 
 def test_heads_of_another_target_are_refused(tmp_path: Path):
@@ -83,13 +82,14 @@ def test_heads_of_another_target_are_refused(tmp_path: Path):
     for config, word in ((other, "vocabulary of 50"), (model.config.model, None)):
         folder = tmp_path / str(config.vocab_size)
         folder.mkdir()
-        described = HeadConfig("medusa", config, "float32", "float32", {"heads": 2})
-        heads.write_head(folder, described, MedusaHeads.blank(config.hidden_size, config.vocab_size, 2))
+        shape = Medusa().head_for(config, heads=2)
+        described = head_config(Medusa(), shape, model.config, "float32")
+        heads.write_head(folder, described, Medusa().build_head(shape, nnx.Rngs(0)))
         if word is None:
-            assert len(Medusa.load_head(model, folder, jnp.dtype("bfloat16")).heads) == 2
+            assert len(restore_head(model, Medusa(), folder).heads) == 2
         else:
             with pytest.raises(CheckpointError, match=word):
-                Medusa.load_head(model, folder, jnp.dtype("float32"))
+                restore_head(model, Medusa(), folder)
 
 
 def test_the_default_method_prefers_it_to_a_draft_model():

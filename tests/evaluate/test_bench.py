@@ -6,11 +6,13 @@ import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from jaxspec.decoding.tree import DraftTree
+from jaxspec.commands.bench import run
+from jaxspec.decoding.request import SamplingParams
+from jaxspec.decoding.rule import Rule
 from jaxspec.evaluate import bench
 from jaxspec.evaluate.settings import Bench
 from jaxspec.methods.method import Method, parse_method
@@ -43,6 +45,14 @@ TIMED = {
 }  # fmt: skip
 
 
+def changed(command: Bench, **options: Any) -> Bench:
+    """The command with other options, those of sampling among them."""
+    drawn = {
+        field.name: options.pop(field.name) for field in dataclasses.fields(SamplingParams) if field.name in options
+    }
+    return dataclasses.replace(command, sampling=dataclasses.replace(command.sampling, **drawn), **options)
+
+
 @dataclasses.dataclass(frozen=True)
 class Finished:
     """A run that went to its end: the command, and where it wrote."""
@@ -52,7 +62,7 @@ class Finished:
 
     def __call__(self, out: Path, **changes: Any) -> dict[str, Any]:
         """Runs the same command with another OUT, and whatever else is changed; returns the JSON."""
-        dataclasses.replace(self.command, json=out, **changes).run()
+        run(changed(self.command, json=out, **changes))
         return json.loads(out.read_text(encoding="utf-8"))
 
     @property
@@ -67,11 +77,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         target=tiny.checkpoint(folder / "ckpt"),
         methods=(METHOD,),
         prompts=tiny.prompts(folder / "questions.jsonl", QUESTIONS),
-        max_new_tokens=40,
+        sampling=SamplingParams(max_new_tokens=40),
         repeats=2,
         json=folder / "out.json",
     )
-    command.run()
+    run(command)
     return Finished(command, folder / "out.json")
 
 
@@ -318,7 +328,7 @@ def test_a_file_that_is_no_log_is_refused_and_kept(text: str, finished: Finished
 def test_bad_input_is_refused_before_anything_runs(changes: dict, says: str, finished: Finished, monkeypatch):
     monkeypatch.setattr(bench.runner, "run_batch", None)
     with pytest.raises(ValueError, match=says):
-        dataclasses.replace(finished.command, **{"json": None, **changes}).run()
+        run(changed(finished.command, **{"json": None, **changes}))
 
 
 def test_sampled_texts_with_a_chat_template(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -338,13 +348,13 @@ def test_methods_named_beside_all_run_too(finished: Finished, monkeypatch, capsy
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
 
-    def build(settings: Bench, methods: dict[str, Method]):
+    def build(settings: Bench, methods: dict[str, Method], shape: None):
         raise Killed(*methods)
 
     monkeypatch.setattr(bench, "build", build)
     command = dataclasses.replace(finished.command, methods=("all", "ngram+chain,length=7"), json=None)
     with pytest.raises(Killed) as built:
-        command.run()
+        run(command)
     shutil.rmtree(folder.parent)
     assert built.value.args[-1] == "ngram+chain,length=7" and "ngram+chain,length=5" in built.value.args
     said = " ".join(capsys.readouterr().err.split())
@@ -354,13 +364,13 @@ def test_methods_named_beside_all_run_too(finished: Finished, monkeypatch, capsy
 def test_conditions_are_runs_of_their_own(finished: Finished):
     several = dataclasses.replace(finished.command, temperatures=(0.0, 0.8), batch_sizes=(1, 4))
     each = bench.conditions(several)
-    assert [(one.temperature, one.batch_size) for one in each] == [(0.0, 1), (0.0, 4), (0.8, 1), (0.8, 4)]
+    assert [(one.sampling.temperature, one.batch_size) for one in each] == [(0.0, 1), (0.0, 4), (0.8, 1), (0.8, 4)]
     assert [one.json and one.json.name for one in each] == [
         *("out.json", "out.t0.b4.json", "out.t0.8.b1.json", "out.t0.8.b4.json"),
     ]
     assert bench.conditions(finished.command) == [finished.command]
     with pytest.raises(ValueError, match=r"--report needs --json OUT\.json"):
-        dataclasses.replace(finished.command, json=None, report=Path("x.html")).run()
+        run(dataclasses.replace(finished.command, json=None, report=Path("x.html")))
 
 
 def test_a_simulated_run(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -380,10 +390,16 @@ def test_a_simulated_run(finished: Finished, tmp_path: Path, capsys: pytest.Capt
 
 
 @dataclasses.dataclass(frozen=True)
-class Contrary(Greedy):
+class Contrary(Rule):
     """Verifies by what the target likes least: lossy."""
 
-    def verify(self, keys, sampling, tree: DraftTree, logits, depth):
+    keeps_probs: ClassVar[bool] = False
+    may_prune: ClassVar[bool] = True
+
+    def propose(self, keys, sampling, drafts, width, count):
+        return Greedy().propose(keys, sampling, drafts, width, count)
+
+    def verify(self, keys, sampling, tree, logits, depth):
         return follow(tree, logits.argmin(axis=-1).astype(int), depth)
 
 

@@ -10,9 +10,11 @@ from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint.loading import load
 from jaxspec.commands import main
 from jaxspec.costs import calibration, kept_tables, timing
+from jaxspec.decoding import speculation
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import bench, calibrate
+from jaxspec.evaluate.simulate import random_head
 from jaxspec.methods.method import parse_method
 from tests.evaluate import tiny
 
@@ -53,7 +55,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
     monkeypatch.setattr(calibration, "WIDTHS", (1, 2))
-    monkeypatch.setattr("jaxspec.engine.CPU_SIZES", (1, 4))
+    monkeypatch.setattr(speculation, "CPU_SIZES", (1, 4))
     monkeypatch.setattr("sys.argv", ["jaxspec", "calibrate", "--target", str(path), "--head", "ngram"])
     with pytest.raises(SystemExit) as exit_:
         main.main()
@@ -66,7 +68,7 @@ def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
     assert [nodes for nodes, _ in table.verify] == [1, 4]
     assert [nodes for nodes, _ in table.level] == [1, 2]
     assert f"{1e3 * table.plain:.3f}" in out
-    engine = Engine(model, "ngram+budgeted")
+    engine = Engine.calibrated(model, "ngram+budgeted")
     assert capsys.readouterr().err == ""  # read, not measured
     assert isinstance(engine.method.builder, Budgeted)
     assert [nodes for nodes, _ in engine.method.builder.verify or ()] == [1, 4]
@@ -74,18 +76,18 @@ def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
 
 
 def test_the_first_run_measures_and_says_so(model, measured, capsys):
-    assert Engine(model, "ngram+pruned").method.builder == Pruned(cost=0.2)
+    assert Engine.calibrated(model, "ngram+pruned").method.builder == Pruned(cost=0.2)
     assert "takes a minute" in capsys.readouterr().err
-    assert Engine(model, "ngram+budgeted").method.builder == Budgeted(cost=0.2, verify=((1, 1.0), (8, 2.0)))
+    assert Engine.calibrated(model, "ngram+budgeted").method.builder == Budgeted(cost=0.2, verify=((1, 1.0), (8, 2.0)))
     assert len(measured) == 1
     assert capsys.readouterr().err == ""
 
 
 def test_what_is_given_is_not_measured(model, measured):
-    Engine(model, "ngram+pruned,cost=0.1")
-    Engine(model, "ngram+budgeted,cost=0.1,verify=1:1/8:2")
+    Engine.calibrated(model, "ngram+pruned,cost=0.1")
+    Engine.calibrated(model, "ngram+budgeted,cost=0.1,verify=1:1/8:2")
     assert measured == []
-    half = Engine(model, "ngram+budgeted,cost=0.1").method.builder
+    half = Engine.calibrated(model, "ngram+budgeted,cost=0.1").method.builder
     assert half == Budgeted(cost=0.1, verify=((1, 1.0), (8, 2.0)))
     assert len(measured) == 1
 
@@ -99,12 +101,12 @@ def test_what_is_given_is_not_measured(model, measured):
     ],
 )
 def test_a_table_that_is_no_good_is_measured_again(model, kept, measured, capsys, damage, says):
-    Engine(model, "ngram+pruned")
+    Engine.calibrated(model, "ngram+pruned")
     (file,) = kept.iterdir()
     good = file.read_text()
     file.write_text(damage(json.loads(good)))
     capsys.readouterr()
-    assert Engine(model, "ngram+pruned").method.builder == Pruned(cost=0.2)
+    assert Engine.calibrated(model, "ngram+pruned").method.builder == Pruned(cost=0.2)
     assert says in capsys.readouterr().err
     assert len(measured) == 2
     assert file.read_text() == good
@@ -112,14 +114,14 @@ def test_a_table_that_is_no_good_is_measured_again(model, kept, measured, capsys
 
 def test_where_nothing_can_be_kept_it_still_decodes(model, kept, measured, capsys):
     kept.parent.write_text("a file, where the folder would be")
-    assert Engine(model, "ngram+pruned").method.builder == Pruned(cost=0.2)
+    assert Engine.calibrated(model, "ngram+pruned").method.builder == Pruned(cost=0.2)
     assert "not kept" in capsys.readouterr().err
 
 
 def test_a_table_is_of_its_drafter_and_dtype(model, kept, measured):
-    Engine(model, "ngram+pruned")
-    Engine(model, "ngram,longest=5+pruned")
-    Engine(load(model.path, "bfloat16"), "ngram+pruned")
+    Engine.calibrated(model, "ngram+pruned")
+    Engine.calibrated(model, "ngram,longest=5+pruned")
+    Engine.calibrated(load(model.path, "bfloat16"), "ngram+pruned")
     assert len(list(kept.iterdir())) == len(measured) == 3
 
 
@@ -143,16 +145,14 @@ def test_what_can_be_calibrated(model, path):
 
 
 def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, monkeypatch):
-    from tests.lossless.harness import early_exit_head
-
     monkeypatch.setattr(calibration, "WIDTHS", (2,))
-    monkeypatch.setattr("jaxspec.engine.CPU_SIZES", (1, 4))
+    monkeypatch.setattr(speculation, "CPU_SIZES", (1, 4))
     model = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=2))
     method = dataclasses.replace(parse_method("early-exit"), head="in memory")
     seen: list[str] = []
-    monkeypatch.setattr(calibrate, "resume_job", lambda *a: seen.append("resume") or (lambda n: n))
-    monkeypatch.setattr(calibrate, "seconds_per_unit", lambda jobs: [1.0 + i for i in range(len(jobs))])
-    table = calibration.measure(model, method, early_exit_head(model.target))
+    monkeypatch.setattr(calibration, "resume_job", lambda *a: seen.append("resume") or (lambda n: n))
+    monkeypatch.setattr(calibration, "seconds_per_unit", lambda jobs: [1.0 + i for i in range(len(jobs))])
+    table = calibration.measure(model, method, random_head(method.drafter, model.config.model, "float32"))
     assert seen == ["resume", "resume"]
     assert table == CostTable(plain=1.0, level=((2, 2.0),), verify=((1, 3.0), (4, 4.0)))
 

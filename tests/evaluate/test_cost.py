@@ -1,7 +1,7 @@
 """Pieces of a round run alone, and how they are timed."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, final
 
 import jax
 import jax.numpy as jnp
@@ -9,34 +9,39 @@ import pytest
 
 from jaxspec.checkpoint.loading import load
 from jaxspec.costs import round_pieces, timing
-from jaxspec.decoding.request import Request
+from jaxspec.decoding.controller import Controller
+from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.speculation import Speculation
+from jaxspec.drafters import EarlyExit
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import piece_times
+from jaxspec.evaluate.simulate import random_head
 from jaxspec.methods.method import Method, parse_method
 from tests.evaluate import tiny
-from tests.lossless.harness import early_exit_head
 
 
+@final
 @dataclasses.dataclass(frozen=True)
-class Wavering:
-    """Drafts on with this probability, and remembers what it was told; stops for good where the evidence is odd."""
+class Wavering(Controller):
+    """Drafts on with this probability, and remembers the counts it was given; stops for good where signals are odd."""
 
-    stops: ClassVar[bool] = True
-    going: float = 0.5
+    name: ClassVar[str] = "wavering"
+    chance: float = 0.5
 
-    def init(self, models, batch):
+    def init(self, batch):
         return jnp.zeros((batch, 3), jnp.int32)
 
-    def keep_drafting(self, models, keys, state, evidence):
-        usual = (evidence.level == 1) & (evidence.top_prob > 0.9) & (evidence.draft_hidden.shape[-1] == 1)
-        return usual & (jax.vmap(jax.random.uniform)(keys) < self.going)
+    def keep_drafting(self, models, keys, state, signals):
+        usual = (signals.level == 1) & (signals.top_prob > 0.9) & (signals.draft_hidden is None)
+        return usual & (jax.vmap(jax.random.uniform)(keys) < self.chance)
 
-    def update(self, state, accepted, levels):
-        return state + jnp.stack([jnp.ones_like(accepted), accepted, levels], axis=1)
+    def update(self, state, counts):
+        return state + jnp.stack([jnp.ones_like(counts.accepted), counts.accepted, counts.levels], axis=1)
 
 
-REQUESTS = [Request([5, 6, 7], 8, 0.0, 0, 1.0, 0, 0), Request([5], 8, 0.0, 0, 1.0, 0, 1)]
+SAMPLING = SamplingParams(max_new_tokens=8)
+REQUESTS = [Request([5, 6, 7], SAMPLING, 0), Request([5], SAMPLING, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +49,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(load(tiny.checkpoint(tmp_path_factory.mktemp("cost") / "ckpt")), "ngram")
 
 
-def wavering(going: float, length: int = 3) -> Method:
-    return dataclasses.replace(parse_method(f"ngram+chain,length={length}"), controller=Wavering(going))
+def wavering(chance: float, length: int = 3) -> Method:
+    return dataclasses.replace(parse_method(f"ngram+chain,length={length}"), controller=Wavering(chance))
 
 
-def half_way(
-    engine: Engine, method: Method, *, greedy: bool = True
-) -> tuple[Speculation, round_pieces.decode.DecodeState]:
+def half_way(engine: Engine, method: Method, *, greedy: bool = True) -> tuple[Speculation, DecodeState]:
     spec = method.speculation(greedy)
     return spec, round_pieces.half_way(spec, engine.models, REQUESTS, 32)
 
@@ -62,7 +65,7 @@ def test_drafting_is_of_full_depth_whatever_the_controller(engine: Engine):
 
 def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path):
     model = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=2))
-    head = early_exit_head(model.target)
+    head = random_head(EarlyExit(), model.config.model, "float32")
     methods = {
         "plain": "plain",
         "short": "early-exit+chain,length=1",
@@ -80,9 +83,9 @@ def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path):
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_every_decision_is_made_anew_and_from_real_evidence(engine: Engine, greedy: bool):
-    def often(going: float) -> list[int]:
-        spec, state = half_way(engine, wavering(going), greedy=greedy)
+def test_every_decision_is_made_anew_and_by_real_signals(engine: Engine, greedy: bool):
+    def often(chance: float) -> list[int]:
+        spec, state = half_way(engine, wavering(chance), greedy=greedy)
         return round_pieces.judge(spec, engine.models, state, jnp.int32(100)).tolist()
 
     assert often(1.0) == [100, 100]
@@ -101,7 +104,7 @@ def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyP
     """Times of its own for each piece; a controller that never stops costs nothing."""
     methods = {"plain": parse_method("plain"), "fixed": parse_method("ngram"), "wavering": wavering(0.5)}
     engines = {name: Engine(engine.model, method) for name, method in methods.items()}
-    monkeypatch.setattr(timing, "seconds_per_unit", lambda jobs: [float(2**i) for i in range(len(jobs))])
+    monkeypatch.setattr(piece_times, "seconds_per_unit", lambda jobs: [float(2**i) for i in range(len(jobs))])
     for each in engines.values():
         monkeypatch.setattr(each, "tree_sizes", ())
     found = piece_times.measure(engines, REQUESTS)
@@ -127,7 +130,7 @@ def test_jobs_take_turns_and_a_unit_is_what_the_job_says(monkeypatch: pytest.Mon
 
         return run
 
-    monkeypatch.setattr(piece_times.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     assert timing.seconds_per_unit([job("a", 2.0, 1), job("b", 6.0, 2)]) == [2.0, 3.0]
     assert calls[-4:] == ["a", "b", "a", "b"]
 
@@ -141,6 +144,6 @@ def test_a_slow_first_run_does_not_say_how_many_iterations_are_enough(monkeypatc
         lengths.extend([iterations] if iterations else [])
         return iterations
 
-    monkeypatch.setattr(piece_times.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     assert timing.seconds_per_unit([job]) == [pytest.approx(0.001)]
     assert lengths[-1] * 0.001 >= timing.LEAST_SECONDS / 2

@@ -1,4 +1,4 @@
-"""Published formats, told apart by their keys, in every kind of file; and the hub, which is never reached."""
+"""Published formats, recognised by their keys, in every kind of file; and the hub, which is never reached."""
 
 import gzip
 import json

@@ -1,19 +1,22 @@
 """Counts by hand: chains and trees, cuts inside an accepted run, rows that were done."""
 
-import numpy as np
 import pytest
 
-from jaxspec.engine.generation import cut_history
-from jaxspec.engine.statistics import statistics_of
+from jaxspec.decoding.round_counts import first_tokens, from_rows, to_rows
+from jaxspec.engine.statistics import Statistics, statistics_of
 
 # committed, accepted, levels, drafted, verified
-CHAIN = np.array([[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [5, 4, 4, 4, 4]])
-TREE = np.array([[3, 2, 3, 10, 6], [2, 1, 2, 10, 4]])
-DONE = np.zeros((2, 5), int)
+CHAIN = [[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [5, 4, 4, 4, 4]]
+TREE = [[3, 2, 3, 10, 6], [2, 1, 2, 10, 4]]
+DONE = [[0] * 5] * 2
+
+
+def count(*texts: list[list[int]]) -> Statistics:
+    return statistics_of([from_rows(text) for text in texts])
 
 
 def test_a_chain():
-    counts = statistics_of([CHAIN])
+    counts = count(CHAIN)
     assert (counts.tokens, counts.rounds, counts.accepted) == (9, 3, 6)
     assert counts.tau == 3 and counts.tau_drafted == 2
     assert counts.acceptance_rate == counts.draft_share * 9 / 12 == 0.5
@@ -24,31 +27,31 @@ def test_a_chain():
 
 
 def test_a_tree_counts_levels_and_nodes_apart():
-    counts = statistics_of([TREE])
+    counts = count(TREE)
     assert counts.acceptance_rate == 3 / 5
     assert (counts.nodes_per_round, counts.nodes_drafted_per_round, counts.depth_per_round) == (5, 10, 2.5)
     assert counts.harmonic_mean == pytest.approx(2 * (3 / 20) * (3 / 5) / (3 / 20 + 3 / 5))
 
 
 def test_several_texts_add_up_and_done_rows_count_nothing():
-    assert statistics_of([np.concatenate([CHAIN, DONE]), DONE, TREE]) == statistics_of([np.concatenate([CHAIN, TREE])])
-    assert statistics_of([DONE]) == statistics_of([]) and statistics_of([]).tau == 0
+    assert count(CHAIN + DONE, DONE, TREE) == count(CHAIN + TREE)
+    assert count(DONE) == count() and count().tau == 0
 
 
 def test_plain_decoding_has_tau_one():
-    counts = statistics_of([np.array([[1, 0, 0, 0, 0]] * 5)])
+    counts = count([[1, 0, 0, 0, 0]] * 5)
     assert counts.tau == 1 and counts.acceptance_rate == 0 and counts.acceptance_by_position == ()
 
 
 def test_a_cut_inside_an_accepted_run_is_made_before_counting():
     """The text ends with the second token of a round that accepted four drafts."""
-    history = cut_history(np.concatenate([CHAIN, DONE]), tokens=1 + 3 + 1 + 2)
-    assert history.tolist() == [[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [2, 2, 2, 4, 4]]
+    history = first_tokens(from_rows(CHAIN + DONE), tokens=1 + 3 + 1 + 2)
+    assert to_rows(history) == [[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [2, 2, 2, 4, 4]]
     counts = statistics_of([history])
     assert counts.tokens == 6 and counts.tau == 2 and counts.acceptance_rate == 4 / 10
     assert counts.acceptance_by_position == pytest.approx((2 / 3, 1, 0, 0))
 
 
 def test_a_text_that_is_whole_is_not_cut():
-    assert (cut_history(np.concatenate([CHAIN, DONE]), tokens=1 + 9) == CHAIN).all()
-    assert len(cut_history(CHAIN, tokens=1)) == 0  # prefill's token was the last
+    assert to_rows(first_tokens(from_rows(CHAIN + DONE), tokens=1 + 9)) == CHAIN
+    assert to_rows(first_tokens(from_rows(CHAIN), tokens=1)) == []  # prefill's token was the last

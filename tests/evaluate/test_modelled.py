@@ -1,8 +1,8 @@
-"""What the counts of a run cost by made-up prices, and the speedup that they imply."""
+"""What the counts of a run cost by made-up times of its pieces, and the speedup that they imply."""
 
-import numpy as np
 import pytest
 
+from jaxspec.decoding.round_counts import RoundCounts, from_rows
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.evaluate.cost_model import PieceCosts, RunCosts, eq14_speedup, run_costs
 
@@ -10,9 +10,9 @@ TARGET = {1: 1.0, 4: 1.5, 8: 2.0}
 SIZES = (1, 4, 8)
 
 
-def rounds(*rows: tuple[int, int, int]) -> np.ndarray:
+def rounds(*rows: tuple[int, int, int]) -> RoundCounts:
     """Histories from (committed, levels, verified)."""
-    return np.array([(committed, committed - 1, levels, verified, verified) for committed, levels, verified in rows])
+    return from_rows([(committed, committed - 1, levels, verified, verified) for committed, levels, verified in rows])
 
 
 def test_plain_is_one():
@@ -22,16 +22,18 @@ def test_plain_is_one():
 def test_by_hand():
     """Three nodes and the root fit 4, four do not; a round without drafts pays one token."""
     history = rounds((3, 3, 3), (5, 4, 4), (1, 0, 0))
-    bill = run_costs([[history]], PieceCosts(TARGET[1], TARGET, 0.1), SIZES)
-    assert (bill.plain, bill.drafting, bill.verification, bill.control) == pytest.approx((9, 0.7, 1.5 + 2.0 + 1.0, 0))
-    assert bill.speedup == pytest.approx(9 / (0.7 + 4.5))
+    costs = run_costs([[history]], PieceCosts(TARGET[1], TARGET, 0.1), SIZES)
+    assert (costs.plain, costs.drafting, costs.verification, costs.control) == pytest.approx(
+        (9, 0.7, 1.5 + 2.0 + 1.0, 0)
+    )
+    assert costs.speedup == pytest.approx(9 / (0.7 + 4.5))
 
 
 def test_control_is_paid_by_level_and_by_round():
     history = rounds((3, 3, 3), (5, 4, 4), (1, 0, 0))
-    bill = run_costs([[history]], PieceCosts(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2), SIZES)
-    assert bill.control == pytest.approx(7 * 0.01 + 3 * 0.2)
-    assert bill.speedup == pytest.approx(9 / (0.7 + 4.5 + 0.67))
+    costs = run_costs([[history]], PieceCosts(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2), SIZES)
+    assert costs.control == pytest.approx(7 * 0.01 + 3 * 0.2)
+    assert costs.speedup == pytest.approx(9 / (0.7 + 4.5 + 0.67))
 
 
 def test_only_compiled_sizes_are_used():
@@ -40,21 +42,21 @@ def test_only_compiled_sizes_are_used():
 
 def test_a_batch_goes_at_the_pace_of_its_slowest_row():
     batch = [rounds((4, 3, 3), (1, 1, 1)), rounds((1, 2, 7), (1, 0, 0), (1, 0, 0))]
-    prices = PieceCosts(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2)
+    pieces = PieceCosts(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2)
     together = RunCosts(plain=5.0, drafting=0.4, verification=2.0 + 1.5 + 1.0, control=0.04 + 0.6)
-    found = run_costs([batch], prices, SIZES)
+    found = run_costs([batch], pieces, SIZES)
     assert vars(found) == pytest.approx(vars(together))
-    alone = run_costs([[row] for row in batch], prices, SIZES)
+    alone = run_costs([[row] for row in batch], pieces, SIZES)
     assert alone.plain == 5 + 3
     assert alone.control == pytest.approx(0.06 + 5 * 0.2)
 
 
 def test_nothing_decoded():
-    assert run_costs([[np.zeros((0, 5), int)]], PieceCosts(TARGET[1], TARGET, 0.1), SIZES).speedup == 0
+    assert run_costs([[rounds()]], PieceCosts(TARGET[1], TARGET, 0.1), SIZES).speedup == 0
 
 
 def test_eq14_as_the_paper_prints_it():
-    counts = statistics_of([np.array([[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [5, 4, 4, 4, 4]])])
+    counts = statistics_of([from_rows([[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [5, 4, 4, 4, 4]])])
     v, r, alpha = counts.draft_accuracy, counts.draft_share, 0.25
     assert (v, r) == (6 / 12, 6 / 9)
     assert eq14_speedup(counts, alpha) == pytest.approx(v / ((alpha - v) * r + v))
@@ -63,6 +65,6 @@ def test_eq14_as_the_paper_prints_it():
 
 
 def test_eq14_where_nothing_was_accepted_or_drafted():
-    assert eq14_speedup(statistics_of([np.array([[1, 0, 4, 4, 4]])]), 0.25) == pytest.approx(1 / 2)
-    assert eq14_speedup(statistics_of([np.array([[1, 0, 0, 0, 0]])]), 0.0) == 1
+    assert eq14_speedup(statistics_of([from_rows([[1, 0, 4, 4, 4]])]), 0.25) == pytest.approx(1 / 2)
+    assert eq14_speedup(statistics_of([from_rows([[1, 0, 0, 0, 0]])]), 0.0) == 1
     assert eq14_speedup(statistics_of([]), 0.25) == 0

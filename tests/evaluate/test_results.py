@@ -9,7 +9,7 @@ from rich.console import Console
 
 from jaxspec.evaluate import bandwidth, table
 from jaxspec.evaluate.divergence import diverges, first_difference, next_logits, noise
-from jaxspec.evaluate.results import Form, Measured, tally
+from jaxspec.evaluate.results import Form, Measured, by_method
 from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.model.llama import Llama
 from tests.evaluate import tiny
@@ -42,7 +42,7 @@ def test_rows_of_a_batch_share_its_time():
         control_round_seconds={"plain": 0.0, "m": 0.1},
         divergences={"plain": [], "m": [{"explained": True}, {"explained": False}]},
     )
-    found = tally(answers, measured, FORMS)
+    found = by_method(answers, measured, FORMS)
     assert (found["plain"]["decode_seconds"], found["m"]["decode_seconds"]) == (4.0, 2.0)
     assert found["plain"]["prefill_seconds"] == 2.0
     assert (found["plain"]["tokens"], found["plain"]["tokens_per_second"]) == (10, 2.5)
@@ -62,9 +62,11 @@ def test_rows_of_a_batch_share_its_time():
     assert (found["m"]["resolved"], found["m"]["unexplained_divergences"]) == ("m,full", 1)
 
     resumed = dataclasses.replace(measured, resumed_seconds={"m": {"4": 1.25}})
-    assert tally(answers, resumed, FORMS)["m"]["modelled_speedup"] == pytest.approx(8 / (4 * (2 * 0.3 + 0.1 + 1.25)))
+    assert by_method(answers, resumed, FORMS)["m"]["modelled_speedup"] == pytest.approx(
+        8 / (4 * (2 * 0.3 + 0.1 + 1.25))
+    )
     trees = {**FORMS, "m": dataclasses.replace(FORMS["m"], is_chain=False)}
-    assert tally(answers, measured, trees)["m"]["eq14_speedup"] is None
+    assert by_method(answers, measured, trees)["m"]["eq14_speedup"] is None
 
 
 def test_first_difference():

@@ -1,20 +1,19 @@
 """Simulated decoding: the acceptance comes out that was put in, whatever the weights."""
 
 import dataclasses
-import json
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError, write_config
+from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding import speculation
 from jaxspec.decoding.rule import Verdict
+from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.tree import DraftTree
-from jaxspec.engine import engine
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.evaluate import simulate
 from jaxspec.evaluate.simulate import Replayed
@@ -26,9 +25,8 @@ SHAPE = dataclasses.replace(tiny.MODEL, num_layers=2, max_length=1024)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    folder = tmp_path_factory.mktemp("shape")
-    write_config(folder, CheckpointConfig("llama", SHAPE, "float32", "float32", "jaxspec", eos=(3,)))
-    return simulate.random_checkpoint(folder)
+    config = CheckpointConfig("llama", SHAPE, "float32", "float32", "jaxspec", eos=(3,))
+    return simulate.random_checkpoint(tmp_path_factory.mktemp("shape"), config)
 
 
 def forked(rows: int) -> DraftTree:
@@ -44,14 +42,14 @@ def forked(rows: int) -> DraftTree:
         log_confidence=each(np.array([0, -1, -2, -3, -4, -np.inf], np.float32)),
         live=each([True] * 5 + [False]),
         ancestors=each(above),
-        slot=each(np.arange(6, dtype=np.int32)),
         draft_probs=None,
     )
 
 
 @partial(jax.jit, static_argnums=0)
 def verify(rule: Replayed, keys, tree: DraftTree, logits) -> Verdict:
-    return rule.verify(keys, None, tree, logits, 5)
+    greedy = Sampling(temperature=jnp.zeros(len(keys)), top_k=None, top_p=None)
+    return rule.verify(keys, greedy, tree, logits, 5)
 
 
 def test_acceptance_by_position_is_what_was_asked_for():
@@ -80,7 +78,7 @@ def test_a_row_draws_for_itself():
 
 
 def test_decoding_replays_it(model: Checkpoint, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engine, "CPU_SIZES", ())
+    monkeypatch.setattr(speculation, "CPU_SIZES", ())
     simulated = simulate.engine(model, parse_method("eagle+chain,length=2"), (0.8, 0.6))
     found = simulated.generate([[1, 2, 3]] * 4, max_new_tokens=200)
     assert all(len(one.tokens) == 200 and one.finish_reason == "length" for one in found)  # random text never ends
@@ -107,21 +105,6 @@ def test_every_trained_drafter_gets_weights_of_the_shape(method: str, model: Che
 def test_what_random_weights_cannot_show_is_refused(method: str, says: str, model: Checkpoint):
     with pytest.raises(ValueError, match=says):
         simulate.engine(model, parse_method(method), (0.5,))
-
-
-def test_a_shape_is_read_from_either_config(tmp_path: Path):
-    file = tmp_path / "config.json"
-    with pytest.raises(CheckpointError, match=r"there is no config\.json of a model at"):
-        simulate.read_shape(tmp_path)
-    theirs = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48}
-    file.write_text(json.dumps({**theirs, "num_hidden_layers": 3, "num_attention_heads": 4}))
-    assert simulate.read_shape(tmp_path).model.num_layers == simulate.read_shape(file).model.num_layers == 3
-    write_config(tmp_path, CheckpointConfig("llama", SHAPE, "float32", "float32", "jaxspec"))
-    named = file.rename(tmp_path / "other.json")
-    assert simulate.read_shape(named).model == SHAPE  # and no config.json beside it is looked for
-    file.write_text("{")
-    with pytest.raises(CheckpointError, match="is not the config of a model"):
-        simulate.read_shape(file)
 
 
 def test_the_option():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.decoding.request import SamplingParams
 from jaxspec.evaluate import bench, sweep, sweep_figure
 from jaxspec.evaluate.settings import Sweep
 from tests.evaluate import tiny
@@ -26,11 +27,11 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         method="ngram+chain,length=2",
         over="longest=1,2",
         against=(AGAINST,),
-        max_new_tokens=8,
+        sampling=SamplingParams(max_new_tokens=8),
         repeats=1,
         out=folder / "out.json",
     )
-    command.run()
+    sweep.run(command)
     return command
 
 
@@ -64,7 +65,7 @@ def test_a_killed_sweep_resumes(
         path.unlink()
     monkeypatch.setattr(bench.runner, "run_batch", None)
     monkeypatch.setattr(bench, "measure", None)
-    command.run()
+    sweep.run(command)
     assert {path: path.read_bytes() for path in written} == written
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(
@@ -99,7 +100,7 @@ def test_a_figure_that_fails_leaves_no_file(out: Path, tmp_path: Path, monkeypat
 def test_bad_input_is_refused_before_anything_runs(command: Sweep, changes: dict, says: str, monkeypatch):
     monkeypatch.setattr(bench.runner, "run_batch", None)
     with pytest.raises(ValueError, match=says):
-        dataclasses.replace(command, **{"out": None, **changes}).run()
+        sweep.run(dataclasses.replace(command, **{"out": None, **changes}))
 
 
 def test_the_best_value_and_the_distance_of_others():

@@ -11,18 +11,23 @@ from flax import nnx
 
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
-from jaxspec.decoding import decode_state, loop, speculation
+from jaxspec.decoding import loop
 from jaxspec.decoding.batch import start
+from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill import prefill
-from jaxspec.decoding.request import Request
+from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.rule import Rule
+from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.drafters.edd import Edd, EddHead, default_tap
-from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip, SkipSet, skip
+from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
-from jaxspec.methods.method import Method, needs_weights
+from jaxspec.drafters.skip_mask import SkipMask, skip
+from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.train.methods import early_exit, edd, medusa
@@ -95,7 +100,7 @@ def medusa_heads(target: Llama) -> MedusaHeads:
     return jax.tree.map(lambda x, y: x + 0.25 * y, medusa.initial(target, 3), noise)
 
 
-def kept_blocks(target: Llama, skips: SkipSet) -> KeptBlocks:
+def kept_blocks(target: Llama, skips: SkipMask) -> KeptBlocks:
     """The blocks that a set keeps, with weights of their own: as training begins them, but shaken."""
     noise = KeptBlocks(target.config, rngs=nnx.Rngs(4), skips=skips)
     return jax.tree.map(lambda x, y: x + 0.25 * y, training.initial(target, skips), noise)
@@ -107,39 +112,41 @@ def with_kept_blocks(models: Models) -> Models:
     return dataclasses.replace(models, draft={LayerSkip: blocks})
 
 
-def speculation(method: Method, greedy: bool) -> speculation.Speculation:
+def speculation(method: Method, greedy: bool) -> Speculation:
     """The method as the engine would compile it on a CPU."""
     return method.speculation(greedy, tree_sizes=TREE_SIZES)
 
 
 def requests(prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, **sampling: Any) -> list[Request]:
     """One request a prompt, greedy unless told."""
-    settings = {"temperature": 0.0, "top_k": 0, "top_p": 1.0} | sampling
-    return [
-        Request(tokens=list(p), max_new_tokens=max_new_tokens, seed=seed, index=i, **settings)
-        for i, p in enumerate(prompts)
-    ]
+    params = SamplingParams(max_new_tokens=max_new_tokens, seed=seed, **sampling)
+    return [Request(list(prompt), params, index=i) for i, prompt in enumerate(prompts)]
 
 
-def weights(spec: speculation.Speculation, models: Models) -> Models:
+def weights(spec: Speculation, models: Models) -> Models:
     """The target, what the drafter brings, and what the controller does."""
-    control = models.control if needs_weights(spec.controller) else None
+    control = models.control if spec.controller.needs_weights else None
     return Models(target=models.target, draft=models.draft.get(type(spec.drafter)), control=control)
 
 
 def run(
-    spec: speculation.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
-) -> tuple[list[list[int]], np.ndarray]:
-    """New tokens of every request, and the histories [B, rounds, 5]; `rows` bounds prompt, text and margin."""
+    spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
+) -> tuple[list[list[int]], RoundCounts]:
+    """New tokens of every request, and what the rounds came to, [B, rounds]; `rows` bounds prompt, text and margin."""
     state = decoded(spec, models, requests, eos, rows)
     tokens, length = np.asarray(state.tokens), np.asarray(state.length)
     new = [tokens[i, len(r.tokens) : length[i]].tolist() for i, r in enumerate(requests)]
-    return new, np.asarray(state.history)[: len(requests), : int(state.round)]
+    return new, rounds_of(state, len(requests))
+
+
+def rounds_of(state: DecodeState, rows: int) -> RoundCounts:
+    """What the rounds so far came to in the first `rows` rows, on the host."""
+    return jax.tree.map(lambda counts: np.asarray(counts)[:rows, : int(state.round)], state.history)
 
 
 def decoded(
-    spec: speculation.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
-) -> decode_state.DecodeState:
+    spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), rows: int = 128
+) -> DecodeState:
     """The state after the last round."""
     models = weights(spec, models)
     state = loop.decode(spec, models, begun(spec, models, requests, eos, rows), jnp.int32(rows))
@@ -147,14 +154,12 @@ def decoded(
     return state
 
 
-def begun(
-    spec: speculation.Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int
-) -> decode_state.DecodeState:
+def begun(spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int) -> DecodeState:
     """The state before the first round."""
     state = start(spec, models, requests, eos, rows)
     return prefill(spec.drafter, models, state, CHUNK)
 
 
-def with_rule(method: Method, rule: Any) -> speculation.Speculation:
+def with_rule(method: Method, rule: Rule) -> Speculation:
     """The method with another rule than its own: for showing what that breaks."""
     return dataclasses.replace(speculation(method, greedy=False), rule=rule)

@@ -44,7 +44,7 @@ def run(case: str, everything: Models, plain: list[list[int]]) -> dict[str, Any]
     return {
         "case": case,
         "tokens": texts(state) == plain,
-        "accepted": int(np.asarray(state.history)[..., 1].sum()),
+        "accepted": int(np.asarray(state.history.accepted).sum()),
         "weights": share(cut.target),
         "cache": share(state.cache),
     }

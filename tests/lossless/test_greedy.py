@@ -26,7 +26,7 @@ def prompts():
 def plain(target, prompts):
     texts, history = run(speculation(parse_method("plain"), True), target, requests(prompts, NEW))
     assert [len(text) for text in texts] == [NEW] * 4
-    assert (history[..., 0] == 1).all()
+    assert (history.committed == 1).all()
     return texts
 
 
@@ -35,8 +35,8 @@ class TestGreedy:
     def test_equals_plain_decoding(self, method: Method, target, prompts, plain):
         texts, history = run(speculation(method, True), target, requests(prompts, NEW))
         assert texts == plain
-        assert (history[..., 0].sum(axis=1) == NEW - 1).all()  # the first token is prefill's
-        assert history[..., 1].sum() > 0, "no draft was accepted, so nothing was tested"
+        assert (history.committed.sum(axis=1) == NEW - 1).all()  # the first token is prefill's
+        assert history.accepted.sum() > 0, "no draft was accepted, so nothing was tested"
 
     def test_rows_do_not_see_each_other(self, method: Method, target, prompts, plain):
         for others in ([[5], [7, 7, 7]], [list(range(20)), [0] * 9]):  # other neighbours, at other places in the batch
@@ -48,10 +48,9 @@ class TestGreedy:
         for budget in range(1, 9):
             texts, history = run(speculation(method, True), target, requests(prompts, budget))
             assert texts == [text[:budget] for text in plain]
-            committed, accepted, levels, *_ = np.moveaxis(history, -1, 0)
-            assert (committed.sum(axis=1) == budget - 1).all()
-            assert (accepted <= committed).all()
-            assert (accepted <= levels).all()
+            assert (history.committed.sum(axis=1) == budget - 1).all()
+            assert (history.accepted <= history.committed).all()
+            assert (history.accepted <= history.levels).all()
 
     def test_eos_cuts_inside_an_accepted_run(self, method: Method, target, prompts, plain):
         for at in (0, 5, 17):  # 0: prefill's own token ends the text
@@ -59,14 +58,14 @@ class TestGreedy:
             ends = [next((i + 1 for i, token in enumerate(text) if token in eos), NEW) for text in plain]
             texts, history = run(speculation(method, True), target, requests(prompts, NEW), eos)
             assert texts == [text[:end] for text, end in zip(plain, ends, strict=True)]
-            assert history[..., 0].sum(axis=1).tolist() == [end - 1 for end in ends]
+            assert history.committed.sum(axis=1).tolist() == [end - 1 for end in ends]
 
 
 @pytest.mark.parametrize("name", combinations.WITH_KEPT_BLOCKS)
 def test_a_skip_set_with_weights_of_its_own(name: str, target, prompts, plain):
     texts, history = run(speculation(parse_method(name), True), with_kept_blocks(target), requests(prompts, NEW))
     assert texts == plain
-    assert history[..., 1].sum() > 0, "no draft was accepted, so nothing was tested"
+    assert history.accepted.sum() > 0, "no draft was accepted, so nothing was tested"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.methods.method import parse_method
 from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import forward, unembed
 from tests.lossless import combinations
 from tests.lossless.harness import begun, models, requests, run, speculation, weights, with_kept_blocks
@@ -65,7 +66,7 @@ def enumerate_joint(models: Models, temperature: float, top_p: float) -> np.ndar
     tokens = np.concatenate([np.tile(PROMPT, (len(texts), 1)), texts], axis=1)
     width = tokens.shape[1]
     positions = jnp.broadcast_to(jnp.arange(width), tokens.shape)
-    causal = jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (len(texts), width, width))
+    causal = causal_mask(len(texts), width)
     empty = kv.allocate(models.target.config, len(texts), 1, jnp.dtype("float32"))
     none = jnp.zeros(len(texts), jnp.int32)
     out = jax.jit(forward)(models.target, jnp.asarray(tokens), positions, causal, empty, none)

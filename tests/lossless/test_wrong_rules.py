@@ -5,6 +5,7 @@ So does every controller that takes back the token at which it stopped, if it lo
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -17,12 +18,15 @@ from jaxspec.builders.static import Static, parse_paths
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.controllers.cali_ts import CaliTS
 from jaxspec.controllers.fixed import Fixed
+from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.rule import Proposal
+from jaxspec.decoding.drafts import for_each
+from jaxspec.decoding.rule import Proposal, Rule
 from jaxspec.decoding.sampling import gumbel
-from jaxspec.decoding.tree import levels, subtree
+from jaxspec.decoding.tree import Selection, compaction, levels
 from jaxspec.drafters.draft_model import DraftModel
-from jaxspec.methods.method import Method, needs_weights
+from jaxspec.methods.method import Method
 from jaxspec.rules import rejection_sampling
 from jaxspec.rules.candidates import Candidates
 from jaxspec.rules.greedy import Greedy
@@ -44,17 +48,17 @@ FIXED = Fixed()
 
 
 @dataclasses.dataclass(frozen=True)
-class Wrong:
+class Wrong(Rule):
     """Proposes as one rule does and verifies as another, with parts of the mathematics replaced."""
 
-    propose_by: Any
-    verify_by: Any = SAMPLED
+    propose_by: Callable[..., Proposal]
+    verify_by: Rule = SAMPLED
     replaced: tuple[tuple[str, Any], ...] = ()
-    may_prune: bool = False
+    may_prune: ClassVar[bool] = False
     keeps_probs: ClassVar[bool] = True
 
-    def propose(self, keys, sampling, logits, count) -> Proposal:
-        return self.propose_by(keys, sampling, logits, count)
+    def propose(self, keys, sampling, drafts, width, count) -> Proposal:
+        return self.propose_by(keys, sampling, drafts, width, count)
 
     def verify(self, keys, sampling, tree, logits, depth):
         with contextlib.ExitStack() as stack:
@@ -63,33 +67,38 @@ class Wrong:
             return self.verify_by.verify(keys, sampling, tree, logits, depth)
 
 
-def sampled(keys, sampling, logits, count) -> Proposal:
-    return RejectionSampling().propose(keys, sampling, logits, count)
+class WrongAndPruned(Wrong):
+    """The same, whose children may be dropped by their own value."""
+
+    may_prune: ClassVar[bool] = True
 
 
-def top_k_with_softmax(keys, sampling, logits, count) -> Proposal:
-    probs = jax.nn.softmax(logits)
-    return dataclasses.replace(Candidates().propose(keys, sampling, logits, count), probs=probs)
+sampled = SAMPLED.propose
 
 
-def sampled_then_sorted(keys, sampling, logits, count) -> Proposal:
-    found = sampled(keys, sampling, logits, count)
+def top_k_with_softmax(keys, sampling, drafts, width, count) -> Proposal:
+    probs = jax.nn.softmax(drafts.logits)
+    return dataclasses.replace(Candidates().propose(keys, sampling, drafts, width, count), probs=probs)
+
+
+def sampled_then_sorted(keys, sampling, drafts, width, count) -> Proposal:
+    found = sampled(keys, sampling, drafts, width, count)
     order = jnp.argsort(-found.log_prob, axis=-1)
     take = lambda x: jnp.take_along_axis(x, order, axis=-1)
     return Proposal(token=take(found.token), log_prob=take(found.log_prob), live=take(found.live), probs=found.probs)
 
 
-def independent(keys, sampling, logits, count) -> Proposal:
+def independent(keys, sampling, drafts, width, count) -> Proposal:
     """`count` draws with replacement, duplicates kept."""
-    probs = jax.nn.softmax(logits)
-    noise = gumbel(keys, (count, *logits.shape[1:]))
+    probs = for_each(jax.nn.softmax(drafts.logits), width)
+    noise = gumbel(keys, (count, *probs.shape[1:]))
     token = (jnp.log(probs)[:, None] + noise).argmax(-1).swapaxes(1, 2)
     log_prob = jnp.log(jnp.take_along_axis(probs, token, axis=-1))
     return Proposal(token=token, log_prob=log_prob, live=log_prob > -jnp.inf, probs=probs)
 
 
-def independent_without_duplicates(keys, sampling, logits, count) -> Proposal:
-    found = independent(keys, sampling, logits, count)
+def independent_without_duplicates(keys, sampling, drafts, width, count) -> Proposal:
+    found = independent(keys, sampling, drafts, width, count)
     same = found.token[..., None] == found.token[..., None, :]
     earlier = jnp.tril(jnp.ones((count, count), bool), -1)
     return dataclasses.replace(found, live=~(same & earlier).any(-1))
@@ -100,13 +109,14 @@ def untouched(q, token):
 
 
 @dataclasses.dataclass(frozen=True)
-class DropsByConfidence:
+class DropsByConfidence(TreeBuilder):
     """A builder that drops nodes whose own probability is low, which is only sound for candidates."""
 
-    inner: Any
-    least: float
+    name: ClassVar[str] = "drops"
     prunes: ClassVar[bool] = True
     varies: ClassVar[bool] = True
+    inner: TreeBuilder
+    least: float
 
     @property
     def depth(self) -> int:
@@ -116,66 +126,66 @@ class DropsByConfidence:
     def size(self) -> int:
         return self.inner.size
 
-    @property
-    def verified(self) -> int:
-        return self.inner.size
+    def grow(self, propose, tree, frontier, active):
+        return self.inner.grow(propose, tree, frontier, active)
 
-    def grow(self, propose, tree, frontier, logits, going):
-        return self.inner.grow(propose, tree, frontier, logits, going)
-
-    def prune(self, tree):
+    def prune(self, tree) -> Selection:
         keep = tree.live & (tree.log_confidence >= jnp.log(self.least))
         keep = (keep[:, None, :] | ~tree.ancestors).all(-1) & keep
-        return subtree(tree, jnp.broadcast_to(jnp.arange(keep.shape[1]), keep.shape), keep)
+        return compaction(dataclasses.replace(tree, live=keep))
 
 
 @dataclasses.dataclass(frozen=True)
-class DropsTheStopper(RejectionSampling):
+class DropsTheStopper(Rule):
     """Does not verify the token at which a chain stopped short of its cap."""
+
+    may_prune: ClassVar[bool] = False
+    keeps_probs: ClassVar[bool] = True
+
+    def propose(self, keys, sampling, drafts, width, count) -> Proposal:
+        return sampled(keys, sampling, drafts, width, count)
 
     def verify(self, keys, sampling, tree, logits, depth):
         last = levels(tree)[:, None]
         stopper = (tree.depth == last) & (last < depth)
-        return RejectionSampling().verify(
-            keys, sampling, dataclasses.replace(tree, live=tree.live & ~stopper), logits, depth
-        )
+        return SAMPLED.verify(keys, sampling, dataclasses.replace(tree, live=tree.live & ~stopper), logits, depth)
 
 
 @dataclasses.dataclass(frozen=True)
-class Looks:
+class Looks(Controller):
     """A controller that decides by something else than `inner` would, which still keeps the state."""
 
-    decide: Any
-    inner: Any = FIXED
-    stops: ClassVar[bool] = True
+    name: ClassVar[str] = "looks"
+    decide: Callable[..., jax.Array]
+    inner: Controller = FIXED
 
     @property
     def needs_weights(self) -> bool:
-        return needs_weights(self.inner)
+        return self.inner.needs_weights
 
-    def init(self, models, batch):
-        return self.inner.init(models, batch)
+    def init(self, batch):
+        return self.inner.init(batch)
 
-    def keep_drafting(self, models, keys, state, evidence):
-        return self.decide(self.inner, models, keys, state, evidence)
+    def keep_drafting(self, models, keys, state, signals):
+        return self.decide(self.inner, models, keys, state, signals)
 
-    def update(self, state, accepted, levels):
-        return self.inner.update(state, accepted, levels)
-
-
-def by_own_probability(inner, models, keys, state, evidence):
-    return evidence.token_prob >= 0.3
+    def update(self, state, counts):
+        return self.inner.update(state, counts)
 
 
-def by_prediction_from_the_token(inner, models, keys, state, evidence):
+def by_own_probability(inner, models, keys, state, signals):
+    return signals.token_prob >= 0.3
+
+
+def by_prediction_from_the_token(inner, models, keys, state, signals):
     """Cali-TS, with a predictor that sees the token's own probability where it should see what gave the token."""
-    kernel = models.control.head.kernel[...][-evidence.draft_hidden.shape[1] :]
-    likely = 20 * (evidence.token_prob - 0.3)
+    kernel = models.control.head.kernel[...][-signals.draft_hidden.shape[1] :]
+    likely = 20 * (signals.token_prob - 0.3)
     seen = likely[:, None] * (kernel[:, 1] - kernel[:, 0])
-    return inner.keep_drafting(models, keys, state, dataclasses.replace(evidence, draft_hidden=seen))
+    return inner.keep_drafting(models, keys, state, dataclasses.replace(signals, draft_hidden=seen))
 
 
-def score(builder: Any, rule: Any, target: Models, controller: Any = FIXED) -> float:
+def score(builder: TreeBuilder, rule: Rule, target: Models, controller: Controller = FIXED) -> float:
     method = Method(drafter=DraftModel(), builder=builder, controller=controller, head="draft-model")
     counts = sample(with_rule(method, rule), target, TEMPERATURE, 1.0)
     return p_value(counts, enumerate_joint(target, TEMPERATURE, 1.0))
@@ -189,11 +199,8 @@ WRONG = {
         BUSHY,
         Wrong(independent_without_duplicates, replaced=(("without", untouched),)),
     ),
-    "sampled tree, pruned by confidence": (DropsByConfidence(BUSHY, 0.2), Wrong(sampled, may_prune=True)),
-    "sampled chain, last token dropped by its confidence": (
-        DropsByConfidence(Chain(2), 0.3),
-        Wrong(sampled, may_prune=True),
-    ),
+    "sampled tree, pruned by confidence": (DropsByConfidence(BUSHY, 0.2), WrongAndPruned(sampled)),
+    "sampled chain, last token dropped by its confidence": (DropsByConfidence(Chain(2), 0.3), WrongAndPruned(sampled)),
     "bonus token without the residual": (BUSHY, Wrong(sampled, replaced=(("residual", lambda p, q: p),))),
     "greedy verification of a sampled text": (BUSHY, Wrong(sampled, verify_by=Greedy())),
 }

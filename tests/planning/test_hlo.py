@@ -2,18 +2,21 @@
 
 import importlib.util
 import re
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.builders import Eagle2, Pruned
 from jaxspec.decoding.loop import DRAFTING, LEVEL
-from jaxspec.engine.engine import ACCELERATOR_SIZES
+from jaxspec.decoding.speculation import ACCELERATOR_SIZES
+from jaxspec.engine.program import LOOP, program_of
 from jaxspec.methods.method import parse_method
 from jaxspec.model import mesh_rules, placement
 from jaxspec.model.config import LlamaConfig
-from jaxspec.planning import hlo, program
+from jaxspec.planning import hlo
 from jaxspec.planning.chips import parse_slice
-from jaxspec.planning.program import Program
+from jaxspec.planning.program import PlacedProgram, mesh_on
 from jaxspec.planning.shapes import Target, models_of
 from jaxspec.planning.work import Collective
 
@@ -47,23 +50,23 @@ needs_libtpu = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(monkeypatch):
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Heads are cut however small, and no program is taken for one that was traced under other rules."""
     monkeypatch.setattr(placement, "REPLICATED_BELOW", 0)
-    program.LOOP.clear_cache()
+    LOOP.clear_cache()
     yield
-    program.LOOP.clear_cache()
+    LOOP.clear_cache()
 
 
-def compiled(name: str, batch: int = 1) -> tuple[Program, str]:
+def compiled(name: str, batch: int = 1) -> tuple[PlacedProgram, str]:
     method, where = parse_method(name), parse_slice("v5e:2x4")
     models = models_of(Target(CONFIG), method, jnp.dtype("bfloat16"))
-    spec = method.speculation(greedy=True, tree_sizes=ACCELERATOR_SIZES)
-    placed = program.place(spec, models, batch, ROWS, program.mesh_on(where, CONFIG, 1, CHIPS))
+    program = program_of(method, models, greedy=True, tree_sizes=ACCELERATOR_SIZES)
+    placed = PlacedProgram.place(program, batch, ROWS, mesh_on(where, CONFIG, 1, CHIPS))
     return placed, placed.trace().lower().compile().as_text()
 
 
-def faults(placed: Program, text: str) -> list[str]:
+def faults(placed: PlacedProgram, text: str) -> list[str]:
     """Weights and caches put together, caches that are copied, and parts that are not what a chip should hold."""
     found = hlo.gathered(text, hlo.cut_arguments((placed.models, placed.state.cache)))
     found += hlo.copied(text, hlo.cut_arguments(placed.state.cache))
@@ -97,7 +100,8 @@ def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
         assert max(each.bytes for each in ours) <= 2 * widest, phase  # where XLA widens it to float32
     # What is left are the logits of a drafted level, and the largest of logits.
     others = [each for several in sent.values() for each in several if not _is_of_rows(each)]
-    expanded = getattr(parse_method(name).builder, "width", 1)
+    builder = parse_method(name).builder
+    expanded = builder.width if isinstance(builder, Eagle2 | Pruned) else 1
     assert max((each.bytes for each in others), default=0) <= 4 * CONFIG.vocab_size * expanded
 
 
@@ -142,7 +146,7 @@ def test_messages_by_hand():
 
 @needs_libtpu
 @pytest.mark.parametrize("rule", ["vocab", "heads", "kv_heads", "mlp"])
-def test_without_a_rule_it_would_not_pass(rule: str, monkeypatch):
+def test_without_a_rule_it_would_not_pass(rule: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(mesh_rules.DECODING, rule, ())
     found = faults(*compiled("plain"))
     assert found

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,15 +16,19 @@ from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.commands import main
+from jaxspec.engine.program import program_of
 from jaxspec.methods.method import parse_method
 from jaxspec.model import placement
 from jaxspec.model.config import LlamaConfig
-from jaxspec.planning import program, report
+from jaxspec.planning import report
 from jaxspec.planning.chips import CHIPS, parse_slice
+from jaxspec.planning.program import PlacedProgram, mesh_on
 from jaxspec.planning.rounds import expected_rounds
 from jaxspec.planning.settings import PlanSettings
 from jaxspec.planning.shapes import MODELS, Target, find_model, models_of
 from jaxspec.planning.work import Collective, Work
+
+Command = Callable[..., tuple[int, str, str]]
 
 BF16 = 2
 GPUS = parse_slice("h100-80g:16")
@@ -31,25 +36,35 @@ SMALL = dataclasses.replace(MODELS["llama-2-70b"], num_layers=3)  # what is 70B 
 
 
 @pytest.fixture
-def jaxspec(monkeypatch, capsys):
+def jaxspec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs the command in this process, SMALL standing for the 70B: (exit code, stdout, stderr)."""
     monkeypatch.setitem(MODELS, "llama-2-70b", SMALL)
 
-    def command(*arguments):
+    def command(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["jaxspec", "plan", "--model", "llama-2-70b", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit_:
             main.main()
-        return exit_.value.code or 0, *capsys.readouterr()
+        shown, remarks = capsys.readouterr()
+        return int(exit_.value.code or 0), shown, remarks
 
     return command
 
 
-def placed(config: LlamaConfig, where: str, name="plain", *, data=1, batch=1, rows=2048, quantize=None):
+def placed(
+    config: LlamaConfig,
+    where: str,
+    name: str = "plain",
+    *,
+    data: int = 1,
+    batch: int = 1,
+    rows: int = 2048,
+    quantize: str | None = None,
+) -> PlacedProgram:
     """A method on these chips."""
     method, chips = parse_method(name), parse_slice(where)
     models = models_of(Target(config, quantize=quantize), method, jnp.dtype("bfloat16"))
-    mesh = program.mesh_on(chips, config, data, chips.chips // data)
-    return program.place(method.speculation(greedy=True), models, batch, rows, mesh)
+    mesh = mesh_on(chips, config, data, chips.chips // data)
+    return PlacedProgram.place(program_of(method, models, greedy=True), batch, rows, mesh)
 
 
 def kernels(c: LlamaConfig) -> int:
@@ -124,6 +139,15 @@ def test_sequences_are_cut_along_data():
     assert two.count(two.trace()).verify[1].flops == pytest.approx(one.count(one.trace()).verify[1].flops, rel=0.01)
 
 
+def test_a_batch_is_planned_as_it_is():
+    """Unlike what runs, which is filled up to a power of two."""
+    state = placed(SMALL, "h100-80g:8", data=4, batch=12).state
+    assert state.length.shape == (12,)
+    assert placement.device_bytes(state.cache) == placement.device_bytes(
+        placed(SMALL, "h100-80g:8", batch=12).state.cache
+    )
+
+
 def test_work_of_a_plain_round_by_hand():
     found = placed(SMALL, "h100-80g:16")
     work = found.count(found.trace()).verification(1)
@@ -169,7 +193,7 @@ def test_the_roofline_by_hand():
     assert parse_slice("h100-80g:1").seconds(Work(collectives=(message,))) == 0
 
 
-def test_a_checkpoint_that_is_quantised_is_planned_for_as_it_is(tmp_path):
+def test_a_checkpoint_that_is_quantised_is_planned_for_as_it_is(tmp_path: Path):
     config = json.loads((locate("builtin") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantize": "int8"}))
     assert find_model(str(tmp_path)).quantize == "int8"
@@ -189,7 +213,7 @@ def test_a_head_of_eagle_for_a_mixture_of_experts_is_dense():
     }
 
 
-def test_a_model_known_by_name_has_no_heads_in_the_folder_one_is_in(tmp_path, monkeypatch):
+def test_a_model_known_by_name_has_no_heads_in_the_folder_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for place in (tmp_path / "eagle", tmp_path / "heads" / "eagle"):
         place.mkdir(parents=True)
         (place / "config.json").write_text("{}")
@@ -198,15 +222,17 @@ def test_a_model_known_by_name_has_no_heads_in_the_folder_one_is_in(tmp_path, mo
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="its version is in a plan for TPUs")
-def test_what_the_compiler_finds_no_room_for_does_not_fit(jaxspec, monkeypatch, tmp_path):
-    real = program.Program.trace
+def test_what_the_compiler_finds_no_room_for_does_not_fit(
+    jaxspec: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    real = PlacedProgram.trace
 
     def full():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 17.00G of 15.75G hbm.")
 
     trace = lambda placed: SimpleNamespace(jaxpr=real(placed).jaxpr, lower=full)
-    monkeypatch.setattr(program.Program, "trace", trace)
-    monkeypatch.setattr(report, "mesh_on", lambda where, *cuts, **sizes: program.mesh_on(GPUS, *cuts, **sizes))
+    monkeypatch.setattr(PlacedProgram, "trace", trace)
+    monkeypatch.setattr(report, "mesh_on", lambda where, *cuts, **sizes: mesh_on(GPUS, *cuts, **sizes))
     out = tmp_path / "out.json"
     code, shown, remarks = jaxspec("--method", "plain", "--topology", "v5e:4x4", "--json", out)
     found = json.loads(out.read_text())
@@ -218,7 +244,7 @@ def test_what_the_compiler_finds_no_room_for_does_not_fit(jaxspec, monkeypatch, 
     assert found["bytes_per_chip"]["spare"] > 0  # of what was estimated
 
 
-def test_a_bench_file_tells_what_rounds_are_like(jaxspec, tmp_path):
+def test_a_bench_file_tells_what_rounds_are_like(jaxspec: Command, tmp_path: Path):
     bench, out = tmp_path / "bench.json", tmp_path / "out.json"
     rounds = {"resolved": "-", "tau": 2.5, "depth_per_round": 3.5, "nodes_per_round": 4.0}
     bench.write_text(json.dumps({"methods": {"eagle+chain": rounds}}))
@@ -242,7 +268,7 @@ def test_a_bench_file_tells_what_rounds_are_like(jaxspec, tmp_path):
     assert level == [sums]
 
 
-def test_a_bench_file_without_tau_is_one_sentence(jaxspec, tmp_path):
+def test_a_bench_file_without_tau_is_one_sentence(jaxspec: Command, tmp_path: Path):
     bench = tmp_path / "bench.json"
     bench.write_text(json.dumps({"methods": {"eagle+chain": {"resolved": "-", "depth_per_round": 3.5}}}))
     code, _, remarks = jaxspec("--method", "eagle+chain", "--device", "h100-80g:8", "--tau", bench)
@@ -260,7 +286,7 @@ def test_builders_learn_costs_from_the_roofline():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sentence"),
     [
         (("--device", "h100-80g:8", "--topology", "v5e:4x4"), "either --topology"),
         ((), "either --topology"),
@@ -282,18 +308,18 @@ def test_builders_learn_costs_from_the_roofline():
         (("--device", "h100-80g:8", "--method", "draft-model"), "depends on its shape"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(jaxspec, arguments, said):
+def test_what_cannot_be_is_one_sentence(jaxspec: Command, arguments: tuple[object, ...], sentence: str):
     code, _, remarks = jaxspec("--method", "eagle+chain", *arguments)
     assert code == 2
-    assert said in remarks.splitlines()[-1]
+    assert sentence in remarks.splitlines()[-1]
 
 
-def test_without_the_compiler_it_says_how_to_install_it(jaxspec, monkeypatch):
+def test_without_the_compiler_it_says_how_to_install_it(jaxspec: Command, monkeypatch: pytest.MonkeyPatch):
     real = importlib.util.find_spec
     absent = lambda name, *rest: None if name == "libtpu" else real(name, *rest)
     monkeypatch.setattr(importlib.util, "find_spec", absent)
     code, _, remarks = jaxspec("--method", "plain", "--topology", "v5e:4x4")
     assert code == 1
     assert remarks.splitlines() == [
-        "error: planning for a TPU needs its compiler, and no TPU; it is not installed: pip install 'jaxspec[tpu]'"
+        "error: planning for a TPU needs its compiler, and no TPU; it is not installed: pip install 'jax-specdec[tpu]'"
     ]

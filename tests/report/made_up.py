@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.decoding.builder import is_chain
 from jaxspec.evaluate.reliability import tally
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import Answer, Turn
@@ -34,12 +33,12 @@ def write(
         length: tokens of an answer.
         settings: of the run; `device` and `dtype` too.
     """
-    drawn = np.random.default_rng(len(methods) + settings.get("batch_size", 1))
+    rng = np.random.default_rng(len(methods) + settings.get("batch_size", 1))
     forms = {name: form(name) for name in methods}
-    answers = [answer(drawn, number, name, length, settings) for number in range(questions) for name in methods]
+    answers = [answer(rng, number, name, length, settings) for number in range(questions) for name in methods]
     left = {"prompt": 0, "turn": 0, "position": 3, "gap": 1e-6}
     diverged = [{**left, "behind": 1e-6, "explained": True}, {**left, "behind": 0.5, "explained": False}]
-    by_method = lambda low, high: {name: 0.0 if name == "plain" else drawn.uniform(low, high) for name in methods}
+    by_method = lambda low, high: {name: 0.0 if name == "plain" else rng.uniform(low, high) for name in methods}
     measured = Measured(
         noise=1e-5,
         target_seconds={str(size): 0.01 * (1 + 0.02 * size) for size in range(1, 65)},
@@ -74,26 +73,26 @@ def write(
 def form(name: str) -> Form:
     """A form whose method can be read again: its builder has no costs to measure."""
     method = parse_method(name)
-    return Form(str(method), (method.builder.verified,), is_chain(method.builder), read_bytes=1000)
+    return Form(str(method), (method.builder.verified,), method.builder.is_chain, read_bytes=1000)
 
 
-def answer(drawn: np.random.Generator, question: int, name: str, length: int, settings: dict[str, Any]) -> Answer:
+def answer(rng: np.random.Generator, question: int, name: str, length: int, settings: dict[str, Any]) -> Answer:
     """One question's answer, of one turn, or two for the first question."""
     batch = question // settings.get("batch_size", 1)
     times = [np.random.default_rng([batch, i, len(name)]) for i in range(2 if question == 0 else 1)]
-    turns = [turn(drawn, name, length, of_batch) for of_batch in times]
+    turns = [turn(rng, name, length, of_batch) for of_batch in times]
     quality = {"exact_match": float(question % 2)} if settings.get("suite") == "gsm8k" else {}
     return Answer(question, 81 + question, CATEGORIES[question % 3], name, batch, turns, quality)
 
 
-def turn(drawn: np.random.Generator, name: str, length: int, times: np.random.Generator) -> Turn:
+def turn(rng: np.random.Generator, name: str, length: int, times: np.random.Generator) -> Turn:
     """An answer in rounds, the last cut by the budget; `times` draws the seconds, which rows of a batch share."""
     method, tokens, rounds, trees = parse_method(name), [3], [], []
     while len(tokens) < length:
-        tree = drafted(drawn, method)
+        tree = drafted(rng, method)
         depth = depths(tree["parent"])
         path = [tree["token"][node] for node, on in enumerate(tree["accepted"]) if on][1:]
-        tree["committed"] = [*path, int(drawn.integers(len(WORDS)))][: length - len(tokens)]
+        tree["committed"] = [*path, int(rng.integers(len(WORDS)))][: length - len(tokens)]
         kept = len(tree["committed"])
         tree["accepted"] = [int(on and level <= kept) for on, level in zip(tree["accepted"], depth, strict=True)]
         tokens += tree["committed"]
@@ -115,20 +114,20 @@ def turn(drawn: np.random.Generator, name: str, length: int, times: np.random.Ge
     )
 
 
-def drafted(drawn: np.random.Generator, method: Any) -> dict[str, list]:
+def drafted(rng: np.random.Generator, method: Any) -> dict[str, list]:
     """A tree of the method's size, at random, and an accepted path in it."""
-    nodes = method.builder.verified if not method.controller.stops else int(drawn.integers(2, 8))
-    chain = is_chain(method.builder)
-    parent = [-1, *(i - 1 if chain else int(drawn.integers(max(0, i - 4), i)) for i in range(1, nodes))]
+    nodes = method.builder.verified if not method.controller.stops else int(rng.integers(2, 8))
+    chain = method.builder.is_chain
+    parent = [-1, *(i - 1 if chain else int(rng.integers(max(0, i - 4), i)) for i in range(1, nodes))]
     log = [0.0]
     for i in range(1, nodes):
-        log.append(round(log[parent[i]] + float(np.log(drawn.uniform(0.2, 1))), 4))
+        log.append(round(log[parent[i]] + float(np.log(rng.uniform(0.2, 1))), 4))
     node, accepted = 0, [1] + [0] * (nodes - 1)
-    while (children := [i for i in range(1, nodes) if parent[i] == node]) and drawn.random() < 0.75:
-        node = int(drawn.choice(children))
+    while (children := [i for i in range(1, nodes) if parent[i] == node]) and rng.random() < 0.75:
+        node = int(rng.choice(children))
         accepted[node] = 1
     return {
-        "token": drawn.integers(len(WORDS), size=nodes).tolist(),
+        "token": rng.integers(len(WORDS), size=nodes).tolist(),
         "parent": parent,
         "log_confidence": log,
         "accepted": accepted,

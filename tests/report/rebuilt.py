@@ -123,8 +123,9 @@ class Rebuilt:
         """How many were asked."""
         return len({answer["question"] for answer in self.answers})
 
-    def rounds_with(self, method: str, column: int, value: int) -> int:
-        """How many rounds have a value in a column of their counts."""
+    def rounds_with(self, method: str, count: str, value: int) -> int:
+        """How many rounds have this count."""
+        column = ("committed", "accepted", "levels", "drafted", "verified").index(count)
         turns = (turn for group in self.groups(method) for _, turn in group)
         return sum(row[column] == value for turn in turns for row in turn["rounds"])
 

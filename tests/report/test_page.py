@@ -72,8 +72,8 @@ def rebuild(source: list, logs: list[Rebuilt]) -> float:
             return rebuild(first, logs) / rebuild(second, logs)
         case ["difference", first, second]:
             return rebuild(first, logs) - rebuild(second, logs)
-        case ["histogram", run, method, column, value]:
-            return logs[run].rounds_with(method, column, value)
+        case ["histogram", run, method, count, value]:
+            return logs[run].rounds_with(method, count, value)
         case ["replayed", run, method, at]:
             return logs[run].learnt(method, at)
         case ["unexplained", run]:
@@ -128,7 +128,7 @@ def test_no_number_of_ours_comes_from_nowhere(numbers: Numbers):
 
 
 def test_the_tables_of_four_papers(runs: list[Path]):
-    tables = [table for _, tables in papers.every(finished.read(runs)) for table in tables]
+    tables = [table for _, tables in papers.by_paper(finished.read(runs)) for table in tables]
     sources = " ".join(table.source for table in tables)
     for source in ("EAGLE, Table 1", "EAGLE, Table 2", "EAGLE, Table 5", "EAGLE, Table 7", "EESD, Tables 1 to 3",
                    "EESD, Table 5", "EESD, Table 7", "EESD, Table 8",
@@ -214,7 +214,7 @@ def test_another_versions_log_is_refused(line: str, says: str, runs: list[Path],
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "told"),
+    ("one", "other", "distinct"),
     [
         ({"dtype": "float32"}, {}, ["float32", "bfloat16"]),
         ({"device": "H100"}, {"device": "H200"}, ["H100", "H200"]),
@@ -230,14 +230,14 @@ def test_another_versions_log_is_refused(line: str, says: str, runs: list[Path],
         ({}, {}, ["run 1", "run 2"]),
     ],
 )
-def test_no_run_is_written_over_another(one: dict, other: dict, told: list[str], tmp_path: Path):
+def test_no_run_is_written_over_another(one: dict, other: dict, distinct: list[str], tmp_path: Path):
     methods = made_up.METHODS[:2]
     paths = [made_up.write(tmp_path / f"{i}.json", methods, 1, **each) for i, each in enumerate((one, other))]
     read = finished.read(paths)
-    assert [run.title.partition("T = 0")[2].removeprefix(", ") for run in read] == told
-    for table in (table for _, tables in papers.every(read) for table in tables):
+    assert [run.title.partition("T = 0")[2].removeprefix(", ") for run in read] == distinct
+    for table in (table for _, tables in papers.by_paper(read) for table in tables):
         assert len({tuple(map(str, row[:2])) for row in table.ours}) == len(table.ours), table.source
-    by_data = next(table for _, tables in papers.every(read) for table in tables if table.source == "EAGLE, Table 1")
+    by_data = next(table for _, tables in papers.by_paper(read) for table in tables if table.source == "EAGLE, Table 1")
     assert len(by_data.ours) == 2
 
 

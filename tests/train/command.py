@@ -8,6 +8,9 @@ import pytest
 
 from jaxspec.commands import train
 
+QUICK = ("--steps", 30, "--batch-size", 4, "--context", 48, "--learning-rate", 1e-2, "--evaluate-every", 15)
+"""Options that train a head in seconds."""
+
 
 def command(*arguments: object) -> tuple[int, str]:
     """Exit code and stderr of `jaxspec-train ARGUMENTS`."""

@@ -1,32 +1,56 @@
 """Beginnings of texts for a target to go on from: prompts of a file, or cut from open text at random places."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxspec.engine.prompts import Prompt
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.engine.prompts import Prompt, encode
 from jaxspec.evaluate.suites import read_questions
-from jaxspec.train.data import prepare
+from jaxspec.train.data import sources
 from jaxspec.train.data.text import Document
-from jaxspec.train.settings.options import Data
+from jaxspec.train.settings.data import Data
 
 _CHARACTERS_A_TOKEN = 32  # read for one; where tokens are longer, a beginning has fewer of them
 _HALF = "\ufffd"  # what half a character is decoded to
 
 
-def prompts(file: Path | None, data: Data, tokenizer: Any, count: int, length: int, seed: int) -> list[Prompt]:
-    """The first `count` prompts of a file, the first turn of each; without a file, `cut` from the data.
+def prompts(file: Path | None, data: Data, model: Checkpoint, count: int, length: int, seed: int) -> list[list[int]]:
+    """Token ids of the first `count` prompts of a file, the first turn of each; without a file, `cut` from the data.
 
     Raises:
-        ValueError: no readable file of prompts, or data that they cannot be cut from.
+        ValueError: no readable file of prompts, data that they cannot be cut from, or one leaves no room for a token.
     """
-    if file is not None:
-        return [question.turns[0] for question in read_questions(file, count)]
-    return [*cut(data.read(), tokenizer, count, length, seed)]
+    found: list[Prompt] = (
+        [*cut(sources.read(data), model.tokenizer, count, length, seed)]
+        if file is None
+        else [question.turns[0] for question in read_questions(file, count)]
+    )
+    encoded = encode(found, model, chat=False)
+    check_room(encoded, model.config.model.usable_length)
+    return encoded
 
 
-def cut(found: prepare.Found, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
+def check_room(prompts: Sequence[list[int]], room: int) -> None:
+    """Raises ValueError for a prompt that leaves no room for a token in a model with so many positions."""
+    for i, prompt in enumerate(prompts):
+        if len(prompt) >= room:
+            raise ValueError(
+                f"prompt {i} has {len(prompt)} tokens and the model {room} positions, which leaves none for new "
+                "tokens; shorten the prompt, or lower --prompt-tokens"
+            )
+
+
+def greedy_requests(model: Checkpoint, prompts: Sequence[list[int]], max_new_tokens: int) -> list[Request]:
+    """Requests to go on from prompts greedily, with fewer tokens where the model has no more positions."""
+    left = lambda prompt: min(max_new_tokens, model.config.model.usable_length - len(prompt))
+    return [Request(prompt, SamplingParams(max_new_tokens=left(prompt))) for prompt in prompts]
+
+
+def cut(found: sources.Texts, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
     """Token ids of `count` pieces, which begin with a line, and as the tokenizer begins a text (mostly with BOS).
 
     All characters that are not held out are equally likely to be in the line that a piece begins with; the first
@@ -39,7 +63,7 @@ def cut(found: prepare.Found, tokenizer: Any, count: int, length: int, seed: int
     Raises:
         ValueError: there are conversations, or all is held out.
     """
-    kept, _ = prepare.split(found)
+    kept, _ = sources.split(found)
     documents = [each for each in kept if isinstance(each, Document)]
     if len(documents) < len(kept):
         raise ValueError("prompts are cut from plain text, and the data holds conversations; give --prompts instead")
@@ -50,9 +74,9 @@ def cut(found: prepare.Found, tokenizer: Any, count: int, length: int, seed: int
         text = documents[number].text
         line = text.rfind("\n", 0, int(place - ends[number]) + len(text)) + 1
         pieces.append(text[line : line + _CHARACTERS_A_TOKEN * length])
-    encode = lambda texts, special: tokenizer(
+    to_tokens = lambda texts, special: tokenizer(
         texts, split_special_tokens=True, add_special_tokens=special, return_attention_mask=False, verbose=False
     )["input_ids"]
     # A cut may go through a character; what is left of it is no text, and the rest is encoded as text is.
-    texts = [tokenizer.decode(tokens[:length]).strip(_HALF) for tokens in encode(pieces, False)]
-    return encode(texts, True)
+    texts = [tokenizer.decode(tokens[:length]).strip(_HALF) for tokens in to_tokens(pieces, False)]
+    return to_tokens(texts, True)

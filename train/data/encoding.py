@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.train.data import chat
+from jaxspec.train.data import chat, loss_mask
 from jaxspec.train.data.records import Conversation
 from jaxspec.train.data.sift import Bad, sift
 from jaxspec.train.data.text import Document, Encoded
@@ -69,7 +69,7 @@ def _texts(tokenizer: Any, documents: list[Document]) -> Iterator[Encoded]:
     for document, row in zip(documents, rows, strict=True):
         bare = row[:-1] if row[-1:] == [eos] else row  # by the tokenizer: in the text it would be spelt out
         tokens = np.array([*bare, eos] if document.complete and eos is not None else bare, np.int32)
-        yield Encoded(tokens, np.ones(len(tokens), bool))
+        yield Encoded(tokens, loss_mask.of_document(tokens))
 
 
 def _chats(tokenizer: Any, conversations: list[Conversation]) -> Iterator[Encoded | Bad]:
@@ -81,7 +81,7 @@ def _chats(tokenizer: Any, conversations: list[Conversation]) -> Iterator[Encode
             yield each
             continue
         tokens, offsets = next(rows)
-        counted = _inside(offsets, each.spans)
+        counted = loss_mask.of_conversation(offsets, each.spans)
         if counted.any():
             yield Encoded(tokens, counted)
         else:
@@ -95,11 +95,3 @@ def _with_offsets(tokenizer: Any, texts: list[str]) -> Iterator[tuple[np.ndarray
     )
     for tokens, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
         yield np.array(tokens, np.int32), np.array(offsets, np.int32).reshape(-1, 2)
-
-
-def _inside(offsets: np.ndarray, spans: tuple[chat.Span, ...]) -> np.ndarray:
-    """Which tokens have a character in one of the spans."""
-    counted = np.zeros(len(offsets), bool)
-    for start, end in spans:
-        counted |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
-    return counted

@@ -1,7 +1,5 @@
 """From documents to the packed windows that a run trains on and those that it measures with."""
 
-import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +9,14 @@ from jaxspec.host.atomic import staged
 from jaxspec.host.terminal import say
 from jaxspec.train.data import dataset, text
 from jaxspec.train.data.encoding import encode
-from jaxspec.train.data.records import Conversation
-from jaxspec.train.data.text import Document, Windows
-from jaxspec.train.run.folder import Run
-from jaxspec.train.run.recipe import Recipe
+from jaxspec.train.data.sources import Sources, Texts, split
+from jaxspec.train.data.text import Windows
+from jaxspec.train.settings.recipe import Recipe
 
 _EVALUATED = 64  # held-out windows, at most
 
-Found = Sequence[Document | Conversation]
 
-
-@dataclasses.dataclass(frozen=True)
-class Sources:
-    """What to train on.
-
-    Attributes:
-        found: those whose name `text.is_held_out` only measure the result.
-        generated: what a target wrote; none of it is held out.
-        share: how much of the training windows are to be `generated`.
-    """
-
-    found: Found
-    generated: Found = ()
-    share: float = 0.0
-
-
-def split(found: Found) -> tuple[Found, Found]:
-    """What to train on and what is held out. Raises ValueError where nothing is left to train on."""
-    kept, held_out = text.split(found)
-    if not kept:
-        raise ValueError("there is too little text: every file in it is one that is held out; add text")
-    return kept, held_out
-
-
-def write(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe, strict: bool = False) -> None:
+def write(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe) -> None:
     """Packs as much text as the steps take into `place`/train, and a fixed amount of held-out text beside it.
 
     Of two sources, one that is too small for its share is repeated, and stderr says how often.
@@ -52,11 +24,10 @@ def write(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Re
     Args:
         tokenizer: a transformers tokenizer.
         length: of a window, in tokens.
-        strict: refuse the first conversation that the chat template cannot write.
     """
 
-    def pack(found: Found, seed: int, count: int) -> Windows:
-        encoded = encode(tokenizer, shuffled(found, seed), count * length, strict)
+    def pack(found: Texts, seed: int, count: int) -> Windows:
+        encoded = encode(tokenizer, shuffled(found, seed), count * length, sources.strict)
         return text.take(text.windows(encoded, length, tokenizer.eos_token_id or 0), slice(count))
 
     kept, held_out = split(sources.found)
@@ -74,19 +45,19 @@ def write(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Re
     dataset.write(place / "train", text.join([some for some, _ in packed]))  # batches are drawn from all of them
 
 
-def ready(run: Run, tokenizer: Any, sources: Sources, length: int, recipe: Recipe, strict: bool) -> None:
-    """Packs text for a run with the tokenizer of its target, unless it was done before."""
-    if not run.data.exists():
-        with staged(run.data, 0) as place:
-            write(place, tokenizer, sources, length, recipe, strict)
+def ready(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe) -> None:
+    """Packs text into the folder `place` of a run, whole or not at all, unless it was done before."""
+    if not place.exists():
+        with staged(place, 0) as folder:
+            write(folder, tokenizer, sources, length, recipe)
 
 
-def windows(run: Run) -> tuple[Windows, Windows | None]:
+def windows(place: Path) -> tuple[Windows, Windows | None]:
     """The windows of a run: to train on, and held out where there are any."""
-    held_out = run.data / "held-out"
-    return dataset.read(run.data / "train"), dataset.read(held_out) if held_out.exists() else None
+    held_out = place / "held-out"
+    return dataset.read(place / "train"), dataset.read(held_out) if held_out.exists() else None
 
 
-def shuffled(found: Found, seed: int) -> Found:
+def shuffled(found: Texts, seed: int) -> Texts:
     """The documents in an order that only the seed decides."""
     return [found[i] for i in np.random.default_rng(seed).permutation(len(found))]

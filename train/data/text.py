@@ -68,6 +68,7 @@ class Windows:
         counted: whether predicting this token counts in the loss.
         index: which of all windows each is, where they came from a stream.
         features: the target's, where they are not to be computed.
+        taps: beside them, inputs of the target's layers that the drafter reads.
     """
 
     tokens: Int[Array, "B T"]
@@ -75,6 +76,7 @@ class Windows:
     counted: Bool[Array, "B T"]
     index: Int[Array, " B"] | None = None
     features: Float[Array, "B T D"] | None = None
+    taps: tuple[Float[Array, "B T D"], ...] = ()
 
 
 def documents(folder: Path) -> list[Document]:

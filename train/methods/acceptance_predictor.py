@@ -1,76 +1,69 @@
 """Cali-TS's predictor (EESD, arXiv:2406.03853, Eq. 5): will the target accept what was just drafted?
 
-Its labels are collected by decoding: chains of fixed length, greedy, and of each round the comparisons that were really
-made, up to the first draft that was not accepted.
+`jaxspec-train calibrator` trains it, for a head that is trained already.
 """
 
-import dataclasses
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from jaxspec.builders.chain import Chain
-from jaxspec.checkpoint.builtin import FOLDER
-from jaxspec.checkpoint.heads import find_head
+from jaxspec.checkpoint.builtin import FOLDER as BUILTIN
+from jaxspec.checkpoint.heads import HeadConfig, find_head, write_head
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.controllers.acceptance_predictor import FOLDER as PREDICTOR
-from jaxspec.controllers.acceptance_predictor import AcceptancePredictor, classify, write_predictor
-from jaxspec.controllers.fixed import Fixed
-from jaxspec.decoding.request import Request
-from jaxspec.engine.engine import UNLIMITED, Engine
-from jaxspec.engine.head_weights import load_head
+from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor, classify
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.head_weights import drafter_of, load_head
 from jaxspec.host.atomic import staged
 from jaxspec.host.interrupts import deferred
-from jaxspec.host.pace import Pace, progress
 from jaxspec.host.terminal import say
-from jaxspec.methods.method import Method, drafter_of, name_of
+from jaxspec.methods.method import Method
+from jaxspec.model.config import LlamaConfig
+from jaxspec.train.data import beginnings
+from jaxspec.train.methods.acceptance_labels import Labels, collect, join
 from jaxspec.train.methods.recording_drafter import RecordingDrafter
-from jaxspec.train.run.folder import Run
+from jaxspec.train.run.folder import open_run, run_folder
+from jaxspec.train.run.jobs import load_with_tokenizer
+from jaxspec.train.settings.calibrator import Calibrator
+from jaxspec.train.settings.spelling import as_typed
 
 HELD_OUT = 10  # one text in so many only measures
 _EVERY = 50  # steps between measurements
 
 
-@chex.dataclass(frozen=True)
-class Labels:
-    """What was seen and found out in n rounds of K levels."""
+def train(settings: Calibrator) -> AcceptancePredictor:
+    """Collects labels for a trained head, fits the predictor, and writes it, whole or not at all.
 
-    target_hidden: Float[Array | np.ndarray, "n D"]  # the target's feature at the last position verified before
-    draft_hidden: Float[Array | np.ndarray, "n K E"]  # the hidden state that gave each drafted token
-    accepted: Bool[Array | np.ndarray, "n K"]
-    compared: Bool[Array | np.ndarray, "n K"]  # whether the target looked at it: all before it were accepted
-
-
-_FIELDS = ("target_hidden", "draft_hidden", "accepted", "compared")
-
-
-@dataclasses.dataclass(frozen=True)
-class LabelSettings:
-    """How labels are collected and learnt from.
-
-    Attributes:
-        length: of the chains.
-        steps: of Adam, a batch of rounds each.
-        batch_size: texts decoded together.
-        rounds: in a batch of training.
+    Raises:
+        CheckpointError: no such target or head.
+        ValueError: the output exists, a prompt leaves no room for a token, or all labels are of one kind.
     """
-
-    max_new_tokens: int
-    length: int
-    batch_size: int
-    steps: int
-    rounds: int
-    learning_rate: float
-    seed: int
+    model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open())
+    out = folder_of(model, settings.head, settings.out)
+    drafter, builder = drafter_of(model.path, settings.head), Chain(length=settings.length)
+    prompts = beginnings.prompts(None, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed)
+    requests = beginnings.greedy_requests(model, prompts, settings.max_new_tokens)
+    weights = load_head(model, Method(drafter, builder, head=settings.head))
+    recording = Method(RecordingDrafter(inner=drafter, length=settings.length), builder)
+    engine = Engine(model, recording, draft=weights)
+    with open_run(run_folder(out, settings.run_dir), as_typed("calibrator", settings)) as run, staged(out, 0) as folder:
+        found = list(collect(engine, requests, settings.batch_size, run.labels))
+        held_out = found[::HELD_OUT] if len(found) > 1 else found
+        kept = [part for i, part in enumerate(found) if i % HELD_OUT] or found
+        trained, measured = fit(join(kept), join(held_out), settings)
+        with deferred():
+            write_predictor(folder, model.config.model, trained, settings.save_dtype)
+    say(
+        f"wrote {out}: a predictor for {drafter.name}, loss {measured['loss']:.3f} on held-out comparisons, where "
+        f"knowing only their share accepted ({measured['share']:.2f}) gives {measured['base']:.3f}"
+    )
+    return trained
 
 
 def folder_of(model: Checkpoint, head: str, out: Path | None) -> Path:
@@ -81,112 +74,19 @@ def folder_of(model: Checkpoint, head: str, out: Path | None) -> Path:
         CheckpointError: no such head.
     """
     folder = find_head(model.path, head)
-    if out is None and FOLDER in folder.parents:
+    if out is None and BUILTIN in folder.parents:
         raise ValueError("a predictor for a builtin head needs --out: what comes with the package is left as it is")
-    return out or folder / PREDICTOR
+    return out or folder / FOLDER
 
 
-def train(
-    out: Path, model: Checkpoint, head: str, prompts: Sequence[list[int]], plan: LabelSettings, run: Run, dtype: str
-) -> AcceptancePredictor:
-    """Collects labels for a trained head, fits the predictor, and writes it to `out`, whole or not at all.
-
-    Args:
-        prompts: token ids, to decode from.
-        run: keeps the labels of each batch of prompts; from those a run that was killed goes on.
-        dtype: of the predictor on disk.
-
-    Raises:
-        CheckpointError: no such head, or `out` exists.
-        ValueError: a prompt that leaves no room for a token, or labels of one kind alone.
-    """
-    drafter = drafter_of(model.path, head)
-    method = Method(drafter=drafter, builder=Chain(length=plan.length), controller=Fixed(), head=head)
-    weights = load_head(model, method)
-    watched = dataclasses.replace(method, drafter=RecordingDrafter(inner=drafter, length=plan.length))
-    engine = Engine(model, watched, draft=weights)
-    with staged(out, 0) as folder:
-        found = list(collect(engine, prompts, plan, run))
-        held_out = found[::HELD_OUT] if len(found) > 1 else found
-        kept = [part for i, part in enumerate(found) if i % HELD_OUT] or found
-        trained, measured = fit(join(kept), join(held_out), plan)
-        narrow = jax.tree.map(lambda param: param.astype(dtype), trained)
-        with deferred():
-            write_predictor(folder, model.config.model, narrow)
-    say(
-        f"wrote {out}: a predictor for {name_of(drafter)}, loss {measured['loss']:.3f} on held-out comparisons, where "
-        f"knowing only their share accepted ({measured['share']:.2f}) gives {measured['base']:.3f}"
-    )
-    return trained
+def write_predictor(path: Path, target: LlamaConfig, weights: AcceptancePredictor, dtype: str) -> None:
+    """Writes the predictor into the folder `path`, in `dtype`."""
+    width = target.hidden_size
+    settings = {"target_hidden": width, "draft_hidden": weights.head.kernel[...].shape[0] - width}
+    write_head(path, HeadConfig(NAME, target, dtype, dtype, settings), weights)
 
 
-def collect(engine: Engine, prompts: Sequence[list[int]], plan: LabelSettings, run: Run) -> Iterator[Labels]:
-    """The labels of each text, decoded greedily in batches."""
-    room = engine.model.config.model.usable_length
-    pace, began, total = Pace(), time.monotonic(), len(prompts)
-    with progress("text", 0, total) as show:
-        for first in range(0, total, plan.batch_size):
-            some = prompts[first : first + plan.batch_size]
-            file = run.labels / f"{first:08d}.npz"
-            if not file.exists():
-                requests = [Request(p, min(plan.max_new_tokens, room - len(p)), 0.0, 0, 1.0, 0, 0) for p in some]
-                write_labels(file, labels_of(engine, requests))
-            yield from read_labels(file)
-            done = first + len(some)
-            if pace.due() or done == total:
-                seconds = time.monotonic() - began
-                show(done, f"{done / seconds:.1f} texts/s", (total - done) * seconds / done)
-
-
-def labels_of(engine: Engine, requests: list[Request]) -> list[Labels]:
-    """Decodes a batch with a `Watched` drafter. The last round of a text is left out: its end may have cut it."""
-    for request in requests:
-        if request.max_new_tokens < 1:
-            raise ValueError(
-                f"a prompt has {len(request.tokens)} tokens, which leaves no room in this model; lower --prompt-tokens"
-            )
-    state: Any = None
-    for state, _ in engine.stages(requests, False, False, UNLIMITED):  # noqa: B007
-        pass
-    watch = state.drafter
-    seen = jax.device_get((watch.target_hidden, watch.draft_hidden, watch.committed))
-    return [_labels(*(array[row].astype(np.float32) for array in seen)) for row in range(len(requests))]
-
-
-def _labels(target_hidden: np.ndarray, draft_hidden: np.ndarray, committed: np.ndarray) -> Labels:
-    rounds = slice(0, max(int((committed > 0).sum()) - 1, 0))
-    accepted = committed[rounds, None] - 1  # all but the bonus token
-    level = np.arange(draft_hidden.shape[1])
-    return Labels(
-        target_hidden=target_hidden[rounds],
-        draft_hidden=draft_hidden[rounds],
-        accepted=level < accepted,
-        compared=level <= accepted,
-    )
-
-
-def write_labels(file: Path, labels: Sequence[Labels]) -> None:
-    """Writes the labels of a batch of texts, whole or not at all."""
-    file.parent.mkdir(exist_ok=True)
-    part = file.with_name(f".{file.name}")
-    with part.open("wb") as opened:
-        np.savez(opened, **{f"{i}.{name}": getattr(each, name) for i, each in enumerate(labels) for name in _FIELDS})
-    part.replace(file)
-
-
-def read_labels(file: Path) -> list[Labels]:
-    """Inverse of `write_labels`."""
-    with np.load(file) as stored:
-        count = len(stored.files) // len(_FIELDS)
-        return [Labels(**{name: stored[f"{i}.{name}"] for name in _FIELDS}) for i in range(count)]
-
-
-def join(labels: Sequence[Labels]) -> Labels:
-    """All of them together."""
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *labels)
-
-
-def fit(labels: Labels, held_out: Labels, plan: LabelSettings) -> tuple[AcceptancePredictor, dict[str, float]]:
+def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[AcceptancePredictor, dict[str, float]]:
     """Cross-entropy by Adam; of the weights measured now and then, the best on `held_out`.
 
     Returns:
@@ -199,8 +99,8 @@ def fit(labels: Labels, held_out: Labels, plan: LabelSettings) -> tuple[Acceptan
     if not 0 < accepted[compared].sum() < compared.sum():
         raise ValueError("the target accepted all drafts or none, so there is nothing to tell apart; take more text")
     width, (_, _, narrow) = labels.target_hidden.shape[1], labels.draft_hidden.shape
-    weights: Any = AcceptancePredictor(width, narrow, rngs=nnx.Rngs(plan.seed))
-    schedule = optax.cosine_decay_schedule(plan.learning_rate, plan.steps, 0.1)
+    weights: Any = AcceptancePredictor(width, narrow, rngs=nnx.Rngs(settings.seed))
+    schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps, 0.1)
     optimizer = optax.adamw(schedule, weight_decay=0.01)
 
     @jax.jit
@@ -214,10 +114,10 @@ def fit(labels: Labels, held_out: Labels, plan: LabelSettings) -> tuple[Acceptan
 
         return jax.lax.scan(step, (weights, moments), rows)[0]
 
-    measure, moments, draw = jax.jit(loss), optimizer.init(weights), np.random.default_rng(plan.seed)
+    measure, moments, rng = jax.jit(loss), optimizer.init(weights), np.random.default_rng(settings.seed)
     best, lowest = weights, float("inf")
-    for _ in range(0, plan.steps, _EVERY):
-        rows = jnp.asarray(draw.integers(len(accepted), size=(_EVERY, plan.rounds)))
+    for _ in range(0, settings.steps, _EVERY):
+        rows = jnp.asarray(rng.integers(len(accepted), size=(_EVERY, settings.rounds)))
         weights, moments = some_steps(weights, moments, rows, labels)
         if (found := float(measure(weights, held_out))) < lowest:
             best, lowest = weights, found

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxspec.drafters.layer_skip import SkipSet, skip
+from jaxspec.drafters.skip_mask import SkipMask, skip
 from jaxspec.train.methods.trial import Trial
 
 
-def choose(trials: Sequence[Trial], attention: float, mlp: float) -> SkipSet:
+def choose(trials: Sequence[Trial], attention: float, mlp: float) -> SkipMask:
     """Leaves out these shares of the attention and of the MLP blocks, rounded, those of the largest gain."""
     layers = len(trials[0].skips.attention)
     first = lambda gain, share: np.argsort(-gain, kind="stable")[: round(share * layers)].tolist()

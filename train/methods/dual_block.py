@@ -18,7 +18,7 @@ from jaxspec.model.kv_cache import KV
 from jaxspec.model.linear import linear
 from jaxspec.model.llama import Layer, attention_input
 from jaxspec.model.rope import rotary
-from jaxspec.train.methods.packed import attend, in_blocks, positions
+from jaxspec.train.run.packed import attend, in_blocks, positions
 
 
 def roots(segment: Int[Array, "B T"], length: Int[Array, ""]) -> Int[Array, "B T"]:

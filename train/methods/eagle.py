@@ -1,8 +1,6 @@
 """EAGLE's training (arXiv:2401.15077, §4): regress the target's next feature, and agree with its next token."""
 
-import dataclasses
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,35 +8,27 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.checkpoint.heads import HeadConfig, write_head
-from jaxspec.drafters.eagle import NAME, EagleHead, fuse
+from jaxspec.drafters.eagle import Eagle as EagleDrafter
+from jaxspec.drafters.eagle import EagleHead, fuse
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
-from jaxspec.train.methods.packed import decoder_layer
 from jaxspec.train.run import heads
-from jaxspec.train.run.heads import Job, target_features
+from jaxspec.train.run.jobs import open_job
+from jaxspec.train.run.packed import decoder_layer, of_target
 from jaxspec.train.run.trainer import Sums
+from jaxspec.train.settings.heads import Eagle
 from jaxspec.train.settings.objectives import EagleObjective
 
 _PUBLISHED_LENGTH = 512
 
 
-def train(job: Job, objective: EagleObjective, bias: bool, dtype: str) -> EagleHead:
-    """Trains a head with one layer of the target's shape; see `heads.train`.
-
-    Args:
-        bias: give `fc` one.
-        dtype: of the head on disk.
-    """
-    config = dataclasses.replace(job.target.config.model.without_experts, num_layers=1)
-    head = EagleHead(config, rngs=nnx.Rngs(job.recipe.seed), bias=bias)
-    settings = {"bias": bias, "own_embedding": False}
-    described = HeadConfig(drafter=NAME, model=config, dtype=dtype, source_dtype=dtype, settings=settings)
-
-    def write(folder: Path, trained: EagleHead) -> None:
-        write_head(folder, described, trained)
-
-    return heads.train(job, NAME, head, partial(loss, objective=objective), write)
+def train(settings: Eagle) -> EagleHead:
+    """Trains a head with one layer of the target's shape; see `heads.train`."""
+    drafter = EagleDrafter()
+    with open_job(drafter.name, settings) as job:
+        shape = drafter.head_for(job.target.config.model, bias=settings.bias)
+        head = drafter.build_head(shape, nnx.Rngs(job.recipe.seed))
+        return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
 
 
 def loss(
@@ -50,7 +40,7 @@ def loss(
     that token does and is of the same document.
     """
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    features = target_features(target, batch)
+    features, _ = of_target(target, batch)
     given, goal = features[:, :-2], features[:, 1:-1]
     if key is not None and objective.noise:
         longer = _PUBLISHED_LENGTH / tokens.shape[1] if objective.noise_scale == "length" else 1.0

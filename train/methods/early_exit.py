@@ -4,9 +4,8 @@ Only the first layers and the exit run and are loaded, so a step costs a small p
 """
 
 import dataclasses
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +17,34 @@ from jaxtyping import Array, Float, Key
 from jaxspec.checkpoint import config_json, parameters
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.config_json import CheckpointConfig
-from jaxspec.checkpoint.heads import HeadConfig, write_head
 from jaxspec.checkpoint.loading import Checkpoint, load_tokenizer
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.drafters.early_exit import NAME, EarlyExitHead, default_first, predict
+from jaxspec.drafters.early_exit import EarlyExit as EarlyExitDrafter
+from jaxspec.drafters.early_exit import EarlyExitHead, default_first, predict
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.model.mesh import split
 from jaxspec.model.placement import move, place
-from jaxspec.model.quantization import dense, is_quantized, whole_name
+from jaxspec.model.quantization import LM_HEAD, is_quantized, whole_name
 from jaxspec.train.data.text import Windows
-from jaxspec.train.methods.packed import decoder_layer, residual_stream
 from jaxspec.train.run import heads
-from jaxspec.train.run.heads import Job
+from jaxspec.train.run.initial_weights import copies, lm_head_of
+from jaxspec.train.run.jobs import open_job
+from jaxspec.train.run.packed import decoder_layer, residual_streams
 from jaxspec.train.run.trainer import Sums
+from jaxspec.train.settings.heads import EarlyExit
+
+
+def train(settings: EarlyExit) -> EarlyExitHead:
+    """Trains an exit; see `heads.train`. Without the target nothing can be decoded."""
+    drafter, exits = EarlyExitDrafter(), settings.exit_layers
+    with open_job(drafter.name, settings, partial(load, first=settings.first)) as job:
+        model, first = job.target.config.model, job.target.target.config.num_layers
+        if not 0 < exits <= model.num_layers:
+            raise ValueError(f"--exit-layers must be from 1 to {model.num_layers} for this target, not {exits}")
+        shape = drafter.head_for(model, first=first, exit_layers=exits)
+        head = nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
+        return heads.train(job, drafter, shape, load_initial(job.target.path, head, model), loss, decodes=False)
 
 
 def bottom_config(model: LlamaConfig, first: int) -> LlamaConfig:
@@ -51,12 +64,12 @@ def load_initial(path: Path, head: EarlyExitHead, model: LlamaConfig) -> EarlyEx
     """The head, begun with the last layers, final norm and LM head of a checkpoint; nothing else is read."""
     sources = _sources(head, model)
     parts = [name for name in parameters.read_shapes(path / "params") if whole_name(name) in sources.values()]
-    return _begun(head, sources, parameters.read_arrays(path / "params", parts))
+    return dict_to_module(head, copies(parameters.read_arrays(path / "params", parts), sources))
 
 
 def initial(target: Llama, head: EarlyExitHead) -> EarlyExitHead:
     """The same from a target in memory."""
-    return _begun(head, _sources(head, target.config), module_to_dict(target))
+    return dict_to_module(head, copies(module_to_dict(target), _sources(head, target.config)))
 
 
 def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
@@ -64,25 +77,12 @@ def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
     offset = model.num_layers - head.config.num_layers
 
     def source(name: str) -> str:
-        if name == "head.kernel" and model.tie_embeddings:
-            return "embedding"
         if not name.startswith("layers."):
-            return name
+            return lm_head_of(model) if name == LM_HEAD else name
         _, number, rest = name.split(".", 2)
         return f"layers.{offset + int(number)}.{rest}"
 
     return {name: source(name) for name in module_to_dict(head)}
-
-
-def _begun(head: EarlyExitHead, sources: dict[str, str], params: Mapping[str, Any]) -> EarlyExitHead:
-    """The head, each parameter begun with the one of the target's `params` that `sources` names."""
-    found = dense(params, sources.values())
-    values = {name: found[source] for name, source in sources.items()}
-    kernel = values["head.kernel"]
-    if kernel.shape != head.head.kernel[...].shape:  # an embedding, used as LM head
-        values = {**values, "head.kernel": kernel.T}
-    # Copies: training donates them, and the target needs its own.
-    return dict_to_module(head, {name: jnp.array(value, jnp.float32, copy=True) for name, value in values.items()})
 
 
 def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None) -> Checkpoint:
@@ -106,37 +106,12 @@ def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None)
     return Checkpoint(folder, config, bottom, load_tokenizer(folder), config_json.head_names(folder), mesh)
 
 
-def train(job: Job, exit_layers: int, dtype: str) -> EarlyExitHead:
-    """Trains an exit; see `heads.train`. `job.target` is what `load` returned.
-
-    Without the target nothing can be decoded: what is measured is the held-out loss.
-
-    Args:
-        exit_layers: decoder layers after the first ones; the paper finds one best (§5.5).
-        dtype: of the head on disk.
-    """
-    if job.cache is not None:
-        raise ValueError("--cache-features is of no use here: the target's features are not computed in a step")
-    model, first = job.target.config.model, job.target.target.config.num_layers
-    if not 0 < exit_layers <= model.num_layers:
-        raise ValueError(f"--exit-layers must be from 1 to {model.num_layers} for this target, not {exit_layers}")
-    config = dataclasses.replace(model, num_layers=exit_layers)
-    random = EarlyExitHead(config, rngs=nnx.Rngs(job.recipe.seed), first=first)
-    head = load_initial(job.target.path, random, model)
-    described = HeadConfig(drafter=NAME, model=config, dtype=dtype, source_dtype=dtype, settings={"first": first})
-
-    def write(folder: Path, trained: EarlyExitHead) -> None:
-        write_head(folder, described, trained)
-
-    return heads.train(job, NAME, head, loss, write, heads.no_acceptance)
-
-
 def loss(
     head: EarlyExitHead, bottom: Llama, batch: Windows, key: Key[Array, ""] | None
 ) -> tuple[Float[Array, ""], Sums]:
     """Cross-entropy of the text's next token, over the tokens that count (§3.2)."""
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    x = jax.lax.stop_gradient(residual_stream(bottom, tokens, segment))
+    x = jax.lax.stop_gradient(residual_streams(bottom, tokens, segment)[-1])
     for layer in head.layers:
         x = decoder_layer(layer, head.config, x, segment)
     logits = predict(head, x)[0][:, :-1]

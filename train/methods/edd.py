@@ -1,50 +1,38 @@
 """EDD's training (its paper's §3.1): the target encodes a text once, and a one-layer LLaMA learns to draft on it."""
 
-import dataclasses
 from functools import partial
-from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.checkpoint.heads import HeadConfig, write_head
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.drafters.edd import NAME, EddHead, default_tap, soft_prompt
+from jaxspec.decoding.drafter import Models
+from jaxspec.drafters.edd import Edd as EddDrafter
+from jaxspec.drafters.edd import EddHead, soft_prompt
 from jaxspec.model.llama import Llama, embed, final_norm, mlp_block, unembed
-from jaxspec.model.quantization import dense
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import dual_block
 from jaxspec.train.methods.distillation import distil
-from jaxspec.train.methods.packed import positions, residual_streams
 from jaxspec.train.run import heads
-from jaxspec.train.run.heads import Job
+from jaxspec.train.run.initial_weights import copies
+from jaxspec.train.run.jobs import open_job
+from jaxspec.train.run.packed import of_target, positions
 from jaxspec.train.run.trainer import Sums
+from jaxspec.train.settings.heads import Edd
 from jaxspec.train.settings.objectives import BlockObjective
 
 
-def train(job: Job, objective: BlockObjective, tap: int | None, dtype: str) -> EddHead:
-    """Trains a head; see `heads.train`.
-
-    Args:
-        tap: layer of the target, from 0, whose output is the soft prompt; None for the fourth-to-last.
-        dtype: of the head on disk.
-    """
-    if job.cache is not None:
-        raise ValueError("--cache-features keeps the target's last features, and EDD reads another layer too: omit it")
-    target = job.target.target
-    count = target.config.num_layers
-    tap = default_tap(count) if tap is None else tap
-    if not 0 <= tap < count:
-        raise ValueError(f"--tap must be from 0 to {count - 1} for this target, not {tap}")
-    head = initial(target, tap)
-    described = HeadConfig(drafter=NAME, model=head.config, dtype=dtype, source_dtype=dtype, settings={"tap": tap})
-
-    def write(folder: Path, trained: EddHead) -> None:
-        write_head(folder, described, trained)
-
-    return heads.train(job, NAME, head, partial(loss, objective=objective), write)
+def train(settings: Edd) -> EddHead:
+    """Trains a head; see `heads.train`."""
+    drafter = EddDrafter()
+    with open_job(drafter.name, settings) as job:
+        target = job.target.target
+        shape = drafter.head_for(target.config, tap=settings.tap)
+        count, tap = target.config.num_layers, shape.settings["tap"]
+        if not 0 <= tap < count:
+            raise ValueError(f"--tap must be from 0 to {count - 1} for this target, not {tap}")
+        return heads.train(job, drafter, shape, initial(target, tap), partial(loss, objective=settings.objective))
 
 
 def initial(target: Llama, tap: int) -> EddHead:
@@ -54,14 +42,10 @@ def initial(target: Llama, tap: int) -> EddHead:
     the builtin model it has a held-out loss of 1.22 after 100 steps, a random layer of 1.56, the one after the tap of
     2.72, and the last one of 2.64.
     """
-    config = dataclasses.replace(target.config, num_layers=1)
-    head, theirs = nnx.eval_shape(lambda: EddHead(config, rngs=nnx.Rngs(0), tap=tap)), module_to_dict(target)
+    drafter = EddDrafter()
+    head = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target.config, tap=tap), nnx.Rngs(0)))
     sources = {name: name.removeprefix("decoder.") for name in module_to_dict(head)}
-    own = dense(theirs, sources.values())
-    # Copies: training donates them, and the target needs its own.
-    return dict_to_module(
-        head, {name: jnp.array(own[source], jnp.float32, copy=True) for name, source in sources.items()}
-    )
+    return dict_to_module(head, copies(module_to_dict(target), sources))
 
 
 def loss(
@@ -72,20 +56,11 @@ def loss(
     With a key, the length of the mask's blocks is drawn from it; without, it is the middle one.
     """
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    hidden, features = jax.lax.stop_gradient(encode(target, tokens, segment, head.tap))
-    shortest, longest = objective.block_min, objective.block_max
-    length = dual_block.draw_length(shortest, longest, key)
-    drafts = predict(head, tokens, hidden, segment, length, longest)
+    features, taps = of_target(target, batch, EddDrafter().taps(Models(target=target, draft=head)))
+    (hidden,) = taps or (features,)
+    length = dual_block.draw_length(objective.block_min, objective.block_max, key)
+    drafts = predict(head, tokens, hidden, segment, length, objective.block_max)
     return distil(objective.goal, drafts, unembed(target, features), batch)
-
-
-def encode(
-    target: Llama, tokens: Int[Array, "B T"], segment: Int[Array, "B T"], tap: int
-) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
-    """The hidden states that EDD reads, and the target's features, in one forward."""
-    after = residual_streams(target, tokens, segment)
-    features = final_norm(target, after[-1])
-    return (after[tap] if tap + 1 < len(after) else features), features
 
 
 def predict(

@@ -5,61 +5,70 @@ drafted tokens. Training does the same, under EDD's dual-block mask.
 """
 
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
+from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.drafters.layer_skip import NAME, KeptBlocks, SkipSet, read_skip_set, write_kept_blocks, write_skip_set
+from jaxspec.decoding.drafter import HeadShape
+from jaxspec.drafters.layer_skip import KeptBlocks
+from jaxspec.drafters.layer_skip import LayerSkip as LayerSkipDrafter
+from jaxspec.drafters.skip_mask import SkipMask, layers_of
 from jaxspec.host import processes
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.llama import Llama, embed, final_norm, keys_and_values, mlp_block, rms_norm, unembed
 from jaxspec.train.data.text import Windows
-from jaxspec.train.methods import dual_block
+from jaxspec.train.methods import aggressive, dual_block, skip_search
 from jaxspec.train.methods.distillation import distil
-from jaxspec.train.methods.packed import positions, residual_streams
+from jaxspec.train.methods.skip_set_files import read_skip_set, write_skip_set
 from jaxspec.train.run import heads
-from jaxspec.train.run.heads import Job
+from jaxspec.train.run.folder import run_folder
+from jaxspec.train.run.initial_weights import copies
+from jaxspec.train.run.jobs import open_job
+from jaxspec.train.run.packed import positions, residual_streams
 from jaxspec.train.run.trainer import Sums
+from jaxspec.train.settings.heads import LayerSkip
 from jaxspec.train.settings.objectives import BlockObjective
 
 
-def train(job: Job, skips: SkipSet, objective: BlockObjective, dtype: str) -> KeptBlocks:
-    """Trains the blocks that a set keeps; see `heads.train`. `dtype` is that of the weights on disk.
+def train(settings: LayerSkip) -> KeptBlocks:
+    """Trains the blocks that a set keeps; see `heads.train`.
 
     Raises:
         ValueError: as `heads.train`, and where the run was started with another set.
     """
-    if job.cache is not None:
-        raise ValueError("--cache-features keeps the target's last features, and drafts read all its layers: omit it")
-    begun = job.run.folder / "set"  # a search that went on since may choose otherwise
-    if begun.exists() and read_skip_set(begun, job.target.config) != skips:
-        raise ValueError(
-            f"the run in {job.run.folder} was started with another set, the one in {begun}: name it with --set and "
-            "another folder with --run, or remove the run to start anew"
-        )
-    if processes.is_first():
-        begun.mkdir(exist_ok=True)
-        write_skip_set(begun, job.target.config, skips)
-
-    def write(folder: Path, trained: KeptBlocks) -> None:
-        write_kept_blocks(folder, trained, dtype)
-
-    return heads.train(job, NAME, initial(job.target.target, skips), partial(loss, objective=objective), write)
+    drafter = LayerSkipDrafter()
+    with open_job("layer-skip-trained", settings) as job:
+        target, skips = job.target.config, choose(settings, job.target)
+        begun = job.run.folder / "set"  # a search that went on since may choose otherwise
+        if begun.exists() and read_skip_set(begun, target) != skips:
+            raise ValueError(
+                f"the run in {job.run.folder} was started with another set, the one in {begun}: name it with --set and "
+                "another folder with --run, or remove the run to start anew"
+            )
+        if processes.is_first():
+            write_skip_set(begun, target, skips)
+        shape = HeadShape(target.model, {**layers_of(skips), "trained": True})
+        blocks = initial(job.target.target, skips)
+        return heads.train(job, drafter, shape, blocks, partial(loss, objective=settings.objective))
 
 
-def initial(target: Llama, skips: SkipSet) -> KeptBlocks:
+def choose(settings: LayerSkip, target: Checkpoint) -> SkipMask:
+    """The set that is asked for: one on disk, or one from the trials of a search."""
+    searched = target.path / "heads" / LayerSkipDrafter.name
+    if not settings.aggressive:
+        return read_skip_set(settings.skip_set or searched, target.config)
+    trials = skip_search.read_trials(run_folder(searched, settings.search), target)
+    return aggressive.choose(trials, settings.attention_share, settings.mlp_share)
+
+
+def initial(target: Llama, skips: SkipMask) -> KeptBlocks:
     """The target's own blocks, float32: what they draft before any training is what the set drafts."""
-    blocks, theirs = (
-        nnx.eval_shape(lambda: KeptBlocks(target.config, rngs=nnx.Rngs(0), skips=skips)),
-        module_to_dict(target),
-    )
-    # Copies: training donates them, and the target needs its own.
-    own = {name: jnp.array(theirs[name], jnp.float32, copy=True) for name in module_to_dict(blocks)}
-    return dict_to_module(blocks, own)
+    blocks = nnx.eval_shape(lambda: KeptBlocks(target.config, rngs=nnx.Rngs(0), skips=skips))
+    return dict_to_module(blocks, copies(module_to_dict(target), {name: name for name in module_to_dict(blocks)}))
 
 
 def loss(
@@ -77,16 +86,15 @@ def loss(
 
 
 def encode(
-    target: Llama, skips: SkipSet, tokens: Int[Array, "B T"], segment: Int[Array, "B T"]
+    target: Llama, skips: SkipMask, tokens: Int[Array, "B T"], segment: Int[Array, "B T"]
 ) -> tuple[tuple[KV | None, ...], Float[Array, "B T D"]]:
     """The target's keys and values a layer, None where attention is left out, and its features, in one forward."""
-    after, at = residual_streams(target, tokens, segment), positions(segment)
-    into = (embed(target, tokens), *after[:-1])
+    (*into, last), at = residual_streams(target, tokens, segment), positions(segment)
     verified = tuple(
         None if skipped else keys_and_values(layer, target.config, x, at)
         for layer, x, skipped in zip(target.layers, into, skips.attention, strict=True)
     )
-    return verified, final_norm(target, after[-1])
+    return verified, final_norm(target, last)
 
 
 def predict(

@@ -21,15 +21,17 @@ from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, unembed
-from jaxspec.train.data import prepare, tokenizer
+from jaxspec.train.data import prepare, sources, tokenizer
 from jaxspec.train.data.records import Conversation
 from jaxspec.train.data.text import Document, Windows
-from jaxspec.train.methods.packed import hidden_states
 from jaxspec.train.run import figure
-from jaxspec.train.run.folder import Run
+from jaxspec.train.run.folder import open_run, run_folder
 from jaxspec.train.run.held_out import mean_loss
-from jaxspec.train.run.recipe import Recipe
+from jaxspec.train.run.packed import hidden_states
 from jaxspec.train.run.trainer import Sums, Task, fit
+from jaxspec.train.settings.lm import Lm
+from jaxspec.train.settings.recipe import Recipe
+from jaxspec.train.settings.spelling import as_typed
 
 
 def shape(
@@ -53,41 +55,32 @@ def shape(
     )
 
 
-def train(
-    out: Path,
-    found: prepare.Found,
-    model: LlamaConfig,
-    recipe: Recipe,
-    run: Run,
-    *,
-    layer_dropout: float = 0.0,
-    dtype: str = "float32",
-) -> None:
-    """Trains a model on documents and writes the checkpoint `out`, whole or not at all.
-
-    Args:
-        out: folder to make; must not exist.
-        found: the documents; those whose name `text.is_held_out` only measure the result.
-        model: shape of the model; its `max_length` is the length of the windows.
-        run: where it goes on if it was killed.
-        layer_dropout: probability of leaving out the last layer; see `kept_layers`.
-        dtype: of the parameters in the checkpoint.
+def train(settings: Lm) -> None:
+    """Trains a model on text and writes it as a checkpoint, whole or not at all.
 
     Raises:
-        ValueError: too little text, or a learning rate that makes the loss overflow.
-        CheckpointError: `out` exists, or the folder that is to hold it does not.
+        ValueError: too little text, a learning rate that makes the loss overflow, or `settings.out` exists or has no
+            folder to lie in.
         DiskFullError: no room.
     """
     compilation_cache.keep_compilations()
-    with staged(out, memory.required_bytes(model, dtype)) as folder:
+    out, recipe, dtype = settings.out, settings.recipe, settings.save_dtype
+    model = shape(
+        settings.vocab_size, settings.layers, settings.hidden_size, settings.head_dim, settings.context, settings.tied
+    )
+    found = sources.read(settings.data)
+    with (
+        open_run(run_folder(out, settings.run_dir), as_typed("lm", settings)) as run,
+        staged(out, memory.required_bytes(model, dtype)) as folder,
+    ):
         if not run.data.exists():
-            learn(run, found, model, recipe)
-        packed, held_out = prepare.windows(run)
+            learn(run.data, found, model, recipe)
+        packed, held_out = prepare.windows(run.data)
         measure = None
         if held_out is not None:
             measure = partial(_measure, mean_loss(loss, held_out, recipe.batch_size // recipe.accumulate))
         initial = Llama(model, rngs=nnx.Rngs(recipe.seed))
-        task = Task(loss=partial(loss, layer_dropout=layer_dropout), measure=measure)
+        task = Task(loss=partial(loss, layer_dropout=settings.layer_dropout), measure=measure)
         trained, measured = fit(task, initial, None, packed, recipe, run)
         figure.draw(run.metrics, run.figure)
 
@@ -101,17 +94,18 @@ def train(
     say(f"wrote {out}: llama, {memory.parameter_count(model):,} parameters, {dtype}, {said}")
 
 
-def learn(run: Run, found: prepare.Found, model: LlamaConfig, recipe: Recipe) -> None:
-    """Learns the tokenizer and packs the text: what a run that goes on finds ready."""
+def learn(place: Path, found: sources.Texts, model: LlamaConfig, recipe: Recipe) -> None:
+    """Learns the tokenizer and packs the text into `place`: what a run that goes on finds ready."""
     if any(isinstance(each, Conversation) for each in found):
         raise ValueError("the data holds conversations, and a tokenizer learnt here has no chat template; give text")
-    kept, _ = prepare.split(found)
+    kept, _ = sources.split(found)
     say(f"learning a vocabulary of {model.vocab_size} tokens from {len(kept)} files")
-    with staged(run.data, 0) as place:
-        (place / "tokenizer").mkdir()
+    with staged(place, 0) as folder:
+        (folder / "tokenizer").mkdir()
         learnt = tokenizer.learn([each.text for each in kept if isinstance(each, Document)], model.vocab_size)
-        tokenizer.save(learnt, place / "tokenizer", model.max_length)
-        prepare.write(place, load_tokenizer(place / "tokenizer"), prepare.Sources(found), model.max_length, recipe)
+        tokenizer.save(learnt, folder / "tokenizer", model.max_length)
+        read_again = load_tokenizer(folder / "tokenizer")
+        prepare.write(folder, read_again, sources.Sources(found), model.max_length, recipe)
 
 
 def describe(model: LlamaConfig, dtype: str) -> CheckpointConfig:

@@ -1,7 +1,6 @@
 """Medusa-1's training (arXiv:2401.10774, §2.2.1): beside a frozen target, each head learns a token further ahead."""
 
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,56 +8,36 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.checkpoint.heads import HeadConfig, write_head
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.drafters.medusa import NAME, MedusaHead, MedusaHeads, predict
+from jaxspec.drafters.medusa import Medusa as MedusaDrafter
+from jaxspec.drafters.medusa import MedusaHead, MedusaHeads, predict
 from jaxspec.model.llama import Llama
-from jaxspec.model.quantization import LM_HEAD, dense
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
-from jaxspec.train.run.heads import Job, target_features
+from jaxspec.train.run.initial_weights import copies, lm_head_of
+from jaxspec.train.run.jobs import open_job
+from jaxspec.train.run.packed import of_target
 from jaxspec.train.run.trainer import Sums
+from jaxspec.train.settings.heads import Medusa
+
+
+def train(settings: Medusa) -> MedusaHeads:
+    """Trains heads; see `heads.train`."""
+    drafter = MedusaDrafter()
+    with open_job(drafter.name, settings) as job:
+        shape = drafter.head_for(job.target.config.model, heads=settings.heads)
+        begun = initial(job.target.target, settings.heads)
+        return heads.train(job, drafter, shape, begun, partial(loss, decay=settings.decay))
 
 
 def initial(target: Llama, count: int) -> MedusaHeads:
     """Heads that begin as the target's LM head, behind a residual block that does nothing yet: W and b are 0."""
-    width, vocab = target.config.hidden_size, target.config.vocab_size
-    blank = nnx.eval_shape(lambda: MedusaHeads.blank(width, vocab, count))
-    params = module_to_dict(target)
-    kernel = params["embedding"].T if target.head is None else dense(params, [LM_HEAD])[LM_HEAD]
-
-    def begun(name: str, shape: tuple[int, ...]) -> Array:
-        # Arrays of their own, float32: training donates them, and the target needs its own.
-        copied = name.endswith(".head.kernel")
-        return jnp.array(kernel, jnp.float32, copy=True) if copied else jnp.zeros(shape, jnp.float32)
-
-    return dict_to_module(blank, {name: begun(name, leaf.shape) for name, leaf in module_to_dict(blank).items()})
-
-
-def train(job: Job, count: int, decay: float, dtype: str) -> MedusaHeads:
-    """Trains heads; see `heads.train`.
-
-    Args:
-        count: number of heads.
-        decay: see `loss`.
-        dtype: of the heads on disk.
-
-    Raises:
-        ValueError: the windows are too short for the last head to have anything to predict.
-    """
-    if job.length is not None and job.length < count + 2:
-        raise ValueError(
-            f"--context {job.length} is too short for {count} heads: the last one predicts the token {count + 1} "
-            f"further on, so it must be at least {count + 2}"
-        )
-    described = HeadConfig(
-        drafter=NAME, model=job.target.config.model, dtype=dtype, source_dtype=dtype, settings={"heads": count}
-    )
-
-    def write(folder: Path, trained: MedusaHeads) -> None:
-        write_head(folder, described, trained)
-
-    return heads.train(job, NAME, initial(job.target.target, count), partial(loss, decay=decay), write)
+    drafter = MedusaDrafter()
+    blank = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target.config, heads=count), nnx.Rngs(0)))
+    leaves = module_to_dict(blank)
+    lm_heads = {name: lm_head_of(target.config) for name in leaves if name.endswith(".head.kernel")}
+    zeros = {name: jnp.zeros(leaf.shape, jnp.float32) for name, leaf in leaves.items() if name not in lm_heads}
+    return dict_to_module(blank, zeros | copies(module_to_dict(target), lm_heads))
 
 
 def loss(
@@ -73,7 +52,7 @@ def loss(
     after another (`lax.map`), each of which computes its logits again for its gradient (`jax.checkpoint`): never are
     more alive than one head has. Taking the heads one by one instead leaves XLA free to keep them all, and it does.
     """
-    features, count = target_features(target, batch), len(model.heads)
+    (features, _), count = of_target(target, batch), len(model.heads)
     goal, valid = goals(batch, count)
     missing = -features.shape[1] % count
 
@@ -109,7 +88,7 @@ def goals(batch: Windows, count: int) -> tuple[Int[Array, "B T K"], Bool[Array, 
 def of_head(
     head: MedusaHead, features: Float[Array, "B T D"], goal: Int[Array, "B T"], valid: Bool[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Summed cross-entropy of a head, and how often its likeliest token is the text's."""
+    """Summed cross-entropy of a head, and how often its argmax is the text's token."""
     logits, _ = predict(head, features)
     each = optax.softmax_cross_entropy_with_integer_labels(logits, goal)
     right = (logits.argmax(-1) == goal) & valid

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxspec.drafters.layer_skip import SkipSet
+from jaxspec.drafters.skip_mask import SkipMask
 from jaxspec.evaluate.sweep_figure import to_svg
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
@@ -12,13 +12,13 @@ from jaxspec.train.methods.trial import Trial
 KEPT, ATTENTION, MLP = "0.85", "tab:red", "tab:blue"
 
 
-def draw(trials: Sequence[Trial], best: SkipSet, out: Path) -> None:
+def draw(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
     """Draws all trials (the paper's Figure 4) and the map of the best set (Figure 6); says where that cannot be."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.patches import Rectangle
     except ImportError:
-        say("no figure: matplotlib is not installed (pip install 'jaxspec[search]'); the trials are in the log")
+        say("no figure: matplotlib is not installed (pip install 'jax-specdec[search]'); the trials are in the log")
         return
     drawn = Figure(figsize=(8, 5), layout="constrained")
     above, below = drawn.subplots(2, 1, height_ratios=(4, 1))

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -12,80 +12,74 @@ from rich.table import Table
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request
-from jaxspec.drafters.layer_skip import LayerSkip, SkipSet, layers_of, skip, write_skip_set
+from jaxspec.drafters.layer_skip import LayerSkip
+from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
 from jaxspec.host.atomic import staged
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
-from jaxspec.host.pace import Pace, progress
+from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
-from jaxspec.methods.method import Method
+from jaxspec.methods.method import Method, parse_method
+from jaxspec.train.data import beginnings
 from jaxspec.train.methods import search_figure, suggest, trial
+from jaxspec.train.methods.skip_set_files import write_skip_set
 from jaxspec.train.methods.suggest import Tried
-from jaxspec.train.methods.trial import Costs, Objective, Trial
+from jaxspec.train.methods.trial import BlockCosts, Objective, Trial
 from jaxspec.train.run.fingerprint import fingerprint
-from jaxspec.train.run.folder import Run
+from jaxspec.train.run.folder import Run, open_run, run_folder
+from jaxspec.train.run.jobs import folder_of, load_with_tokenizer
+from jaxspec.train.settings.skip_search import Objectives, SkipSearch
+from jaxspec.train.settings.spelling import as_typed
 
 SEARCHED = "searched"
 LOG = "the log of a skip search"
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchSettings:
-    """How to search.
+def search(settings: SkipSearch) -> SkipMask:
+    """Searches, compares the best set with plainer choices, and writes it, whole or not at all.
 
-    Attributes:
-        method: that drafts with the sets.
-        prompts: token ids; the development set.
-        objective: `modelled` or `measured`: see `trial`.
-        seed: of the sets that are tried.
-    """
-
-    method: Method
-    prompts: Sequence[list[int]]
-    max_new_tokens: int
-    trials: int
-    objective: Literal["modelled", "measured"]
-    seed: int
-
-
-def search(out: Path, model: Checkpoint, plan: SearchSettings, run: Run) -> SkipSet:
-    """Searches, compares the best set with plainer choices, and writes it to `out`, whole or not at all.
-
-    Args:
-        run: keeps every trial; from those a search that was killed goes on, and ends with the same set. So does one
-            that is to have more trials.
+    Every trial is kept in the run; from those a search that was killed goes on, and ends with the same set. So does one
+    that is to have more trials.
 
     Raises:
         ValueError: another drafter than layer-skip, a package that is not installed, a prompt that leaves no room for a
-            token, or the log of a search with another target or other prompts.
-        CheckpointError: `out` exists.
+            token, an output that exists, or the log of a search with another target or other prompts.
     """
-    if not isinstance(plan.method.drafter, LayerSkip):
-        raise ValueError(f"a skip set is for the drafter layer-skip, and --method is {plan.method}")
+    method = parse_method(settings.method)
+    if not isinstance(method.drafter, LayerSkip):
+        raise ValueError(f"a skip set is for the drafter layer-skip, and --method is {method}")
     suggest.check_installed()
-    requests = requests_of(model, plan)
-    log = LineLog(run.trials, LOG, "another --run")
-    with staged(out, 0) as folder:
+    model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open())
+    out, layers = folder_of(model.path, LayerSkip.name, settings.out), model.config.model.num_layers
+    prompts = beginnings.prompts(
+        settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed
+    )
+    requests = beginnings.greedy_requests(model, prompts, settings.max_new_tokens)
+    with (
+        open_run(run_folder(out, settings.run_dir), as_typed("skip-search", settings)) as run,
+        staged(out, 0) as folder,
+    ):
+        log = LineLog(run.trials, LOG, "another --run")
         decided = {
-            "method": str(plan.method),
+            "method": str(method),
             **identity(model),
-            "the hash of the prompts": fingerprint([np.array(prompt, np.int32) for prompt in plan.prompts]),
+            "the hash of the prompts": fingerprint([np.array(prompt, np.int32) for prompt in prompts]),
         }
         lines = log.read(decided)
         log.write(decided, lines)
         if not lines:
-            lines = [{"costs": measure(model, plan, requests)}]
+            lines = [{"costs": measure(model, method, settings.objective, requests)}]
             log.append(lines)
-        objective = objective_of(model, plan, requests, lines[0]["costs"])
-        found = [Trial.from_json(line, model.config.model.num_layers) for line in lines[1:]]
-        run_trials(found, model.config.model.num_layers, plan, objective, lambda each: log.append([each.to_json()]))
-        found = found[: plan.trials]
+        objective = objective_of(model, method, settings.objective, requests, lines[0]["costs"])
+        found = [Trial.from_json(line, layers) for line in lines[1:]]
+        run_trials(found, layers, settings, objective, lambda each: log.append([each.to_json()]))
+        found = found[: settings.trials]
         best = max(found, key=lambda each: each.outcome.speedup)
         compared = {SEARCHED: best}
-        for name, skips in strategies(best.skips, plan.seed).items():
+        for name, skips in strategies(best.skips, settings.seed).items():
             compared[name] = Trial(skips=skips, outcome=objective(skips))
-            keep(run.folder / "sets" / name, model, skips)
-        show(compared, plan.objective, Console())
+            write_skip_set(run.folder / "sets" / name, model.config, skips)
+        show(compared, settings.objective, Console())
         search_figure.draw(found, best.skips, run.folder / "search.svg")
         with deferred():
             write_skip_set(folder, model.config, best.skips)
@@ -114,54 +108,47 @@ def read_trials(folder: Path, model: Checkpoint) -> list[Trial]:
     return [Trial.from_json(line, model.config.model.num_layers) for line in lines]
 
 
-def requests_of(model: Checkpoint, plan: SearchSettings) -> list[Request]:
-    """The development prompts. Raises ValueError where one leaves no room for a token."""
-    room = model.config.model.usable_length
-    if (longest := max(map(len, plan.prompts))) >= room:
-        raise ValueError(
-            f"a prompt has {longest} tokens and the model {room} positions; shorten it or lower --prompt-tokens"
-        )
-    budget = lambda prompt: min(plan.max_new_tokens, room - len(prompt))
-    return [Request(prompt, budget(prompt), 0.0, 0, 1.0, 0, 0) for prompt in plan.prompts]
-
-
-def measure(model: Checkpoint, plan: SearchSettings, requests: Sequence[Request]) -> dict[str, Any]:
+def measure(model: Checkpoint, method: Method, kind: Objectives, requests: Sequence[Request]) -> dict[str, Any]:
     """What the objective needs to know of this device, ready for JSON."""
-    if plan.objective == "measured":
+    if kind == "measured":
         return {"plain": trial.plain_seconds(model, requests)}
     say("measuring what a block costs on this device, which takes a minute or so")
-    return dataclasses.asdict(trial.measure_costs(model, plan.method, requests[:1]))
+    return dataclasses.asdict(trial.measure_costs(model, method, requests[:1]))
 
 
 def objective_of(
-    model: Checkpoint, plan: SearchSettings, requests: Sequence[Request], costs: dict[str, Any]
+    model: Checkpoint, method: Method, kind: Objectives, requests: Sequence[Request], costs: dict[str, Any]
 ) -> Objective:
     """What judges a set, with what was measured before the first trial."""
-    if plan.objective == "measured":
-        return trial.measured(model, plan.method, requests, costs["plain"])
-    return trial.modelled(model, plan.method, requests, Costs(**costs))
+    if kind == "measured":
+        return trial.measured(model, method, requests, costs["plain"])
+    return trial.modelled(model, method, requests, BlockCosts(**costs))
 
 
 def run_trials(
-    found: list[Trial], num_layers: int, plan: SearchSettings, objective: Objective, keep_trial: Callable[[Trial], None]
+    found: list[Trial],
+    num_layers: int,
+    settings: SkipSearch,
+    objective: Objective,
+    keep_trial: Callable[[Trial], None],
 ) -> None:
     """Adds trials to `found` until there are as many as planned, each kept as soon as it is there."""
     tried = [Tried(np.array([*each.skips.attention, *each.skips.mlp]), each.outcome.speedup) for each in found]
-    kernel, before, pace, began = None, len(found), Pace(), time.monotonic()
-    with progress("trial", before, plan.trials) as show_progress:
-        for number in range(before, plan.trials):
+    kernel, before, began = None, len(found), time.monotonic()
+    with progress("trial", settings.trials, before) as shown:
+        for number in range(before, settings.trials):
             if number >= suggest.FIRST and (kernel is None or number % suggest.REFIT == 0):
                 kernel = suggest.fit(tried[: number - number % suggest.REFIT])
-            corner = suggest.suggest(tried, 2 * num_layers, plan.seed, kernel)
+            corner = suggest.suggest(tried, 2 * num_layers, settings.seed, kernel)
             switches = corner.tolist()
-            skips = SkipSet(attention=tuple(switches[:num_layers]), mlp=tuple(switches[num_layers:]))
+            skips = SkipMask(attention=tuple(switches[:num_layers]), mlp=tuple(switches[num_layers:]))
             found.append(Trial(skips=skips, outcome=objective(skips)))
             keep_trial(found[-1])
             tried.append(Tried(corner, found[-1].outcome.speedup))
-            if pace.due() or number + 1 == plan.trials:
+            if shown.due() or number + 1 == settings.trials:
                 best = max(found, key=lambda each: each.outcome.speedup)
                 seconds = (time.monotonic() - began) / (number + 1 - before)
-                show_progress(number + 1, f"best so far {describe(best)}", seconds * (plan.trials - number - 1))
+                shown.show(number + 1, f"best so far {describe(best)}", seconds * (settings.trials - number - 1))
 
 
 def describe(best: Trial) -> str:
@@ -170,7 +157,7 @@ def describe(best: Trial) -> str:
     return f"{best.outcome.speedup:.3f}x plain without {attention} of {count} attention and {mlp} of {count} MLP blocks"
 
 
-def strategies(best: SkipSet, seed: int) -> dict[str, SkipSet]:
+def strategies(best: SkipMask, seed: int) -> dict[str, SkipMask]:
     """As many blocks left out as in `best`, chosen otherwise: the paper's Table 8, and evenly spread ones."""
     layers, rng = len(best.attention), np.random.default_rng(seed)
     choose: dict[str, Callable[[int], Sequence[int]]] = {
@@ -182,12 +169,6 @@ def strategies(best: SkipSet, seed: int) -> dict[str, SkipSet]:
     }
     counts = sum(best.attention), sum(best.mlp)
     return {name: skip(layers, *map(chosen, counts)) for name, chosen in choose.items()}
-
-
-def keep(folder: Path, model: Checkpoint, skips: SkipSet) -> None:
-    """Writes a set as a head that methods can name by its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_skip_set(folder, model.config, skips)
 
 
 def show(compared: dict[str, Trial], objective: str, console: Console) -> None:

@@ -1,7 +1,7 @@
 """Which set of blocks to try next: Bayesian optimisation over switches (Draft & Verify, arXiv:2309.08168, §3.3).
 
 The switches are relaxed to [0, 1], where a Gaussian process knows how good the sets tried so far were. A set is a
-corner of that cube: whatever is cut at 0.5 to the same corner is the same set, so corners alone are tried and told.
+corner of that cube: whatever is cut at 0.5 to the same corner is the same set, so corners alone are tried.
 
 A stock suggestion fits the process anew at every trial and climbs the acquisition function from many starting points,
 which takes seconds in 32 dimensions. Here its length scale is fitted at every tenth trial, and the acquisition is
@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
+from scipy.stats import norm
 
 FIRST = 10  # trials of random sets, before there is anything to fit
 REFIT = 10  # trials from one fit to the next
@@ -55,13 +56,13 @@ def suggest(tried: Sequence[Tried], size: int, seed: int, kernel: Any) -> Corner
         corners = np.concatenate([corners, fresh(neighbours(rng, _CANDIDATES, best))])
     if not len(corners):
         raise ValueError(f"all sets of {size} blocks were tried; ask for fewer --trials")
-    return corners[0] if kernel is None else _likeliest_improvement(tried, corners, kernel)
+    return corners[0] if kernel is None else most_promising(tried, corners, kernel)
 
 
 def check_installed() -> None:
     """Raises ValueError where the package of the optimisation is not installed."""
-    if importlib.util.find_spec("bayes_opt") is None:
-        raise ValueError("the search needs the package bayesian-optimization: pip install 'jaxspec[search]'")
+    if importlib.util.find_spec("sklearn") is None:
+        raise ValueError("the search needs the package scikit-learn: pip install 'jax-specdec[search]'")
 
 
 def fit(tried: Sequence[Tried]) -> Any:
@@ -83,14 +84,20 @@ def neighbours(rng: np.random.Generator, count: int, parents: Sequence[Corner]) 
     return found ^ (rank < rng.integers(1, _FLIPS + 1, size=(count, 1)))
 
 
-def _likeliest_improvement(tried: Sequence[Tried], corners: Corners, kernel: Any) -> Corner:
+def most_promising(tried: Sequence[Tried], corners: Corners, kernel: Any) -> Corner:
     """The corner where most improvement over the best trial is expected."""
-    from bayes_opt.acquisition import ExpectedImprovement
-
-    acquisition = ExpectedImprovement(xi=0.0)
-    acquisition.y_max = max(each.score for each in tried)
     mean, deviation = _process(kernel, tried, fitted=True).predict(corners.astype(float), return_std=True)
-    return corners[acquisition.base_acq(mean, np.maximum(deviation, 1e-9)).argmax()]
+    best = max(each.score for each in tried)
+    return corners[expected_improvement(mean, np.maximum(deviation, 1e-9), best).argmax()]
+
+
+def expected_improvement(
+    mean: Float[np.ndarray, " N"], deviation: Float[np.ndarray, " N"], best: float
+) -> Float[np.ndarray, " N"]:
+    """E max(0, X - best) for X ~ N(mean, deviation²)."""
+    above = mean - best
+    z = above / deviation
+    return above * norm.cdf(z) + deviation * norm.pdf(z)
 
 
 def _process(kernel: Any, tried: Sequence[Tried], fitted: bool) -> Any:

@@ -9,11 +9,10 @@ from typing import Any
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request
-from jaxspec.drafters.layer_skip import SkipSet, layers_of, skip
+from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.statistics import ratio, statistics_of
-from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.evaluate import piece_times
 from jaxspec.evaluate.cost_model import PieceCosts, run_costs
 from jaxspec.evaluate.runner import warm
@@ -21,7 +20,7 @@ from jaxspec.methods.method import Method, parse_method
 
 
 @dataclasses.dataclass(frozen=True)
-class Costs:
+class BlockCosts:
     """Seconds that the pieces of a round take, of one sequence.
 
     Attributes:
@@ -40,8 +39,8 @@ class Costs:
     control_level: float
     control_round: float
 
-    def prices(self, skips: SkipSet) -> PieceCosts:
-        """Of drafting with a set."""
+    def of_pieces(self, skips: SkipMask) -> PieceCosts:
+        """What the pieces of a round cost where drafting leaves out a set."""
         saved = sum(skips.attention) * self.attention + sum(skips.mlp) * self.mlp
         return PieceCosts(
             plain=self.plain,
@@ -61,14 +60,14 @@ class Outcome:
     tau: float
 
 
-Objective = Callable[[SkipSet], Outcome]
+Objective = Callable[[SkipMask], Outcome]
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """A set, and what came out."""
 
-    skips: SkipSet
+    skips: SkipMask
     outcome: Outcome
 
     def to_json(self) -> dict[str, Any]:
@@ -83,16 +82,16 @@ class Trial:
         return Trial(skips=skips, outcome=Outcome(**values))
 
 
-def engine(model: Checkpoint, method: Method, skips: SkipSet) -> Engine:
+def engine(model: Checkpoint, method: Method, skips: SkipMask) -> Engine:
     """Drafts with the set, traced."""
-    return Engine(model, method, draft=skips.switches())
+    return Engine(model, method, draft=skips.traced())
 
 
-def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]) -> Costs:
+def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]) -> BlockCosts:
     """Times the pieces of a round on this device, the drafted level with and without all attention and all MLPs."""
     layers = model.config.model.num_layers
-    none, every = (), range(layers)
-    sets = {"whole": (none, none), "no attention": (every, none), "no mlp": (none, every), "bare": (every, every)}
+    none, all_ = (), range(layers)
+    sets = {"whole": (none, none), "no attention": (all_, none), "no mlp": (none, all_), "bare": (all_, all_)}
     found = piece_times.measure(
         {name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}, requests
     )
@@ -100,7 +99,7 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     # Each kind is seen twice, beside the other kind and alone; both together never cost more than was measured.
     both = max(whole - bare, 0.0)
     attention = min(max((whole - no_attention + no_mlp - bare) / 2, 0.0), both)
-    return Costs(
+    return BlockCosts(
         plain=found.target[1],
         verify={str(nodes): seconds for nodes, seconds in found.target.items()},
         level=whole,
@@ -111,15 +110,15 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     )
 
 
-def modelled(model: Checkpoint, method: Method, requests: Sequence[Request], costs: Costs) -> Objective:
+def modelled(model: Checkpoint, method: Method, requests: Sequence[Request], costs: BlockCosts) -> Objective:
     """What the rounds of decoding cost, from measured pieces: nothing else on the machine moves it."""
 
-    def objective(skips: SkipSet) -> Outcome:
+    def objective(skips: SkipMask) -> Outcome:
         drafting = engine(model, method, skips)
         sizes = method.speculation(greedy=True, tree_sizes=drafting.tree_sizes).verify_sizes
-        found = drafting.run(list(requests), StopStrings((), model.tokenizer), False, False)
-        bill = run_costs([[each.history] for each in found], costs.prices(skips), sizes)  # as if each ran alone
-        return outcome(bill.speedup, found)
+        found = drafting.run(requests)
+        spent = run_costs([[each.history] for each in found], costs.of_pieces(skips), sizes)  # as if each ran alone
+        return outcome(spent.speedup, found)
 
     return objective
 
@@ -127,7 +126,7 @@ def modelled(model: Checkpoint, method: Method, requests: Sequence[Request], cos
 def measured(model: Checkpoint, method: Method, requests: Sequence[Request], plain: float) -> Objective:
     """The wall time of decoding, one prompt after another; `plain` is `seconds_per_token` of plain decoding."""
 
-    def objective(skips: SkipSet) -> Outcome:
+    def objective(skips: SkipMask) -> Outcome:
         found = one_by_one(engine(model, method, skips), requests)
         return outcome(ratio(plain, seconds_per_token(found)), found)
 

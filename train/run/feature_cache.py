@@ -1,9 +1,10 @@
-"""The target's features on disk: for small runs that see the same windows again and again."""
+"""What the target computes of the text, on disk: for small runs that see the same windows again and again."""
 
 import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -16,69 +17,74 @@ from jaxspec.host.atomic import check_room, write_whole
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
-from jaxspec.train.methods.packed import hidden_states
 from jaxspec.train.run.fingerprint import fingerprint
+from jaxspec.train.run.packed import features_and_taps
 
-_FEATURES, _KNOWN = "features.npy", "known.npy"
+_KNOWN = "known.npy"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cache:
-    """Features of N windows of T tokens, filled in as they are asked for.
+    """The target's features of N windows of T tokens, and the inputs of tapped layers, filled in as they are asked for.
 
     Attributes:
-        rows: [N, T, D] on disk, as the integers of the same width where NumPy cannot name their dtype.
+        rows: of the features, then of each tap: [N, T, D] on disk, as the integers of the same width where NumPy cannot
+            name their dtype.
         known: [N] on disk; which are there.
+        compute: (target, tokens, segment) → features and taps.
     """
 
     target: Llama
-    dtype: jnp.dtype
-    rows: np.ndarray
+    rows: tuple[np.ndarray, ...]
     known: np.ndarray
-    compute: Callable[..., jax.Array]
+    compute: Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]]
 
     def complete(self, batch: Windows) -> Windows:
-        """The batch with its features, computed and kept where they are not known."""
+        """The batch with its features and taps, computed and kept where they are not known."""
         assert batch.index is not None, "the windows are not numbered"
         index = np.asarray(batch.index)
         if not self.known[index].all():
             # All rows, although some may be known: of another batch size a row may differ in its last bits.
-            found = np.asarray(self.compute(self.target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment)))
-            self.rows[index] = found.view(self.rows.dtype)
-            self.known[index] = True  # after the features, so that a killed run believes nothing too early
-        return dataclasses.replace(batch, features=self.rows[index].view(self.dtype))
+            features, taps = self.compute(self.target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment))
+            for rows, found in zip(self.rows, (features, *taps), strict=True):
+                rows[index] = np.asarray(found).view(rows.dtype)
+            self.known[index] = True  # after the rest, so that a killed run believes nothing too early
+        features, *taps = (rows[index].view(self.target.norm[...].dtype) for rows in self.rows)
+        return dataclasses.replace(batch, features=features, taps=tuple(taps))
 
 
-def open_cache(folder: Path, target: Llama, packed: Windows) -> Cache:
+def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int] = ()) -> Cache:
     """The cache in a folder, made if there is none.
 
+    Args:
+        taps: layers of the target whose inputs it keeps beside the features.
+
     Raises:
-        ValueError: the folder holds features of another target or text.
+        ValueError: the folder holds features of another target or text, or other taps.
         DiskFullError: no room for them.
     """
-    dtype = target.norm[...].dtype
-    of = {
-        "shape": [*packed.tokens.shape, target.config.hidden_size],
-        "dtype": dtype.name,
-        "of": fingerprint(target, packed.tokens, packed.segment),
-    }
-    file = folder / "features.json"
+    dtype, shape = target.norm[...].dtype, (*packed.tokens.shape, target.config.hidden_size)
+    of = {"shape": [*shape], "dtype": dtype.name, "of": fingerprint(target, packed.tokens, packed.segment)}
+    of |= {"taps": [*taps]} if taps else {}  # which caches of features alone never named
+    file, names = folder / "features.json", ("features.npy", *(f"tap-{tap}.npy" for tap in taps))
     if not file.exists():
-        _make(folder, of["shape"], dtype)
+        _make(folder, names, shape, dtype)
         write_whole(file, json.dumps(of) + "\n")  # last: without it the folder holds no cache
     elif json.loads(file.read_text(encoding="utf-8")) != of:
         raise ValueError(
-            f"{folder} holds the features of another target or text; name another folder with --cache-features"
+            f"{folder} holds the features of another target or text, or other layers; name another folder with "
+            "--cache-features"
         )
-    rows, known = (np.load(folder / name, mmap_mode="r+") for name in (_FEATURES, _KNOWN))
-    return Cache(target, dtype, rows, known, jax.jit(hidden_states))
+    *rows, known = (np.load(folder / name, mmap_mode="r+") for name in (*names, _KNOWN))
+    return Cache(target, tuple(rows), known, jax.jit(partial(features_and_taps, taps=tuple(taps))))
 
 
-def _make(folder: Path, shape: Sequence[int], dtype: jnp.dtype) -> None:
-    """Files for features of this shape, of which none is known; what a killed run left of them is written over."""
-    size = math.prod(shape) * dtype.itemsize
+def _make(folder: Path, names: Sequence[str], shape: tuple[int, ...], dtype: jnp.dtype) -> None:
+    """Files of this shape, of which nothing is known; what a killed run left of them is written over."""
+    size = math.prod(shape) * dtype.itemsize * len(names)
     say(f"the features of {shape[0] * shape[1]:,} tokens will take {filesize.decimal(size)} in {folder}")
     folder.mkdir(parents=True, exist_ok=True)
-    check_room(folder / _FEATURES, size)
-    for name, kind, width in ((_FEATURES, f"u{dtype.itemsize}", tuple(shape)), (_KNOWN, "bool", (shape[0],))):
+    check_room(folder / _KNOWN, size)
+    kinds = dict.fromkeys(names, (f"u{dtype.itemsize}", shape)) | {_KNOWN: ("bool", shape[:1])}
+    for name, (kind, width) in kinds.items():
         np.lib.format.open_memmap(folder / name, mode="w+", dtype=np.dtype(kind), shape=width).flush()

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxspec.evaluate.sweep_figure import to_svg
+from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
 from jaxspec.train.run.log import read
 
@@ -13,7 +15,7 @@ def draw(metrics: Path, out: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        say(f"no figure: matplotlib is not installed (pip install 'jaxspec[report]'); the numbers are in {metrics}")
+        say(f"no figure: matplotlib is not installed (pip install 'jax-specdec[report]'); the numbers are in {metrics}")
         return
     lines = list(read(metrics))
     losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
@@ -36,4 +38,4 @@ def draw(metrics: Path, out: Path) -> None:
             axes[1].plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"{position}-α")
         axes[1].set(xlabel="step", ylabel="acceptance", ylim=(0, 1), title="Acceptance by position, held out")
         axes[1].legend(frameon=False)
-    drawn.savefig(out, format="svg")
+    write_whole(out, to_svg(drawn))

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxspec.host import processes
+from jaxspec.host.atomic import write_whole
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -65,8 +68,6 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
     Raises:
         ValueError: the folder is another run's, or none.
     """
-    from jaxspec.host import processes  # which loads JAX, as `--help` need not
-
     run = Run(folder)
     if not processes.is_first():
         processes.wait()
@@ -85,7 +86,7 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".*.part"):
             shutil.rmtree(left, ignore_errors=True)
-        file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_whole(file, json.dumps(settings, indent=2) + "\n")
         processes.wait()
         yield run
     finally:

@@ -10,9 +10,10 @@ import numpy as np
 from jaxspec.model.placement import put_rows
 from jaxspec.train.data import text
 from jaxspec.train.data.text import Windows
+from jaxspec.train.run.trainer import Loss
 
 
-def mean_loss(loss: Any, packed: Windows, batch_size: int) -> Callable[[Any, Any], float]:
+def mean_loss(loss: Loss, packed: Windows, batch_size: int) -> Callable[[Any, Any], float]:
     """(parameters, what is frozen) → the mean loss over all windows, without noise; compiled once.
 
     The rows that fill up the last batch do not count.

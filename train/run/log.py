@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 
-from jaxspec.host.pace import Pace, progress
+from jaxspec.host.atomic import write_whole
+from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 
 _AHEAD = 2  # steps that the host may be ahead of the device
@@ -39,8 +40,8 @@ class Log:
             cut(file, done)
         nowhere = lambda: tempfile.TemporaryFile("w", encoding="utf-8")  # noqa: SIM115
         self.file = self.closing.enter_context(nowhere() if file is None else file.open("a", encoding="utf-8"))
-        self.show = self.closing.enter_context(progress("step", done, steps))
-        self.began, self.since, self.pace = time.monotonic(), done, Pace()
+        self.shown = self.closing.enter_context(progress("step", steps, done))
+        self.began, self.since = time.monotonic(), done
 
     def __enter__(self) -> "Log":
         return self
@@ -61,11 +62,11 @@ class Log:
         self.waiting.append((step, measures))
         if len(self.waiting) > _AHEAD:  # so that what is shown is true, and a signal is heeded soon
             jax.block_until_ready(self.waiting[-1 - _AHEAD][1])
-        if self.pace.due() or step == self.steps:
+        if self.shown.due() or step == self.steps:
             self.flush()
             rate = (step - self.since) / (time.monotonic() - self.began) if step > self.since else 0.0
             said = f"loss {float(measures['loss']):.3f}, {rate * self.tokens:,.0f} tokens/s"
-            self.show(step, said, (self.steps - step) / rate if rate else 0.0)
+            self.shown.show(step, said, (self.steps - step) / rate if rate else 0.0)
 
     def evaluation(self, step: int, measured: Mapping[str, Any]) -> None:
         """Takes what was measured on held-out text. The time that it took counts in no speed."""
@@ -92,10 +93,7 @@ def cut(file: Path, done: int) -> None:
     """Keeps what the file says of the first `done` steps."""
     if not file.exists():
         return
-    kept = "".join(json.dumps(line) + "\n" for line in read(file) if line["step"] <= done)
-    part = file.with_name(f".{file.name}")
-    part.write_text(kept, encoding="utf-8")
-    part.replace(file)
+    write_whole(file, "".join(json.dumps(line) + "\n" for line in read(file) if line["step"] <= done))
 
 
 def read(file: Path) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import jax
 import optax
 
-from jaxspec.train.run.recipe import Recipe
+from jaxspec.train.settings.recipe import Recipe
 
 
 def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: the last one and the best one, written by Orbax while training goes on."""
+"""The checkpoints from which a run resumes: the last one and the best one, written by Orbax while training goes on."""
 
 from pathlib import Path
 from typing import Any, TypeVar

@@ -20,8 +20,8 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.run.folder import Run
 from jaxspec.train.run.log import Log
 from jaxspec.train.run.optimizer import make_optimizer
-from jaxspec.train.run.recipe import Recipe
 from jaxspec.train.run.resume import Checkpoints
+from jaxspec.train.settings.recipe import Recipe
 
 Params = Any  # a pytree of float32 arrays: an nnx.Module
 Sums = dict[str, Float[Array, ""]]

@@ -1,4 +1,4 @@
-"""The command `jaxspec-train generate`: its options. Kept apart from its work, so that `--help` need not load JAX."""
+"""Options of `jaxspec-train generate`."""
 
 import dataclasses
 from pathlib import Path
@@ -6,8 +6,10 @@ from typing import Literal
 
 from tyro import conf
 
+from jaxspec.decoding.request import SamplingParams
 from jaxspec.engine.device_options import Devices
-from jaxspec.train.settings.options import Data, option, settings
+from jaxspec.train.settings.data import Data
+from jaxspec.train.settings.spelling import require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,47 +39,16 @@ class Generate:
     method: str | None = None
     """How to decode, which changes the speed only; the best trained head in the checkpoint if not given. `jaxspec
     methods` lists them."""
-    max_new_tokens: int = 256
-    """Tokens of a text after its prompt, at most; fewer where the target's context ends."""
+    sampling: conf.OmitArgPrefixes[SamplingParams] = SamplingParams(max_new_tokens=256, temperature=1.0)
     greedy_tokens: int = 8
-    """How many of them are greedy, the first ones."""
-    temperature: float = 1.0
-    """Of the others."""
-    top_p: float = 1.0
-    """Sample from the likeliest tokens that make up this probability; 1: from all."""
-    top_k: int = 0
-    """Sample from this many likeliest tokens; 0: from all."""
+    """How many tokens of a text are greedy, the first ones, whatever the temperature of the others."""
     batch_size: int = 16
     """Texts written together."""
-    seed: int = 0
-    """Decides where prompts are cut; and text i draws from fold_in(key(seed), i)."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
 
-    def run(self) -> None:
-        for name in ("samples", "prompt_tokens", "max_new_tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{option(name)} must be at least 1, not {getattr(self, name)}")
-        for name in ("greedy_tokens", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{option(name)} must not be below 0, not {getattr(self, name)}")
-        from jaxspec.engine.prompts import encode
-        from jaxspec.train.data import beginnings
-        from jaxspec.train.methods import generation
-
-        generation.check_place(self.out)
-        engine = generation.open_engine(self.target, self.method, self.dtype, self.devices.open())
-        tokenizer = engine.model.tokenizer
-        prompts = beginnings.prompts(self.prompts, self.data, tokenizer, self.samples, self.prompt_tokens, self.seed)
-        plan = generation.GenerationSettings(
-            prompts=encode(prompts, engine.model, chat=False),
-            max_new_tokens=self.max_new_tokens,
-            greedy_tokens=self.greedy_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            seed=self.seed,
-            batch_size=self.batch_size,
-        )
-        generation.write(self.out, engine, plan, settings("generate", self))
+    def __post_init__(self) -> None:
+        require(self, lambda value: value >= 1, "be at least 1", "samples", "prompt_tokens", "batch_size")
+        require(self, lambda value: value >= 0, "not be below 0", "greedy_tokens")
+        require(self.sampling, lambda value: value >= 0, "not be below 0", "seed")

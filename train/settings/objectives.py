@@ -1,9 +1,9 @@
-"""The options of the losses. Kept apart from those, so that `--help` need not load JAX."""
+"""Options of the losses."""
 
 import dataclasses
 from typing import Literal
 
-from jaxspec.train.settings.options import option
+from jaxspec.train.settings.spelling import require
 
 Distillation = Literal["forward-kl", "cross-entropy"]
 
@@ -20,9 +20,7 @@ class EagleObjective:
     """constant, as in the paper; length: times 512 / tokens of a window, as in its published code."""
 
     def __post_init__(self) -> None:
-        for name in ("cross_entropy", "noise"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{option(name)} must not be below 0, not {getattr(self, name)}")
+        require(self, lambda value: value >= 0, "not be below 0", "cross_entropy", "noise")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The command `jaxspec-train skip-search`: its options, apart from its work, so that `--help` need not load JAX."""
+"""Options of `jaxspec-train skip-search`."""
 
 import dataclasses
 from pathlib import Path
@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 from tyro import conf
 
 from jaxspec.engine.device_options import Devices
-from jaxspec.train.run.folder import open_run, run_folder
-from jaxspec.train.settings.options import Data, option, settings
+from jaxspec.train.settings.data import Data
+from jaxspec.train.settings.spelling import require
+
+Objectives = Literal["modelled", "measured"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class SkipSearch:
     data: conf.OmitArgPrefixes[Data] = Data()
     trials: int = 300
     """Sets to try. For 80 blocks the paper found 1.35x with 200 of them, 1.52x with 400 and 1.57x with 1000."""
-    objective: Literal["modelled", "measured"] = "modelled"
+    objective: Objectives = "modelled"
     """How the time is found: from the rounds of decoding and what each piece of a round costs, measured once, which no
     other work on the machine disturbs; or by the clock."""
     method: str = "layer-skip+adaptive"
@@ -53,31 +55,6 @@ class SkipSearch:
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
 
-    def run(self) -> None:
-        for name in ("trials", "samples", "prompt_tokens", "max_new_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{option(name)} must be at least 1, not {getattr(self, name)}")
-        from jaxspec.drafters.layer_skip import NAME
-        from jaxspec.engine.prompts import encode
-        from jaxspec.methods.method import parse_method
-        from jaxspec.train.data import beginnings
-        from jaxspec.train.methods import skip_search
-        from jaxspec.train.methods.generation import load_with_tokenizer
-        from jaxspec.train.run import heads
-
-        method = parse_method(self.method)
-        model = load_with_tokenizer(self.target, self.dtype, self.devices.open())
-        out = heads.folder_of(model.path, NAME, self.out)
-        found = beginnings.prompts(
-            self.prompts, self.data, model.tokenizer, self.samples, self.prompt_tokens, self.seed
-        )
-        plan = skip_search.SearchSettings(
-            method=method,
-            prompts=encode(found, model, chat=False),
-            max_new_tokens=self.max_new_tokens,
-            trials=self.trials,
-            objective=self.objective,
-            seed=self.seed,
-        )
-        with open_run(run_folder(out, self.run_dir), settings("skip-search", self)) as opened:
-            skip_search.search(out, model, plan, opened)
+    def __post_init__(self) -> None:
+        counts = ("trials", "samples", "prompt_tokens", "max_new_tokens")
+        require(self, lambda value: value >= 1, "be at least 1", *counts)

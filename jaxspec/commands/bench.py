@@ -1,0 +1,44 @@
+"""`jaxspec bench`: the benchmark with what other parts give it, a shape to simulate before and a page after."""
+
+import json
+from pathlib import Path
+
+from jaxspec.checkpoint.builtin import locate
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.convert.hf_config import to_llama
+from jaxspec.evaluate import bench
+from jaxspec.evaluate.settings import Bench
+from jaxspec.host.atomic import check_folder
+from jaxspec.report import page
+
+
+def run(settings: Bench) -> None:
+    """Runs the benchmark; then makes the page of it, where one is wanted."""
+    if settings.report is not None:
+        if settings.json is None:
+            raise ValueError("--report needs --json OUT.json: the page is made of what is kept there")
+        check_folder(settings.report)
+    shape = None if settings.simulate is None else read_shape(locate(settings.target))
+    written = bench.run(settings, shape)
+    if settings.report is not None:
+        page.write(written, settings.report)
+
+
+def read_shape(target: Path) -> CheckpointConfig:
+    """The config that a folder or a file holds: jaxspec's or Hugging Face's. Raises CheckpointError where it is none.
+
+    Args:
+        target: a checkpoint's folder, a Hugging Face one, or a config.json of either; weights are not read.
+    """
+    file = target / "config.json" if target.is_dir() else target
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"there is no config.json of a model at {target}: {error.strerror}") from error
+    try:
+        values = json.loads(text)
+        if not isinstance(values, dict) or "model_type" not in values:
+            return CheckpointConfig.from_json(text)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} is not the config of a model: {error}") from error
+    return CheckpointConfig(values["model_type"], to_llama(values), "bfloat16", "bfloat16", "huggingface")

@@ -1,0 +1,86 @@
+"""`jaxspec generate`: prompts in, text, statistics or coloured drafts out."""
+
+import dataclasses
+import json
+from typing import Any
+
+from rich.console import Console
+
+from jaxspec.commands.settings import Generate
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.prompts import stateful_refusal
+from jaxspec.evaluate.suites import read_questions
+from jaxspec.host.terminal import say
+from jaxspec.report.draft_colours import LEGEND, coloured
+
+
+def run(settings: Generate) -> None:
+    """Generates for every prompt and prints what came out; remarks go to stderr."""
+    prompts = prompts_of(settings)
+    if settings.repetition_penalty != 1:
+        raise stateful_refusal("repetition_penalty")
+    if settings.stream and (settings.prompts or settings.show_drafts or settings.format == "json"):
+        raise ValueError("--stream prints the plain text of one --prompt; leave out the other options")
+    mesh = settings.devices.open(several=True)
+    engine = Engine.calibrated(
+        settings.target, settings.method, dtype=settings.dtype, mesh=mesh, quantize=settings.quantize
+    )
+    if settings.method is None:
+        say(f"method: {engine.method}")
+    options = {**dataclasses.asdict(settings.sampling), "stop": settings.stop, "chat": settings.chat}
+    if settings.stream:
+        for piece in engine.stream(prompts[0], **options):
+            print(piece, end="", flush=True)
+        print()
+        return
+    if settings.show_drafts and engine.model.tokenizer is None:
+        raise ValueError(f"{settings.target} has no tokenizer, so there is no text to colour")
+    found = engine.generate(
+        prompts,
+        batch_size=settings.batch_size,
+        record=settings.show_drafts,
+        keep_state=settings.keep_state,
+        **options,
+    )
+    for prompt, generation in zip(prompts, found, strict=True):
+        show(settings, engine.model.tokenizer, prompt, generation)
+
+
+def prompts_of(settings: Generate) -> list[str]:
+    """The prompts that the options name. Raises ValueError where they name none, or two kinds."""
+    if settings.prompts is not None and settings.prompt is None:
+        return [question.turns[0] for question in read_questions(settings.prompts, settings.limit)]
+    if settings.prompt is not None and settings.prompts is None:
+        return [settings.prompt]
+    raise ValueError("give either --prompt TEXT or --prompts FILE")
+
+
+def show(settings: Generate, tokenizer: Any, prompt: str, generation: Generation) -> None:
+    """Prints one result in the format that was asked for."""
+    if settings.format == "json":
+        print(json.dumps(to_json(prompt, generation), ensure_ascii=False))
+    elif settings.show_drafts:
+        Console(highlight=False, soft_wrap=True).print(coloured(generation, tokenizer, rejected=True))
+        say(LEGEND)
+    else:
+        print(generation.text)
+    found = generation.statistics
+    say(f"{len(generation.tokens)} tokens in {found.rounds} rounds, tau {found.tau:.2f}, {generation.finish_reason}")
+
+
+def to_json(prompt: str, generation: Generation) -> dict[str, Any]:
+    """What `--format json` prints of one prompt."""
+    found = generation.statistics
+    return {
+        "prompt": prompt,
+        "text": generation.text,
+        "tokens": generation.tokens,
+        "finish_reason": generation.finish_reason,
+        "rounds": found.rounds,
+        "tau": found.tau,
+        "tau_drafted": found.tau_drafted,
+        "acceptance_rate": found.acceptance_rate,
+        "prefill_seconds": generation.prefill_seconds,
+        "decode_seconds": generation.decode_seconds,
+    }

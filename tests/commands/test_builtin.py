@@ -1,0 +1,103 @@
+"""What comes with the package: that it is whole, small, and does what it is there for."""
+
+import json
+import zlib
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+import jaxspec
+from jaxspec.checkpoint.builtin import FOLDER
+from jaxspec.commands import demo, main
+from jaxspec.commands.settings import Demo
+from jaxspec.evaluate.suites import read_questions
+from jaxspec.train.data.text import HELD_OUT, is_held_out
+
+MEGABYTES = 24  # with all heads
+
+
+@pytest.fixture(scope="module")
+def model():
+    return jaxspec.load("builtin")
+
+
+def test_it_is_small_and_says_what_it_is(model):
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < MEGABYTES * 10**6
+    assert model.heads == ("eagle", "early-exit", "edd", "layer-skip", "medusa", "vdm")
+    assert model.config.dtype == "bfloat16"
+    assert model.config.model.max_length >= 512
+    card = (FOLDER / "README.md").read_text()
+    commands = ("lm", "eagle", "generate", "early-exit", "calibrator", "edd", "medusa", "draft-model", "skip-search")
+    for line in (*(f"jaxspec-train {name}" for name in commands), "--seed", "Python Software Foundation"):
+        assert line in card
+
+
+def test_its_prompts_were_held_out(model):
+    questions = read_questions("builtin")
+    assert len(questions) == 40
+    for question in questions:
+        assert zlib.crc32(str(question.category).encode()) % HELD_OUT == 0
+        assert is_held_out(str(question.category))
+        assert 32 < len(model.tokenizer(question.turns[0])["input_ids"]) < 300
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return [question.turns[0] for question in read_questions("builtin")[::10]]
+
+
+@pytest.fixture(scope="module")
+def plain(model, prompts):
+    return jaxspec.Engine(model, "plain").generate(prompts, max_new_tokens=48)
+
+
+@pytest.mark.parametrize(
+    ("method", "tau"),
+    [
+        ("eagle+chain", 1.7),
+        ("early-exit+chain+cali-ts", 1.8),
+        pytest.param("edd+chain", 1.7, marks=pytest.mark.soak),
+        pytest.param("layer-skip+adaptive", 1.3, marks=pytest.mark.soak),
+        pytest.param("medusa+chain", 1.2, marks=pytest.mark.soak),
+        pytest.param("draft-model@vdm+chain", 1.7, marks=pytest.mark.soak),
+    ],
+)
+def test_the_head_drafts_what_the_target_says(model, prompts, plain, method, tau):
+    """A trained head: far more than the 1 token a round of plain decoding, and not one token changed."""
+    found = jaxspec.Engine(model, method).generate(prompts, max_new_tokens=48)
+    assert [each.tokens for each in found] == [each.tokens for each in plain]
+    assert np.mean([each.statistics.tau for each in found]) > tau
+
+
+@pytest.mark.parametrize("method", ["eagle", "early-exit+cali-ts", "edd", "layer-skip", "medusa", "draft-model@vdm"])
+def test_every_head_is_whole(model, method):
+    engine = jaxspec.Engine(model, method)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((engine.models.draft, engine.models.control)))
+
+
+def test_generate_names_it_like_any_other(monkeypatch, capsys):
+    monkeypatch.setattr(
+        "sys.argv",
+        ["jaxspec", "generate", "--target", "builtin", "--prompts", "builtin", "--limit", "1", "--max-new-tokens", "8",
+         "--format", "json"],
+    )  # fmt: skip
+    with pytest.raises(SystemExit) as exit_:
+        main.main()
+    out, err = capsys.readouterr()
+    assert exit_.value.code == 0
+    assert len(json.loads(out)["tokens"]) == 8
+    assert "method: eagle+" in err
+
+
+def test_demo_shows_a_text_and_a_table(monkeypatch, capsys):
+    monkeypatch.setattr(demo, "NEW_TOKENS", 16)
+    monkeypatch.setattr(demo, "REPEATS", 1)
+    monkeypatch.setattr(demo, "METHODS", ("plain", demo.SHOWN))
+    monkeypatch.setattr(demo, "Console", lambda **options: Console(**options, width=100))
+    demo.run(Demo())
+    out = capsys.readouterr().out
+    assert "class Stack:" in out
+    for word in (*demo.METHODS, "tokens/s", "speedup", "tau", "divergences"):
+        assert word in out

@@ -1,0 +1,100 @@
+"""The command line: what it prints, and how it says no."""
+
+import json
+
+import pytest
+
+from jaxspec.commands import main
+from tests import checkpoints
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return checkpoints.make(tmp_path_factory.mktemp("cli"))
+
+
+@pytest.fixture
+def jaxspec(monkeypatch, capsys):
+    """Runs the command in this process: (exit code, stdout, stderr)."""
+
+    def command(*arguments):
+        monkeypatch.setattr("sys.argv", ["jaxspec", *map(str, arguments)])
+        try:
+            main.main()
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code or 0
+        return code, *capsys.readouterr()
+
+    return command
+
+
+def test_text_json_stream_and_drafts_agree(jaxspec, path, tmp_path):
+    common = ("generate", "--target", path, "--method", "ngram", "--prompt", "abcabc", "--max-new-tokens", 12)
+    code, text, remarks = jaxspec(*common)
+    assert code == 0
+    assert "12 tokens in" in remarks
+    code, line, _ = jaxspec(*common, "--format", "json")
+    found = json.loads(line)
+    assert found["text"] + "\n" == text
+    assert len(found["tokens"]) == 12
+    assert jaxspec(*common, "--stream")[:2] == (0, text)
+    code, shown, _ = jaxspec(*common, "--show-drafts")
+    assert code == 0
+    assert shown
+
+
+def test_a_file_of_prompts(jaxspec, path, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "ab"}\n{"turns": ["cd", "ef"], "question_id": 7}\n')
+    code, out, remarks = jaxspec(
+        "generate", "--target", path, "--prompts", file, "--max-new-tokens", 4, "--format", "json"
+    )
+    assert code == 0
+    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["ab", "cd"]
+    assert remarks.startswith("method: draft-model+chain,length=4+fixed")
+
+
+def test_methods_env_and_version(jaxspec, path):
+    code, out, _ = jaxspec("methods", "--target", path)
+    assert code == 0
+    listed = " ".join(out.split())  # lines break where the terminal's width has it
+    assert "can run: plain, draft-model, ngram" in listed
+    assert "DRAFTER[@HEAD][+BUILDER][+CONTROLLER]" in listed
+    code, out, _ = jaxspec("env")
+    assert code == 0
+    assert "device     cpu:0" in out
+    assert jaxspec("--version")[1].startswith("jaxspec 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("generate", "--prompt", "x"), "--target"),
+        (("generate", "--target", "CKPT"), "give either --prompt TEXT or --prompts FILE"),
+        (("generate", "--target", "nowhere", "--prompt", "x"), "no readable jaxspec checkpoint at nowhere"),
+        (("generate", "--target", "CKPT", "--prompt", "x", "--method", "foo"), "no drafter is called 'foo'"),
+        (("generate", "--target", "CKPT", "--prompts", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
+        (
+            ("generate", "--target", "CKPT", "--prompt", "x", "--repetition-penalty", "1.2"),
+            "repetition_penalty is refused",
+        ),
+        (("generate", "--target", "CKPT", "--prompt", "x", "--max-new-tokens", "9999"), "beyond the 256 positions"),
+        (("generate", "--target", "CKPT", "--prompt", "x", "--temperature", "hot"), "temperature"),
+        (("generate", "--target", "CKPT", "--prompt", "x", "--top-p", "2"), "error: top_p must be above 0"),
+        (("methods", "--target", "nowhere"), "no readable jaxspec checkpoint"),
+        (("fly",), "fly"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(jaxspec, path, arguments, says):
+    code, out, err = jaxspec(*(path if a == "CKPT" else a for a in arguments))
+    assert code == 2
+    assert out == ""
+    assert says in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_an_empty_prompt_starts_from_bos(jaxspec, path):
+    code, out, _ = jaxspec("generate", "--target", path, "--prompt", "", "--max-new-tokens", 3, "--format", "json")
+    assert code == 0
+    assert len(json.loads(out)["tokens"]) == 3

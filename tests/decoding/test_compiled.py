@@ -1,0 +1,59 @@
+"""What XLA makes of the loop: the cache is written in place, never copied."""
+
+import re
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from jaxspec.decoding import loop
+from jaxspec.methods.method import parse_method
+from jaxspec.model import kv_cache
+from tests.lossless.harness import models, requests, speculation, start, weights
+
+ROWS = 96
+LOOP: Any = loop.decode  # a jitted function has methods that its type does not show
+
+
+def copies_of_the_cache(text: str, batch: int, rows: int) -> list[str]:
+    """Instructions that copy or transpose an array of the cache's shape (one KV head of width 8), anywhere."""
+    shape = rf"f32\[{batch},1,(8,{rows}|{rows},8)\]"
+    return re.findall(rf"= {shape}\S* (?:copy|transpose)\(.*", text)
+
+
+def compiled(name: str, batch: int = 1) -> str:
+    spec = speculation(parse_method(name), True)
+    chosen = weights(spec, models(vocab_size=23))
+    state = start(spec, chosen, requests([[1, 2, 3]] * batch, 8), (), ROWS)
+    text = LOOP.lower(spec, chosen, state, jnp.int32(ROWS)).compile().as_text()
+    assert text
+    return text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "ngram+chain",
+        "ngram+static",
+        "draft-model+chain",
+        "eagle+static",
+        "early-exit+chain",
+        "edd+static",
+        "medusa+chain",
+        "layer-skip+chain",
+    ],
+)
+def test_the_loop_never_copies_the_cache(name):
+    assert copies_of_the_cache(compiled(name), 1, ROWS) == []
+
+
+def test_the_write_must_depend_on_the_verdict(monkeypatch):
+    """Without that dependency XLA copies: `after` is needed, and the test above can fail."""
+    real = kv_cache.append
+    monkeypatch.setattr(kv_cache, "append", lambda cache, rows, start, after: real(cache, rows, start))
+    LOOP.clear_cache()
+    try:
+        assert copies_of_the_cache(compiled("plain"), 1, ROWS)
+    finally:
+        LOOP.clear_cache()

@@ -1,0 +1,81 @@
+"""The state of every drafter and controller is of rows: each of its arrays begins with the axis B, whenever it is seen.
+
+Nothing is computed: shapes are known from tracing.
+"""
+
+from typing import Any
+
+import jax
+import pytest
+
+from jaxspec.builders.chain import Chain
+from jaxspec.controllers import CONTROLLERS
+from jaxspec.decoding import loop
+from jaxspec.decoding.decode_state import DecodeState, enlarge
+from jaxspec.decoding.drafter import Models, Prefix
+from jaxspec.decoding.prefill import prefill
+from jaxspec.decoding.speculation import Speculation
+from jaxspec.drafters import DRAFTERS
+from jaxspec.drafters.early_exit import EarlyExit
+from jaxspec.methods.method import Method, parse_method
+from jaxspec.train.methods.recording_drafter import RecordingDrafter
+from tests.lossless.harness import models, requests, speculation, start, weights
+
+BATCH, LENGTH = 4, 3
+STATELESS = {"plain", "ngram", "layer-skip", "fixed", "threshold"}
+DRAFTING = [parse_method(name) for name in DRAFTERS]
+STOPPING = [parse_method(f"draft-model+chain+{name}") for name in CONTROLLERS]
+
+
+@pytest.fixture(scope="module")
+def everything() -> Models:
+    return models(vocab_size=23)
+
+
+def seen(spec: Speculation, models: Models) -> dict[str, DecodeState]:
+    """The state at every place where it is handed on."""
+    asked = requests([[1, 2, 3]] * BATCH, 8)
+    begun = jax.eval_shape(lambda models: start(spec, models, asked, (), 64), models)
+    read = jax.eval_shape(lambda models, state: prefill(spec.drafter, models, state, 8), models, begun)
+
+    def drafting(models: Models, state: DecodeState) -> DecodeState:
+        prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
+        return loop.draft(spec, models, state, prefix, state.keys)[1]
+
+    after = jax.eval_shape(lambda models, state: loop.one_round(spec, models, state), models, read)
+    return {
+        "before the first round": begun,
+        "after the prompt": read,
+        "while drafting": jax.eval_shape(drafting, models, read),
+        "after a round": after,
+        "with more room": jax.eval_shape(lambda state: enlarge(spec.drafter, state, 128), after),
+    }
+
+
+def strays(state: Any) -> list[str]:
+    """The arrays that do not begin with B."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return [jax.tree_util.keystr(path) for path, leaf in leaves if leaf.shape[:1] != (BATCH,)]
+
+
+@pytest.mark.parametrize("method", DRAFTING, ids=DRAFTERS)
+def test_drafters(method: Method, everything: Models):
+    spec = speculation(method, greedy=True)
+    for when, state in seen(spec, weights(spec, everything)).items():
+        assert strays(state.drafter) == [], when
+        assert jax.tree.leaves(state.drafter) or method.drafter.name in STATELESS
+
+
+@pytest.mark.parametrize("method", STOPPING, ids=CONTROLLERS)
+def test_controllers(method: Method, everything: Models):
+    spec = speculation(method, greedy=True)
+    for when, state in seen(spec, weights(spec, everything)).items():
+        assert strays(state.controller) == [], when
+        assert jax.tree.leaves(state.controller) or method.controller.name in STATELESS
+
+
+def test_the_recording_drafter(everything: Models):
+    inner = Models(target=everything.target, draft=everything.draft[EarlyExit])
+    spec = speculation(Method(RecordingDrafter(EarlyExit(), LENGTH), Chain(LENGTH)), greedy=True)
+    for when, state in seen(spec, inner).items():
+        assert strays(state.drafter) == [], when

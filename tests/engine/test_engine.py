@@ -1,0 +1,297 @@
+"""The engine as a user sees it: prompts in, text out, errors in one sentence."""
+
+import dataclasses
+from typing import Any, ClassVar, final
+
+import jax
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec import Engine, load
+from jaxspec.builders.pruned import Pruned
+from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.convert import llama
+from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.round_counts import first_tokens, from_rows, to_rows
+from jaxspec.drafters.ngram import Ngram
+from jaxspec.engine.requests import requests_of
+from tests import checkpoints, hf_models
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load(checkpoints.make(tmp_path_factory.mktemp("engine")))
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    return Engine(model, "plain")
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    return Engine(model, "ngram+chain")
+
+
+PROMPTS = ["abcabc", "the first of the two", "x"]
+
+
+class TestGenerate:
+    def test_every_method_gives_the_plain_text(self, model, plain, engine):
+        expected = plain.generate(PROMPTS, max_new_tokens=30)
+        for one in (engine, Engine(model, "draft-model+static"), Engine(model)):
+            found = one.generate(PROMPTS, max_new_tokens=30)
+            assert [g.tokens for g in found] == [g.tokens for g in expected]
+            assert [g.text for g in found] == [g.text for g in expected]
+        assert {g.finish_reason for g in expected} <= {"length", "eos"}
+
+    def test_without_a_method_the_trained_head_is_taken(self, model):
+        assert str(Engine(model).method).startswith("draft-model+chain")
+
+    def test_the_batch_does_not_show(self, engine):
+        settings = {"max_new_tokens": 20, "temperature": [0.0, 0.8, 1.2], "top_p": 0.9, "top_k": [0, 5, 0], "seed": 3}
+        together = engine.generate(PROMPTS, **settings)
+        alone = engine.generate(PROMPTS, **settings, batch_size=1)
+        assert [g.tokens for g in together] == [g.tokens for g in alone]
+        assert together[0].tokens == engine.generate(PROMPTS[0], max_new_tokens=20)[0].tokens
+
+    def test_seeds_override_the_index(self, engine):
+        both = engine.generate(["ab", "ab"], max_new_tokens=20, temperature=1.0, seeds=[5, 5])
+        assert both[0].tokens == both[1].tokens
+        assert both[0].tokens == engine.generate("ab", max_new_tokens=20, temperature=1.0, seed=5)[0].tokens
+        differ = engine.generate(["ab", "ab"], max_new_tokens=20, temperature=1.0, seed=5)
+        assert differ[0].tokens == both[0].tokens != differ[1].tokens
+
+    def test_log_probs_are_the_targets(self, plain, engine):
+        (found,) = engine.generate("abcabc", max_new_tokens=12, log_probs=True)
+        (reference,) = plain.generate("abcabc", max_new_tokens=12, log_probs=True)
+        np.testing.assert_allclose(found.log_probs, reference.log_probs, atol=1e-4)
+        assert found.log_probs.shape == (12,)
+
+    def test_rounds_are_recorded(self, engine):
+        (found,) = engine.generate("abcabcabc", max_new_tokens=30, record=True)
+        assert found.tokens[:1] + [t for one in found.rounds for t in one.committed] == found.tokens
+        history = found.history
+        for one, verified, accepted in zip(found.rounds, history.verified, history.accepted, strict=True):
+            assert len(one.token) == verified + 1
+            assert one.accepted.sum() == accepted + 1
+            assert one.token[one.accepted][1:].tolist() == one.committed[:accepted]
+        assert found.statistics.tokens == 29
+
+    def test_token_ids_need_no_tokenizer(self, model, engine):
+        bare = dataclasses.replace(model, tokenizer=None)
+        tokens = model.tokenizer("abc")["input_ids"]
+        expected = engine.generate("abc", max_new_tokens=8)[0].tokens
+        assert Engine(bare, "ngram").generate(tokens, max_new_tokens=8)[0].tokens == expected
+
+    def test_chat_template_has_one_bos(self, model, engine):
+        by_text = engine.generate("hi", max_new_tokens=4, chat=True)[0]
+        by_messages = engine.generate([{"role": "user", "content": "hi"}], max_new_tokens=4, chat=True)[0]
+        assert by_text.prompt_tokens == by_messages.prompt_tokens
+        assert by_text.prompt_tokens.count(model.config.bos) == 1
+
+    def test_cache_grows_without_changing_the_text(self, plain, monkeypatch):
+        (whole,) = plain.generate("abc", max_new_tokens=150)
+        monkeypatch.setattr("jaxspec.decoding.prefill_buckets.FIRST_STAGE", 8)
+        (grown,) = plain.generate("abc", max_new_tokens=150)
+        assert grown.tokens == whole.tokens
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Mine(jaxspec.Drafter):
+    """What a user may write: prompt lookup under another name."""
+
+    name: ClassVar[str] = "mine"
+    abstains: ClassVar[bool] = True
+    reach: int = 3
+
+    def expand(
+        self,
+        models: jaxspec.Models,
+        state: Any,
+        prefix: jaxspec.Prefix,
+        tree: jaxspec.DraftTree,
+        frontier: jaxspec.Frontier,
+    ) -> tuple[jaxspec.Drafts, Any]:
+        return Ngram(longest=self.reach).expand(models, state, prefix, tree, frontier)
+
+
+class TestOwnClasses:
+    @pytest.fixture(scope="class")
+    def own(self, model):
+        return Engine(model, jaxspec.Method(drafter=Mine()))
+
+    def test_greedy_text_is_plain_decodings(self, plain, engine, own):
+        found, expected = own.generate(PROMPTS, max_new_tokens=30), plain.generate(PROMPTS, max_new_tokens=30)
+        assert [g.tokens for g in found] == [g.tokens for g in expected]
+        accepted = [g.statistics.accepted for g in found]
+        assert accepted == [g.statistics.accepted for g in engine.generate(PROMPTS, max_new_tokens=30)]
+        assert sum(accepted) > 0, "no draft was accepted, so nothing was tested"
+
+    def test_sampled_text_is_that_of_the_same_drafts(self, engine, own):
+        settings = {"max_new_tokens": 20, "temperature": 1.0, "seed": 3}
+        assert own.generate("abcabc", **settings)[0].tokens == engine.generate("abcabc", **settings)[0].tokens
+
+    def test_it_prints(self, own):
+        assert str(own.method) == "mine,reach=3+chain,length=4+fixed"
+
+
+class TestSession:
+    def test_a_row_that_is_stopped_stays_as_it_is_and_the_others_go_on(self, model, plain, engine):
+        whole = plain.generate(PROMPTS, max_new_tokens=30)
+        requests = requests_of(model, PROMPTS, max_new_tokens=30)
+        session = engine.session(requests)
+        session.advance(2)
+        assert not session.finished
+        stopped = session.length.copy()
+        session.stop([1])
+        session.advance()
+        assert session.finished
+        for row, (request, text) in enumerate(zip(requests, whole, strict=True)):
+            end = stopped[1] if row == 1 else len(request.tokens) + len(text.tokens)
+            assert session.length[row] == end
+            begin = len(request.tokens)
+            found = np.asarray(session.state.tokens)[row, begin:end].tolist()
+            assert found == text.tokens[: end - begin]
+        assert stopped[1] < len(requests[1].tokens) + 30, "it had ended before"
+
+
+class TestCosts:
+    TABLE = CostTable(plain=2.0, verify=((1, 2.0), (8, 3.0)), level=((1, 0.1), (4, 0.25)))
+
+    def test_a_method_that_needs_them_is_refused_without(self, model):
+        with pytest.raises(ValueError, match=r"ngram.*\+pruned.* decides by what .* cost on this device: take Eng"):
+            Engine(model, "ngram+pruned")
+        assert Engine(model, "ngram+pruned,cost=0.1").method.builder == Pruned(cost=0.1)
+
+    def test_given_ones_are_taken(self, model):
+        method = Engine(model, "ngram+pruned", costs=self.TABLE).method
+        assert method.builder == Pruned().with_costs(self.TABLE) and not method.needs_costs
+
+
+class TestStops:
+    def test_eos_ends_the_text_and_is_not_part_of_it(self, model, plain):
+        (free,) = plain.generate("abcabc", max_new_tokens=30)
+        eos = free.tokens[7]
+        ending = dataclasses.replace(model, config=dataclasses.replace(model.config, eos=(258, eos)))
+        (found,) = Engine(ending, "draft-model+static").generate("abcabc", max_new_tokens=30)
+        assert found.tokens == free.tokens[: free.tokens.index(eos) + 1]
+        assert found.finish_reason == "eos"
+
+    def test_stop_string_across_tokens(self, plain, engine):
+        (free,) = plain.generate("abcabc", max_new_tokens=40)
+        stop = free.text[9:12]
+        assert len(stop) > 1
+        end = free.text.index(stop)
+        (found,) = engine.generate("abcabc", max_new_tokens=40, stop=[stop])
+        assert (found.text, found.finish_reason) == (free.text[:end], "stop")
+        assert found.history.committed.sum() == len(found.tokens) - 1
+
+    def test_stream_is_the_text(self, engine):
+        (whole,) = engine.generate("abcabc", max_new_tokens=40)
+        pieces = list(engine.stream("abcabc", max_new_tokens=40, rounds=2))
+        assert "".join(pieces) == whole.text
+        assert len(pieces) > 1
+        stop = whole.text[9:12]
+        stopped = "".join(engine.stream("abcabc", max_new_tokens=40, rounds=2, stop=[stop]))
+        assert stopped == whole.text[: whole.text.index(stop)]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("prompts", "settings", "says"),
+        [
+            ("abc", {"max_new_tokens": 300}, "beyond the 256 positions"),
+            ("a" * 300, {}, "prompt 0 has 301 tokens"),
+            ("abc", {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+            ("abc", {"temperature": -1.0}, "temperature must be 0 or above"),
+            ("abc", {"temperature": float("nan")}, "temperature must be 0 or above"),
+            ("abc", {"top_p": 0.0}, "top_p must be above 0"),
+            ("abc", {"top_k": -1}, "top_k must be 0"),
+            ("abc", {"temperature": [1.0, 2.0]}, "temperature has 2 values for 1 prompts"),
+            ("abc", {"repetition_penalty": 1.1}, "repetition_penalty is refused"),
+            ("abc", {"batch_size": 0}, "batch_size must be at least 1"),
+            ("abc", {"stop": [""]}, "a stop string must not be empty"),
+            ([], {}, "there are no prompts"),
+            ([[1, 999]], {}, "outside the vocabulary of 259"),
+        ],
+    )
+    def test_says_what_is_wrong(self, engine, prompts, settings, says):
+        with pytest.raises(ValueError, match=says):
+            engine.generate(prompts, **settings)
+
+    def test_unknown_argument_is_a_type_error(self, engine):
+        with pytest.raises(TypeError, match="'speed'"):
+            engine.generate("abc", speed=2)
+
+    def test_empty_prompt_starts_from_bos(self, model, engine):
+        assert engine.generate([[]], max_new_tokens=3)[0].prompt_tokens == [model.config.bos]
+        nameless = dataclasses.replace(model, config=dataclasses.replace(model.config, bos=None))
+        with pytest.raises(ValueError, match="prompt 0 is empty"):
+            Engine(nameless, "ngram").generate([[]], max_new_tokens=3)
+
+    def test_dynamic_scaling_ends_where_it_would_begin(self, model):
+        rope = dataclasses.replace(model.config.model.rope, scaling="dynamic", factor=2.0, original_length=64)
+        scaled = dataclasses.replace(model.config.model, rope=rope)
+        dynamic = dataclasses.replace(model, config=dataclasses.replace(model.config, model=scaled))
+        with pytest.raises(ValueError, match="beyond the 64 positions"):
+            Engine(dynamic, "ngram").generate("abc", max_new_tokens=61)
+
+    def test_draft_model_of_another_vocabulary(self, model, tmp_path):
+        hf_models.make("llama", tmp_path / "hf", vocab_size=300)
+        llama.convert(tmp_path / "hf", tmp_path / "other")
+        with pytest.raises(config_json.CheckpointError, match="vocabulary of 300 tokens and the target one of 259"):
+            Engine(model, f"draft-model@{tmp_path / 'other'}")
+
+    def test_head_that_is_not_there(self, model):
+        with pytest.raises(config_json.CheckpointError, match=r"no head 'small' under .*found: draft-model"):
+            Engine(model, "draft-model@small")
+
+
+def test_a_second_prompt_in_the_same_bucket_compiles_nothing(engine):
+    compiled = []
+    count = lambda event, *_, **__: compiled.append(event) if event.endswith("backend_compile_duration") else None
+    engine.generate("abcabc", max_new_tokens=20)
+    engine.generate("abcabc", max_new_tokens=20, temperature=0.5, top_p=0.9)
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        engine.generate("another prompt", max_new_tokens=25)
+        engine.generate("yet another", max_new_tokens=11, temperature=1.1, top_p=0.7, seed=4)
+        assert compiled == []
+        engine.generate("a prompt that needs a larger bucket, because it is long", max_new_tokens=90)
+        assert compiled, "the listener hears nothing"
+    finally:
+        jax.monitoring.clear_event_listeners()
+
+
+def test_warmup_compiles_ahead(model):
+    fresh = Engine(model, "ngram+chain,length=3")
+    fresh.warmup(max_prompt_tokens=16, max_new_tokens=20)
+    compiled = []
+    count = lambda event, *_, **__: compiled.append(event) if event.endswith("backend_compile_duration") else None
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        fresh.generate("abcabc", max_new_tokens=20)
+        assert compiled == []
+    finally:
+        jax.monitoring.clear_event_listeners()
+    with pytest.raises(ValueError, match="beyond the 256 positions"):
+        fresh.warmup(max_prompt_tokens=200)
+
+
+def test_too_large_for_memory_is_refused_before_loading(model, monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda device=None: 1000)
+    monkeypatch.setattr(parameters, "restore", lambda *_: pytest.fail("loaded all the same"))
+    with pytest.raises(config_json.CheckpointError, match=r"parameters x 4 bytes = .* 1\.0 kB free"):
+        load(model.path)
+
+
+def test_a_history_is_cut_where_the_text_is():
+    rows = [[3, 2, 4, 4, 4], [5, 4, 4, 4, 4], [2, 1, 4, 4, 4], [0, 0, 0, 0, 0]]
+    cut = lambda tokens: to_rows(first_tokens(from_rows(rows), tokens))
+    assert cut(11) == rows[:3]
+    assert cut(9) == rows[:2]
+    assert cut(7) == [[3, 2, 4, 4, 4], [3, 3, 3, 4, 4]]
+    assert cut(1) == []

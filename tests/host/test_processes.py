@@ -1,0 +1,114 @@
+"""Two processes with four devices each, over gloo: they convert a model, train a head for it, are killed and go on, and
+draft."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.checkpoint.parameters import read_arrays, read_shapes
+from jaxspec.convert.export import export
+from jaxspec.host.processes import has_neighbours, join
+from jaxspec.train.run.folder import Run
+from tests.evaluate.tiny import checkpoint
+
+MESH = ("--mesh", "data=4,model=2")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint over bytes, and text beside it."""
+    folder = tmp_path_factory.mktemp("hosts")
+    (folder / "a.py").write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
+    return checkpoint(folder / "ckpt")
+
+
+def start(*commands: tuple[object, ...]) -> list[subprocess.Popen]:
+    """Two processes that find each other and run commands, one after the other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "4"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = []
+    for i in range(2):
+        join = ("--coordinator", place, "--processes", 2, "--process-id", i)
+        arguments = [json.dumps([*map(str, (*command, *join))]) for command in commands]
+        program = [sys.executable, "-m", "tests.host.on_hosts", *arguments]
+        running.append(subprocess.Popen(program, env=environment, **pipes))
+    return running
+
+
+def both(*commands: tuple[object, ...]) -> list[str]:
+    """What each of the two printed when all was done."""
+    running = start(*commands)
+    said = [process.communicate(timeout=900) for process in running]
+    for process, (_, err) in zip(running, said, strict=True):
+        assert process.returncode == 0, err[-3000:]
+    return [out for out, _ in said]
+
+
+def weights(head: Path) -> dict[str, np.ndarray]:
+    return read_arrays(head / "params", read_shapes(head / "params").keys())
+
+
+def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(target: Path):
+    folder = target.parent
+    export(target, folder / "hf")
+    about = ("--target", target, "--data", folder / "a.py", "--run", folder / "run")
+    steps = ("--steps", 12, "--batch-size", 4, "--context", 32, "--save-every", 2)
+    train = ("jaxspec-train", "eagle", *about, *steps, *MESH)
+    ask = ("--target", target, "--prompt", "def f", "--max-new-tokens", 12, "--method", "eagle+chain", *MESH)
+    run, head = Run(folder / "run"), target / "heads" / "eagle"
+    running = start((*train, "--out", head))
+    while not run.started:
+        assert all(process.poll() is None for process in running)
+        time.sleep(0.02)
+    for process in running:
+        process.kill()
+        process.communicate()
+    assert not head.exists(), "it had ended before"
+    run.metrics.write_text(run.metrics.read_text().replace('"step": 1,', '"step": 1, "before": 1,'))
+    convert = ("jaxspec-convert", "llama", folder / "hf", folder / "converted")
+    first, second = both(convert, (*train, "--out", head), ("jaxspec", "generate", *ask, "--format", "json"))
+    ours, theirs = weights(target), weights(folder / "converted")
+    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert (folder / "converted" / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
+    curve = [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
+    assert curve == list(range(1, 13))
+    assert '"before": 1' in run.metrics.read_text(), "it began anew"
+    assert all(np.isfinite(array).all() for array in weights(head).values())
+
+    answers = [[json.loads(line) for line in out.splitlines() if line[:1] == "{"] for out in (first, second)]
+    ((answer,), nothing) = answers  # gloo prints lines of its own
+    assert nothing == []
+    alone = jaxspec.Engine(str(target), "plain").generate("def f", max_new_tokens=12)[0]
+    assert answer["tokens"] == alone.tokens
+
+
+def test_neighbours_are_found_in_the_environment():
+    assert not has_neighbours({})
+    assert not has_neighbours({"SLURM_STEP_NUM_TASKS": "1", "TPU_WORKER_HOSTNAMES": "localhost"})
+    assert has_neighbours({"SLURM_STEP_NUM_TASKS": "4"})
+    assert has_neighbours({"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"})
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"processes": 2}, "--processes and --process-id go with --coordinator"),
+        ({"coordinator": "host:1", "processes": 2}, "needs --processes N and --process-id I"),
+        ({"coordinator": "host:1", "processes": 2, "process_id": 2}, "--process-id goes from 0 to 1, and is 2"),
+        ({"coordinator": "auto", "allowed": False}, "cannot be spread over several hosts"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, problem):
+    with pytest.raises(ValueError, match=problem):
+        join(**options)

@@ -1,0 +1,41 @@
+"""Keys and values: of drafted nodes, and how the accepted ones come into the cache."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.kv_cache import KV
+
+
+def random(rows: int, seed: int, batch: int = 2) -> KV:
+    rng = np.random.default_rng(seed)
+    some = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    return KV(k=some(batch, 3, 5, rows), v=some(batch, 3, rows, 5))
+
+
+def test_one_node_a_row_is_written_as_several_are():
+    nodes, new, outside = random(4, 0), random(1, 1), 4
+    twice = KV(k=jnp.concatenate([new.k, new.k], axis=3), v=jnp.concatenate([new.v, new.v], axis=2))
+    for slots in itertools.product(range(outside + 1), repeat=2):  # one of each row
+        alone = jnp.array(slots)[:, None]
+        one = kv.write_nodes(nodes, new, alone)
+        several = kv.write_nodes(nodes, twice, jnp.concatenate([alone, jnp.full((2, 1), outside)], axis=1))
+        np.testing.assert_array_equal(one.k, several.k)
+        np.testing.assert_array_equal(one.v, several.v)
+        assert [bool((one.v[row] == nodes.v[row]).all()) for row in (0, 1)] == [slot == outside for slot in slots]
+
+
+@pytest.mark.parametrize("batch", [1, 2])  # a single row is written by another operation
+def test_rows_are_appended_to_every_layer_at_each_sequences_own_place(batch: int):
+    cache, rows = ([random(size, seed, batch) for seed in seeds] for size, seeds in ((7, (0, 1)), (3, (2, 3))))
+    start = jnp.array([4, 1][:batch])
+    found = kv.append(tuple(cache), tuple(rows), start, after=jnp.array([5, 0][:batch]))
+    for layer, old, new in zip(found, cache, rows, strict=True):
+        for row, at in enumerate(start.tolist()):
+            expected = np.concatenate([old.v[row, :, :at], new.v[row], old.v[row, :, at + 3 :]], axis=1)
+            np.testing.assert_array_equal(layer.v[row], expected)
+            expected = np.concatenate([old.k[row, :, :, :at], new.k[row], old.k[row, :, :, at + 3 :]], axis=2)
+            np.testing.assert_array_equal(layer.k[row], expected)

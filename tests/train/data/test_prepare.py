@@ -1,0 +1,62 @@
+"""The windows of a run, from open and from generated text."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxspec.checkpoint.loading import load_tokenizer
+from jaxspec.train.data import dataset, prepare, tokenizer
+from jaxspec.train.data.sources import Sources
+from jaxspec.train.data.text import Document
+from jaxspec.train.settings.recipe import Recipe
+
+RECIPE = Recipe(steps=10, batch_size=4, learning_rate=1e-3)
+OPEN = [Document(f"open{i}", "oo o\n" * 40) for i in range(20)]
+GENERATED = [Document(f"g:{i}", "gg g\n" * 40, complete=False) for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save(tokenizer.learn(["gg g\noo o\n" * 50], 258), path, max_length=16)
+    return load_tokenizer(path)
+
+
+def generated(learnt: Any, place: Path) -> list[bool]:
+    """Of each window, whether it is generated."""
+    texts = [learnt.decode(row.tolist()) for row in np.asarray(dataset.read(place).tokens)]
+    assert all(("g" in text) != ("o" in text) for text in texts)
+    return ["g" in text for text in texts]
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.9])
+def test_the_share_of_windows(share: float, learnt: Any, tmp_path: Path, capsys: pytest.CaptureFixture):
+    prepare.write(tmp_path, learnt, Sources(OPEN, GENERATED, share), 16, RECIPE)
+    found = generated(learnt, tmp_path / "train")
+    assert (len(found), sum(found)) == (40, 40 * share)
+    assert not any(generated(learnt, tmp_path / "held-out"))
+    assert capsys.readouterr().err == ""
+    (tmp_path / "open").mkdir()
+    prepare.write(tmp_path / "open", learnt, Sources(OPEN), 16, RECIPE)
+    same = [np.asarray(dataset.read(place / "held-out").tokens).tolist() for place in (tmp_path, tmp_path / "open")]
+    assert same[0] == same[1]
+
+
+def test_batches_hold_both(learnt: Any, tmp_path: Path):
+    prepare.write(tmp_path, learnt, Sources(OPEN, GENERATED, 0.5), 16, RECIPE)
+    found, stream = (
+        np.array(generated(learnt, tmp_path / "train")),
+        dataset.batches(dataset.read(tmp_path / "train"), 4, seed=0),
+    )
+    epoch = [found[np.asarray(next(stream).index)] for _ in range(10)]
+    assert np.sum(epoch) == 20
+    assert sum(0 < batch.sum() < 4 for batch in epoch) > 5
+
+
+def test_a_source_that_is_too_small(learnt: Any, tmp_path: Path, capsys: pytest.CaptureFixture):
+    prepare.write(tmp_path, learnt, Sources(OPEN, GENERATED[:1], 0.5), 16, RECIPE)
+    found = generated(learnt, tmp_path / "train")
+    assert (len(found), sum(found)) == (40, 20)
+    assert capsys.readouterr().err == "the generated text fills 13 windows of its 20: each is seen 1.5 times\n"

@@ -1,0 +1,167 @@
+"""`jaxspec-train calibrator`: the labels that it collects, and the predictor that it fits to them."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxspec
+from jaxspec.builders.chain import Chain
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.heads import HeadConfig, write_config, write_head
+from jaxspec.checkpoint.loading import load
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.controllers.acceptance_predictor import AcceptancePredictor, predict
+from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.early_exit import EarlyExit
+from jaxspec.engine.head_weights import drafter_of
+from jaxspec.methods.method import parse_method
+from jaxspec.train.methods import acceptance_labels, acceptance_predictor
+from jaxspec.train.methods.acceptance_labels import Labels
+from jaxspec.train.methods.recording_drafter import RecordingDrafter
+from jaxspec.train.settings.calibrator import Calibrator
+from tests.evaluate import tiny
+from tests.lossless.harness import early_exit_head
+from tests.train.command import command
+
+K = 3
+FITTING = Calibrator(target=Path(), head="", steps=200, rounds=32, learning_rate=1e-2)
+SMALL = ("--samples", 6, "--prompt-tokens", 6, "--max-new-tokens", 16, "--batch-size", 2, "--steps", 50, "--length", 4)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint with an early exit that is right now and then."""
+    path = tiny.checkpoint(tmp_path_factory.mktemp("target") / "ckpt", num_layers=2)
+    head = early_exit_head(load(path, "float32").target)
+    (folder := path / "heads/early-exit").mkdir(parents=True)
+    write_head(folder, HeadConfig("early-exit", head.config, "float32", "float32", {"first": 1}), head)
+    return path
+
+
+def recorded(path: Path) -> tuple[jaxspec.Engine, jaxspec.Engine]:
+    """An engine that keeps the hidden states of an early exit, and one that does without."""
+    model = load(path, "float32")
+    head = early_exit_head(model.target)
+    method = parse_method(f"early-exit+chain,length={K}")
+    keeps = dataclasses.replace(method, drafter=RecordingDrafter(inner=method.drafter, length=K), builder=Chain(K))
+    return jaxspec.Engine(model, keeps, draft=head), jaxspec.Engine(model, method, draft=head)
+
+
+def test_labels_are_what_decoding_saw(target):
+    """Against the recorded rounds of the engine, and hidden states that give the drafted tokens themselves."""
+    recording, engine = recorded(target)
+    prompts = [[1, 40, 41, 42, 43], [1, 50]]
+    labels = acceptance_labels.labels_of(recording, [Request(p, SamplingParams(max_new_tokens=20)) for p in prompts])
+    head = engine.models.draft.head.kernel[...]
+    target_head = engine.models.target.head
+    assert target_head is not None
+    for found, generation in zip(labels, engine.generate(prompts, max_new_tokens=20, record=True), strict=True):
+        assert generation.rounds is not None
+        rounds = generation.rounds[:-1]
+        assert len(found.accepted) == len(rounds) > 3
+        for i, round_ in enumerate(rounds):
+            count = int(generation.history.accepted[i])
+            assert found.accepted[i].tolist() == [level < count for level in range(K)]
+            assert found.compared[i].tolist() == [level <= count for level in range(K)]
+            assert (jnp.asarray(found.draft_hidden[i]) @ head).argmax(-1).tolist() == round_.token[1:].tolist()
+            # The feature before the round says the token that is the round's root.
+            assert int((found.target_hidden[i] @ target_head.kernel[...]).argmax()) == int(round_.token[0])
+
+
+def test_every_leaf_of_the_state_begins_with_the_rows(target):
+    """So that one row can be replaced, as of every strategy."""
+    recording, _ = recorded(target)
+    state = recording.method.drafter.init(recording.models, 3, 16)
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(state)} == {3}
+    wider = recording.method.drafter.grow(state, 32)
+    assert {leaf.shape[:2] for leaf in (wider.draft_hidden, wider.target_hidden, wider.committed)} == {(3, 32)}
+
+
+def made_up(seed: int, rounds: int = 400) -> Labels:
+    """Rounds whose drafts are accepted where the first number of the draft's hidden state is positive."""
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(rounds, K, 4)).astype(np.float32)
+    right = hidden[:, :, 0] > 0
+    accepted = np.cumprod(right, axis=1).astype(bool)
+    before = np.concatenate([np.ones((rounds, 1), bool), accepted[:, :-1]], axis=1)
+    target_hidden = rng.normal(size=(rounds, 5)).astype(np.float32)
+    return Labels(target_hidden=target_hidden, draft_hidden=hidden, accepted=accepted, compared=before)
+
+
+def test_what_can_be_told_apart_is():
+    found, measured = acceptance_predictor.fit(made_up(0), made_up(1), FITTING)
+    assert measured["loss"] < 0.5 * measured["base"]
+    assert measured["share"] == pytest.approx(0.5, abs=0.1)
+    ask = lambda sign: predict(found, jnp.array(2), jnp.zeros((1, 5)), jnp.array([[sign * 2.0, 0, 0, 0]]))[0]
+    assert ask(1) > 0.9 and ask(-1) < 0.1
+
+
+def test_what_was_not_compared_does_not_count():
+    labels = made_up(0)
+    weights = AcceptancePredictor(5, 4, rngs=nnx.Rngs(0))
+    lost = lambda labels: float(acceptance_predictor.loss(weights, labels))
+    flipped = np.where(labels.compared, labels.accepted, ~np.asarray(labels.accepted))
+    assert lost(dataclasses.replace(labels, accepted=flipped)) == lost(labels)
+    assert lost(dataclasses.replace(labels, accepted=~np.asarray(labels.accepted))) != lost(labels)
+
+
+def test_drafts_of_one_kind_are_refused():
+    labels = made_up(0)
+    with pytest.raises(ValueError, match="accepted all drafts or none"):
+        acceptance_predictor.fit(dataclasses.replace(labels, accepted=np.zeros_like(labels.accepted)), labels, FITTING)
+
+
+def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target, tmp_path):
+    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    shutil.copytree(target, whole)
+    shutil.copytree(target, torn)
+    code, err = command("calibrator", "--target", whole, "--head", "early-exit", *SMALL)
+    assert code == 0, err
+    place = whole / "heads/early-exit/calibrator"
+    assert err.splitlines()[-1].startswith(f"wrote {place}: a predictor for early-exit, loss ")
+
+    real, calls = acceptance_labels.labels_of, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            acceptance_labels, "labels_of", lambda *a: calls.append(a) or (real(*a) if len(calls) < 3 else 1 / 0)
+        )
+        assert command("calibrator", "--target", torn, "--head", "early-exit", *SMALL)[0] != 0
+    assert not (torn / "heads/early-exit/calibrator").exists()
+    code, err = command("calibrator", "--target", torn, "--head", "early-exit", *SMALL)
+    assert code == 0, err
+    weights = [jaxspec.Engine(load(path), "early-exit+cali-ts").models.control for path in (whole, torn)]
+    first, again = (jax.tree.map(np.asarray, module_to_dict(each)) for each in weights)
+    assert all((first[name] == again[name]).all() for name in first)
+    model = load(whole)
+    plain = jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=20)[0]
+    assert jaxspec.Engine(model, "early-exit+cali-ts").generate("def f", max_new_tokens=20)[0].tokens == plain.tokens
+
+
+def test_each_head_has_its_drafter(target, tmp_path):
+    model = load(target)
+    assert drafter_of(target, "early-exit") == EarlyExit()
+    assert drafter_of(target, str(target)) == DraftModel()
+    write_config(tmp_path, HeadConfig("cali-ts", model.config.model, "float32", "float32", {}))
+    with pytest.raises(CheckpointError, match="is for cali-ts, which is no drafter"):
+        drafter_of(target, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--head", "nothing"), "no head 'nothing' under"),
+        (("--head", "early-exit", "--samples", 0), "--samples must be at least 1, not 0"),
+        (("--head", "early-exit", "--samples", 2, "--prompt-tokens", 9999), "lower --prompt-tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, said, target, tmp_path):
+    code, err = command("calibrator", "--target", target, "--out", tmp_path / "predictor", *options)
+    assert code == 2 and said in err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []

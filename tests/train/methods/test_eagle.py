@@ -1,0 +1,135 @@
+"""EAGLE's training: its loss against a plain rendering, and what it trains against what decodes."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxspec.decoding import tree as trees
+from jaxspec.decoding.drafter import Committed, Models, Prefix
+from jaxspec.decoding.tree import Frontier
+from jaxspec.drafters.eagle import Eagle, EagleHead
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama, unembed
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import eagle
+from jaxspec.train.run.packed import hidden_states
+from jaxspec.train.settings.objectives import EagleObjective
+
+CONFIG = LlamaConfig(
+    vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4
+)
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def target() -> Llama:
+    return Llama(CONFIG, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def head() -> EagleHead:
+    return EagleHead(CONFIG, rngs=nnx.Rngs(1), bias=True)
+
+
+@pytest.fixture(scope="module")
+def batch() -> Windows:
+    rng = np.random.default_rng(0)
+    segment = np.array([[0] * 7 + [1] * 5, [2] * LENGTH])
+    counted = jnp.asarray(rng.random((2, LENGTH)) < 0.7)
+    tokens = jnp.asarray(rng.integers(0, 13, (2, LENGTH)))
+    return Windows(tokens=tokens, segment=jnp.asarray(segment), counted=counted)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weight = np.exp(logits - logits.max())
+    return weight / weight.sum()
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.1])
+def test_loss_is_the_papers(weight, target, head, batch):
+    """SmoothL1 + 0.1 · cross-entropy, pair after pair, over drafts that count and stay in their document."""
+    known = hidden_states(target, batch.tokens, batch.segment)
+    predicted = np.asarray(eagle.predict(head, target, batch.tokens[:, 1:-1], known[:, :-2], batch.segment[:, :-2]))
+    features = np.asarray(known)
+    total = count = 0.0
+    for row, i in np.ndindex(2, LENGTH - 2):
+        if not batch.counted[row, i + 2] or batch.segment[row, i] != batch.segment[row, i + 2]:
+            continue
+        error = np.abs(predicted[row, i] - features[row, i + 1])
+        total += np.where(error < 1, error**2 / 2, error - 0.5).mean()
+        says, drafts = (
+            softmax(np.asarray(unembed(target, jnp.asarray(f)))) for f in (features[row, i + 1], predicted[row, i])
+        )
+        total -= weight * (says * np.log(drafts)).sum()
+        count += 1
+    objective = EagleObjective(cross_entropy=weight)
+    found, sums = jax.jit(partial(eagle.loss, objective=objective))(head, target, batch, None)
+    assert float(sums["count"]) == count
+    assert float(found) == pytest.approx(total, rel=1e-5)
+
+
+def test_noise_is_uniform_and_on_the_features_only(target, head, batch):
+    scale = lambda noise, by: EagleObjective(noise=noise, noise_scale=by)
+    loss = lambda objective, key: float(eagle.loss(head, target, batch, key, objective)[0])
+    quiet = loss(scale(0.1, "constant"), None)
+    assert loss(scale(0.0, "constant"), jax.random.key(0)) == quiet
+    assert loss(scale(0.1, "constant"), jax.random.key(0)) != quiet
+    # 512 / 12 times as much of it, when scaled as the published code does.
+    assert loss(scale(0.1 * LENGTH / 512, "length"), jax.random.key(0)) == pytest.approx(
+        loss(scale(0.1, "constant"), jax.random.key(0))
+    )
+
+
+def test_given_features_replace_the_targets_own(target, head, batch):
+    given = hidden_states(target, batch.tokens, batch.segment)
+    with_them = Windows(tokens=batch.tokens, segment=batch.segment, counted=batch.counted, features=given)
+    loss = lambda batch: float(eagle.loss(head, target, batch, None, EagleObjective())[0])
+    assert loss(with_them) == loss(batch)
+    twice = Windows(tokens=batch.tokens, segment=batch.segment, counted=batch.counted, features=2 * given)
+    assert loss(twice) != loss(batch)
+
+
+def test_trains_what_decodes(target, head):
+    """The first draft of a round is what training computed there; later ones go on from predicted features."""
+    tokens = jax.random.randint(jax.random.key(3), (1, LENGTH), 0, 13)
+    segment = jnp.zeros((1, LENGTH), jnp.int32)
+    features = hidden_states(target, tokens, segment)
+    predicted = eagle.predict(head, target, tokens[:, 1:], features[:, :-1], segment[:, :-1])
+
+    models, drafter = Models(target=target, draft=head), Eagle()
+    state = drafter.init(models, 1, 32)
+    for start, count in ((0, 5), (5, 2), (7, 4)):  # a prompt and two rounds; 11 pairs make 12 tokens
+        block = slice(start, start + 6)  # blocks are longer than what counts of them
+        pad = lambda values: jnp.pad(values, [(0, 0), (0, 16 - values.shape[1])] + [(0, 0)] * (values.ndim - 2))
+        committed = Committed(
+            start=jnp.array([start]),
+            count=jnp.array([count]),
+            token=pad(tokens)[:, block],
+            next_token=pad(tokens[:, 1:])[:, block],
+            hidden=pad(features)[:, block],
+            taps=(),
+        )
+        state = drafter.observe(models, state, committed)
+        np.testing.assert_allclose(state.hidden, predicted[:, start + count - 1], atol=1e-5)
+        np.testing.assert_allclose(state.logits, unembed(target, predicted[:, start + count - 1]), atol=1e-4)
+
+    # A chain of two: its pairs, appended to the text's, by training's forward.
+    prefix = Prefix(token=jnp.pad(tokens, [(0, 0), (0, 20)]), length=jnp.array([LENGTH]), cache=())
+    tree = trees.init_tree(tokens[:, -1], 3, None)
+    _, state = drafter.root(models, state, prefix, tree)
+    known, pairs = jnp.concatenate([features[:, :-1], predicted[:, -1:]], axis=1), tokens[:, 1:]
+    for node, token in ((1, 4), (2, 9)):
+        live, one = jnp.ones((1, 1), bool), lambda value: jnp.full((1, 1), value)
+        tree = trees.add_nodes(tree, jnp.array([node]), one(token), one(node - 1), jnp.zeros((1, 1)), live)
+        frontier = Frontier(node=one(node), live=live, level=jnp.array(node))
+        drafts, state = drafter.expand(models, state, prefix, tree, frontier)
+        pairs = jnp.concatenate([pairs, one(token)], axis=1)
+        expected = eagle.predict(head, target, pairs, known, jnp.zeros(pairs.shape, jnp.int32))[:, -1:]
+        assert drafts.hidden is not None
+        np.testing.assert_allclose(drafts.hidden, expected, atol=1e-5)
+        np.testing.assert_allclose(drafts.logits, unembed(target, expected), atol=1e-4)
+        known = jnp.concatenate([known, expected], axis=1)

@@ -1,0 +1,125 @@
+"""`jaxspec-train early-exit`: what it loads, what it trains, and that this is what decodes."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxspec
+from jaxspec.checkpoint import config_json, parameters
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.decoding.batch import start
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.loop import decode
+from jaxspec.decoding.prefill import prefill
+from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, predict
+from jaxspec.methods.method import parse_method
+from jaxspec.model.llama import Llama
+from jaxspec.train.methods import early_exit
+from jaxspec.train.run.packed import decoder_layer, residual_streams
+from tests.evaluate import tiny
+from tests.lossless.harness import early_exit_head, models, requests
+from tests.train.command import QUICK, command
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.checkpoint(tmp_path_factory.mktemp("target") / "ckpt", num_layers=2)
+
+
+def test_trains_what_decodes():
+    """The first draft of every round, with its probability, is what training computes at the root."""
+    target = models(50).target
+    head = early_exit_head(target)
+    weights = Models(target=target, draft=head)
+    spec = parse_method("early-exit+chain,length=1").speculation(True, record=True)
+    state = start(spec, weights, requests([[1, 2, 3, 4, 5, 6, 7, 8, 9, 3]], 20), (), 64)
+    state = decode(spec, weights, prefill(spec.drafter, weights, state, 4), jnp.int32(64))
+    rounds, trace = int(state.round), state.trace
+    assert trace is not None and rounds > 5
+    segment = jnp.zeros(state.tokens.shape, jnp.int32)
+    bottom = dataclasses.replace(target.config, num_layers=1)
+    cut = parameters.dict_to_module(
+        parameters.abstract(dataclasses.replace(bottom, tie_embeddings=True)),
+        {
+            name: value
+            for name, value in module_to_dict(target).items()
+            if "layers.1" not in name and "head" not in name
+        },
+    )
+    x = decoder_layer(head.layers[0], head.config, residual_streams(cut, state.tokens, segment)[-1], segment)
+    logs = jax.nn.log_softmax(predict(head, x)[0])[0]
+    at = 10  # the root of the first round is the token that prefill gave
+    for each in range(rounds):
+        drafted = int(trace.token[0, each, 1])
+        assert drafted == int(logs[at].argmax())
+        np.testing.assert_allclose(trace.log_confidence[0, each, 1], logs[at, drafted], atol=1e-4)
+        at += int(state.history.committed[0, each])
+
+
+def test_nothing_above_the_first_layers_is_read(target, monkeypatch):
+    asked: set[str] = set()
+    real = parameters.read_arrays
+    monkeypatch.setattr(parameters, "read_arrays", lambda path, names: asked.update(names) or real(path, names))
+    loaded = early_exit.load(target, "float32", first=1)
+    assert asked == {name for name in asked if name.startswith("layers.0.")} | {"embedding", "norm"}
+    whole = module_to_dict(parameters.restore(target, "float32"))
+    assert all((value == whole[name]).all() for name, value in module_to_dict(loaded.target).items())
+    assert loaded.config.model.num_layers == 2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_it_begins_as_the_targets_last_layers_norm_and_head(tied: bool):
+    config = dataclasses.replace(models(20, 3).target.config, tie_embeddings=tied)
+    target = Llama(config, rngs=nnx.Rngs(0))
+    head = EarlyExitHead(dataclasses.replace(config, num_layers=2), rngs=nnx.Rngs(1), first=1)
+    begun = early_exit.initial(target, head)
+    for mine, theirs in zip(begun.layers, target.layers[1:], strict=True):
+        assert (mine.mlp.up.kernel[...] == theirs.mlp.up.kernel[...]).all()
+    logits = target.embedding[...].T if target.head is None else target.head.kernel[...]
+    assert (begun.head.kernel[...] == logits).all()
+
+
+def test_an_exit_is_trained_and_used(target, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("a.py", "shutil.py"):
+        (data / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
+    copy = tmp_path / "ckpt"
+    shutil.copytree(target, copy)
+    code, err = command("early-exit", "--target", copy, "--data", data, *QUICK)
+    assert code == 0, err
+    assert err.splitlines()[-1].startswith(f"wrote {copy}/heads/early-exit: early-exit, ")
+    lines = (copy / "heads/early-exit.run/metrics.jsonl").read_text().splitlines()
+    first, last = (json.loads(line)["evaluation"]["loss"] for line in lines if "evaluation" in line)
+    assert last < first
+    model = jaxspec.load(copy)
+    engine = jaxspec.Engine(model)
+    assert isinstance(engine.method.drafter, EarlyExit)
+    plain = jaxspec.Engine(model, "plain").generate(["def f", "return"], max_new_tokens=30)
+    drafted = engine.generate(["def f", "return"], max_new_tokens=30)
+    assert [each.tokens for each in drafted] == [each.tokens for each in plain]
+    config = json.loads((copy / "heads/early-exit/config.json").read_text())
+    (copy / "heads/early-exit/config.json").write_text(json.dumps({**config, "settings": {"first": 9}}))
+    with pytest.raises(config_json.CheckpointError, match="comes after layer 9 and this target has 2"):
+        jaxspec.Engine(model, "early-exit")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--first", 2), "--first must be from 1 to 1 for this target, not 2"),
+        (("--exit-layers", 0), "--exit-layers must be from 1 to 2 for this target, not 0"),
+        (("--cache-features", "x"), "--cache-features is of no use here"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, said, target, tmp_path):
+    code, err = command("early-exit", "--target", target, "--out", tmp_path / "head", *QUICK, *options)
+    assert code == 2 and said in err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,154 @@
+"""`jaxspec-train edd`: its loss, what a token may depend on, and from a target to a head that drafts for it."""
+
+import dataclasses
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxspec
+from jaxspec.checkpoint import config_json
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.drafters.edd import EddHead
+from jaxspec.model.llama import Llama, unembed
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import edd
+from jaxspec.train.run.packed import hidden_states, residual_streams
+from jaxspec.train.settings.objectives import BlockObjective, Distillation
+from tests.evaluate import tiny
+from tests.lossless.harness import models
+from tests.train.command import QUICK, command
+
+LENGTH, VOCAB = 24, 23
+STREAMS, PREDICT = jax.jit(residual_streams), jax.jit(edd.predict, static_argnums=5)
+
+
+@pytest.fixture(scope="module")
+def target() -> Llama:
+    return models(VOCAB).target
+
+
+@pytest.fixture(scope="module")
+def head(target: Llama) -> EddHead:
+    return EddHead(dataclasses.replace(target.config, num_layers=1), rngs=nnx.Rngs(5), tap=0)
+
+
+@pytest.fixture(scope="module")
+def batch() -> Windows:
+    rng = np.random.default_rng(0)
+    segment = np.array([[0] * 15 + [1] * 9, [2] * LENGTH])
+    counted = jnp.asarray(rng.random((2, LENGTH)) < 0.7)
+    return Windows(
+        tokens=jnp.asarray(rng.integers(0, VOCAB, (2, LENGTH))), segment=jnp.asarray(segment), counted=counted
+    )
+
+
+def drafts(head: EddHead, target: Llama, batch: Windows, length: int) -> np.ndarray:
+    tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
+    hidden = STREAMS(target, tokens, segment)[head.tap + 1]
+    return np.asarray(PREDICT(head, tokens, hidden, segment, jnp.asarray(length), 10), np.float64)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("goal", ["forward-kl", "cross-entropy"])
+def test_loss_is_the_papers(goal: Distillation, target, head, batch):
+    """Eq. 4, or the text's cross-entropy, token after token; without a key in blocks of the middle length."""
+    says = unembed(target, hidden_states(target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment)))
+    theirs, ours = (log_softmax(np.asarray(each, np.float64)) for each in (says, drafts(head, target, batch, 7)))
+    total = 0.0
+    for row, i in np.argwhere(np.asarray(batch.counted)[:, 1:]):
+        p, log_p, log_q = np.exp(theirs[row, i]), theirs[row, i], ours[row, i]
+        total += (p * (log_p - log_q)).sum() if goal == "forward-kl" else -log_q[int(batch.tokens[row, i + 1])]
+    found, sums = jax.jit(partial(edd.loss, objective=BlockObjective(goal)))(head, target, batch, None)
+    assert float(sums["count"]) == np.asarray(batch.counted)[:, 1:].sum()
+    assert float(found) == pytest.approx(total, rel=1e-5)
+
+
+def test_the_length_of_blocks_is_drawn_at_every_step(target, head, batch):
+    """From the shortest to the longest, both among them, inside one compiled program."""
+    loss = jax.jit(partial(edd.loss, objective=BlockObjective(block_min=3, block_max=6)))
+    found = {round(float(loss(head, target, batch, jax.random.key(seed))[0]), 3) for seed in range(40)}
+    fixed = lambda n: edd.loss(head, target, batch, None, BlockObjective(block_min=n, block_max=n))[0]
+    np.testing.assert_allclose(sorted(found), sorted(float(fixed(n)) for n in (3, 4, 5, 6)), atol=2e-3)
+
+
+def test_neither_rows_nor_documents_see_each_other(target, head, batch):
+    """Another first document, another first row: nothing changes in the others."""
+    other = jnp.asarray(batch.tokens).at[0, :15].set((jnp.asarray(batch.tokens)[0, :15] + 1) % VOCAB)
+    before, after = (drafts(head, target, dataclasses.replace(batch, tokens=t), 5) for t in (batch.tokens, other))
+    np.testing.assert_array_equal(before[0, 15:], after[0, 15:])
+    np.testing.assert_array_equal(before[1], after[1])
+    assert (np.abs(before[0, :15] - after[0, :15]).max(axis=-1) > 1e-3).all()
+
+
+def test_a_document_is_drafted_alike_wherever_it_stands(target, head, batch):
+    tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
+    alone = Windows(tokens=tokens[:1, 15:], segment=segment[:1, 15:], counted=jnp.asarray(batch.counted)[:1, 15:])
+    found = drafts(head, target, batch, 4)[0, 15:]
+    np.testing.assert_allclose(found, drafts(head, target, alone, 4)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_it_begins_as_the_targets_embedding_first_layer_norm_and_head(tied: bool):
+    target = Llama(dataclasses.replace(models(20, 3).target.config, tie_embeddings=tied), rngs=nnx.Rngs(0))
+    begun = module_to_dict(edd.initial(target, 1).decoder)
+    whole = module_to_dict(target)
+    assert begun.keys() == {name for name in whole if not name.startswith(("layers.1.", "layers.2."))}
+    for name, value in begun.items():
+        np.testing.assert_array_equal(value, whole[name])
+        assert value is not whole[name]  # training donates its arrays
+
+
+@pytest.fixture(scope="module")
+def ckpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.checkpoint(tmp_path_factory.mktemp("target") / "ckpt", num_layers=2)
+
+
+def test_a_head_is_trained_and_used(ckpt, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("a.py", "shutil.py"):
+        (data / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
+    copy = tmp_path / "ckpt"
+    shutil.copytree(ckpt, copy)
+    code, err = command("edd", "--target", copy, "--data", data, *QUICK, "--cache-features", tmp_path / "features")
+    assert code == 0, err
+    assert (tmp_path / "features/tap-1.npy").exists()
+    assert err.splitlines()[-1].startswith(f"wrote {copy}/heads/edd: edd, ")
+    lines = (copy / "heads/edd.run/metrics.jsonl").read_text().splitlines()
+    first, last = (json.loads(line)["evaluation"] for line in lines if "evaluation" in line)
+    assert last["loss"] < first["loss"]
+    assert last["tau"] > 1 and len(last["acceptance"]) == 5
+
+    model = jaxspec.load(copy)
+    plain = jaxspec.Engine(model, "plain").generate(["def f", "return"], max_new_tokens=30)
+    drafted = jaxspec.Engine(model, "edd+chain").generate(["def f", "return"], max_new_tokens=30)
+    assert [each.tokens for each in drafted] == [each.tokens for each in plain]
+    assert drafted[0].statistics.tau > 1
+    config = json.loads((copy / "heads/edd/config.json").read_text())
+    assert config["settings"] == {"tap": 0}
+    (copy / "heads/edd/config.json").write_text(json.dumps({**config, "settings": {"tap": 2}}))
+    with pytest.raises(config_json.CheckpointError, match=r"reads layer 2 \(from 0\) and this target has 2"):
+        jaxspec.Engine(model, "edd")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--tap", 2), "--tap must be from 0 to 1 for this target, not 2"),
+        (("--block-min", 6, "--block-max", 5), "unlike --block-min 6 --block-max 5"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, said, ckpt, tmp_path):
+    code, err = command("edd", "--target", ckpt, "--out", tmp_path / "head", *QUICK, *options)
+    assert code == 2 and said in err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,241 @@
+"""`jaxspec-train generate`: what it writes, that a killed one ends as if nothing had happened, and what it refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxspec
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.request import SamplingParams
+from jaxspec.train.data import beginnings, dataset, encoding, records
+from jaxspec.train.data.text import Document
+from jaxspec.train.methods import generation
+from jaxspec.train.settings.generate import Generate
+from tests.evaluate.tiny import MODEL, checkpoint
+from tests.train.command import command
+
+QUICK = ("--method", "plain", "--samples", 10, "--batch-size", 4, "--max-new-tokens", 20, "--prompt-tokens", 12)
+ROOM = MODEL.max_length
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint over bytes, of which eight control characters end a text."""
+    path = checkpoint(tmp_path_factory.mktemp("target") / "ckpt")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"eos": list(range(200, 208))}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(target: Path) -> Checkpoint:
+    return jaxspec.load(target)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text; `shutil.py` is held out by its name."""
+    path = tmp_path_factory.mktemp("data")
+    (path / "a.py").write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
+    (path / "shutil.py").write_text("held out\n" * 500)
+    return path
+
+
+@pytest.fixture(scope="module")
+def generate(target: Path, data: Path) -> Callable[..., tuple[int, str]]:
+    """Exit code and stderr of the command, with small settings."""
+    return lambda out, *more: command("generate", "--target", target, "--data", data, "--out", out, *QUICK, *more)
+
+
+@pytest.fixture(scope="module")
+def whole(generate: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an undisturbed run writes."""
+    out = tmp_path_factory.mktemp("whole") / "out.jsonl"
+    code, err = generate(out)
+    assert code == 0, err
+    assert err.splitlines()[-1].startswith(f"wrote {out}: 10 texts by plain")
+    return out
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def settings(greedy_tokens: int = 5) -> Generate:
+    sampling = SamplingParams(max_new_tokens=30, temperature=1.0, seed=3)
+    return Generate(target=Path(), out=Path(), sampling=sampling, greedy_tokens=greedy_tokens)
+
+
+def test_it_writes_what_the_trainers_read(whole: Path, data: Path):
+    written = lines(whole)
+    assert len(written) == 10
+    open_text = (data / "a.py").read_text()
+    for line in written:
+        assert list(line) == ["text", "prompt", "complete"]
+        assert line["text"].startswith(line["prompt"])
+        assert line["prompt"] in open_text
+    assert {line["complete"] for line in written} == {True, False}
+    found = records.read(whole)
+    assert found == [
+        Document(f"out.jsonl:{i}", line["text"], line["complete"]) for i, line in enumerate(written, 1)
+    ]  # fmt: skip
+    assert [path.name for path in whole.parent.iterdir()] == ["out.jsonl"]
+
+
+def test_the_batch_size_does_not_change_the_text(whole: Path, generate: Callable, tmp_path: Path):
+    assert generate(tmp_path / "out", "--batch-size", 3)[0] == 0
+    assert (tmp_path / "out").read_bytes() == whole.read_bytes()
+    assert generate(tmp_path / "other", "--seed", 1)[0] == 0
+    assert (tmp_path / "other").read_bytes() != whole.read_bytes()
+
+
+def test_a_killed_run_goes_on(whole: Path, generate: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked, killed_at, go_on = [], [4], generation.go_on
+
+    def killed(engine, settings, prompts, first):
+        if first == killed_at[0]:
+            raise KeyboardInterrupt
+        asked.append(first)
+        return go_on(engine, settings, prompts, first)
+
+    monkeypatch.setattr(generation, "go_on", killed)
+    out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    assert generate(out)[0] == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl.part"]
+    code, err = generate(out, "--seed", 1)
+    assert code == 2
+    assert "out.jsonl.part belongs to a run with other settings (--seed is 0 there and 1 here)" in err
+    assert "another OUT" in err
+
+    settings = part.read_bytes().splitlines(keepends=True)[0]
+    texts, killed_at[0] = whole.read_bytes().splitlines(keepends=True), -1
+    assert part.read_bytes() == settings + b"".join(texts[:4])
+    torn = lambda count: settings + b"".join(texts[:count]) + texts[count][:-7]
+    for content, goes_on in (
+        (part.read_bytes(), [4, 8]),
+        (b"", [0, 4, 8]),
+        (settings[:30], [0, 4, 8]),
+        (settings, [0, 4, 8]),
+        (torn(3), [0, 4, 8]),
+        (torn(4), [4, 8]),
+        (settings + b"".join(texts[:5]), [4, 8]),
+        (settings + b"".join(texts[:8]), [8]),
+    ):
+        asked.clear()
+        part.write_bytes(content)
+        code, err = generate(out)
+        assert code == 0, err
+        assert asked == goes_on
+        assert out.read_bytes() == whole.read_bytes()
+        assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+        out.unlink()
+
+    part.write_bytes(b"something else\n")
+    code, err = generate(out)
+    assert code == 2
+    assert "out.jsonl.part is not what a killed `generate` left" in err
+    assert part.read_bytes() == b"something else\n"
+
+
+@pytest.mark.parametrize("method", ["plain", "ngram+chain"])
+def test_the_first_tokens_are_greedy(method: str, model: Checkpoint):
+    engine, prompts = jaxspec.Engine(model, method), [[1, 2, 3], [7] * 9, [4, 5], [1, 2, 3]]
+    greedy = [each.tokens for each in jaxspec.Engine(model, "plain").generate(prompts, max_new_tokens=30)]
+    texts = generation.go_on(engine, settings(), prompts, 0)
+    assert [text[:5] for text in texts] == [text[:5] for text in greedy]
+    assert texts[0] != texts[3]  # each draws by its own number
+    assert texts[0] != greedy[0]
+    assert generation.go_on(engine, settings(greedy_tokens=99), prompts, 0) == greedy
+    assert generation.go_on(engine, settings(), prompts[2:], 2) == texts[2:]
+    sampled = generation.go_on(engine, settings(greedy_tokens=0), prompts, 0)
+    assert sampled == [
+        each.tokens for each in engine.generate(prompts, max_new_tokens=30, temperature=1.0, seed=3)
+    ]  # fmt: skip
+
+
+def test_texts_end_with_the_context(model: Checkpoint):
+    engine = jaxspec.Engine(model, "plain")
+    prompts = [[0] * (ROOM - 3), [0] * (ROOM - 12), [0, 1]]
+    texts = generation.go_on(engine, settings(), prompts, 0)
+    for text, most in zip(texts, (3, 12, 30), strict=True):
+        ended = [token in engine.model.config.eos for token in text]
+        assert not any(ended[:-1])
+        assert len(text) == most or ended[-1]
+    with pytest.raises(ValueError, match=rf"prompt 1 has {ROOM} tokens and the model {ROOM} positions"):
+        beginnings.check_room([[0], [0] * ROOM], ROOM)
+
+
+def test_a_line_has_whole_characters_and_no_end_token(model: Checkpoint):
+    engine, encode = jaxspec.Engine(model, "plain"), model.tokenizer.encode
+    prompt, accented, end = encode("ab"), encode("é"), model.config.eos[0]
+    assert generation.record(engine, prompt, accented) == {"text": "abé", "prompt": "ab", "complete": False}
+    assert generation.record(engine, prompt, accented[:1])["text"] == "ab"
+    assert generation.record(engine, prompt, [*accented, end]) == {"text": "abé", "prompt": "ab", "complete": True}
+
+
+def test_beginnings_are_of_lines_and_of_what_is_not_held_out(model: Checkpoint):
+    found = [Document("a", "ééé first\né second\n" * 9), Document("shutil.py", "held\n" * 999), Document("b", "third")]
+    cut = beginnings.cut(found, model.tokenizer, 200, 5, seed=0)
+    texts = {model.tokenizer.decode(tokens) for tokens in cut}
+    assert texts == {"éé", "é se", "third"}  # of five bytes, without half a character
+    assert beginnings.cut(found, model.tokenizer, 20, 5, seed=0) == cut[:20]
+    assert beginnings.cut(found, model.tokenizer, 200, 5, seed=1) != cut
+
+
+def test_prompts_of_a_file(target: Path, tmp_path: Path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [f"prompt {i}", "and then"]}) + "\n" for i in range(3)))
+    code, err = command("generate", "--target", target, "--prompts", prompts, "--out", tmp_path / "out", *QUICK)
+    assert code == 0, err
+    assert [line["prompt"] for line in lines(tmp_path / "out")] == ["prompt 0", "prompt 1", "prompt 2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--out", "HERE/exists"), "exists exists already; name another output or remove it first"),
+        (("--out", "HERE/no/out"), "the folder that is to hold the output, does not exist; make it first"),
+        (("--out", "HERE/out", "--prompts", "HERE/exists"), "holds no questions"),
+        (("--out", "HERE/out", "--prompts", "HERE/nowhere"), "nowhere cannot be read"),
+        (("--out", "HERE/out", "--prompt-tokens", ROOM), f"tokens and the model {ROOM} positions"),
+        (("--out", "HERE/out", "--data", "HERE/talk.jsonl"), "the data holds conversations; give --prompts instead"),
+        (("--out", "HERE/out", "--data", "HERE/shutil.py"), "every file in it is one that is held out"),
+        (("--out", "HERE/out", "--target", "HERE/mute"), "mute has no tokenizer, so what it says cannot be made into"),
+        (("--out", "HERE/out", "--method", "nonsense"), "no drafter is called 'nonsense'"),
+        (("--out", "HERE/out", "--temperature", -1), "temperature must be 0 or above"),
+        (("--out", "HERE/out", "--samples", 0), "--samples must be at least 1, not 0"),
+        (("--out", "HERE/out", "--greedy-tokens", -1), "--greedy-tokens must not be below 0, not -1"),
+    ],
+)
+def test_bad_input_ends_in_one_sentence(arguments: tuple, words: str, target: Path, data: Path, tmp_path: Path):
+    (tmp_path / "exists").touch()
+    (tmp_path / "shutil.py").write_text("held out")
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    shutil.copytree(target, tmp_path / "mute", ignore=shutil.ignore_patterns("tokenizer*"))
+    before = sorted(tmp_path.rglob("*"))
+    filled = [str(argument).replace("HERE", str(tmp_path)) for argument in arguments]
+    given = [] if "--prompts" in filled or "--data" in filled else ["--data", data]
+    code, err = command("generate", *([] if "--target" in filled else ["--target", target]), *filled, *given)
+    assert code == 2, err
+    assert words in err.splitlines()[-1]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_head_learns_from_both(whole: Path, target: Path, data: Path, tmp_path: Path):
+    code, err = command(
+        *("draft-model", "--target", target, "--out", tmp_path / "head", "--data", whole, "--open-data", data),
+        *("--steps", 2, "--batch-size", 4, "--context", 8, "--generated-share", 0.25),
+    )
+    assert code == 0, err
+    assert "chain tau" in err.splitlines()[-1]
+    settings = json.loads((tmp_path / "head.run/settings.json").read_text())
+    assert (settings["--open-data"], settings["--generated-share"]) == (str(data), 0.25)
+    train = dataset.read(tmp_path / "head.run/data/train")
+    assert train.tokens.shape == (8, 8)
+    first = encoding.encode(jaxspec.load(target).tokenizer, records.read(whole))
+    assert any(train.tokens[0].tolist() == each.tokens[:8].tolist() for each in first)

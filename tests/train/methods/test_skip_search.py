@@ -1,0 +1,177 @@
+"""`jaxspec-train skip-search`: what a set is worth, the log that a killed search goes on from, and what it leaves."""
+
+import json
+import shutil
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jaxspec
+from jaxspec.checkpoint.loading import Checkpoint, load
+from jaxspec.decoding import loop
+from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.round_counts import from_rows
+from jaxspec.drafters.skip_mask import layers_of, skip
+from jaxspec.engine.generation import Generation
+from jaxspec.evaluate import piece_times
+from jaxspec.methods.method import parse_method
+from jaxspec.train.methods import skip_search, trial
+from jaxspec.train.methods.skip_set_files import read_skip_set
+from jaxspec.train.methods.trial import BlockCosts
+from tests.evaluate import tiny
+from tests.train.command import command
+
+LAYERS, TRIALS = 2, 13  # past the first fit
+COSTS = BlockCosts(
+    plain=1.0, verify={"1": 1.0, "2": 1.2, "4": 1.5}, level=0.9, attention=0.4, mlp=0.05,
+    control_level=0.01, control_round=0.02,
+)  # fmt: skip
+SMALL = (
+    "--samples",
+    2,
+    "--prompt-tokens",
+    6,
+    "--max-new-tokens",
+    12,
+    "--method",
+    "layer-skip+chain,length=3+threshold,gamma=0.005",
+)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("search")
+    (folder / "text").mkdir()
+    for i in range(3):
+        (folder / "text" / f"{i}.txt").write_text("".join(f"line {n} of {i}: abc abd\n" for n in range(50)))
+    return tiny.checkpoint(folder / "ckpt", num_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def model(target) -> Checkpoint:
+    return load(target, "float32")
+
+
+@pytest.fixture
+def known_costs(monkeypatch):
+    """Costs that were measured before: measuring takes a minute."""
+    monkeypatch.setattr(trial, "measure_costs", lambda *arguments: COSTS)
+
+
+def run(target: Path, out: Path, trials: int = TRIALS, *options: Any) -> tuple[int, str]:
+    text = target.parent / "text"
+    return command(
+        "skip-search", "--target", target, "--data", text, "--trials", trials, "--out", out, *SMALL, *options
+    )
+
+
+def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs, tmp_path, capsys):
+    decode: Any = loop.decode  # a jitted function has methods that its type does not show
+    decode.clear_cache()
+    code, said = run(target, whole := tmp_path / "whole")
+    assert code == 0, said
+    assert decode._cache_size() == 1, "every set must run in one program"
+    log = (tmp_path / "whole.run/trials.jsonl").read_text().splitlines(keepends=True)
+    assert len(log) == 2 + TRIALS  # settings and costs first
+    lines = [json.loads(line) for line in log[2:]]
+    assert lines[0]["attention"] == lines[0]["mlp"] == [] and lines[0]["acceptance_rate"] == 1
+    best = max(lines, key=lambda line: line["speedup"])
+    assert best["attention"], "attention is dear and does little here"
+    assert layers_of(read_skip_set(whole, model.config)) == {name: best[name] for name in ("attention", "mlp")}
+    assert f"wrote {whole}: {best['speedup']:.3f}x plain" in said
+    table = capsys.readouterr().out
+    for word in ("searched", "first", "middle", "last", "random", "uniform", "acceptance"):
+        assert word in table
+    figure = (tmp_path / "whole.run/search.svg").read_text()
+    assert figure.startswith("<?xml") and "blocks left out" in figure
+
+    # Killed while it wrote its sixth trial: the same command ends with the same bytes, and decodes fewer trials.
+    run_folder = tmp_path / "cut.run"
+    shutil.copytree(tmp_path / "whole.run", run_folder)
+    (run_folder / "trials.jsonl").write_text("".join(log[:7]) + log[7][:20])
+    code, said = run(target, tmp_path / "cut")
+    assert code == 0, said
+    assert (run_folder / "trials.jsonl").read_text() == "".join(log)
+    assert (tmp_path / "cut/config.json").read_bytes() == (whole / "config.json").read_bytes()
+
+    # With more trials, a search that was finished goes on from what it has.
+    code, said = run(target, tmp_path / "cut", TRIALS + 1)
+    assert code == 2 and "exists already" in said
+    code, said = run(target, tmp_path / "longer", TRIALS + 1, "--run", run_folder)
+    assert code == 0, said
+    assert (run_folder / "trials.jsonl").read_text().startswith("".join(log))
+
+    # What it wrote drafts, and the text is plain decoding's.
+    found = [
+        jaxspec.Engine(model, method).generate("abc", max_new_tokens=16)[0].tokens
+        for method in ("plain", f"layer-skip@{whole}+chain,length=3")
+    ]
+    assert found[0] == found[1]
+
+
+def test_what_a_block_costs(model, monkeypatch):
+    """By hand: of 0.9 s a level, two attention blocks take 0.38 or 0.42 s and two MLPs 0.18 or 0.22 s."""
+    measured = piece_times.PieceTimes(
+        target={1: 1.0, 2: 1.2},
+        resumed={},
+        level={"whole": 0.9, "no attention": 0.52, "no mlp": 0.72, "bare": 0.3},
+        control_level={"whole": 0.01},
+        control_round={"whole": 0.02},
+    )
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(piece_times, "measure", lambda engines, requests: asked.update(engines) or measured)
+    costs = trial.measure_costs(model, parse_method("layer-skip"), [])
+    switches = {name: [kind.tolist() for kind in astuple(engine.models.draft)] for name, engine in asked.items()}
+    on, off = [True, True], [False, False]
+    assert switches == {"whole": [off, off], "no attention": [on, off], "no mlp": [off, on], "bare": [on, on]}
+    assert (costs.plain, costs.verify, costs.level) == (1.0, {"1": 1.0, "2": 1.2}, 0.9)
+    assert (costs.attention, costs.mlp) == pytest.approx((0.2, 0.1))
+    assert (costs.control_level, costs.control_round) == (0.01, 0.02)
+    pieces = costs.of_pieces(skip(LAYERS, attention=[0, 1], mlp=[1]))
+    assert pieces.level == pytest.approx(0.9 - 0.4 - 0.1)
+    assert pieces.verify == {1: 1.0, 2: 1.2}
+
+
+def test_measured_is_the_clock(model, monkeypatch):
+    rounds = from_rows([[3, 2, 2, 2, 2], [1, 0, 2, 2, 2]])  # four tokens; two of four drafts accepted
+    blank = Generation([1], [], "", "length", rounds, None, None, 0.0, 0.0, ())
+    found = [replace(blank, decode_seconds=seconds) for seconds in (1.0, 3.0)]
+    monkeypatch.setattr(trial, "warm", lambda engine, requests, learnt: [found[requests[0].index]])
+    requests = [Request([1], SamplingParams(max_new_tokens=4), index) for index in range(2)]
+    outcome = trial.measured(model, parse_method("layer-skip"), requests, plain=0.75)(skip(LAYERS, [], []))
+    assert astuple(outcome) == pytest.approx((0.75 / (4 / 8), 0.5, 2.0))
+    assert trial.plain_seconds(model, requests) == pytest.approx(4 / 8)
+
+
+def test_other_choices_of_as_many_blocks():
+    best = skip(8, attention=[1, 4, 5], mlp=[7])
+    found = {name: layers_of(skips) for name, skips in skip_search.strategies(best, seed=0).items()}
+    random = found.pop("random")
+    assert found == {
+        "first": {"attention": [0, 1, 2], "mlp": [0]},
+        "middle": {"attention": [2, 3, 4], "mlp": [3]},
+        "last": {"attention": [5, 6, 7], "mlp": [7]},
+        "uniform": {"attention": [1, 4, 6], "mlp": [4]},
+    }
+    assert (len(random["attention"]), len(random["mlp"])) == (3, 1)
+    nothing = skip_search.strategies(skip(8, [], []), seed=0)
+    assert all(skips == skip(8, [], []) for skips in nothing.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--method", "ngram"), "a skip set is for the drafter layer-skip, and --method is ngram"),
+        (("--trials", 0), "--trials must be at least 1"),
+        (("--method", "layer-skip+chian"), "no builder or controller is called 'chian'"),
+    ],
+)
+def test_refusals(options: tuple, says: str, target, tmp_path):
+    code, said = command(
+        "skip-search", "--target", target, "--data", target.parent / "text", "--out", tmp_path / "set", *options
+    )
+    assert code == 2
+    assert says in said.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []

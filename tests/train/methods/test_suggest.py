@@ -1,0 +1,64 @@
+"""Which set a search tries next: it finds the best of a landscape, and what it says follows from the trials alone."""
+
+import numpy as np
+import pytest
+
+from jaxspec.train.methods import suggest
+from jaxspec.train.methods.suggest import FIRST, REFIT, Corner, Tried
+
+SIZE = 16
+WORTH = np.array([4, 3, 2, 1, *[-2] * 12]) / 10
+TOGETHER = [0, 1]  # two that are worth less together
+
+
+def score(corner: Corner) -> float:
+    return float(WORTH @ corner - 0.5 * corner[TOGETHER].all())
+
+
+def trials(count: int, tried: list[Tried] | None = None) -> list[Tried]:
+    tried, kernel = [*(tried or [])], None
+    for number in range(len(tried), count):
+        if number >= FIRST and (kernel is None or number % REFIT == 0):
+            kernel = suggest.fit(tried[: number - number % REFIT])
+        corner = suggest.suggest(tried, SIZE, 0, kernel)
+        tried.append(Tried(corner, score(corner)))
+    return tried
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Tried]:
+    return trials(80)
+
+
+def test_it_finds_the_best_of_65536_sets(found):
+    assert max(each.score for each in found) == pytest.approx(0.7)  # by hand: 0, 2 and 3 without 1
+
+
+def test_it_begins_with_nothing_left_out_and_tries_nothing_twice(found):
+    assert not found[0].corner.any()
+    assert len({each.corner.tobytes() for each in found}) == len(found)
+
+
+@pytest.mark.parametrize("broken_off", [4, 33])
+def test_a_search_that_is_broken_off_goes_on_as_if_it_had_not_been(broken_off: int, found):
+    again = trials(40, found[:broken_off])
+    assert [each.corner.tolist() for each in again] == [each.corner.tolist() for each in found[:40]]
+
+
+def test_all_sets_of_few_blocks():
+    tried = [Tried(np.array(bits, bool), 0.0) for bits in np.ndindex(2, 2)]
+    with pytest.raises(ValueError, match="all sets of 2 blocks were tried; ask for fewer --trials"):
+        suggest.suggest(tried, 2, 0, None)
+
+
+def test_neighbours_differ_in_a_few_switches():
+    rng = np.random.default_rng(0)
+    parent = rng.random(SIZE) < 0.5
+    apart = (suggest.neighbours(rng, 500, [parent]) != parent).sum(axis=1)
+    assert set(apart.tolist()) == {1, 2, 3, 4}
+
+
+def test_without_its_package(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"scikit-learn: pip install 'jax-specdec\[search\]'"):
+        suggest.check_installed()

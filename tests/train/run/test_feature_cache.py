@@ -1,0 +1,109 @@
+"""The target's features and taps on disk: computed once, equal to those of a step, and of one target and text."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxspec.decoding.drafter import Models
+from jaxspec.drafters.edd import Edd
+from jaxspec.model.llama import Llama
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import edd, lm
+from jaxspec.train.run import feature_cache
+from jaxspec.train.run.packed import features_and_taps, hidden_states
+from jaxspec.train.settings.objectives import BlockObjective
+
+
+def test_features_are_computed_once(tmp_path):
+    shape = lm.shape(40, layers=1, hidden_size=16, head_dim=8, context=12)
+    target = Llama(shape, rngs=nnx.Rngs(0))
+    tokens = np.random.default_rng(0).integers(0, 40, (6, 12)).astype(np.int32)
+    packed = Windows(tokens=tokens, segment=np.zeros_like(tokens), counted=np.ones(tokens.shape, bool))
+    batch = lambda rows: Windows(
+        tokens=tokens[rows], segment=packed.segment[rows], counted=packed.counted[rows], index=np.array(rows)
+    )
+    cache = feature_cache.open_cache(tmp_path / "features", target, packed)
+    found = cache.complete(batch([4, 1])).features
+    assert found is not None
+    np.testing.assert_array_equal(
+        found, jax.jit(hidden_states)(target, jnp.asarray(tokens[[4, 1]]), jnp.zeros((2, 12), jnp.int32))
+    )
+    assert np.flatnonzero(cache.known).tolist() == [1, 4]
+
+    def never(*_: object) -> jax.Array:
+        raise AssertionError
+
+    again = feature_cache.open_cache(tmp_path / "features", target, packed)
+    again = dataclasses.replace(again, compute=never)
+    np.testing.assert_array_equal(again.complete(batch([1, 4])).features, found[::-1])
+    (tmp_path / "features/features.json").unlink()  # as if it had been killed before it was whole
+    assert not feature_cache.open_cache(tmp_path / "features", target, packed).known.any()
+    other = Llama(shape, rngs=nnx.Rngs(0))
+    other.layers[0].attention.o.kernel[...] = other.layers[0].attention.o.kernel[...] + 1e-3
+    with pytest.raises(ValueError, match="holds the features of another target or text"):
+        feature_cache.open_cache(tmp_path / "features", other, packed)
+
+
+@pytest.fixture(scope="module")
+def target() -> Llama:
+    return Llama(lm.shape(40, layers=3, hidden_size=16, head_dim=8, context=12), rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def packed() -> Windows:
+    rng = np.random.default_rng(0)
+    segment = np.repeat([[0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1]], 6, axis=0).astype(np.int32)
+    tokens = rng.integers(0, 40, (6, 12)).astype(np.int32)
+    return Windows(tokens=tokens, segment=segment, counted=rng.random((6, 12)) < 0.8, index=np.arange(6))
+
+
+@pytest.mark.parametrize("tap", [0, 1, 2])  # of the last layer EDD reads the features
+def test_edd_learns_from_the_cache_what_it_learns_without(tap: int, target: Llama, packed: Windows, tmp_path: Path):
+    head = edd.initial(target, tap)
+    taps = Edd().taps(Models(target=target, draft=head))
+    assert len(taps) == (tap < 2)
+    complete = feature_cache.open_cache(tmp_path / "cache", target, packed, taps).complete(packed)
+    again = feature_cache.open_cache(tmp_path / "cache", target, packed, taps).complete(packed)
+    loss = jax.jit(
+        jax.value_and_grad(lambda head, target, batch: edd.loss(head, target, batch, None, BlockObjective())[0])
+    )
+    (without, slope), *cached = (loss(head, target, batch) for batch in (packed, complete, again))
+    assert float(without) > 0
+    for value, its_slope in cached:
+        assert float(value) == pytest.approx(float(without), rel=1e-6)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), its_slope, slope)
+    # And it is the cache that was read, not the target.
+    assert complete.features is not None
+    twice = dataclasses.replace(complete, features=2 * complete.features, taps=tuple(2 * one for one in complete.taps))
+    assert float(loss(head, target, twice)[0]) != pytest.approx(float(without), rel=1e-3)
+
+
+def test_taps_are_the_inputs_of_layers(target: Llama, packed: Windows, tmp_path: Path):
+    found = feature_cache.open_cache(tmp_path / "cache", target, packed, (0, 2)).complete(packed)
+    features, taps = jax.jit(features_and_taps, static_argnums=3)(target, packed.tokens, packed.segment, (0, 2))
+    assert found.features is not None and len(found.taps) == 2
+    np.testing.assert_allclose(found.features, features, atol=1e-6)
+    for ours, theirs in zip(found.taps, taps, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    np.testing.assert_allclose(found.taps[0], target.embedding[...][packed.tokens], atol=1e-6)
+
+
+def test_a_cache_with_other_taps_is_refused(target: Llama, packed: Windows, tmp_path: Path):
+    feature_cache.open_cache(tmp_path / "tapped", target, packed, (1,))
+    feature_cache.open_cache(tmp_path / "plain", target, packed)
+    for folder, taps in (("tapped", ()), ("tapped", (2,)), ("plain", (1,))):
+        with pytest.raises(ValueError, match="holds the features of another target or text, or other layers"):
+            feature_cache.open_cache(tmp_path / folder, target, packed, taps)
+
+
+def test_a_cache_of_features_alone_says_nothing_of_taps(target: Llama, packed: Windows, tmp_path: Path):
+    """So that those from before there were taps are read on."""
+    feature_cache.open_cache(tmp_path, target, packed)
+    assert json.loads((tmp_path / "features.json").read_text()).keys() == {"shape", "dtype", "of"}
+    assert {path.name for path in tmp_path.iterdir()} == {"features.json", "features.npy", "known.npy"}

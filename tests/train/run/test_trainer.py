@@ -1,0 +1,288 @@
+"""The trainer: what a step is, what a run leaves, and that a killed one ends as if nothing had happened."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxspec
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.model.llama import Llama
+from jaxspec.train.data import dataset, text
+from jaxspec.train.data.text import Encoded, Windows
+from jaxspec.train.methods import lm
+from jaxspec.train.run import log
+from jaxspec.train.run.folder import Run, open_run
+from jaxspec.train.run.optimizer import make_optimizer
+from jaxspec.train.run.trainer import Task, fit, make_step, start
+from jaxspec.train.settings.lm import Lm
+from jaxspec.train.settings.recipe import Recipe
+from jaxspec.train.settings.spelling import as_typed
+
+MODEL = lm.shape(40, layers=1, hidden_size=16, head_dim=8, context=12)
+RECIPE = Recipe(steps=12, batch_size=4, learning_rate=1e-2, warmup=2, evaluate_every=4, save_every=3)
+TASK = Task(loss=lm.loss, measure=None)
+
+
+def model() -> Llama:
+    return Llama(MODEL, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def packed() -> Windows:
+    """Windows whose tokens partly count."""
+    rng = np.random.default_rng(0)
+    return text.windows([Encoded(rng.integers(2, 40, 250).astype(np.int32), rng.random(250) < 0.8)], 12, 1)
+
+
+def parameters(module: nnx.Module) -> dict[str, np.ndarray]:
+    return {name: np.asarray(array) for name, array in module_to_dict(module).items()}
+
+
+def same(first: nnx.Module, second: nnx.Module) -> bool:
+    one, two = parameters(first), parameters(second)
+    return all(one[name].tobytes() == two[name].tobytes() for name in one)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_batch_in_parts_is_the_batch(optimizer, packed):
+    batch, steps = text.take(packed, slice(4)), {}
+    for parts in (1, 2, 4):
+        recipe = dataclasses.replace(RECIPE, accumulate=parts, optimizer=optimizer)
+        chosen = make_optimizer(recipe)
+        step, state = make_step(lm.loss, chosen, recipe), start(model(), chosen)
+        for _ in range(2):  # the first step of a warm-up has a learning rate of 0
+            state, measures = step(state, None, batch)
+        steps[parts] = state, measures
+    for parts in (2, 4):
+        state, measures = steps[parts]
+        assert float(measures["loss"]) == pytest.approx(float(steps[1][1]["loss"]), rel=1e-5)
+        for name, array in parameters(state.params).items():
+            np.testing.assert_allclose(array, parameters(steps[1][0].params)[name], atol=2e-4, err_msg=name)
+    assert not same(steps[1][0].params, model())
+
+
+@pytest.mark.parametrize("by", ["norm", "value"])
+def test_the_gradient_is_clipped(by, packed):
+    batch, moved = text.take(packed, slice(4)), {}
+    for clip in (1e9, 1e-9):
+        recipe = dataclasses.replace(RECIPE, clip=clip, clip_by=by, weight_decay=0.0, warmup=0)
+        chosen = make_optimizer(recipe)
+        state, _ = make_step(lm.loss, chosen, recipe)(start(model(), chosen), None, batch)
+        before = parameters(model())
+        moved[clip] = max(np.abs(array - before[name]).max() for name, array in parameters(state.params).items())
+    assert moved[1e-9] < 0.5 * moved[1e9]  # Adam divides by the size, down to its epsilon
+
+
+def test_bfloat16_computes_and_float32_keeps(packed):
+    recipe = dataclasses.replace(RECIPE, dtype="bfloat16")
+    chosen = make_optimizer(recipe)
+    state, measures = make_step(lm.loss, chosen, recipe)(start(model(), chosen), None, text.take(packed, slice(4)))
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
+    exact, sums = lm.loss(model(), None, jax.tree.map(jnp.asarray, text.take(packed, slice(4))), None)
+    exact = float(exact / sums["count"])
+    assert float(measures["loss"]) != exact
+    assert float(measures["loss"]) == pytest.approx(exact, rel=0.02)
+
+
+def test_every_epoch_shuffles_anew_and_a_place_is_kept(packed):
+    count = len(packed.tokens)
+    stream = dataset.batches(packed, 3, seed=1)
+    seen = [next(stream) for _ in range(2 * count)]
+    order = np.concatenate([np.asarray(batch.index) for batch in seen]).reshape(-1, count)
+    assert all(sorted(epoch) == list(range(count)) for epoch in order.tolist())
+    assert order[0].tolist() != order[1].tolist()
+    for batch in seen[:5]:
+        assert (np.asarray(batch.tokens) == packed.tokens[np.asarray(batch.index)]).all()
+
+    alone = dataset.batches(packed, 1, seed=1)
+    assert [next(alone).index.item() for _ in range(9)] == order.ravel()[:9].tolist()
+
+    other = dataset.batches(packed, 3, seed=1)
+    for _ in range(7):
+        next(other)
+    place = json.loads(json.dumps(other.get_state()))
+    fresh = dataset.batches(packed, 3, seed=1)
+    fresh.set_state(place)
+    assert all(np.asarray(next(fresh).index).tolist() == np.asarray(b.index).tolist() for b in seen[7:20])
+    assert np.asarray(next(dataset.batches(packed, 3, seed=2)).index).tolist() != order[0, :3].tolist()
+
+
+def test_too_few_windows_for_a_batch(packed):
+    with pytest.raises(ValueError, match=r"too little text: it fills 21 windows of 12 tokens and a batch takes 22"):
+        dataset.batches(packed, 22, seed=0)
+
+
+def test_best_is_kept_beside_last(packed, tmp_path):
+    scores, seen = iter([1.0, 3.0, 2.0]), []
+
+    def measure(params):
+        seen.append(jax.tree.map(jnp.copy, params))
+        return {"score": next(scores)}
+
+    with open_run(tmp_path / "run", {}) as run:
+        best, measured = fit(Task(lm.loss, measure), model(), None, packed, RECIPE, run)
+    assert same(best, seen[1])
+    assert measured == {"score": 3.0}
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["12", "8"]
+    evaluations = [line for line in log.read(run.metrics) if "evaluation" in line]
+    assert [(line["step"], line["evaluation"]["score"]) for line in evaluations] == [(4, 1.0), (8, 3.0), (12, 2.0)]
+
+
+class CrashError(Exception):
+    """Stands for a crash."""
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(packed, tmp_path):
+    with open_run(tmp_path / "whole", {}) as run:
+        whole, measured = fit(TASK, model(), None, packed, RECIPE, run)
+
+    with open_run(tmp_path / "cut", {}) as cut:
+        for at in (1, 5, 6, 11):  # before the first checkpoint, between two, just after one, near the end
+            steps = iter(range(100))
+
+            def complete(batch, at=at, steps=steps):
+                if next(steps) >= at:
+                    raise CrashError
+                return batch
+
+            with contextlib.suppress(CrashError):
+                fit(TASK, model(), None, packed, RECIPE, cut, complete)
+        resumed, _ = fit(TASK, model(), None, packed, RECIPE, cut)
+    assert measured is None
+    assert same(resumed, whole)
+    assert cut.metrics.read_bytes() == run.metrics.read_bytes()
+    assert [line["step"] for line in log.read(cut.metrics)] == list(range(1, 13))
+
+
+def test_a_loss_that_is_not_finite_is_refused(packed, tmp_path):
+    recipe = dataclasses.replace(RECIPE, learning_rate=1e30, clip=1e30, save_every=100)
+    with (
+        pytest.raises(ValueError, match=r"the loss at step \d+ is (nan|inf); lower --learning-rate"),
+        open_run(tmp_path / "run", {}) as run,
+    ):
+        fit(TASK, model(), None, packed, recipe, run)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_of_one_command(packed, tmp_path):
+    with open_run(tmp_path / "run", {"--seed": 1, "--steps": 12}) as run:
+        fit(TASK, model(), None, packed, RECIPE, run)
+    with (
+        pytest.raises(ValueError, match=r"started with --seed 1 and not 2; give the same"),
+        open_run(tmp_path / "run", {"--seed": 2, "--steps": 12}),
+    ):
+        pass
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").touch()
+    with pytest.raises(ValueError, match="is not the folder of a run"), open_run(tmp_path / "other", {}):
+        pass
+    assert (tmp_path / "other/file").exists()
+
+
+def test_a_bar_on_a_terminal(monkeypatch, tmp_path):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with log.Log(tmp_path / "metrics.jsonl", 0, 3, 100) as shown:
+        for step, value in enumerate((3.0, 2.0, 1.0), 1):
+            shown.step(step, {"loss": jnp.asarray(value)})
+    assert "3 of 3" in terminal.getvalue()
+    assert "loss 1.000" in terminal.getvalue()
+
+
+# --- real processes
+
+
+TINY = (
+    *("--layers", "1", "--hidden-size", "16", "--head-dim", "8", "--vocab-size", "270", "--context", "16"),
+    *("--batch-size", "4", "--steps", "400", "--evaluate-every", "100", "--save-every", "20"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Some text; `shutil.py` is held out by its name."""
+    path = tmp_path_factory.mktemp("text")
+    for name in ("a.py", "shutil.py"):
+        (path / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(200)))
+    return path
+
+
+def process(out: Path, folder: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "jaxspec.commands.train", "lm", str(out), "--data", str(folder), *TINY]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def finish(running: subprocess.Popen) -> tuple[int, str]:
+    _, err = running.communicate(timeout=300)
+    return running.returncode, err
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory) -> tuple[Path, float]:
+    """A run that nobody disturbed, and the seconds it took."""
+    out, began = tmp_path_factory.mktemp("whole") / "lm", time.monotonic()
+    code, err = finish(process(out, folder))
+    assert code == 0, err
+    return out, time.monotonic() - began
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.soak)])
+def test_killed_at_random_moments(kills, folder, whole, tmp_path):
+    """SIGKILL, again and again; then the very same parameters and the very same curve."""
+    reference, seconds = whole
+    rng, run = random.Random(kills), Run(tmp_path / "lm.run")
+    step = lambda: max((int(path.name) for path in run.checkpoints.glob("*") if path.name.isdecimal()), default=0)
+    for _ in range(kills):
+        # At a random moment of its start, or soon after it has got on by one checkpoint: so it is there to be killed.
+        before, deadline = step(), time.monotonic() + rng.uniform(0, 3 * seconds)
+        running = process(tmp_path / "lm", folder)
+        while step() == before and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.05))
+        running.kill()
+        assert finish(running)[0] == -signal.SIGKILL, "it had ended before"
+    code, err = finish(process(tmp_path / "lm", folder))
+    assert code == 0, err
+    assert same(jaxspec.load(tmp_path / "lm").target, jaxspec.load(reference).target)
+    curve = lambda out: (out.with_name("lm.run") / "metrics.jsonl").read_text()
+    assert curve(tmp_path / "lm") == curve(reference)
+
+
+def test_sigterm_saves_first(folder, whole, tmp_path):
+    out, run = tmp_path / "lm", Run(tmp_path / "lm.run")
+    running = process(out, folder)
+    while not (run.metrics.exists() and run.started):
+        assert running.poll() is None
+        time.sleep(0.02)
+    running.send_signal(signal.SIGTERM)
+    code, err = finish(running)
+    if code == 0:
+        pytest.skip("it was done before the signal came")
+    assert (code, err.splitlines()[-1]) == (143, "terminated")
+    saved = int(err.splitlines()[-2].removeprefix("saved at step ").split(" ")[0])
+    assert (run.checkpoints / str(saved)).exists()
+    assert not out.exists()
+    assert finish(process(out, folder))[0] == 0
+    assert same(jaxspec.load(out).target, jaxspec.load(whole[0]).target)
+
+
+def test_options_that_do_not_decide_a_run_may_change():
+    options = lambda **changed: as_typed("lm", Lm(out=Path("x"), recipe=dataclasses.replace(RECIPE, **changed)))
+    assert options() == options(save_every=7, evaluate_every=9)
+    assert options() != options(seed=1)

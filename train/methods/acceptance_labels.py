@@ -1,0 +1,100 @@
+"""What Cali-TS's predictor learns from: which drafts the target accepted, and the hidden states beside them.
+
+Labels are collected by decoding: chains of fixed length, greedy, and of each round the comparisons that were really
+made, up to the first draft that was not accepted.
+"""
+
+import io
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from jaxspec.decoding.request import Request
+from jaxspec.engine.engine import Engine
+from jaxspec.host.atomic import write_whole
+from jaxspec.host.progress import progress
+from jaxspec.train.methods.recording_drafter import Recording
+
+
+@chex.dataclass(frozen=True)
+class Labels:
+    """What was seen and found out in n rounds of K levels."""
+
+    target_hidden: Float[Array | np.ndarray, "n D"]  # the target's feature at the last position verified before
+    draft_hidden: Float[Array | np.ndarray, "n K E"]  # the hidden state that gave each drafted token
+    accepted: Bool[Array | np.ndarray, "n K"]
+    compared: Bool[Array | np.ndarray, "n K"]  # whether the target looked at it: all before it were accepted
+
+
+_FIELDS = ("target_hidden", "draft_hidden", "accepted", "compared")
+
+
+def collect(engine: Engine, requests: Sequence[Request], batch_size: int, folder: Path) -> Iterator[Labels]:
+    """The labels of each text, decoded greedily by a `RecordingDrafter`.
+
+    Args:
+        folder: keeps the labels of each batch; from those a run that was killed goes on.
+    """
+    folder.mkdir(exist_ok=True)
+    began, total = time.monotonic(), len(requests)
+    with progress("text", total) as shown:
+        for first in range(0, total, batch_size):
+            some = requests[first : first + batch_size]
+            file = folder / f"{first:08d}.npz"
+            if not file.exists():
+                write_labels(file, labels_of(engine, some))
+            yield from read_labels(file)
+            done = first + len(some)
+            if shown.due() or done == total:
+                seconds = time.monotonic() - began
+                shown.show(done, f"{done / seconds:.1f} texts/s", (total - done) * seconds / done)
+
+
+def labels_of(engine: Engine, requests: Sequence[Request]) -> list[Labels]:
+    """Decodes a batch. The last round of a text is left out: its end may have cut it."""
+    session = engine.session(requests)
+    while not session.finished:
+        session.advance()
+    found: Recording = session.state.drafter
+    seen = jax.device_get((found.target_hidden, found.draft_hidden, found.committed))
+    return [_labels(*(array[row].astype(np.float32) for array in seen)) for row in range(len(requests))]
+
+
+def _labels(
+    target_hidden: Float[np.ndarray, "R D"],
+    draft_hidden: Float[np.ndarray, "R K E"],
+    committed: Float[np.ndarray, " R"],
+) -> Labels:
+    rounds = slice(0, max(int((committed > 0).sum()) - 1, 0))
+    accepted = committed[rounds, None] - 1  # all but the bonus token
+    level = np.arange(draft_hidden.shape[1])
+    return Labels(
+        target_hidden=target_hidden[rounds],
+        draft_hidden=draft_hidden[rounds],
+        accepted=level < accepted,
+        compared=level <= accepted,
+    )
+
+
+def write_labels(file: Path, labels: Sequence[Labels]) -> None:
+    """Writes the labels of a batch of texts, whole or not at all."""
+    content = io.BytesIO()
+    np.savez(content, **{f"{i}.{name}": getattr(each, name) for i, each in enumerate(labels) for name in _FIELDS})
+    write_whole(file, content.getvalue())
+
+
+def read_labels(file: Path) -> list[Labels]:
+    """Inverse of `write_labels`."""
+    with np.load(file) as stored:
+        count = len(stored.files) // len(_FIELDS)
+        return [Labels(**{name: stored[f"{i}.{name}"] for name in _FIELDS}) for i in range(count)]
+
+
+def join(labels: Sequence[Labels]) -> Labels:
+    """All of them together."""
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *labels)

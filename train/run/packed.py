@@ -1,0 +1,118 @@
+"""The model over packed windows: every token at once, each seeing the tokens before it in its own document.
+
+What `llama.forward` computes over an empty cache, without its N x N scores: queries go in blocks, and a block of them
+never meets the keys behind it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.model.attention import Attention, project
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.linear import linear
+from jaxspec.model.llama import Layer, Llama, attention_input, embed, final_norm, rms_norm
+from jaxspec.model.mlp import mlp
+from jaxspec.model.rope import rotary
+from jaxspec.train.data.text import Windows
+
+_QUERIES = 128  # of a block
+
+
+def hidden_states(
+    model: Llama,
+    tokens: Int[Array, "B T"],
+    segment: Int[Array, "B T"],
+    keep: Bool[Array, " L"] | None = None,
+) -> Float[Array, "B T D"]:
+    """The hidden states after the final norm: of a target, its features. Arguments as for `residual_streams`."""
+    return final_norm(model, residual_streams(model, tokens, segment, keep)[-1])
+
+
+def features_and_taps(
+    target: Llama, tokens: Int[Array, "B T"], segment: Int[Array, "B T"], taps: Sequence[int] = ()
+) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...]]:
+    """The target's features, and the inputs of the layers that `taps` names, in one forward."""
+    streams = residual_streams(target, tokens, segment)
+    return final_norm(target, streams[-1]), tuple(streams[tap] for tap in taps)
+
+
+def of_target(
+    target: Llama, batch: Windows, taps: Sequence[int] = ()
+) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...]]:
+    """Features and taps of a batch, which no gradient reaches: computed here, unless they came with it."""
+    if batch.features is not None:
+        return jnp.asarray(batch.features), tuple(map(jnp.asarray, batch.taps))
+    tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
+    return jax.lax.stop_gradient(features_and_taps(target, tokens, segment, taps))
+
+
+def residual_streams(
+    model: Llama,
+    tokens: Int[Array, "B T"],
+    segment: Int[Array, "B T"],
+    keep: Bool[Array, " L"] | None = None,
+) -> tuple[Float[Array, "B T D"], ...]:
+    """The input of each of the model's layers, and after these the output of the last one.
+
+    Args:
+        segment: number of the document that a token is of.
+        keep: layers to run; the residual stream passes by the others. None runs them all.
+    """
+    x, config = embed(model, tokens), model.config
+    streams = [x]
+    for i, layer in enumerate(model.layers):
+        run = lambda x, layer=layer: decoder_layer(layer, config, x, segment)
+        x = run(x) if keep is None else jax.lax.cond(keep[i], run, lambda x: x, x)
+        streams.append(x)
+    return tuple(streams)
+
+
+def decoder_layer(
+    layer: Layer, config: LlamaConfig, x: Float[Array, "B T D"], segment: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    """One decoder layer on the residual stream."""
+    x = x + attention(layer.attention, config, attention_input(layer, config, x), segment)
+    return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps))
+
+
+def attention(
+    p: Attention, config: LlamaConfig, x: Float[Array, "B T D"], segment: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
+    """Causal attention inside each document."""
+    query, key, value = project(p, config, x, *rotary(config, positions(segment)))
+
+    def block(start: int, end: int) -> Array:
+        causal = jnp.arange(start, end)[:, None] >= jnp.arange(end)
+        seen = causal & (segment[:, start:end, None] == segment[:, None, :end])
+        return attend(query[:, :, :, start:end], key[:, :, :end], value[:, :, :end], seen)
+
+    return linear(in_blocks(block, x.shape[1]), p.o)
+
+
+def in_blocks(block: Callable[[int, int], Array], length: int) -> Float[Array, "B T E"]:
+    """What `block(start, end)` returns for each block of queries, [B K G Q H] as `attend`, one after another."""
+    blocks = [block(start, min(start + _QUERIES, length)) for start in range(0, length, _QUERIES)]
+    out = jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4)
+    return out.reshape(*out.shape[:2], -1)
+
+
+def attend(
+    query: Float[Array, "B K G Q H"],
+    key: Float[Array, "B K S H"],
+    value: Float[Array, "B K S H"],
+    seen: Bool[Array, "B Q S"],
+) -> Float[Array, "B K G Q H"]:
+    """A block of queries over the keys that each of them sees."""
+    scores = jnp.einsum("bkgwh,bksh->bkgws", query * query.shape[-1] ** -0.5, key, preferred_element_type=jnp.float32)
+    scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    return jnp.einsum("bkgws,bksh->bkgwh", jax.nn.softmax(scores).astype(value.dtype), value)
+
+
+def positions(segment: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """How many tokens of its document stand before each token in its window; a document's tokens stand together."""
+    index = jnp.arange(segment.shape[1])
+    begins = jnp.concatenate([jnp.ones_like(segment[:, :1], bool), segment[:, 1:] != segment[:, :-1]], axis=1)
+    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
