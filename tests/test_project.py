@@ -1,6 +1,7 @@
 """The project as it is packaged: versions, what a wheel holds, what no file may say."""
 
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -32,11 +33,29 @@ def project_files() -> list[Path]:
 
 
 def test_version_is_the_installed_one():
-    assert jaxspec.__version__ == metadata.version("jaxspec") == PROJECT["version"]
+    assert jaxspec.__version__ == metadata.version(PROJECT["name"]) == PROJECT["version"]
+
+
+def test_the_other_project_of_this_name_is_refused(tmp_path: Path):
+    """`jaxspec` on PyPI is a library of X-ray astronomy; installed beside ours, each overwrites the other's files."""
+    folder = tmp_path / "jaxspec-0.4.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jaxspec\nVersion: 0.4.0\n", encoding="utf-8")
+    beside = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", "import jaxspec"],
+        env={**os.environ, "PYTHONPATH": beside},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "astronomy" in done.stderr.splitlines()[-1]
+    assert "pip uninstall jaxspec" in done.stderr.splitlines()[-1]
 
 
 def test_console_scripts_are_installed_and_callable():
-    installed = {script.name: script for script in metadata.distribution("jaxspec").entry_points}
+    installed = {script.name: script for script in metadata.distribution(PROJECT["name"]).entry_points}
     assert {name: script.value for name, script in installed.items()} == PROJECT["scripts"]
     for script in installed.values():
         assert callable(script.load())

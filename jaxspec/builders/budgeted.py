@@ -111,14 +111,14 @@ class Budgeted(TreeBuilder):
 
     def rates(
         self, log_confidence: Float[Array, "B M"], drafted: Int[Array, " B"] | Int[Array, ""]
-    ) -> Float[Array, "B K"]:
+    ) -> Float[Array, "B sizes"]:
         """Of each size, filled from M nodes in falling order of confidence, the root the first."""
         (level, _), (full, verify) = self.known, zip(*self.buckets, strict=True)
         expected = jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, jnp.array(full) - 1]
         return expected / (drafted[..., None] * level + jnp.array(verify))
 
     @property
-    def ahead(self) -> Int[Array, " A"]:
+    def ahead(self) -> Int[Array, " ahead"]:
         """How many levels to look ahead; those that would end below the deepest one are left out later."""
         return jnp.arange(1, max(self.depth, 2))
 
@@ -149,7 +149,7 @@ class Budgeted(TreeBuilder):
         reached: Float[Array, "B W"],
         level: Int[Array, ""],
         more: Int[Array, ""],
-    ) -> Float[Array, "B K"]:
+    ) -> Float[Array, "B sizes"]:
         """The rates expected after `more` levels below a frontier at `level` that reached these log confidences."""
         mean = reached[:, :1] / level  # of a token; the frontier begins with its most confident node
         below = reached[..., None] + self.ahead * mean[..., None]

@@ -13,10 +13,7 @@ def compared(accepted: Int[Array, " B"], levels: Int[Array, " B"]) -> Int[Array,
 
 
 def update_beta(
-    alpha: Float[Array, " B"],
-    beta: Float[Array, " B"],
-    successes: Int[Array, " B"],
-    trials: Int[Array, " B"],
+    alpha: Float[Array, " B"], beta: Float[Array, " B"], successes: Int[Array, " B"], trials: Int[Array, " B"]
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """Beta(alpha + successes, beta + failures) (Eqs. 3 and 4)."""
     add = lambda old, new: jnp.maximum(old + new, BETA_FLOOR)

@@ -26,7 +26,7 @@ class DecodeState:
     limit: Int[Array, " B"]  # length at which the budget is spent
     done: Bool[Array, " B"]
     keys: Key[Array, " B"]
-    eos: Int[Array, " E"]  # token ids that end a text; -1 for none
+    eos: Int[Array, " eos"]  # token ids that end a text; -1 for none
     sampling: Sampling
     cache: tuple[kv.KV, ...]  # the target's: length - 1 rows
     feature: Float[Array, "B D"]  # the target's hidden state at the last position that it computed and kept
@@ -56,7 +56,7 @@ def new_state(
     limit: Int[Array, " B"],
     done: Bool[Array, " B"],
     keys: Key[Array, " B"],
-    eos: Int[Array, " E"],
+    eos: Int[Array, " eos"],
     sampling: Sampling,
 ) -> DecodeState:
     """State before prefill: `tokens` holds the prompts, left-aligned, `length` tokens of each row."""

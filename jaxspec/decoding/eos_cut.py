@@ -5,7 +5,7 @@ from jaxtyping import Array, Bool, Int
 
 
 def cut(
-    next_token: Int[Array, "B P"], accepted: Int[Array, " B"], eos: Int[Array, " E"], room: Int[Array, " B"]
+    next_token: Int[Array, "B P"], accepted: Int[Array, " B"], eos: Int[Array, " eos"], room: Int[Array, " B"]
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
     """How many of a round's tokens are committed, and whether the last of them ends the text.
 

@@ -39,8 +39,9 @@ class Proposal:
     token: Int[Array, "B W C"]
     log_prob: Float[Array, "B W C"]
     live: Bool[Array, "B W C"]
-    probs: Float[Array, "B Q S"] | None  # q they were drawn from, one for all nodes where Q = 1; None for candidates
-    support: Int[Array, "B Q S"] | None = None  # ids that `probs` are of; None: the whole vocabulary
+    # q that they were drawn from, one for all nodes where Q = 1; None for candidates
+    probs: Float[Array, "B Q support"] | None
+    support: Int[Array, "B Q support"] | None = None  # ids that `probs` are of; None: the whole vocabulary
 
 
 Propose = Callable[[int], Proposal]  # C -> C children for each node of the frontier, fewer in a small vocabulary
@@ -58,12 +59,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def verify(
-        self,
-        keys: Key[Array, " B"],
-        sampling: Sampling,
-        tree: DraftTree,
-        logits: Float[Array, "B N V"],
-        depth: int,
+        self, keys: Key[Array, " B"], sampling: Sampling, tree: DraftTree, logits: Float[Array, "B N V"], depth: int
     ) -> Verdict:
         """Judges a tree of at most `depth` levels by the target's logits after each of its nodes."""
 

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int
 
 
 def keep_top_k(
-    logits: Float[Array, "*B V"], ordered: Float[Array, "*B V"], limit: Int[Array, "*b 1"]
+    logits: Float[Array, "*B V"], ordered: Float[Array, "*B V"], limit: Int[Array, "*#B 1"]
 ) -> tuple[Float[Array, "*B V"], Float[Array, "*B V"]]:
     """-inf for all but the `limit` largest logits (0: no limit); ties with the last one kept are kept too.
 
@@ -20,7 +20,7 @@ def keep_top_k(
 
 
 def keep_top_p(
-    logits: Float[Array, "*B V"], ordered: Float[Array, "*B V"], share: Float[Array, "*b 1"]
+    logits: Float[Array, "*B V"], ordered: Float[Array, "*B V"], share: Float[Array, "*#B 1"]
 ) -> Float[Array, "*B V"]:
     """-inf for all but the largest logits that make up this probability; ties with the last one kept are kept too."""
     probs = jnp.nan_to_num(jax.nn.softmax(ordered, axis=-1))

@@ -24,16 +24,7 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import attend_to, causal_mask
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.linear import Linear, linear
-from jaxspec.model.llama import (
-    Layer,
-    Output,
-    decoder_layer,
-    embed,
-    final_norm,
-    keys_and_values,
-    rms_norm,
-    run_layers,
-)
+from jaxspec.model.llama import Layer, Output, decoder_layer, embed, final_norm, keys_and_values, rms_norm, run_layers
 
 
 class EarlyExitHead(nnx.Module):
@@ -152,9 +143,7 @@ class EarlyExit(Drafter):
         x, known, _ = run_layers(models.target, range(head.first), start, attend, prefix.cache, old.nodes)
         put = jax.vmap(lambda values, at, new: values.at[at].set(new, mode="drop"))
         bottom = Bottom(
-            nodes=known,
-            hidden=put(old.hidden, slots, x),
-            known=put(old.known, slots, jnp.ones(slots.shape, bool)),
+            nodes=known, hidden=put(old.hidden, slots, x), known=put(old.known, slots, jnp.ones(slots.shape, bool))
         )
         nodes = []
         for layer, mine, cache in zip(head.layers, state.nodes, state.cache, strict=True):

@@ -47,11 +47,12 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
         )
     config = read_head(path, NAME)
     check_same_shape(path, config.model, model.config.model)
-    width = draft_width(method.drafter, Models(target=model.target, draft=draft))
-    ours = {"target_hidden": model.config.model.hidden_size, "draft_hidden": width}
+    target_hidden = model.config.model.hidden_size
+    draft_hidden = draft_width(method.drafter, Models(target=model.target, draft=draft))
+    ours = {"target_hidden": target_hidden, "draft_hidden": draft_hidden}
     if config.settings != ours:
         raise CheckpointError(f"the predictor at {path} was trained for {config.settings}, and here it is {ours}")
-    return _restore(model, path, lambda: controller.build_weights(**ours))
+    return _restore(model, path, lambda: controller.build_weights(target_hidden, draft_hidden))
 
 
 def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:

@@ -65,12 +65,7 @@ class Replayed(Rule):
         return propose_top_k(drafts, width, count)
 
     def verify(
-        self,
-        keys: Key[Array, " B"],
-        sampling: Sampling,
-        tree: DraftTree,
-        logits: Float[Array, "B N V"],
-        depth: int,
+        self, keys: Key[Array, " B"], sampling: Sampling, tree: DraftTree, logits: Float[Array, "B N V"], depth: int
     ) -> Verdict:
         beyond = (self.acceptance[-1],) * depth
         chance = jnp.array([*self.acceptance, *beyond][:depth], jnp.float32)

@@ -91,13 +91,9 @@ class LlamaConfig:
         """The same with one MLP in each layer."""
         return dataclasses.replace(self, num_experts=0, experts_per_token=0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form, read back by `from_dict`."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LlamaConfig":
-        """Inverse of `to_dict`. Raises ValueError naming a missing or unknown key."""
+        """The fields read from JSON. Raises ValueError naming a missing or unknown key."""
         known = {field.name: field for field in dataclasses.fields(cls)}
         if unknown := sorted(values.keys() - known.keys()):
             raise ValueError(f"unknown model setting {unknown[0]!r}")

@@ -55,7 +55,9 @@ def mixture(p: MixtureOfExperts, x: Float[Array, "B W D"]) -> Float[Array, "B W 
     return (ask_each if few else run_all)(p.experts, tokens, share, chosen).reshape(x.shape)
 
 
-def route(p: MixtureOfExperts, tokens: Float[Array, "N D"]) -> tuple[Float[Array, "N A"], Int[Array, "N A"]]:
+def route(
+    p: MixtureOfExperts, tokens: Float[Array, "tokens D"]
+) -> tuple[Float[Array, "tokens asked"], Int[Array, "tokens asked"]]:
     """The A experts that each token asks, and their shares, float32: softmax over all of them, then renormalised."""
     probs = jax.nn.softmax(linear(tokens, p.router).astype(jnp.float32), axis=-1)
     share, chosen = jax.lax.top_k(probs, p.asked)
@@ -63,8 +65,11 @@ def route(p: MixtureOfExperts, tokens: Float[Array, "N D"]) -> tuple[Float[Array
 
 
 def ask_each(
-    experts: MLP, tokens: Float[Array, "N D"], share: Float[Array, "N A"], chosen: Int[Array, "N A"]
-) -> Float[Array, "N D"]:
+    experts: MLP,
+    tokens: Float[Array, "tokens D"],
+    share: Float[Array, "tokens asked"],
+    chosen: Int[Array, "tokens asked"],
+) -> Float[Array, "tokens D"]:
     """Token by token and expert by expert, so that no other expert's weights are read."""
 
     def ask(token: int, choice: int) -> Float[Array, "1 D"]:
@@ -77,8 +82,11 @@ def ask_each(
 
 
 def run_all(
-    experts: MLP, tokens: Float[Array, "N D"], share: Float[Array, "N A"], chosen: Int[Array, "N A"]
-) -> Float[Array, "N D"]:
+    experts: MLP,
+    tokens: Float[Array, "tokens D"],
+    share: Float[Array, "tokens asked"],
+    chosen: Int[Array, "tokens asked"],
+) -> Float[Array, "tokens D"]:
     """Every expert on every token; those that a token did not ask count nothing."""
     says = jax.vmap(swiglu, in_axes=(0, None))(experts, tokens)
     shares = (jax.nn.one_hot(chosen, says.shape[0]) * share[..., None]).sum(axis=1)

@@ -70,11 +70,6 @@ def put_rows(batch: T) -> T:
     return batch if mesh.empty else jax.tree.map(cut, batch)
 
 
-def shardings(placed: Any) -> Any:
-    """The shardings alone, as `jax.jit` and `jax.device_put` take them."""
-    return jax.tree.map(lambda leaf: leaf.sharding, placed)
-
-
 def placed_leaf(
     leaf: Any, mesh: AnyMesh, axes: tuple[str | None, ...], rules: Rules = DECODING, dtype: Any = None
 ) -> jax.ShapeDtypeStruct:

@@ -28,7 +28,7 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 class QuantizedKernel(nnx.Module):
-    """kernel ≈ values × scale; values [*E, in, out] integers, scale [*E, groups of inputs, out] float32."""
+    """kernel ≈ values × scale; values [*experts, in, out] integers, scale [*experts, groups of inputs, out] float32."""
 
     def __init__(self, values: nnx.Param, scale: nnx.Param):
         self.values, self.scale = values, scale
@@ -62,7 +62,9 @@ def pack(name: str, array: Any, how: str | None) -> dict[str, Any]:
 
 
 @partial(jax.jit, static_argnames="kind")
-def to_integers(kernel: Float[Array, "*E I O"], kind: str) -> tuple[Int[Array, "*E I O"], Float[Array, "*E G O"]]:
+def to_integers(
+    kernel: Float[Array, "*experts I O"], kind: str
+) -> tuple[Int[Array, "*experts I O"], Float[Array, "*experts groups O"]]:
     """Values and scales of a kernel, each scale the largest value that it covers over the largest integer."""
     ways: dict[str, Any] = {"channelwise_axes": tuple(axis for axis in range(kernel.ndim) if axis != kernel.ndim - 2)}
     if kind == "int4":
@@ -71,7 +73,9 @@ def to_integers(kernel: Float[Array, "*E I O"], kind: str) -> tuple[Int[Array, "
     return found.qvalue, found.scale
 
 
-def to_float(values: Int[Array, "*E I O"], scale: Float[Array, "*E G O"]) -> Float[Array, "*E I O"]:
+def to_float(
+    values: Int[Array, "*experts I O"], scale: Float[Array, "*experts groups O"]
+) -> Float[Array, "*experts I O"]:
     """The kernel that quantised values stand for, float32."""
     return qwix().dequantize(_joined(values, scale, jnp.dtype("float32")))
 
@@ -126,7 +130,9 @@ def qwix() -> ModuleType:
     try:
         import qwix
     except ImportError as error:
-        raise ValueError("quantised weights need Qwix, which is not installed: pip install 'jaxspec[quant]'") from error
+        raise ValueError(
+            "quantised weights need Qwix, which is not installed: pip install 'jax-specdec[quant]'"
+        ) from error
     return qwix
 
 

@@ -29,11 +29,6 @@ class Candidates(Rule):
         return propose_top_k(drafts, width, count, sampling.temperature)
 
     def verify(
-        self,
-        keys: Key[Array, " B"],
-        sampling: Sampling,
-        tree: DraftTree,
-        logits: Float[Array, "B N V"],
-        depth: int,
+        self, keys: Key[Array, " B"], sampling: Sampling, tree: DraftTree, logits: Float[Array, "B N V"], depth: int
     ) -> Verdict:
         return follow(tree, sample(keys, probabilities(logits, sampling)), depth)

@@ -25,12 +25,7 @@ class Greedy(Rule):
         return propose_top_k(drafts, width, count)
 
     def verify(
-        self,
-        keys: Key[Array, " B"],
-        sampling: Sampling,
-        tree: DraftTree,
-        logits: Float[Array, "B N V"],
-        depth: int,
+        self, keys: Key[Array, " B"], sampling: Sampling, tree: DraftTree, logits: Float[Array, "B N V"], depth: int
     ) -> Verdict:
         return follow(tree, argmax(logits), depth)
 

@@ -42,12 +42,7 @@ class RejectionSampling(Rule):
         )
 
     def verify(
-        self,
-        keys: Key[Array, " B"],
-        sampling: Sampling,
-        tree: DraftTree,
-        logits: Float[Array, "B N V"],
-        depth: int,
+        self, keys: Key[Array, " B"], sampling: Sampling, tree: DraftTree, logits: Float[Array, "B N V"], depth: int
     ) -> Verdict:
         batch, nodes = tree.token.shape
         coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,)))(fold(keys, 0))

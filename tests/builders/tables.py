@@ -77,5 +77,5 @@ def confidence(table: np.ndarray, path: tuple[int, ...], root: int = 0) -> float
 
 
 def children(table: np.ndarray, path: tuple[int, ...], count: int, root: int = 0) -> list[tuple[int, ...]]:
-    """The `count` likeliest continuations of a path by one token."""
+    """The `count` most probable continuations of a path by one token."""
     return [(*path, int(token)) for token in np.argsort(-table[(root, *path)[-1]], kind="stable")[:count]]

@@ -50,19 +50,19 @@ def test_no_tree_that_could_be_kept_has_a_higher_rate(table, verify, cost, setti
     assert kept.token.shape[1] == builder.verified
     chosen, drafted = set(paths_of(kept)), max(map(len, found))
     assert closed(chosen)
-    every = (
+    subsets = (
         subset
         for count in range(min(len(found), builder.verified - 1) + 1)
         for subset in itertools.combinations(found, count)
         if closed(set(subset))
     )
-    best = max(rate(builder, subset, found, drafted) for subset in every)
+    best = max(rate(builder, subset, found, drafted) for subset in subsets)
     assert rate(builder, chosen, found, drafted) == pytest.approx(best, rel=1e-5)
 
 
 def best_of(builder: Budgeted, found: Paths, drafted: int) -> float:
-    likeliest = sorted(found, key=lambda path: -found[path])
-    return max(rate(builder, likeliest[: size - 1], found, drafted) for size, _ in builder.buckets)
+    ranked = sorted(found, key=lambda path: -found[path])
+    return max(rate(builder, ranked[: size - 1], found, drafted) for size, _ in builder.buckets)
 
 
 @given(tables(), st.sampled_from([FLAT, STEEP, JUMP]), st.sampled_from([(0.01, 1.0), (0.5, 0.5)]))
@@ -71,10 +71,10 @@ def test_a_row_drafts_on_where_that_is_expected_to_pay(table, verify, settings):
     builder = dataclasses.replace(SMALL, verify=verify, cost=cost, power=power, depth=4)
     found = paths_of(grown(builder, table))
     last = max(map(len, found))
-    likeliest = sorted(found, key=lambda path: -found[path])
+    ranked = sorted(found, key=lambda path: -found[path])
     for level in range(1, min(last + 1, builder.depth)):
         so_far = {path: value for path, value in found.items() if len(path) <= level}
-        reached = [path for path in likeliest if len(path) == level][: builder.width]
+        reached = [path for path in ranked if len(path) == level][: builder.width]
         mean, hoped, rates = found[reached[0]] ** (1 / level), so_far, []
         for more in range(1, builder.depth - level + 1):
             hoped = hoped | {(*path, *[99] * more): found[path] * mean**more for path in reached}
@@ -90,7 +90,7 @@ def test_trees_worked_out_by_hand():
     """Paths of 0.6, 0.36, 0.3, 0.216, 0.18 twice, 0.1296 … where two of each level are expanded.
 
     With one forward as dear as any, the more the better, and a level pays until 0.6^D + 0.3 * 0.6^(D-1) falls below
-    the price of a level in tokens. Where verification is dear, the likeliest few are kept.
+    the cost of a level in tokens. Where verification is dear, the most confident few are kept.
     """
     chosen = lambda **settings: verified(Budgeted(**settings), SAME).keys()
     small = {"width": 2, "depth": 2, "cost": 0.05}
@@ -127,7 +127,7 @@ def test_confidence_that_is_trusted_more_makes_larger_trees():
         Budgeted(greedy_power=float("inf"))
 
 
-def test_more_is_trusted_of_the_likeliest_child_alone():
+def test_more_is_trusted_of_the_first_child_alone():
     found = paths_of(grown(dataclasses.replace(SMALL, power=0.5, depth=2), SAME))
     assert found[0,] == pytest.approx(0.6**0.5) and found[1,] == pytest.approx(0.3)
     assert found[0, 0] == pytest.approx(0.6) and found[0, 1] == pytest.approx(0.3 * 0.6**0.5)

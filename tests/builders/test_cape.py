@@ -33,7 +33,7 @@ def test_a_tree_worked_out_by_hand():
     by_level = [sorted(path for path in found if len(path) == level) for level in range(1, 6)]
     assert [len(level) for level in by_level] == [7, 5, 3, 1, 5]
     assert all({path[:-1] for path in level} == {(1, 2, 3, 4)[: len(level[0]) - 1]} for level in by_level)
-    assert {path[-1] for path in by_level[2]} == {3, 0, 1}  # the likeliest three after token 2
+    assert {path[-1] for path in by_level[2]} == {3, 0, 1}  # the top three after token 2
 
 
 def test_rows_do_not_see_each_other():

@@ -29,10 +29,10 @@ def test_a_tree_worked_out_by_hand():
     assert {"".join(map(str, path)): value for path, value in found.items()} == pytest.approx(expected)
 
 
-def test_the_likeliest_are_kept_where_there_are_too_many():
+def test_the_most_confident_are_kept_where_there_are_too_many():
     builder = Pruned(width=3, leaf=0.0, cost=0.2, total=6)
     found = paths_of(prune(builder, grown(builder, SAME)))
-    assert set(found) == {(0,), (1,), (0, 0), (0, 0, 0), (0, 1)}  # of 01 and 10, as likely, the first
+    assert set(found) == {(0,), (1,), (0, 0), (0, 0, 0), (0, 1)}  # of 01 and 10, of equal confidence, the first
 
 
 def brute(table: np.ndarray, builder: Pruned) -> dict[tuple[int, ...], float]:
@@ -88,7 +88,7 @@ def test_without_thresholds_it_is_eagle2_that_expands_everything(table, settings
 
 
 def test_rows_grow_as_deep_as_each_is_sure():
-    """Row 0 is certain and goes to the end; row 1 stops where nothing is likely."""
+    """Row 0 is certain and goes to the end; row 1 stops where nothing is probable."""
     table = np.array([[0.97, 0.01, 0.01, 0.01], [0.25] * 4, [0.25] * 4, [0.25] * 4])
     builder = Pruned(width=2, depth=5, cost=0.3, leaf=0.0)
     tree = prune(builder, grown(builder, table, roots=(0, 1)))

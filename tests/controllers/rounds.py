@@ -1,4 +1,4 @@
-"""A round, as controllers are told of it."""
+"""A round, as controllers see it."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -13,7 +13,6 @@ from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.convert import llama
 from jaxspec.decoding.cost_table import CostTable
-from jaxspec.decoding.round_counts import first_tokens, from_rows, to_rows
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.engine.requests import requests_of
 from tests import checkpoints, hf_models
@@ -118,11 +117,12 @@ class Mine(jaxspec.Drafter):
         return Ngram(longest=self.reach).expand(models, state, prefix, tree, frontier)
 
 
-class TestOwnClasses:
-    @pytest.fixture(scope="class")
-    def own(self, model):
-        return Engine(model, jaxspec.Method(drafter=Mine()))
+@pytest.fixture(scope="module")
+def own(model):
+    return Engine(model, jaxspec.Method(drafter=Mine()))
 
+
+class TestOwnClasses:
     def test_greedy_text_is_plain_decodings(self, plain, engine, own):
         found, expected = own.generate(PROMPTS, max_new_tokens=30), plain.generate(PROMPTS, max_new_tokens=30)
         assert [g.tokens for g in found] == [g.tokens for g in expected]
@@ -286,12 +286,3 @@ def test_too_large_for_memory_is_refused_before_loading(model, monkeypatch):
     monkeypatch.setattr(parameters, "restore", lambda *_: pytest.fail("loaded all the same"))
     with pytest.raises(config_json.CheckpointError, match=r"parameters x 4 bytes = .* 1\.0 kB free"):
         load(model.path)
-
-
-def test_a_history_is_cut_where_the_text_is():
-    rows = [[3, 2, 4, 4, 4], [5, 4, 4, 4, 4], [2, 1, 4, 4, 4], [0, 0, 0, 0, 0]]
-    cut = lambda tokens: to_rows(first_tokens(from_rows(rows), tokens))
-    assert cut(11) == rows[:3]
-    assert cut(9) == rows[:2]
-    assert cut(7) == [[3, 2, 4, 4, 4], [3, 3, 3, 4, 4]]
-    assert cut(1) == []

@@ -69,10 +69,8 @@ def pairwise(rows: Sequence[tuple]) -> list[tuple]:
 
 
 def _methods() -> list[tuple[str, str, str]]:
-    every = itertools.product(DRAFTERS, BUILDERS + SETTINGS, CONTROLLERS)
-    return [
-        (drafter, builder, controller) for drafter, builder, controller in every if (drafter, controller) not in UNSOUND
-    ]
+    rows = itertools.product(DRAFTERS, BUILDERS + SETTINGS, CONTROLLERS)
+    return [row for row in rows if (row[0], row[2]) not in UNSOUND]
 
 
 def _params(rows: list[tuple], build: Any) -> list[Any]:

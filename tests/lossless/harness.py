@@ -118,7 +118,7 @@ def speculation(method: Method, greedy: bool) -> Speculation:
 
 
 def requests(prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0, **sampling: Any) -> list[Request]:
-    """One request a prompt, greedy unless told."""
+    """One request a prompt, greedy unless said otherwise."""
     params = SamplingParams(max_new_tokens=max_new_tokens, seed=seed, **sampling)
     return [Request(list(prompt), params, index=i) for i, prompt in enumerate(prompts)]
 

@@ -36,7 +36,8 @@ def run(case: str, everything: Models, plain: list[list[int]]) -> dict[str, Any]
     mesh = split(make_mesh(data=data, model=model), everything.target.config)
     spec = speculation(parse_method(name), greedy=True)
     whole = weights(spec, everything)
-    place = lambda head: jax.device_put(head, placement.shardings(placement.place_head(head, mesh)))
+    shardings = lambda head: jax.tree.map(lambda leaf: leaf.sharding, placement.place_head(head, mesh))
+    place = lambda head: jax.device_put(head, shardings(head))
     draft = {type(spec.drafter): place(whole.draft)}
     cut = Models(target=place(whole.target), draft=draft, control=place(whole.control))
     with jax.set_mesh(mesh):

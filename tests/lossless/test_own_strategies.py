@@ -27,7 +27,7 @@ INNER = DraftModel()
 @final
 @dataclasses.dataclass(frozen=True)
 class Narrowed(Drafter):
-    """The draft model, of which less is told.
+    """The draft model, which says less than it knows.
 
     Attributes:
         shared: what follows the first node of a level stands for all of them.

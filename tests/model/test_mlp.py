@@ -1,4 +1,4 @@
-"""The mixture of experts against its definition, and both ways to compute it. (tests/test_llama.py: transformers.)"""
+"""The mixture of experts against its definition, and both ways to compute it. (test_llama.py: transformers.)"""
 
 import dataclasses
 

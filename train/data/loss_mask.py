@@ -6,12 +6,12 @@ from jaxtyping import Bool, Int, Int32
 from jaxspec.train.data.chat import Span
 
 
-def of_document(tokens: Int32[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+def of_document(tokens: Int32[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
     """Every token counts."""
     return np.ones(len(tokens), bool)
 
 
-def of_conversation(offsets: Int[np.ndarray, "n 2"], spans: tuple[Span, ...]) -> Bool[np.ndarray, " n"]:
+def of_conversation(offsets: Int[np.ndarray, "T 2"], spans: tuple[Span, ...]) -> Bool[np.ndarray, " T"]:
     """The tokens count that have a character in one of the spans.
 
     Args:

@@ -55,8 +55,8 @@ class Encoded:
         counted: whether predicting this token counts in the loss.
     """
 
-    tokens: Int32[np.ndarray, " n"]
-    counted: Bool[np.ndarray, " n"]
+    tokens: Int32[np.ndarray, " T"]
+    counted: Bool[np.ndarray, " T"]
 
 
 @chex.dataclass(frozen=True)

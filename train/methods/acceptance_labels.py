@@ -25,10 +25,10 @@ from jaxspec.train.methods.recording_drafter import Recording
 class Labels:
     """What was seen and found out in n rounds of K levels."""
 
-    target_hidden: Float[Array | np.ndarray, "n D"]  # the target's feature at the last position verified before
-    draft_hidden: Float[Array | np.ndarray, "n K E"]  # the hidden state that gave each drafted token
-    accepted: Bool[Array | np.ndarray, "n K"]
-    compared: Bool[Array | np.ndarray, "n K"]  # whether the target looked at it: all before it were accepted
+    target_hidden: Float[Array | np.ndarray, "R D"]  # the target's feature at the last position verified before
+    draft_hidden: Float[Array | np.ndarray, "R levels E"]  # the hidden state that gave each drafted token
+    accepted: Bool[Array | np.ndarray, "R levels"]
+    compared: Bool[Array | np.ndarray, "R levels"]  # whether the target looked at it: all before it were accepted
 
 
 _FIELDS = ("target_hidden", "draft_hidden", "accepted", "compared")
@@ -67,7 +67,7 @@ def labels_of(engine: Engine, requests: Sequence[Request]) -> list[Labels]:
 
 def _labels(
     target_hidden: Float[np.ndarray, "R D"],
-    draft_hidden: Float[np.ndarray, "R K E"],
+    draft_hidden: Float[np.ndarray, "R levels E"],
     committed: Float[np.ndarray, " R"],
 ) -> Labels:
     rounds = slice(0, max(int((committed > 0).sum()) - 1, 0))

@@ -26,7 +26,9 @@ def roots(segment: Int[Array, "B T"], length: Int[Array, ""]) -> Int[Array, "B T
     return jnp.arange(segment.shape[1]) - positions(segment) % length
 
 
-def mask(segment: Int[Array, "B T"], root: Int[Array, "B T"], start: int, end: int, low: int) -> Bool[Array, "B Q S"]:
+def mask(
+    segment: Int[Array, "B T"], root: Int[Array, "B T"], start: int, end: int, low: int
+) -> Bool[Array, "B queries keys"]:
     """What the queries at tokens `start`..`end` see: of hidden states 0..`end`, then of tokens `low`..`end`.
 
     Args:

@@ -70,7 +70,7 @@ def loss(
     return total, {"count": valid[..., 0].sum().astype(jnp.float32), "agreement": right[:, 0].sum()}
 
 
-def goals(batch: Windows, count: int) -> tuple[Int[Array, "B T K"], Bool[Array, "B T K"]]:
+def goals(batch: Windows, count: int) -> tuple[Int[Array, "B T heads"], Bool[Array, "B T heads"]]:
     """The token that each of `count` heads is to predict at each position, and whether that counts.
 
     The LM head predicts the next token; head k the one k + 1 after that, where it is of the same document.

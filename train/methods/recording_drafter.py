@@ -20,10 +20,10 @@ class Recording:
 
     inner: Any
     drafting: Bool[Array, " B"]  # whether something was drafted since the last observation
-    hidden: Float[Array, "B K E"]  # of this round, by level
+    hidden: Float[Array, "B levels E"]  # of this round, by level
     feature: Float[Array, "B D"]  # the target's, at the last position that it verified
     round: Int[Array, " B"]
-    draft_hidden: Float[Array, "B R K E"]  # the hidden state that gave the token of each level
+    draft_hidden: Float[Array, "B R levels E"]  # the hidden state that gave the token of each level
     target_hidden: Float[Array, "B R D"]  # the feature before the round
     committed: Int[Array, "B R"]  # tokens of the round, bonus included; 0: the row was done
 

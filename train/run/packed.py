@@ -22,10 +22,7 @@ _QUERIES = 128  # of a block
 
 
 def hidden_states(
-    model: Llama,
-    tokens: Int[Array, "B T"],
-    segment: Int[Array, "B T"],
-    keep: Bool[Array, " L"] | None = None,
+    model: Llama, tokens: Int[Array, "B T"], segment: Int[Array, "B T"], keep: Bool[Array, " L"] | None = None
 ) -> Float[Array, "B T D"]:
     """The hidden states after the final norm: of a target, its features. Arguments as for `residual_streams`."""
     return final_norm(model, residual_streams(model, tokens, segment, keep)[-1])
@@ -50,10 +47,7 @@ def of_target(
 
 
 def residual_streams(
-    model: Llama,
-    tokens: Int[Array, "B T"],
-    segment: Int[Array, "B T"],
-    keep: Bool[Array, " L"] | None = None,
+    model: Llama, tokens: Int[Array, "B T"], segment: Int[Array, "B T"], keep: Bool[Array, " L"] | None = None
 ) -> tuple[Float[Array, "B T D"], ...]:
     """The input of each of the model's layers, and after these the output of the last one.
 
@@ -92,7 +86,7 @@ def attention(
     return linear(in_blocks(block, x.shape[1]), p.o)
 
 
-def in_blocks(block: Callable[[int, int], Array], length: int) -> Float[Array, "B T E"]:
+def in_blocks(block: Callable[[int, int], Array], length: int) -> Float[Array, "B T O"]:
     """What `block(start, end)` returns for each block of queries, [B K G Q H] as `attend`, one after another."""
     blocks = [block(start, min(start + _QUERIES, length)) for start in range(0, length, _QUERIES)]
     out = jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4)
@@ -100,11 +94,11 @@ def in_blocks(block: Callable[[int, int], Array], length: int) -> Float[Array, "
 
 
 def attend(
-    query: Float[Array, "B K G Q H"],
-    key: Float[Array, "B K S H"],
-    value: Float[Array, "B K S H"],
-    seen: Bool[Array, "B Q S"],
-) -> Float[Array, "B K G Q H"]:
+    query: Float[Array, "B K G queries H"],
+    key: Float[Array, "B K keys H"],
+    value: Float[Array, "B K keys H"],
+    seen: Bool[Array, "B queries keys"],
+) -> Float[Array, "B K G queries H"]:
     """A block of queries over the keys that each of them sees."""
     scores = jnp.einsum("bkgwh,bksh->bkgws", query * query.shape[-1] ** -0.5, key, preferred_element_type=jnp.float32)
     scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)

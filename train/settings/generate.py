@@ -16,9 +16,10 @@ from jaxspec.train.settings.spelling import require
 class Generate:
     """Let a target write text, to train its heads on.
 
-    The first tokens of a text are greedy and the rest is sampled. OUT is JSONL, {"text": ..., "prompt": ...,
-    "complete": ...} a line, and appears when it is complete, or not at all. A run that was killed goes on from OUT.part
-    when the same command is given again, and ends with the same bytes.
+    The first tokens of a text are greedy and the rest is sampled; it ends where the target's context does, if not
+    before. OUT is JSONL, {"text": ..., "prompt": ..., "complete": ...} a line, and appears when it is complete, or not
+    at all. A run that was killed goes on from OUT.part when the same command is given again, and ends with the same
+    bytes.
 
     For example: jaxspec-train generate --target builtin --out texts.jsonl --samples 64
     """
@@ -35,7 +36,7 @@ class Generate:
     samples: int = 1000
     """Texts to write; no more than there are prompts in a file of them."""
     prompt_tokens: int = 64
-    """Tokens of a prompt that is cut from the data, at most."""
+    """Tokens of a prompt that is cut from the data, at most; --seed decides where."""
     method: str | None = None
     """How to decode, which changes the speed only; the best trained head in the checkpoint if not given. `jaxspec
     methods` lists them."""

@@ -153,7 +153,7 @@ class LayerSkip(HeadSettings):
     """Train the blocks further that drafting keeps where a model drafts for itself (Draft & Verify, Appendix E).
 
     A set that leaves out much drafts badly; trained to speak as the whole target does, it drafts well and stays fast.
-    The head, TARGET/heads/layer-skip-trained if not told, has a set and weights of its own: the kept blocks and the
+    The head, TARGET/heads/layer-skip-trained if not given, has a set and weights of its own: the kept blocks and the
     final norm. It drafts as `layer-skip@layer-skip-trained`.
 
     By default it trains as long as is best in the paper, 60M tokens of texts of 512, if --context is 512. Of batch,

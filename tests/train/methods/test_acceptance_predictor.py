@@ -78,6 +78,7 @@ def test_labels_are_what_decoding_saw(target):
 def test_every_leaf_of_the_state_begins_with_the_rows(target):
     """So that one row can be replaced, as of every strategy."""
     recording, _ = recorded(target)
+    assert recording.method.drafter.reuses_drafting  # as the early exit inside of it does
     state = recording.method.drafter.init(recording.models, 3, 16)
     assert {leaf.shape[0] for leaf in jax.tree.leaves(state)} == {3}
     wider = recording.method.drafter.grow(state, 32)

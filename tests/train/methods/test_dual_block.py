@@ -80,8 +80,8 @@ def naive(layer: Layer, x: jax.Array, hidden: jax.Array, documents: list[int], l
 @pytest.mark.parametrize(("documents", "length"), [([9], 4), ([128, 130], 10), ([100, 27, 3, 128], 5)])
 def test_attention_is_the_naive_one(documents: list[int], length: int):
     layer = Layer(nnx.Rngs(0), CONFIG, jnp.dtype("float32"))
-    draw = lambda seed: jax.random.normal(jax.random.key(seed), (1, sum(documents), CONFIG.hidden_size))
-    x, hidden, segment = draw(1), draw(2), segments(documents)
+    sample = lambda seed: jax.random.normal(jax.random.key(seed), (1, sum(documents), CONFIG.hidden_size))
+    x, hidden, segment = sample(1), sample(2), segments(documents)
     soft = keys_and_values(layer, CONFIG, hidden, positions(segment))
     into = attention_input(layer, CONFIG, x)
     found = jax.jit(dual_block.attention, static_argnums=(1, 6))(

@@ -10,6 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.train.data import beginnings, dataset, encoding, records
 from jaxspec.train.data.text import Document
@@ -139,6 +140,15 @@ def test_a_killed_run_goes_on(whole: Path, generate: Callable, tmp_path: Path, m
     assert code == 2
     assert "out.jsonl.part is not what a killed `generate` left" in err
     assert part.read_bytes() == b"something else\n"
+
+
+def test_a_method_that_needs_costs_gets_them(generate: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    table = CostTable(plain=1.0, verify=((1, 1.0), (64, 2.0)), level=((1, 0.1), (16, 0.2)))
+    monkeypatch.setattr("jaxspec.engine.engine.costs_of", lambda *_: table)
+    code, err = generate(tmp_path / "out", "--method", "ngram+pruned,depth=2", "--samples", 2)
+    assert code == 0, err
+    assert "measured" not in err.splitlines()[-1], "the method that wrote is named with its costs"
+    assert len(lines(tmp_path / "out")) == 2
 
 
 @pytest.mark.parametrize("method", ["plain", "ngram+chain"])

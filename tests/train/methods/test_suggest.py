@@ -58,6 +58,15 @@ def test_neighbours_differ_in_a_few_switches():
     assert set(apart.tolist()) == {1, 2, 3, 4}
 
 
+def test_expected_improvement_is_the_mean_of_what_lies_above_the_best():
+    """Against an integral over a grid."""
+    mean, deviation, best = np.array([0.3, 1.0, 1.7]), np.array([0.5, 0.1, 0.2]), 1.1
+    x = np.linspace(-5, 8, 200_001)[:, None]
+    density = np.exp(-(((x - mean) / deviation) ** 2) / 2) / (deviation * np.sqrt(2 * np.pi))
+    integral = (np.maximum(x - best, 0) * density).sum(axis=0) * (x[1] - x[0])
+    np.testing.assert_allclose(suggest.expected_improvement(mean, deviation, best), integral, rtol=1e-4)
+
+
 def test_without_its_package(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"scikit-learn: pip install 'jax-specdec\[search\]'"):
