@@ -39,7 +39,7 @@ install: .venv/.light  ## .venv with everything but the test tools and PyTorch
 install-dev: .venv/.dev  ## .venv with everything
 
 clean:  ## remove .venv and all caches
-	rm -rf .venv .cache .hypothesis .pytest_cache .ruff_cache build dist jaxspec.egg-info
+	rm -rf .venv .cache .hypothesis .pytest_cache .ruff_cache build dist jax_specdec.egg-info
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("jaxspec needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name another: make PYTHON=python3.12 ..." % sys.version_info[:2])'
