@@ -4,7 +4,8 @@ import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
-if any(importlib.metadata.distributions(name="jaxspec")):
+# Of our own former name an old checkout may keep an egg-info: only the other project is meant.
+if any("X-ray" in (one.metadata["Summary"] or "") for one in importlib.metadata.distributions(name="jaxspec")):
     raise ImportError(
         "the distribution `jaxspec`, a library of X-ray astronomy, is installed beside `jax-specdec`, and both are "
         "imported as jaxspec: run `pip uninstall jaxspec`, then `pip install --force-reinstall --no-deps jax-specdec`"
@@ -15,13 +16,14 @@ __version__ = importlib.metadata.version("jax-specdec")
 if TYPE_CHECKING:
     from jaxspec.checkpoint.loading import Checkpoint, load
     from jaxspec.decoding.builder import TreeBuilder
-    from jaxspec.decoding.controller import Controller, DraftSignals
+    from jaxspec.decoding.controller import Controller
     from jaxspec.decoding.cost_table import CostTable
-    from jaxspec.decoding.drafter import Committed, Drafter, Models, Prefix
+    from jaxspec.decoding.draft_signals import DraftSignals
+    from jaxspec.decoding.drafter import Committed, Drafter, HeadShape, Models, Prefix
     from jaxspec.decoding.drafts import Drafts
-    from jaxspec.decoding.request import SamplingParams
+    from jaxspec.decoding.request import Request, SamplingParams
     from jaxspec.decoding.round_counts import RoundCounts
-    from jaxspec.decoding.rule import Propose
+    from jaxspec.decoding.rule import Proposal, Propose
     from jaxspec.decoding.tree import DraftTree, Frontier, Selection
     from jaxspec.engine.engine import Engine
     from jaxspec.engine.generation import Generation
@@ -30,20 +32,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Checkpoint", "Committed", "Controller", "CostTable", "DraftSignals", "DraftTree", "Drafter", "Drafts", "Engine",
-    "Frontier", "Generation", "Method", "Models", "Prefix", "Propose", "RoundCounts", "SamplingParams", "Selection",
-    "TreeBuilder", "__version__", "load", "make_mesh", "parse_method",
+    "Frontier", "Generation", "HeadShape", "Method", "Models", "Prefix", "Proposal", "Propose", "Request",
+    "RoundCounts", "SamplingParams", "Selection", "TreeBuilder", "__version__", "load", "make_mesh", "parse_method",
 ]  # fmt: skip
 
 _HOMES = {
     "checkpoint.loading": ("Checkpoint", "load"),
     "decoding.builder": ("TreeBuilder",),
-    "decoding.controller": ("Controller", "DraftSignals"),
+    "decoding.controller": ("Controller",),
+    "decoding.draft_signals": ("DraftSignals",),
     "decoding.cost_table": ("CostTable",),
-    "decoding.drafter": ("Committed", "Drafter", "Models", "Prefix"),
+    "decoding.drafter": ("Committed", "Drafter", "HeadShape", "Models", "Prefix"),
     "decoding.drafts": ("Drafts",),
-    "decoding.request": ("SamplingParams",),
+    "decoding.request": ("Request", "SamplingParams"),
     "decoding.round_counts": ("RoundCounts",),
-    "decoding.rule": ("Propose",),
+    "decoding.rule": ("Proposal", "Propose"),
     "decoding.tree": ("DraftTree", "Frontier", "Selection"),
     "engine.engine": ("Engine",),
     "engine.generation": ("Generation",),

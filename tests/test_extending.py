@@ -58,7 +58,7 @@ def test_greedy_text_is_plain_decodings(methods):
 def test_sampled_text_is_the_targets(methods):
     target = models(test_sampling.VOCAB, num_layers=1)
     joint = test_sampling.enumerate_joint(target, 1.0, 0.8)
-    for method in methods[-2:]:  # children that may be pruned, and children that were drawn
+    for method in methods[1:]:  # some with children that may be pruned, some with children that were drawn
         counts = test_sampling.sample(speculation(method, False), target, 1.0, 0.8)
         assert test_sampling.p_value(counts, joint) > test_sampling.FALSE_ALARM, method
 

@@ -40,7 +40,9 @@ def test_the_other_project_of_this_name_is_refused(tmp_path: Path):
     """`jaxspec` on PyPI is a library of X-ray astronomy; installed beside ours, each overwrites the other's files."""
     folder = tmp_path / "jaxspec-0.4.0.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jaxspec\nVersion: 0.4.0\n", encoding="utf-8")
+    (folder / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: jaxspec\nVersion: 0.4.0\nSummary: X-ray fits.\n", encoding="utf-8"
+    )
     beside = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", "import jaxspec"],
@@ -52,6 +54,11 @@ def test_the_other_project_of_this_name_is_refused(tmp_path: Path):
     assert done.returncode == 1
     assert "astronomy" in done.stderr.splitlines()[-1]
     assert "pip uninstall jaxspec" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", jaxspec.__all__)
+def test_public_names_are_found(name: str):
+    assert getattr(jaxspec, name) is not None
 
 
 def test_console_scripts_are_installed_and_callable():

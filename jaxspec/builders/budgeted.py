@@ -98,7 +98,7 @@ class Budgeted(TreeBuilder):
         """`cost` and `verify`. Raises ValueError where they are still to be measured."""
         if self.cost is None or self.verify is None:
             raise ValueError(
-                "budgeted: its costs are not measured yet; give cost= and verify=, or let an Engine measure"
+                "budgeted: its costs are not measured yet; give cost= and verify=, or take Engine.calibrated"
             )
         return self.cost, self.verify
 

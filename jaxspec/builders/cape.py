@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jaxspec.decoding.builder import TreeBuilder
-from jaxspec.decoding.rule import Propose, keep_probs
+from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, take
 
 WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))
@@ -51,7 +51,6 @@ class Cape(TreeBuilder):
         width = jnp.array(widths)[(top > jnp.array(bounds[:-1])).sum(axis=1)]
         live = first(proposal.live) & (jnp.arange(offered) < width[:, None]) & (frontier.live & active[:, None])
         log_confidence = take(tree.log_confidence, frontier.node) + first(proposal.log_prob)
-        tree = keep_probs(tree, frontier, proposal)
         slots = 1 + frontier.level * MOST + jnp.arange(offered)
         parent = jnp.broadcast_to(frontier.node, live.shape)
         tree = add_nodes(tree, slots, first(proposal.token), parent, log_confidence, live)

@@ -6,7 +6,7 @@ from typing import ClassVar, final
 from jaxtyping import Array, Bool
 
 from jaxspec.decoding.builder import TreeBuilder
-from jaxspec.decoding.rule import Propose, keep_probs
+from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes
 
 
@@ -36,7 +36,6 @@ class Chain(TreeBuilder):
         proposal = propose(1)
         live = proposal.live[:, :, 0] & frontier.live & active[:, None]
         log_confidence = tree.log_confidence[:, frontier.level, None] + proposal.log_prob[:, :, 0]
-        tree = keep_probs(tree, frontier, proposal)
         slot = frontier.level + 1  # in a chain, node i is the one at depth i
         tree = add_nodes(tree, slot[None], proposal.token[:, :, 0], frontier.node, log_confidence, live)
         node = frontier.node * 0 + slot

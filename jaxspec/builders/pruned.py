@@ -83,7 +83,9 @@ class Pruned(TreeBuilder):
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
     ) -> tuple[DraftTree, Frontier]:
         if self.cost is None:
-            raise ValueError("pruned: its cost is not measured yet; give cost=, or let an Engine measure it")
+            raise ValueError(
+                "pruned: its cost is not measured yet; give cost=, or take Engine.calibrated, which measures it"
+            )
         tree, reached = top_paths.add_level(self.room, propose, tree, frontier, active)
         worth_it = jnp.exp(take(tree.log_confidence, reached.node)) >= self.cost
         return tree, dataclasses.replace(reached, live=reached.live & worth_it)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from jaxspec.decoding.builder import TreeBuilder
-from jaxspec.decoding.rule import Propose, keep_probs
+from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, take
 
 Path = tuple[int, ...]
@@ -74,7 +74,6 @@ class Static(TreeBuilder):
         live = of(proposal.live) & frontier.live[:, slot] & active[:, None] & (rank < offered) & (node < size)
         parent = frontier.node[:, slot]
         log_confidence = take(tree.log_confidence, parent) + of(proposal.log_prob)
-        tree = keep_probs(tree, frontier, proposal)
         tree = add_nodes(tree, node, of(proposal.token), parent, log_confidence, live)
         expand = jnp.broadcast_to(at_level(tables.expand), (live.shape[0], tables.expand.shape[1]))
         real = expand < size

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from jax.sharding import Mesh
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
 from jaxspec.model.mesh import shared_heads, split, use
 
@@ -73,7 +73,7 @@ def load(
         mesh = split(mesh, config.model)
         memory.check_parts_fit(config.model, chosen, mesh, how)
         if (shared := shared_heads(mesh, config.model)) and jax.process_index() == 0:
-            print(shared, file=sys.stderr, flush=True)
+            say(shared)
     return Checkpoint(
         path=path,
         config=dataclasses.replace(config, quantize=how),

@@ -1,6 +1,5 @@
 """`jaxspec generate`: prompts in, text, statistics or coloured drafts out."""
 
-import dataclasses
 import json
 from typing import Any
 
@@ -28,7 +27,7 @@ def run(settings: Generate) -> None:
     )
     if settings.method is None:
         say(f"method: {engine.method}")
-    options = {**dataclasses.asdict(settings.sampling), "stop": settings.stop, "chat": settings.chat}
+    options = {"sampling": settings.sampling, "stop": settings.stop, "chat": settings.chat}
     if settings.stream:
         for piece in engine.stream(prompts[0], **options):
             print(piece, end="", flush=True)

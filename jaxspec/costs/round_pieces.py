@@ -14,7 +14,7 @@ from jaxspec.decoding import loop
 from jaxspec.decoding.batch import start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.draft_signals import draft_signals
-from jaxspec.decoding.drafter import Committed, Models, Prefix
+from jaxspec.decoding.drafter import Committed, Models
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.round_counts import RoundCounts
 from jaxspec.decoding.sampling import argmax, fold
@@ -111,8 +111,7 @@ def _resume_many(
 ) -> Int[Array, "B N"]:
     """`iterations` verifications, each of the tokens that the one before says; the last node is always a leaf."""
     fixed, builder = dataclasses.replace(spec, controller=Fixed()), spec.builder
-    prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
-    grown, drafted = loop.draft(fixed, models, state, prefix, state.keys)
+    grown, drafted = loop.draft(fixed, models, state, state.keys)
     selection = builder.prune(grown) or compaction(grown)
     tree = first_nodes(subtree(grown, selection), size)
     slots = selection.node[:, :size].at[:, -1].set(builder.size - 1)  # of the last level: never expanded
@@ -120,7 +119,7 @@ def _resume_many(
 
     def once(_: Int[Array, ""], carry: tuple) -> tuple:
         token, cache = carry
-        prefix = Prefix(token=state.tokens, length=state.length, cache=cache)
+        prefix = dataclasses.replace(state.prefix, cache=cache)
         here = dataclasses.replace(tree, token=token)
         out = spec.drafter.target_forward(models, drafted.drafter, prefix, here, slots, leaves)
         best = argmax(unembed(models.target, out.hidden))
@@ -137,8 +136,7 @@ def _draft_many(spec: Speculation, models: Models, state: DecodeState, iteration
 
     def once(at, carry):
         state, drafted = carry
-        prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
-        tree, state = loop.draft(spec, models, state, prefix, fold(state.keys, at))
+        tree, state = loop.draft(spec, models, state, fold(state.keys, at))
         token = tree.token[:, :path]
         committed = Committed(
             start=state.length - 1,
@@ -162,12 +160,11 @@ def _draft_many(spec: Speculation, models: Models, state: DecodeState, iteration
 @partial(jax.jit, static_argnames="spec")
 def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int[Array, ""]) -> Int[Array, " B"]:
     """How often each row would draft on, in `iterations` decisions after the first level."""
-    prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
     root = root_frontier(state.length.shape[0])
     vocab_size = models.target.config.vocab_size if spec.rule.keeps_probs else None
     tree = init_tree(state.tokens[:, 0], spec.builder.size, vocab_size)
     controller, _ = spec.controller.begin(models, state.keys, state.controller)
-    drafts, _ = spec.drafter.root(models, state.drafter, prefix, tree)
+    drafts, _ = spec.drafter.root(models, state.drafter, state.prefix, tree)
     propose = partial(spec.rule.propose, state.keys, state.sampling, drafts, 1)
     tree, newest = spec.builder.grow(propose, tree, root, ~state.done)
 

@@ -67,7 +67,15 @@ class TreeBuilder(abc.ABC):
     def grow(
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
     ) -> tuple[DraftTree, Frontier]:
-        """Adds the next level to the `active` rows, and says what to expand after it."""
+        """Adds the next level to the `active` rows, and says what to expand after it.
+
+        Without `prunes`, every live child that `propose` gives goes into the tree, in its order among its siblings, or
+        is left out for a reason other than its token or its own value.
+
+        Returns:
+            The tree with nodes at slots below `size`, each after its parent (`tree.add_nodes`); and a frontier of them,
+            its level one deeper, as wide after every level. The root's frontier alone may differ: it is 1 wide.
+        """
 
     def prune(self, tree: DraftTree) -> Selection | None:
         """The nodes to verify, at most `verified`, live ones first; None: all. Asked only where the rule allows it."""

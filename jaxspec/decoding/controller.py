@@ -1,27 +1,15 @@
-"""What a controller is, and the signals that it judges by."""
+"""What a controller is."""
 
 import abc
 from typing import Any, ClassVar
 
-import chex
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Key
 
 from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.draft_signals import DraftSignals
 from jaxspec.decoding.drafter import FLOAT32, Models, State
 from jaxspec.decoding.round_counts import RoundCounts
-
-
-@chex.dataclass(frozen=True)
-class DraftSignals:
-    """What a controller may judge by once a level is drafted, along each row's most confident path."""
-
-    level: Int[Array, ""]  # of the newest nodes, from 1
-    top_prob: Float[Array, " B"]  # largest probability of the distribution that produced the newest node
-    token_prob: Float[Array, " B"]  # that of the newest node's own token
-    log_confidence: Float[Array, " B"]  # of the path to it
-    draft_hidden: Float[Array, "B E"] | None  # the draft hidden state whose logits gave it; None: there is none
-    target_hidden: Float[Array, "B D"]  # the target's feature at the last position that it verified
 
 
 class Controller(abc.ABC):
@@ -37,7 +25,11 @@ class Controller(abc.ABC):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether it brings weights of its own, which lie in the drafter's head."""
+        """Whether it brings weights of its own.
+
+        They are an `AcceptancePredictor`'s in HEAD/calibrator, as `jaxspec-train calibrator` writes it for `cali-ts`;
+        any others are given as `Engine(..., control=)`.
+        """
         return False
 
     def build_weights(self, target_hidden: int, draft_hidden: int, dtype: jnp.dtype = FLOAT32) -> Any:
@@ -58,7 +50,10 @@ class Controller(abc.ABC):
         return ()
 
     def begin(self, models: Models, keys: Key[Array, " B"], state: State) -> tuple[State, Bool[Array, " B"]]:
-        """Before a round: a state that may hold what was drawn for it, and whether each row drafts at all."""
+        """Before a round: a state that may hold what was drawn for it, and whether each row drafts at all.
+
+        In rows that are done neither counts: their state stays, and they draft nothing.
+        """
         return state, jnp.ones(keys.shape, bool)
 
     @abc.abstractmethod

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.decoding.drafter import Drafter, Models
+from jaxspec.decoding.drafter import Drafter, Models, Prefix, State
 from jaxspec.decoding.round_counts import RoundCounts, no_rounds
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
@@ -33,9 +33,14 @@ class DecodeState:
     drafter: Any
     controller: Any
     round: Int[Array, ""]
-    history: RoundCounts  # [B S], a column a round
+    history: RoundCounts  # [B R], a column a round; R = S, as each commits a token
     log_prob: Float[Array, "B S"] | None  # of tokens[:, i], given those before
     trace: Trace | None
+
+    @property
+    def prefix(self) -> Prefix:
+        """What drafting and verification see of it."""
+        return Prefix(token=self.tokens, length=self.length, cache=self.cache)
 
 
 def margin(spec: Speculation) -> int:
@@ -88,8 +93,8 @@ def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
     return dataclasses.replace(
         state,
         tokens=pad(state.tokens),
-        cache=kv.grow(state.cache, rows),
-        drafter=drafter.grow(state.drafter, rows),
+        cache=kv.enlarge(state.cache, rows),
+        drafter=drafter.enlarge(state.drafter, rows),
         history=jax.tree.map(pad, state.history),
         log_prob=None if state.log_prob is None else pad(state.log_prob),
         trace=None if state.trace is None else jax.tree.map(pad, state.trace),
@@ -100,3 +105,9 @@ def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
     """Writes block[b] at rows[b, start[b]:]; what lies past the new length is never read."""
     put = lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new.astype(row.dtype), at, 0)
     return jax.vmap(put)(rows, block, start)
+
+
+def select_rows(chosen: Bool[Array, " B"], these: State, others: State) -> State:
+    """These in the chosen rows, the others elsewhere; every leaf begins with B."""
+    pick = lambda this, other: jnp.where(chosen.reshape(chosen.shape + (1,) * (this.ndim - 1)), this, other)
+    return jax.tree.map(pick, these, others)

@@ -1,12 +1,24 @@
 """What a level's drafting showed, for controllers to judge by."""
 
+import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jaxspec.decoding.controller import DraftSignals
 from jaxspec.decoding.drafts import Drafts, of_node
 from jaxspec.decoding.tree import DraftTree, Frontier, take
+
+
+@chex.dataclass(frozen=True)
+class DraftSignals:
+    """What a controller may judge by once a level is drafted, along each row's most confident path."""
+
+    level: Int[Array, ""]  # of the newest nodes, from 1
+    top_prob: Float[Array, " B"]  # largest probability of the distribution that produced the newest node
+    token_prob: Float[Array, " B"]  # that of the newest node's own token
+    log_confidence: Float[Array, " B"]  # of the path to it
+    draft_hidden: Float[Array, "B E"] | None  # the draft hidden state whose logits gave it; None: there is none
+    target_hidden: Float[Array, "B D"]  # the target's feature at the last position that it verified
 
 
 def draft_signals(

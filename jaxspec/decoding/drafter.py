@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import chex
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -17,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.kv_cache import KV
+from jaxspec.model.kv_cache import KV, enlarge
 from jaxspec.model.llama import Llama, Output, forward
 
 State = Any  # a pytree of arrays, whatever the strategy needs
@@ -54,7 +55,12 @@ class Committed:
     token: Int[Array, "B T"]
     next_token: Int[Array, "B T"]  # the one after; the last valid one is the new root
     hidden: Float[Array, "B T D"]  # the target's feature at `token`
-    taps: tuple[Float[Array, "B T D"], ...]  # inputs of the layers that `Drafter.taps` names
+    taps: tuple[Float[Array, "B T D"], ...]  # inputs of the layers that `Drafter.taps` names, in its order
+
+    @property
+    def position(self) -> Int[Array, "B T"]:
+        """Of each token, from 0."""
+        return self.start[:, None] + jnp.arange(self.token.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +79,16 @@ class HeadShape:
 class Drafter(abc.ABC):
     """Proposes continuations of a tree's nodes.
 
+    Its state goes from `init` through rounds of `root`, any number of `expand` and `observe`. Its pytree structure,
+    shapes and dtypes are the same after `init` and after every `observe`, and the same after `root` and after every
+    `expand`: what is of one round alone, such as keys and values of its nodes, is None before `root` adds it.
+
     Attributes:
         name: what users type.
         rank: of drafters with weights, where no method is named the lowest whose head is there runs; None: never.
         has_head: it brings weights of its own, in a head.
         abstains: it may propose nothing after a node, by logits of -inf.
-        default_builder: what builds its trees where no builder is named, as users type it.
+        default_builder: what builds its trees where users type no builder, in their form.
         reuses_drafting: `target_forward` goes on from what drafting computed, and so takes a time of its own.
     """
 
@@ -112,9 +122,10 @@ class Drafter(abc.ABC):
         """State for `batch` sequences of up to `rows` tokens."""
         return ()
 
-    def grow(self, state: State, rows: int) -> State:
-        """The same state with room for `rows` tokens."""
-        return state
+    def enlarge(self, state: State, rows: int) -> State:
+        """The same state, between rounds, with room for `rows` tokens. The default enlarges every KV cache in it."""
+        is_kv = lambda leaf: isinstance(leaf, KV)
+        return jax.tree.map(lambda leaf: enlarge((leaf,), rows)[0] if is_kv(leaf) else leaf, state, is_leaf=is_kv)
 
     def observe(self, models: Models, state: State, committed: Committed) -> State:
         """Learns verified tokens: a chunk of the prompt, or a round's accepted path."""
@@ -136,13 +147,17 @@ class Drafter(abc.ABC):
         """The target over all nodes of a tree; inside a branch of the loop, so that it must not return a cache.
 
         Args:
+            state: as drafting left it; as `observe` did where a tree has no levels.
             slots: where each node stood in the tree that was drafted.
             leaves: live nodes that were never expanded, at most, in any row.
+
+        Returns:
+            Hidden states after the final norm, keys and values of each layer, and the taps in the order of `taps`, all
+            of the nodes in the tree's order.
         """
-        taps = self.taps(models)
         return forward(
             models.target, tree.token, positions(prefix, tree.depth), tree.ancestors, prefix.cache, prefix.length - 1,
-            taps=taps,
+            taps=self.taps(models),
         )  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 class Drafts:
     """Distributions of the token after each of W nodes: Q of them, one a node (Q = W) or one for all (Q = 1).
 
-    Over the whole vocabulary (C = V) where `token` is None; otherwise over C candidates, which are distinct and in
-    the vocabulary. A candidate of -inf is not proposed.
+    Over the whole vocabulary (C = V) where `token` is None; otherwise over C candidates in the vocabulary, no
+    two above -inf alike. One of -inf is not proposed: it fills up a row that has fewer.
     """
 
     logits: Float[Array, "B Q C"]  # of candidates: their log-probabilities, which may sum to less than 1

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.decoding import eos_cut
-from jaxspec.decoding.decode_state import DecodeState, needs_room, write_block
+from jaxspec.decoding.decode_state import DecodeState, needs_room, select_rows, write_block
 from jaxspec.decoding.draft_signals import draft_signals
 from jaxspec.decoding.drafter import Committed, Models, Prefix, State, last_valid
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.round_counts import count_round, write_round
-from jaxspec.decoding.rule import Verdict
+from jaxspec.decoding.rule import Verdict, keep_probs
 from jaxspec.decoding.sampling import Sampling, fold, log_prob_of
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.trace import record_tree
@@ -67,9 +67,9 @@ def decode(spec: Speculation, models: Models, state: DecodeState, rounds: Int[Ar
 def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeState:
     """Draft a tree, verify it in one forward of the target, commit the accepted path."""
     keys = fold(state.keys, state.length)  # by position: the same draws whatever the batch
-    prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
+    prefix = state.prefix
     with jax.named_scope(DRAFTING):
-        grown, state = draft(spec, models, state, prefix, keys)
+        grown, state = draft(spec, models, state, keys)
     selection = spec.builder.prune(grown) if spec.rule.may_prune else None
     if selection is None and len(spec.verify_sizes) > 1 and not spec.builder.is_chain:
         selection = compaction(grown)
@@ -83,22 +83,26 @@ def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeSt
 
 
 def draft(
-    spec: Speculation, models: Models, state: DecodeState, prefix: Prefix, keys: Key[Array, " B"]
+    spec: Speculation, models: Models, state: DecodeState, keys: Key[Array, " B"]
 ) -> tuple[DraftTree, DecodeState]:
     """Grows the tree level by level, until no row of the batch drafts on."""
-    builder, root = spec.builder, jnp.take_along_axis(prefix.token, prefix.length[:, None] - 1, axis=1)[:, 0]
+    builder, prefix = spec.builder, state.prefix
+    root = jnp.take_along_axis(prefix.token, prefix.length[:, None] - 1, axis=1)[:, 0]
     vocab_size = models.target.config.vocab_size if spec.rule.keeps_probs and builder.depth else None
     tree = init_tree(root, builder.size, vocab_size)
     if builder.depth == 0:
         return tree, state
     draft_keys, control_keys = fold(keys, DRAFT), fold(keys, CONTROL)
-    controller, drafts_now = spec.controller.begin(models, fold(keys, BEGIN), state.controller)
+    begun, drafts_now = spec.controller.begin(models, fold(keys, BEGIN), state.controller)
+    controller = select_rows(state.done, state.controller, begun)
 
     def grow(tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"], drafts: Drafts):
         logits = constrain(drafts.logits, "batch", None, None)  # top-k of a cut axis would gather it several times
         drafts, width = dataclasses.replace(drafts, logits=logits), frontier.node.shape[1]
         propose = partial(spec.rule.propose, fold(draft_keys, frontier.level), state.sampling, drafts, width)
         tree, reached = builder.grow(propose, tree, frontier, active)
+        if spec.rule.keeps_probs:
+            tree = keep_probs(tree, frontier, spec.rule.draft_probs(state.sampling, drafts), drafts.token)
         active &= reached.live.any(axis=1)
         signals = draft_signals(tree, reached, frontier, drafts, state.feature)
         level_keys = fold(control_keys, frontier.level)

@@ -16,14 +16,14 @@ from jaxspec.decoding.tree import DraftTree, levels
 class RoundCounts:
     """Counts of rounds, after the cut at EOS and budget; all 0 where a row was done.
 
-    Of one round the axes are [B], of a generation on the device [B S], of a text on the host [rounds].
+    Of one round the axes are [B], of a generation on the device [B R], of a text on the host [rounds].
     """
 
-    committed: Int[Array | np.ndarray, "*R"]  # tokens, the bonus token included
-    accepted: Int[Array | np.ndarray, "*R"]  # drafts
-    levels: Int[Array | np.ndarray, "*R"]  # drafted: the deepest live path, before pruning
-    drafted: Int[Array | np.ndarray, "*R"]  # nodes, before pruning
-    verified: Int[Array | np.ndarray, "*R"]  # nodes, without the root
+    committed: Int[Array | np.ndarray, "*rounds"]  # tokens, the bonus token included
+    accepted: Int[Array | np.ndarray, "*rounds"]  # drafts
+    levels: Int[Array | np.ndarray, "*rounds"]  # drafted: the deepest live path, before pruning
+    drafted: Int[Array | np.ndarray, "*rounds"]  # nodes, before pruning
+    verified: Int[Array | np.ndarray, "*rounds"]  # nodes, without the root
 
 
 FIELDS = ("committed", "accepted", "levels", "drafted", "verified")
@@ -53,7 +53,7 @@ def count_round(
 
 
 def write_round(history: RoundCounts, counts: RoundCounts, at: Int[Array, ""]) -> RoundCounts:
-    """The history [B S] with the counts of round `at`, [B]."""
+    """The history [B R] with the counts of round `at`, [B]."""
     put = lambda rows, new: jax.lax.dynamic_update_slice_in_dim(rows, new[:, None], at, 1)
     return jax.tree.map(put, history, counts)
 

@@ -39,9 +39,7 @@ class Proposal:
     token: Int[Array, "B W C"]
     log_prob: Float[Array, "B W C"]
     live: Bool[Array, "B W C"]
-    # q that they were drawn from, one for all nodes where Q = 1; None for candidates
-    probs: Float[Array, "B Q support"] | None
-    support: Int[Array, "B Q support"] | None = None  # ids that `probs` are of; None: the whole vocabulary
+    probs: Float[Array, "B Q support"] | None = None  # q as `Rule.draft_probs` has it; None: they were not drawn
 
 
 Propose = Callable[[int], Proposal]  # C -> C children for each node of the frontier, fewer in a small vocabulary
@@ -52,6 +50,10 @@ class Rule(abc.ABC):
 
     keeps_probs: ClassVar[bool]  # whether verification needs q
     may_prune: ClassVar[bool]  # whether nodes may be dropped by their own value before verification
+
+    def draft_probs(self, sampling: Sampling, drafts: Drafts) -> Float[Array, "B Q support"]:
+        """q that `propose` draws from, over what the drafts are of. Asked only where `keeps_probs`."""
+        raise ValueError(f"{type(self).__name__} draws no children")
 
     @abc.abstractmethod
     def propose(self, keys: Key[Array, " B"], sampling: Sampling, drafts: Drafts, width: int, count: int) -> Proposal:
@@ -64,16 +66,17 @@ class Rule(abc.ABC):
         """Judges a tree of at most `depth` levels by the target's logits after each of its nodes."""
 
 
-def keep_probs(tree: DraftTree, frontier: Frontier, proposal: Proposal) -> DraftTree:
-    """Remembers q of the expanded nodes, where the verifier will need it."""
-    if proposal.probs is None or tree.draft_probs is None:
-        return tree
+def keep_probs(
+    tree: DraftTree, frontier: Frontier, probs: Float[Array, "B Q support"], token: Int[Array, "B Q support"] | None
+) -> DraftTree:
+    """Remembers q of the expanded nodes: over candidates with these ids, or over the whole vocabulary."""
+    assert tree.draft_probs is not None
     width = frontier.node.shape[1]
     rows = jnp.arange(frontier.node.shape[0])[:, None]
-    node, probs = jnp.where(frontier.live, frontier.node, tree.token.shape[1]), for_each(proposal.probs, width)
-    if proposal.support is None:
+    node, probs = jnp.where(frontier.live, frontier.node, tree.token.shape[1]), for_each(probs, width)
+    if token is None:
         kept = tree.draft_probs.at[rows, node].set(probs, mode="drop")
-    else:  # zeros elsewhere: no node is expanded twice
-        at = (rows[..., None], node[..., None], for_each(proposal.support, width))
-        kept = tree.draft_probs.at[at].set(probs, mode="drop")
+    else:  # zeros before: no node is expanded twice. Added, since ids that pad the candidates may come again
+        at = (rows[..., None], node[..., None], for_each(token, width))
+        kept = tree.draft_probs.at[at].add(probs, mode="drop")
     return dataclasses.replace(tree, draft_probs=kept)

@@ -52,7 +52,7 @@ def fold(keys: Key[Array, " B"], data: Int[Array, " B"] | Int[Array, ""] | int) 
     return jax.vmap(jax.random.fold_in)(keys, data)
 
 
-def gumbel(keys: Key[Array, " B"], shape: tuple[int, ...]) -> Float[Array, "B *S"]:
+def gumbel(keys: Key[Array, " B"], shape: tuple[int, ...]) -> Float[Array, "B *shape"]:
     """Standard Gumbel noise: adding it to log-probabilities and taking the k largest draws k without replacement."""
     return jax.vmap(lambda key: jax.random.gumbel(key, shape, jnp.float32))(keys)
 

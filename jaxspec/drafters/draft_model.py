@@ -58,9 +58,6 @@ class DraftModel(Drafter):
             nodes=None,
         )
 
-    def grow(self, state: DraftModelState, rows: int) -> DraftModelState:
-        return dataclasses.replace(state, cache=kv.grow(state.cache, rows))
-
     def observe(self, models: Models, state: DraftModelState, committed: Committed) -> DraftModelState:
         # From the token at `start` on, although it may be known already: so position 0 needs no case of its own.
         tokens = jnp.concatenate([committed.token[:, :1], committed.next_token], axis=1)
@@ -69,11 +66,11 @@ class DraftModel(Drafter):
         out = forward(models.draft, tokens, at, causal_mask(batch, width), state.cache, committed.start)
         root = jnp.take_along_axis(out.hidden, committed.count[:, None, None], axis=1)[:, 0]
         logits = unembed(models.draft, root)
-        news = (committed.count > 0)[:, None]
+        learns = (committed.count > 0)[:, None]
         return DraftModelState(
             cache=kv.append(state.cache, out.nodes, committed.start, after=logits.argmax(-1)),
-            logits=jnp.where(news, logits, state.logits),
-            hidden=jnp.where(news, root, state.hidden),
+            logits=jnp.where(learns, logits, state.logits),
+            hidden=jnp.where(learns, root, state.hidden),
             nodes=None,
         )
 

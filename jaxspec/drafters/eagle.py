@@ -109,23 +109,20 @@ class Eagle(Drafter):
             features=None,
         )
 
-    def grow(self, state: EagleState, rows: int) -> EagleState:
-        return dataclasses.replace(state, cache=kv.grow(state.cache, rows))
-
     def observe(self, models: Models, state: EagleState, committed: Committed) -> EagleState:
         head: EagleHead = models.draft
         batch, width = committed.token.shape
         x = fuse(head, models.target, committed.next_token, committed.hidden)
-        at, mask = committed.start[:, None] + jnp.arange(width), causal_mask(batch, width)
+        at, mask = committed.position, causal_mask(batch, width)
         attend = attend_to(head.config, at, mask, committed.start, kv.capacity(state.cache))
         out, new = decoder_layer(head.layer, head.config, x, attend, state.cache[0], None)
         root = last_valid(out, committed.count)
         logits = unembed(models.target, root)
-        news = (committed.count > 0)[:, None]
+        learns = (committed.count > 0)[:, None]
         return EagleState(
             cache=kv.append(state.cache, (new,), committed.start, after=logits.argmax(-1)),
-            logits=jnp.where(news, logits, state.logits),
-            hidden=jnp.where(news, root, state.hidden),
+            logits=jnp.where(learns, logits, state.logits),
+            hidden=jnp.where(learns, root, state.hidden),
             nodes=None,
             features=None,
         )

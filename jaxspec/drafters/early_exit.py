@@ -40,7 +40,7 @@ class EarlyExitHead(nnx.Module):
 
 
 @chex.dataclass(frozen=True)
-class Bottom:
+class LowerLayers:
     """What drafting computed of the target's first layers, for the N nodes of the tree that it grew."""
 
     nodes: tuple[kv.KV, ...]  # keys and values, one a layer
@@ -54,7 +54,7 @@ class EarlyExitState:
 
     cache: tuple[kv.KV, ...]  # one an exit layer
     nodes: tuple[kv.KV, ...] | None  # of expanded nodes, one an exit layer
-    bottom: Bottom | None
+    lower: LowerLayers | None
 
 
 def default_first(num_layers: int) -> int:
@@ -95,15 +95,12 @@ class EarlyExit(Drafter):
 
     def init(self, models: Models, batch: int, rows: int) -> EarlyExitState:
         head, dtype = models.draft, models.target.norm[...].dtype
-        return EarlyExitState(cache=kv.allocate(head.config, batch, rows, dtype), nodes=None, bottom=None)
-
-    def grow(self, state: EarlyExitState, rows: int) -> EarlyExitState:
-        return dataclasses.replace(state, cache=kv.grow(state.cache, rows))
+        return EarlyExitState(cache=kv.allocate(head.config, batch, rows, dtype), nodes=None, lower=None)
 
     def observe(self, models: Models, state: EarlyExitState, committed: Committed) -> EarlyExitState:
         head: EarlyExitHead = models.draft
         batch, width = committed.token.shape
-        at = committed.start[:, None] + jnp.arange(width)
+        at = committed.position
         attend = attend_to(head.config, at, causal_mask(batch, width), committed.start, kv.capacity(state.cache))
         (x,), news = committed.taps, []
         for layer, old in zip(head.layers[:-1], state.cache, strict=False):
@@ -112,7 +109,7 @@ class EarlyExit(Drafter):
         # Of the last exit layer nothing but keys and values will be asked for.
         news.append(keys_and_values(head.layers[-1], head.config, x, at))
         cache = kv.append(state.cache, tuple(news), committed.start, after=x[:, 0].argmax(-1))
-        return EarlyExitState(cache=cache, nodes=None, bottom=None)
+        return EarlyExitState(cache=cache, nodes=None, lower=None)
 
     def root(
         self, models: Models, state: EarlyExitState, prefix: Prefix, tree: DraftTree
@@ -123,7 +120,7 @@ class EarlyExit(Drafter):
         begun = EarlyExitState(
             cache=state.cache,
             nodes=kv.allocate(head.config, batch, size, dtype),
-            bottom=Bottom(
+            lower=LowerLayers(
                 nodes=kv.allocate(config, batch, size, dtype, num_layers=head.first),
                 hidden=jnp.zeros((batch, size, config.hidden_size), dtype),
                 known=jnp.zeros((batch, size), bool),
@@ -134,15 +131,15 @@ class EarlyExit(Drafter):
     def expand(
         self, models: Models, state: EarlyExitState, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, EarlyExitState]:
-        assert state.bottom is not None and state.nodes is not None, "root comes before expand"
-        head, old = models.draft, state.bottom
+        assert state.lower is not None and state.nodes is not None, "root comes before expand"
+        head, old = models.draft, state.lower
         node, slots, rows = frontier.node, slots_of(tree, frontier), kv.capacity(prefix.cache)
         at, mask = positions(prefix, take(tree.depth, node)), tree_mask(tree, node)
         attend = attend_to(models.target.config, at, mask, prefix.length - 1, rows, slots)
         start = embed(models.target, take(tree.token, node))
         x, known, _ = run_layers(models.target, range(head.first), start, attend, prefix.cache, old.nodes)
         put = jax.vmap(lambda values, at, new: values.at[at].set(new, mode="drop"))
-        bottom = Bottom(
+        bottom = LowerLayers(
             nodes=known, hidden=put(old.hidden, slots, x), known=put(old.known, slots, jnp.ones(slots.shape, bool))
         )
         nodes = []
@@ -150,9 +147,7 @@ class EarlyExit(Drafter):
             x, new = decoder_layer(layer, head.config, x, attend, cache, mine)
             nodes.append(new)
         logits, hidden = predict(head, x)
-        return Drafts(logits=logits, hidden=hidden), EarlyExitState(
-            cache=state.cache, nodes=tuple(nodes), bottom=bottom
-        )
+        return Drafts(logits=logits, hidden=hidden), EarlyExitState(cache=state.cache, nodes=tuple(nodes), lower=bottom)
 
     def target_forward(
         self,
@@ -164,9 +159,9 @@ class EarlyExit(Drafter):
         leaves: int,
     ) -> Output:
         """The target over all nodes of a tree, from what is known of its first layers."""
-        if state.bottom is None:  # nothing was drafted
+        if state.lower is None:  # nothing was drafted
             return super().target_forward(models, state, prefix, tree, slots, leaves)
-        model, bottom = models.target, state.bottom
+        model, bottom = models.target, state.lower
         config, first = model.config, len(bottom.nodes)
         at, cached, rows = positions(prefix, tree.depth), prefix.length - 1, kv.capacity(prefix.cache)
         missing = tree.live & ~take(bottom.known, slots)

@@ -85,13 +85,9 @@ class Edd(Drafter):
         dtype = models.target.norm[...].dtype
         return EddState(cache=kv.allocate(models.draft.config, batch, rows, dtype), nodes=None)
 
-    def grow(self, state: EddState, rows: int) -> EddState:
-        return dataclasses.replace(state, cache=kv.grow(state.cache, rows))
-
     def observe(self, models: Models, state: EddState, committed: Committed) -> EddState:
         (hidden,) = committed.taps or (committed.hidden,)
-        at = committed.start[:, None] + jnp.arange(hidden.shape[1])
-        new = soft_prompt(models.draft, hidden, at)
+        new = soft_prompt(models.draft, hidden, committed.position)
         cache = kv.append(state.cache, (new,), committed.start, after=hidden[:, 0].argmax(-1))
         return EddState(cache=cache, nodes=None)
 

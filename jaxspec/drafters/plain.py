@@ -18,4 +18,4 @@ class Plain(Drafter):
     def expand(
         self, models: Models, state: State, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, State]:
-        raise AssertionError("a tree without levels asks its drafter nothing")
+        raise ValueError("plain drafts nothing: its builder is Chain(length=0)")

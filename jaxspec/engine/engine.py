@@ -27,7 +27,7 @@ from jaxspec.host import compilation_cache
 from jaxspec.host.processes import fetch
 from jaxspec.methods.method import Method, default_method, parse_method
 
-TOGETHER = 8  # prompts, unless told
+TOGETHER = 8  # prompts, where no batch size is given
 BETWEEN_STOPS = 8  # rounds between two looks for stop strings
 
 
@@ -95,6 +95,7 @@ class Engine:
 
         By the table that `jaxspec calibrate` keeps; where there is none, it is measured first, and stderr says so.
         """
+        compilation_cache.keep_compilations()
         model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh, quantize)
         resolved = _resolved(model, method)
         if not resolved.needs_costs:
@@ -124,8 +125,9 @@ class Engine:
             keep_state: the controller goes on with what it has learnt: row i of each batch from row i of the batch
                 before; with `batch_size` 1, one posterior over all prompts. At temperature 0 it changes no text, only
                 how fast it comes; above it, what is drawn (not its distribution) then depends on the prompts before.
-            settings: max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0, seed=0, seeds=None and chat=False, as
-                `requests_of` has them.
+            settings: `sampling`, a SamplingParams; its fields by name, each one value or one a prompt, such as
+                max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0 and seed=0; `seeds` and `chat`. See
+                `requests_of`.
 
         Raises:
             ValueError: an empty prompt without a BOS to stand for it, one that does not fit, or a setting out of range.

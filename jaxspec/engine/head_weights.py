@@ -12,7 +12,7 @@ from jaxspec.checkpoint.heads import HeadConfig, check_same_shape, find_head, re
 from jaxspec.checkpoint.loading import Checkpoint, check_same_vocabulary
 from jaxspec.checkpoint.memory import check_fits
 from jaxspec.checkpoint.parameters import load_params
-from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, draft_width
+from jaxspec.controllers.acceptance_predictor import FOLDER, draft_width
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.drafters import DRAFTERS, DraftModel
 from jaxspec.methods.method import Method
@@ -24,8 +24,7 @@ def load_head(model: Checkpoint, method: Method) -> Any:
     """The weights that the method's drafter brings, None where it has none. Raises CheckpointError."""
     if not method.drafter.has_head:
         return None
-    assert method.head is not None
-    return restore_head(model, method.drafter, find_head(model.path, method.head))
+    return restore_head(model, method.drafter, _folder(model, method))
 
 
 def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
@@ -37,15 +36,18 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
     controller = method.controller
     if not controller.needs_weights:
         return None
-    assert method.head is not None
-    head = find_head(model.path, method.head)
+    if not method.drafter.has_head:
+        raise CheckpointError(
+            f"{controller.name}'s weights lie in its drafter's head, and {method.drafter.name} has none; give control="
+        )
+    head = _folder(model, method)
     path = head / FOLDER
     if not (path / "config.json").exists():
         raise CheckpointError(
             f"{controller.name} needs a trained predictor, and there is none at {path}; "
             f"`jaxspec-train calibrator --target {model.path} --head {head.name}` makes one"
         )
-    config = read_head(path, NAME)
+    config = read_head(path, controller.name)
     check_same_shape(path, config.model, model.config.model)
     target_hidden = model.config.model.hidden_size
     draft_hidden = draft_width(method.drafter, Models(target=model.target, draft=draft))
@@ -53,6 +55,11 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
     if config.settings != ours:
         raise CheckpointError(f"the predictor at {path} was trained for {config.settings}, and here it is {ours}")
     return _restore(model, path, lambda: controller.build_weights(target_hidden, draft_hidden))
+
+
+def _folder(model: Checkpoint, method: Method) -> Path:
+    """Where the method's head is."""
+    return find_head(model.path, method.head or method.drafter.name)
 
 
 def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:

@@ -1,12 +1,11 @@
 """From what a user passes as a prompt to token ids."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.checkpoint.loading import Checkpoint
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages `[{"role": …, "content": …}, …]`."""
@@ -36,7 +35,7 @@ def stateful_refusal(name: str) -> Exception:
     )
 
 
-def encode(prompts: Prompt | Sequence[Prompt], model: "Checkpoint", chat: bool) -> list[list[int]]:
+def encode(prompts: Prompt | Sequence[Prompt], model: Checkpoint, chat: bool) -> list[list[int]]:
     """Token ids of every prompt, each at least one token long.
 
     Raises:
@@ -54,7 +53,7 @@ def _is_one(prompts: Any) -> bool:
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer | Mapping))
 
 
-def _encode_one(index: int, prompt: Any, model: "Checkpoint", chat: bool) -> list[int]:
+def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool) -> list[int]:
     tokenizer, vocab_size = model.tokenizer, model.config.model.vocab_size
     if not isinstance(prompt, str) and not (len(prompt) > 0 and isinstance(prompt[0], Mapping)):
         tokens = [int(token) for token in prompt]

@@ -1,5 +1,6 @@
 """From the arguments of a call to the requests that it makes."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,40 +13,38 @@ def requests_of(
     model: Checkpoint,
     prompts: Prompt | Sequence[Prompt],
     *,
-    max_new_tokens: int = SamplingParams.max_new_tokens,
-    temperature: float | Sequence[float] = SamplingParams.temperature,
-    top_k: int | Sequence[int] = SamplingParams.top_k,
-    top_p: float | Sequence[float] = SamplingParams.top_p,
-    seed: int = SamplingParams.seed,
+    sampling: SamplingParams = SamplingParams(),
     seeds: Sequence[int] | None = None,
     chat: bool = False,
-    **unsupported: Any,
+    **fields: Any,
 ) -> list[Request]:
     """The requests that a call of `Engine.generate` with these settings makes, one a prompt.
 
     Args:
-        temperature, top_k, top_p: one value, or one a prompt. Temperature 0 is greedy; top_k 0 and top_p 1 are off.
-        seed: prompt i draws from fold_in(key(seed), i), whatever the batch; `seeds` gives each prompt its own.
+        sampling: how every text is drawn.
+        seeds: one a prompt, which then draws from fold_in(key(seed), 0), wherever it stands.
         chat: put each prompt through the tokenizer's chat template.
+        fields: those of SamplingParams by name, in place of `sampling`'s: one value, or one a prompt.
 
     Raises:
         ValueError: an empty prompt without a BOS to stand for it, one that does not fit, or a setting out of range.
     """
-    if unsupported:
-        raise stateful_refusal(next(iter(unsupported)))
+    for name in fields:
+        if name not in {field.name for field in dataclasses.fields(SamplingParams)}:
+            raise stateful_refusal(name)
     listed = encode(prompts, model, chat)
-    each = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed if seeds is None else seeds}
-    spread = {name: _one_each("seeds" if name == "seed" else name, value, len(listed)) for name, value in each.items()}
+    spread = {name: _one_each(name, value, len(listed)) for name, value in fields.items()}
+    if seeds is not None:
+        spread["seed"] = _one_each("seeds", seeds, len(listed))
     room, requests = model.config.model.usable_length, []
     for i, tokens in enumerate(listed):
-        own: Any = {name: values[i] for name, values in spread.items()}
-        sampling = SamplingParams(max_new_tokens=max_new_tokens, **own)
-        if len(tokens) + max_new_tokens > room:
+        own = dataclasses.replace(sampling, **{name: values[i] for name, values in spread.items()})
+        if len(tokens) + own.max_new_tokens > room:
             raise ValueError(
-                f"prompt {i} has {len(tokens)} tokens; with max_new_tokens={max_new_tokens} that is beyond the "
+                f"prompt {i} has {len(tokens)} tokens; with max_new_tokens={own.max_new_tokens} that is beyond the "
                 f"{room} positions of this model: shorten the prompt or ask for fewer tokens"
             )
-        requests.append(Request(tokens, sampling, index=0 if seeds is not None else i))
+        requests.append(Request(tokens, own, index=0 if seeds is not None else i))
     return requests
 
 

@@ -17,7 +17,7 @@ from jaxspec.methods.settings import build_part, show_settings
 from jaxspec.rules import Candidates, Greedy, RejectionSampling
 
 CHAIN, FIXED = Chain(), Fixed()
-LONGEST = 12  # tokens of a chain, unless told, where a controller decides when to stop (Draft & Verify's K)
+LONGEST = 12  # tokens of a chain without a length, where a controller decides when to stop (Draft & Verify's K)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Method:
     """A method, resolved: the strategies with all their settings.
 
     Attributes:
-        head: folder under CKPT/heads, or a path; None where the drafter has no weights, or they are in memory.
+        builder: a chain of 4 where none is given.
+        head: folder under CKPT/heads, or a path; None: the one of the drafter's name, where it has a head.
         verification: in place of the rule that fits the builder; only simulation has one (`evaluate/simulate.py`).
     """
 

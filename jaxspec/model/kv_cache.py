@@ -82,7 +82,7 @@ def append(
     )
 
 
-def grow(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:
+def enlarge(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:
     """The same cache with capacity for `rows` rows."""
     pad = lambda x, axis: jnp.pad(x, [(0, rows - x.shape[axis] if i == axis else 0) for i in range(4)])
     return tuple(KV(k=constrain(pad(layer.k, 3), *AXES), v=constrain(pad(layer.v, 2), *AXES)) for layer in cache)

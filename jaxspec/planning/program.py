@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxspec.decoding.decode_state import DecodeState
-from jaxspec.decoding.drafter import Models, Prefix
+from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import draft
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.program import LOOP, Program
@@ -63,8 +63,7 @@ class PlacedProgram:
         """The same of drafting alone, which is traced sooner; what is not a level counts as committing."""
 
         def drafting(models: Models, state: DecodeState, rounds: Any) -> Any:
-            prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
-            return draft(self.spec, models, state, prefix, state.keys)
+            return draft(self.spec, models, state, state.keys)
 
         with _current(self.mesh):
             return self.count(jax.jit(drafting).trace(*_for(self.mesh, self.arguments)))

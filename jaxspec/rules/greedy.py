@@ -37,15 +37,15 @@ def propose_top_k(drafts: Drafts, width: int, count: int, temperature: Float[Arr
     token = rank if drafts.token is None else jnp.take_along_axis(drafts.token, rank, axis=-1)
     live = log_prob > -jnp.inf  # false for NaN too: a row of logits that proposes nothing
     token, log_prob, live = (for_each(x, width) for x in (token, log_prob, live))
-    return Proposal(token=token, log_prob=log_prob, live=live, probs=None)
+    return Proposal(token=token, log_prob=log_prob, live=live)
 
 
-def follow(tree: DraftTree, says: Int[Array, "B N"], depth: int) -> Verdict:
-    """Goes down from the root while some child is the token that the target says at its parent."""
+def follow(tree: DraftTree, target_tokens: Int[Array, "B N"], depth: int) -> Verdict:
+    """Goes down from the root while some child is the token that the target target_tokens at its parent."""
     nodes = tree.token.shape[1]
-    agrees = tree.live & (tree.token == jnp.take_along_axis(says, jnp.maximum(tree.parent, 0), axis=1))
+    agrees = tree.live & (tree.token == jnp.take_along_axis(target_tokens, jnp.maximum(tree.parent, 0), axis=1))
     agrees = agrees.at[:, 0].set(True)
     reached = tree.live & (agrees[:, None, :] | ~tree.ancestors).all(axis=-1)
     last = jnp.where(reached, tree.depth * nodes + jnp.arange(nodes), -1).argmax(axis=1)
     one = lambda values: jnp.take_along_axis(values, last[:, None], axis=1)[:, 0]
-    return Verdict(path=path_to(tree, last, depth + 1), accepted=one(tree.depth), next_token=one(says))
+    return Verdict(path=path_to(tree, last, depth + 1), accepted=one(tree.depth), next_token=one(target_tokens))

@@ -25,11 +25,14 @@ class RejectionSampling(Rule):
     keeps_probs: ClassVar[bool] = True
     may_prune: ClassVar[bool] = False
 
-    def propose(self, keys: Key[Array, " B"], sampling: Sampling, drafts: Drafts, width: int, count: int) -> Proposal:
-        hot, support = (sampling.temperature > 0)[:, None, None], drafts.logits.shape[-1]
+    def draft_probs(self, sampling: Sampling, drafts: Drafts) -> Float[Array, "B Q support"]:
         # A row at temperature 0 may draft by any q: the target's distribution is one-hot, so verification stays exact.
         soft = dataclasses.replace(sampling, temperature=jnp.where(sampling.temperature > 0, sampling.temperature, 1.0))
-        probs = probabilities(drafts.logits, soft)
+        return probabilities(drafts.logits, soft)
+
+    def propose(self, keys: Key[Array, " B"], sampling: Sampling, drafts: Drafts, width: int, count: int) -> Proposal:
+        hot, support = (sampling.temperature > 0)[:, None, None], drafts.logits.shape[-1]
+        probs = self.draft_probs(sampling, drafts)
         noise = jnp.where(hot, gumbel(keys, (width, support)), 0.0)
         scores, rank = jax.lax.top_k(jnp.log(probs) + noise, min(count, support))
         pick = lambda values: jnp.take_along_axis(for_each(values, width), rank, axis=-1)
@@ -38,7 +41,6 @@ class RejectionSampling(Rule):
             log_prob=jnp.log(pick(probs)),
             live=scores > -jnp.inf,
             probs=probs,
-            support=drafts.token,
         )
 
     def verify(

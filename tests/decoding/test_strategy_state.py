@@ -12,7 +12,7 @@ from jaxspec.builders.chain import Chain
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.decoding import loop
 from jaxspec.decoding.decode_state import DecodeState, enlarge
-from jaxspec.decoding.drafter import Models, Prefix
+from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters import DRAFTERS
@@ -39,8 +39,7 @@ def seen(spec: Speculation, models: Models) -> dict[str, DecodeState]:
     read = jax.eval_shape(lambda models, state: prefill(spec.drafter, models, state, 8), models, begun)
 
     def drafting(models: Models, state: DecodeState) -> DecodeState:
-        prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
-        return loop.draft(spec, models, state, prefix, state.keys)[1]
+        return loop.draft(spec, models, state, state.keys)[1]
 
     after = jax.eval_shape(lambda models, state: loop.one_round(spec, models, state), models, read)
     return {

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxspec.decoding import loop
 from jaxspec.decoding.batch import start
-from jaxspec.decoding.drafter import Models, Prefix
+from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.tree import compaction, subtree
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, default_first
@@ -79,10 +79,10 @@ def test_every_live_node_passes_every_layer_once(builder: str):
     state = start(spec, weights, requests(PROMPTS, 8), (), 64)
     state = prefill(spec.drafter, weights, state, 8)
     passes = Passes(target)
-    prefix = Prefix(token=state.tokens, length=state.length, cache=state.cache)
+    prefix = state.prefix
     with mock.patch.object(llama, "decoder_layer", passes.layer):
         # Compiled with the weights as constants: a layer is known by its identity.
-        grown, drafted = jax.jit(lambda: loop.draft(spec, weights, state, prefix, state.keys))()
+        grown, drafted = jax.jit(lambda: loop.draft(spec, weights, state, state.keys))()
         selection = spec.builder.prune(grown) or compaction(grown)
         tree, slots = subtree(grown, selection), selection.node
         jax.effects_barrier()

@@ -53,7 +53,7 @@ def read(target: Llama, prompts: list[list[int]], rows: int) -> Prefix:
     spec = speculation(parse_method("plain"), True)
     weights = Models(target=target, draft=None)
     state = prefill(spec.drafter, weights, start(spec, weights, requests(prompts, 8), (), rows), 8)
-    return Prefix(token=state.tokens, length=state.length, cache=state.cache)
+    return state.prefix
 
 
 def silenced(target: Llama, skips: SkipMask) -> Llama:

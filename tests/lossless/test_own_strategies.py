@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Bool, Int, Key
 
-from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.controller import Controller
+from jaxspec.decoding.draft_signals import DraftSignals
 from jaxspec.decoding.drafter import Committed, Drafter, Models, Prefix, State
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree, Frontier
@@ -41,8 +42,8 @@ class Narrowed(Drafter):
     def init(self, models: Models, batch: int, rows: int) -> State:
         return INNER.init(models, batch, rows)
 
-    def grow(self, state: State, rows: int) -> State:
-        return INNER.grow(state, rows)
+    def enlarge(self, state: State, rows: int) -> State:
+        return INNER.enlarge(state, rows)
 
     def observe(self, models: Models, state: State, committed: Committed) -> State:
         return INNER.observe(models, state, committed)

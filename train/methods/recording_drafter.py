@@ -59,11 +59,11 @@ class RecordingDrafter(Drafter):
             committed=jnp.zeros((batch, rows), jnp.int32),
         )
 
-    def grow(self, state: Recording, rows: int) -> Recording:
+    def enlarge(self, state: Recording, rows: int) -> Recording:
         pad = lambda x: jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
         return dataclasses.replace(
             state,
-            inner=self.inner.grow(state.inner, rows),
+            inner=self.inner.enlarge(state.inner, rows),
             draft_hidden=pad(state.draft_hidden),
             target_hidden=pad(state.target_hidden),
             committed=pad(state.committed),

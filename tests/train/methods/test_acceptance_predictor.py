@@ -81,7 +81,7 @@ def test_every_leaf_of_the_state_begins_with_the_rows(target):
     assert recording.method.drafter.reuses_drafting  # as the early exit inside of it does
     state = recording.method.drafter.init(recording.models, 3, 16)
     assert {leaf.shape[0] for leaf in jax.tree.leaves(state)} == {3}
-    wider = recording.method.drafter.grow(state, 32)
+    wider = recording.method.drafter.enlarge(state, 32)
     assert {leaf.shape[:2] for leaf in (wider.draft_hidden, wider.target_hidden, wider.committed)} == {(3, 32)}
 
 
