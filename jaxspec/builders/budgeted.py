@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.builders import top_paths
-from jaxspec.builders.top_paths import Room
+from jaxspec.builders.top_paths import TreeLimits
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.cost_table import CostTable, Ratios, read_ratio, read_ratios, round_ratio, show_ratio, show_ratios
 from jaxspec.decoding.rule import Proposal, Propose
@@ -81,17 +81,17 @@ class Budgeted(TreeBuilder):
         return dataclasses.replace(self, cost=cost, verify=measured if self.verify is None else self.verify)
 
     @property
-    def room(self) -> Room:
+    def limits(self) -> TreeLimits:
         frontier = top_paths.widest(self.width, self.depth, min(self.width, self.total - 1))
-        return Room(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
+        return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
 
     @property
     def size(self) -> int:
-        return self.room.size
+        return self.limits.size
 
     @property
     def verified(self) -> int:
-        return self.room.verified
+        return self.limits.verified
 
     @property
     def known(self) -> tuple[float, Ratios]:
@@ -118,22 +118,23 @@ class Budgeted(TreeBuilder):
         return expected / (drafted[..., None] * level + jnp.array(verify))
 
     @property
-    def ahead(self) -> Int[Array, " ahead"]:
+    def lookahead(self) -> Int[Array, " lookahead"]:
         """How many levels to look ahead; those that would end below the deepest one are left out later."""
         return jnp.arange(1, max(self.depth, 2))
 
     def grow(
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
     ) -> tuple[DraftTree, Frontier]:
-        tree, reached = top_paths.add_level(self.room, self.trusting(propose), tree, frontier, active)
+        tree, reached = top_paths.add_level(self.limits, self.with_power(propose), tree, frontier, active)
         score, _ = top_paths.top_nodes(tree, self.verified)
         confidence = jnp.where(reached.live, take(tree.log_confidence, reached.node), -jnp.inf)
-        now, further = self.rates(score, reached.level), jax.vmap(self.hoped, in_axes=(None, None, None, 0), out_axes=1)
-        hoped = further(score, confidence, reached.level, self.ahead)
-        pays = hoped.max(axis=(1, 2)) > now.max(axis=1)
+        now = self.rates(score, reached.level)
+        further = jax.vmap(self.expected_rates, in_axes=(None, None, None, 0), out_axes=1)
+        later = further(score, confidence, reached.level, self.lookahead)
+        pays = later.max(axis=(1, 2)) > now.max(axis=1)
         return tree, dataclasses.replace(reached, live=reached.live & pays[:, None])
 
-    def trusting(self, propose: Propose) -> Propose:
+    def with_power(self, propose: Propose) -> Propose:
         """Proposals whose first child is as probable as `power` has it."""
 
         def proposed(count: int) -> Proposal:
@@ -143,7 +144,7 @@ class Budgeted(TreeBuilder):
 
         return proposed
 
-    def hoped(
+    def expected_rates(
         self,
         log_confidence: Float[Array, "B M"],
         reached: Float[Array, "B W"],
@@ -152,13 +153,13 @@ class Budgeted(TreeBuilder):
     ) -> Float[Array, "B sizes"]:
         """The rates expected after `more` levels below a frontier at `level` that reached these log confidences."""
         mean = reached[:, :1] / level  # of a token; the frontier begins with its most confident node
-        below = reached[..., None] + self.ahead * mean[..., None]
-        below = jnp.where(self.ahead <= more, below, -jnp.inf).reshape(len(reached), -1)
+        below = reached[..., None] + self.lookahead * mean[..., None]
+        below = jnp.where(self.lookahead <= more, below, -jnp.inf).reshape(len(reached), -1)
         best = jax.lax.top_k(jnp.concatenate([log_confidence, below], axis=1), self.verified)[0]
         return jnp.where(level + more <= self.depth, self.rates(best, level + more), -jnp.inf)
 
     def prune(self, tree: DraftTree) -> Selection:
         score, node = top_paths.top_nodes(tree, self.verified)
-        sizes_up_to = jnp.array([size for size, _ in self.buckets])
-        most = sizes_up_to[self.rates(score, levels(tree)).argmax(axis=1)]
+        sizes = jnp.array([size for size, _ in self.buckets])
+        most = sizes[self.rates(score, levels(tree)).argmax(axis=1)]
         return top_paths.keep(tree, node, (score > -jnp.inf) & (jnp.arange(self.verified) < most[:, None]))

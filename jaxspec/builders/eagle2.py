@@ -6,7 +6,7 @@ from typing import ClassVar, final
 from jaxtyping import Array, Bool
 
 from jaxspec.builders import top_paths
-from jaxspec.builders.top_paths import Room
+from jaxspec.builders.top_paths import TreeLimits
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection
@@ -35,21 +35,21 @@ class Eagle2(TreeBuilder):
         self.require(total=2, depth=1, width=1)
 
     @property
-    def room(self) -> Room:
-        return Room(branching=self.width, frontier=self.width, depth=self.depth, total=self.total)
+    def limits(self) -> TreeLimits:
+        return TreeLimits(branching=self.width, frontier=self.width, depth=self.depth, total=self.total)
 
     @property
     def size(self) -> int:
-        return self.room.size
+        return self.limits.size
 
     @property
     def verified(self) -> int:
-        return self.room.verified
+        return self.limits.verified
 
     def grow(
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
     ) -> tuple[DraftTree, Frontier]:
-        return top_paths.add_level(self.room, propose, tree, frontier, active)
+        return top_paths.add_level(self.limits, propose, tree, frontier, active)
 
     def prune(self, tree: DraftTree) -> Selection:
         return top_paths.keep_top(tree, self.verified)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jaxspec.builders import top_paths
-from jaxspec.builders.top_paths import Room
+from jaxspec.builders.top_paths import TreeLimits
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.cost_table import CostTable, read_ratio, round_ratio, show_ratio
 from jaxspec.decoding.rule import Propose
@@ -65,19 +65,19 @@ class Pruned(TreeBuilder):
         return dataclasses.replace(self, cost=round_ratio(found))
 
     @property
-    def room(self) -> Room:
+    def limits(self) -> TreeLimits:
         worth_it = int(1 / self.cost) if self.cost else self.total
         most = max(1, min(worth_it, self.total - 1))
         frontier = top_paths.widest(self.width, self.depth, most)
-        return Room(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
+        return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
 
     @property
     def size(self) -> int:
-        return self.room.size
+        return self.limits.size
 
     @property
     def verified(self) -> int:
-        return self.room.verified
+        return self.limits.verified
 
     def grow(
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
@@ -86,7 +86,7 @@ class Pruned(TreeBuilder):
             raise ValueError(
                 "pruned: its cost is not measured yet; give cost=, or take Engine.calibrated, which measures it"
             )
-        tree, reached = top_paths.add_level(self.room, propose, tree, frontier, active)
+        tree, reached = top_paths.add_level(self.limits, propose, tree, frontier, active)
         worth_it = jnp.exp(take(tree.log_confidence, reached.node)) >= self.cost
         return tree, dataclasses.replace(reached, live=reached.live & worth_it)
 

@@ -16,7 +16,7 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection, add_nodes, tak
 
 
 @dataclasses.dataclass(frozen=True)
-class Room:
+class TreeLimits:
     """What such a tree needs while it grows.
 
     Attributes:
@@ -58,26 +58,26 @@ def widest(branching: int, depth: int, most: int) -> int:
 
 
 def add_level(
-    room: Room, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
+    limits: TreeLimits, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
 ) -> tuple[DraftTree, Frontier]:
     """Adds a level to the `active` rows; the new frontier has the top nodes of it, in falling order."""
-    proposal = propose(room.branching)
+    proposal = propose(limits.branching)
     batch, expanded, offered = proposal.token.shape
     live = proposal.live & frontier.live[..., None] & active[:, None, None]
     log_confidence = take(tree.log_confidence, frontier.node)[..., None] + proposal.log_prob
     flat = lambda values: values.reshape(batch, expanded * offered)
     # The root has `first_level` children; the buffer's slots for later levels begin after those.
-    count = min(room.per_level, expanded * offered)
+    count = min(limits.per_level, expanded * offered)
     score, best = jax.lax.top_k(flat(jnp.where(live, log_confidence, -jnp.inf)), count)
     pick = lambda values: jnp.take_along_axis(flat(values), best, axis=1)
     parent = pick(jnp.broadcast_to(frontier.node[..., None], proposal.token.shape))
-    first = jnp.where(frontier.level == 0, 1, 1 + room.first_level + (frontier.level - 1) * room.per_level)
+    first = jnp.where(frontier.level == 0, 1, 1 + limits.first_level + (frontier.level - 1) * limits.per_level)
     slots = first + jnp.arange(count)
     found = score > -jnp.inf
     tree = add_nodes(tree, slots, pick(proposal.token), parent, score, found)
-    next_width = min(room.frontier, count)
+    next_width = min(limits.frontier, count)
     node = jnp.broadcast_to(slots[:next_width], (batch, next_width))
-    pad = [(0, 0), (0, room.frontier - next_width)]
+    pad = [(0, 0), (0, limits.frontier - next_width)]
     return tree, Frontier(node=jnp.pad(node, pad), live=jnp.pad(found[:, :next_width], pad), level=frontier.level + 1)
 
 

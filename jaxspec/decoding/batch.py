@@ -1,11 +1,12 @@
 """A batch of requests put on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from jaxspec.decoding.decode_state import DecodeState, new_state
 from jaxspec.decoding.drafter import Models
@@ -37,7 +38,10 @@ def start_rows(
     tokens = np.zeros((len(requests), rows), np.int32)
     for row, request in enumerate(requests):
         tokens[row, : len(request.tokens)] = request.tokens
-    column = lambda read, dtype: jnp.asarray([read(r) for r in requests], dtype)
+
+    def column(read: Callable[[Request], float], dtype: Any) -> Array:
+        return jnp.asarray([read(request) for request in requests], dtype)
+
     lengths = column(lambda r: len(r.tokens), jnp.int32)
     seeds, indices = column(lambda r: r.sampling.seed % 2**32, jnp.uint32), column(lambda r: r.index, jnp.uint32)
     build = new_state if jax.sharding.get_abstract_mesh().empty else new_state_on_mesh
@@ -60,7 +64,7 @@ def start_rows(
     )
 
 
-def take_up(controller: Any, learnt: Sequence[Any]) -> Any:
+def restore_controller(controller: Any, learnt: Sequence[Any]) -> Any:
     """A controller's state of B rows, of which the first go on from what was learnt, where it is not None."""
     state = jax.tree.map(np.array, fetch(controller))
     for row, known in enumerate(learnt):

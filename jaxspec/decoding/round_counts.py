@@ -42,7 +42,10 @@ def count_round(
     accepted = jnp.minimum(verdict.accepted, count)
     depth = jnp.where(count <= accepted, jnp.minimum(levels(grown), count), levels(grown))
     nodes = lambda tree: tree.live.sum(axis=1) - 1
-    seen = lambda x: jnp.where(done, 0, x).astype(jnp.int32)
+
+    def seen(values: Array) -> Array:
+        return jnp.where(done, 0, values).astype(jnp.int32)
+
     return RoundCounts(
         committed=seen(count),
         accepted=seen(accepted),
@@ -54,8 +57,12 @@ def count_round(
 
 def write_round(history: RoundCounts, counts: RoundCounts, at: Int[Array, ""]) -> RoundCounts:
     """The history [B R] with the counts of round `at`, [B]."""
-    put = lambda rows, new: jax.lax.dynamic_update_slice_in_dim(rows, new[:, None], at, 1)
-    return jax.tree.map(put, history, counts)
+    return jax.tree.map(lambda rows, new: write_column(rows, new, at), history, counts)
+
+
+def write_column(rows: Array, new: Array, at: Int[Array, ""]) -> Array:
+    """rows [B R ...] with new [B ...] as that of round `at`."""
+    return jax.lax.dynamic_update_slice_in_dim(rows, new[:, None].astype(rows.dtype), at, 1)
 
 
 # --- on the host

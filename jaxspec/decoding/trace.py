@@ -1,10 +1,10 @@
 """Every round's verified tree, for those who want to look."""
 
 import chex
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.decoding.round_counts import write_column
 from jaxspec.decoding.rule import Verdict
 from jaxspec.decoding.tree import DraftTree
 
@@ -37,7 +37,10 @@ def record_tree(trace: Trace, at: Int[Array, ""], tree: DraftTree, verdict: Verd
     offset = jnp.arange(verdict.path.shape[1])
     path = jnp.where(offset <= jnp.minimum(verdict.accepted, count)[:, None], verdict.path, 0)
     on_path = (jnp.arange(tree.token.shape[1]) == path[..., None]).any(axis=1)
-    put = lambda rows, new: jax.lax.dynamic_update_slice_in_dim(rows, new[:, None].astype(rows.dtype), at, 1)
+
+    def put(rows: Array, new: Array) -> Array:
+        return write_column(rows, new, at)
+
     return Trace(
         token=put(trace.token, tree.token),
         parent=put(trace.parent, tree.parent),

@@ -79,7 +79,10 @@ def add_nodes(
     live: Bool[Array, "B C"],
 ) -> DraftTree:
     """Writes C nodes at `slots`, the same for every row; a slot past the end is dropped, a dead node is padding."""
-    put = lambda values, new: put_at(values, slots, new)
+
+    def put(values: Array, new: Array) -> Array:
+        return put_at(values, slots, new)
+
     own = slots[:, None] == jnp.arange(tree.token.shape[1])
     return DraftTree(
         token=put(tree.token, jnp.where(live, token, 0)),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding.batch import take_up
+from jaxspec.decoding.batch import restore_controller
 from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
 from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
@@ -44,7 +44,7 @@ class Session:
         with model.context():
             state = program.start(requests, model.config.eos, self.rows)
             if learnt is not None:
-                state = dataclasses.replace(state, controller=take_up(state.controller, learnt))
+                state = dataclasses.replace(state, controller=restore_controller(state.controller, learnt))
             jax.block_until_ready(state.length)
             began = time.perf_counter()
             self.state: DecodeState = program.prefill(state, chunk)

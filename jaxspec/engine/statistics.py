@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,10 @@ def statistics_of(histories: Sequence[RoundCounts]) -> Statistics:
     """Adds up the counts of several texts; rounds in which a row was done are left out."""
     rounds = join(histories)
     positions = range(int(np.max(rounds.levels, initial=0)))
-    total = lambda values: int(np.sum(values))
+
+    def total(values: Any) -> int:
+        return int(np.sum(values))
+
     return Statistics(
         tokens=total(rounds.committed),
         rounds=len(rounds.committed),

@@ -18,31 +18,34 @@ MEMORY = {
 
 def show(found: dict[str, Any], console: Console) -> None:
     """Prints a plan; fits 80 columns."""
-    say = lambda text, style=None: console.print(text, markup=False, style=style)
+
+    def line(text: str, style: str | None = None) -> None:
+        console.print(text, markup=False, style=style)
+
     device, settings = found["device"], found["settings"]
     cuts = ", ".join(f"{axis}={size}" for axis, size in device["mesh"].items())
     weights = settings["quantize"] or settings["dtype"]
-    say(f"{settings['model']} ({weights}), {found['resolved']}")
-    say(f"on {device['chips']} x {device['name']} ({cuts}), {settings['batch_size']} x {settings['context']} tokens")
-    say(f"from {found['from']}: {device['source']}")
+    line(f"{settings['model']} ({weights}), {found['resolved']}")
+    line(f"on {device['chips']} x {device['name']} ({cuts}), {settings['batch_size']} x {settings['context']} tokens")
+    line(f"from {found['from']}: {device['source']}")
     if found["note"]:
-        say(found["note"])
-    say("")
+        line(found["note"])
+    line("")
     _memory(found, console)
-    say(_verdict(found))
-    say("")
+    line(_verdict(found))
+    line("")
     _time(found, console)
     _messages(found, console)
     for fault in found["faults"]:
-        say(f"the loop should not do this: {fault}", "red")
-    say("")
-    say(
+        line(f"the loop should not do this: {fault}", "red")
+    line("")
+    line(
         f"A round of plain decoding takes {1e3 * found['plain_seconds']:.2f} ms, so this is faster above a tau of "
         f"{found['break_even_tau']:.2f}."
     )
     if found["speedup"] is not None:
-        say(f"With a tau of {found['tau']:.2f}: {found['speedup']:.2f} times as fast as plain decoding.")
-    say("Times are the least that the data sheets allow.")
+        line(f"With a tau of {found['tau']:.2f}: {found['speedup']:.2f} times as fast as plain decoding.")
+    line("Times are the least that the data sheets allow.")
 
 
 def _verdict(found: dict[str, Any]) -> str:

@@ -75,10 +75,10 @@ def test_a_row_drafts_on_where_that_is_expected_to_pay(table, verify, settings):
     for level in range(1, min(last + 1, builder.depth)):
         so_far = {path: value for path, value in found.items() if len(path) <= level}
         reached = [path for path in ranked if len(path) == level][: builder.width]
-        mean, hoped, rates = found[reached[0]] ** (1 / level), so_far, []
+        mean, expected, rates = found[reached[0]] ** (1 / level), so_far, []
         for more in range(1, builder.depth - level + 1):
-            hoped = hoped | {(*path, *[99] * more): found[path] * mean**more for path in reached}
-            rates.append(best_of(builder, hoped, level + more))
+            expected = expected | {(*path, *[99] * more): found[path] * mean**more for path in reached}
+            rates.append(best_of(builder, expected, level + more))
         better = max(rates) / best_of(builder, so_far, level)
         assert better >= 1 - 1e-5 if level < last else better <= 1 + 1e-5
 

@@ -99,12 +99,12 @@ def test_rows_grow_as_deep_as_each_is_sure():
 
 
 def test_no_level_is_wider_than_what_is_worth_it():
-    room = lambda **settings: Pruned(**settings).room
-    assert room(cost=0.1).frontier == 10
-    assert room(cost=0.001).frontier == 63  # no more of a level can be kept
-    assert room(cost=2.0).frontier == 1
-    assert room(cost=0.1, width=1).size == 11  # a chain
-    assert room(cost=0.1, width=2, depth=3).frontier == 4
+    limits = lambda **settings: Pruned(**settings).limits
+    assert limits(cost=0.1).frontier == 10
+    assert limits(cost=0.001).frontier == 63  # no more of a level can be kept
+    assert limits(cost=2.0).frontier == 1
+    assert limits(cost=0.1, width=1).size == 11  # a chain
+    assert limits(cost=0.1, width=2, depth=3).frontier == 4
 
 
 def test_its_cost_is_that_of_a_level_wide_enough():
@@ -112,7 +112,7 @@ def test_its_cost_is_that_of_a_level_wide_enough():
     table = CostTable(plain=2.0, verify=((1, 2.0),), level=((1, 0.1), (4, 0.4), (8, 0.8)))
     resolved = Pruned().with_costs(table)
     assert resolved.cost == pytest.approx(0.25)
-    assert resolved.room.frontier == 4
+    assert resolved.limits.frontier == 4
     assert Pruned(cost=0.5).with_costs(table) == Pruned(cost=0.5)
     cheap = CostTable(plain=1.0, verify=((1, 1.0),), level=((1, 0.01), (16, 0.012)))
     assert Pruned().with_costs(cheap).cost == 0.012  # flat beyond the widest measured

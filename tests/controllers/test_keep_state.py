@@ -12,7 +12,7 @@ from jaxspec import Engine, SamplingParams, load
 from jaxspec.commands import generate
 from jaxspec.commands.settings import Generate
 from jaxspec.controllers.beta_ts import BetaTS
-from jaxspec.decoding.batch import take_up
+from jaxspec.decoding.batch import restore_controller
 from tests import checkpoints
 
 PROMPTS = ["abcabc", "the first of the two", "x", "one two one two", "zz"]
@@ -66,7 +66,7 @@ def test_a_row_goes_on_from_the_row_of_the_batch_before(size: int, engine, plain
 
 def test_rows_without_a_past_start_from_the_prior():
     fresh = BetaTS(prior_alpha=1.0).init(4)
-    state = take_up(fresh, [None, [np.array(9.0), np.array(2.5)]])
+    state = restore_controller(fresh, [None, [np.array(9.0), np.array(2.5)]])
     assert [leaf.tolist() for leaf in jax.tree.leaves(state)] == [[1, 9, 1, 1], [1, 2.5, 1, 1]]
     assert jax.tree.map(lambda x: (x.dtype, x.weak_type), state) == jax.tree.map(
         lambda x: (x.dtype, x.weak_type), fresh

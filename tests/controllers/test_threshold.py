@@ -7,7 +7,7 @@ import pytest
 
 from jaxspec.controllers.adaptive import Adaptive, AdaptiveState
 from jaxspec.controllers.threshold import Threshold
-from jaxspec.decoding.batch import take_up
+from jaxspec.decoding.batch import restore_controller
 from jaxspec.methods.method import parse_method
 from tests.controllers.rounds import MODELS, keys_of, round_of, signals
 from tests.lossless.harness import decoded, models, requests
@@ -56,7 +56,7 @@ def test_the_wanted_rate_itself_raises_the_threshold():
 def test_what_a_row_has_learnt_is_taken_up():
     """`--keep-state`: by name the leaves are begun, gamma and rate."""
     fresh = Adaptive().init(3)
-    state = take_up(fresh, [None, [np.asarray(value) for value in (True, 0.25, 0.75)]])
+    state = restore_controller(fresh, [None, [np.asarray(value) for value in (True, 0.25, 0.75)]])
     assert [leaf.tolist() for leaf in jax.tree.leaves(state)] == [
         [False, True, False],
         pytest.approx([0.6, 0.25, 0.6]),
