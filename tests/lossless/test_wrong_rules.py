@@ -57,6 +57,9 @@ class Wrong(Rule):
     may_prune: ClassVar[bool] = False
     keeps_probs: ClassVar[bool] = True
 
+    def draft_probs(self, sampling, drafts) -> jax.Array:
+        return SAMPLED.draft_probs(sampling, drafts)
+
     def propose(self, keys, sampling, drafts, width, count) -> Proposal:
         return self.propose_by(keys, sampling, drafts, width, count)
 
@@ -141,6 +144,9 @@ class DropsTheStopper(Rule):
 
     may_prune: ClassVar[bool] = False
     keeps_probs: ClassVar[bool] = True
+
+    def draft_probs(self, sampling, drafts) -> jax.Array:
+        return SAMPLED.draft_probs(sampling, drafts)
 
     def propose(self, keys, sampling, drafts, width, count) -> Proposal:
         return sampled(keys, sampling, drafts, width, count)
