@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.builders import top_paths
-from jaxspec.builders.top_paths import TreeLimits
-from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.builders.top_paths import TopPaths, TreeLimits
 from jaxspec.decoding.cost_table import CostTable, Ratios, read_ratio, read_ratios, round_ratio, show_ratio, show_ratios
 from jaxspec.decoding.rule import Proposal, Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_up_to, take
@@ -17,7 +16,7 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Budgeted(TreeBuilder):
+class Budgeted(TopPaths):
     """The nodes that give most tokens a second: their number follows the draft's confidence and the device's costs.
 
     A round that drafted D levels and verifies the kept nodes K is worth
@@ -49,7 +48,6 @@ class Budgeted(TreeBuilder):
     """
 
     name: ClassVar[str] = "budgeted"
-    prunes: ClassVar[bool] = True
     varies: ClassVar[bool] = True
     width: int = 4
     depth: int = 10
@@ -84,14 +82,6 @@ class Budgeted(TreeBuilder):
     def limits(self) -> TreeLimits:
         frontier = top_paths.widest(self.width, self.depth, min(self.width, self.total - 1))
         return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
-
-    @property
-    def size(self) -> int:
-        return self.limits.size
-
-    @property
-    def verified(self) -> int:
-        return self.limits.verified
 
     @property
     def known(self) -> tuple[float, Ratios]:

@@ -6,15 +6,14 @@ from typing import ClassVar, final
 from jaxtyping import Array, Bool
 
 from jaxspec.builders import top_paths
-from jaxspec.builders.top_paths import TreeLimits
-from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.builders.top_paths import TopPaths, TreeLimits
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Eagle2(TreeBuilder):
+class Eagle2(TopPaths):
     """Each level expands the top `width` nodes of the one above; of all, the top `total` - 1 are kept.
 
     Nodes are ranked by the confidence of their path. Each expanded node has `width` children, of which a level keeps
@@ -26,7 +25,6 @@ class Eagle2(TreeBuilder):
     """
 
     name: ClassVar[str] = "eagle2"
-    prunes: ClassVar[bool] = True
     total: int = 60
     depth: int = 6
     width: int = 10
@@ -37,14 +35,6 @@ class Eagle2(TreeBuilder):
     @property
     def limits(self) -> TreeLimits:
         return TreeLimits(branching=self.width, frontier=self.width, depth=self.depth, total=self.total)
-
-    @property
-    def size(self) -> int:
-        return self.limits.size
-
-    @property
-    def verified(self) -> int:
-        return self.limits.verified
 
     def grow(
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]

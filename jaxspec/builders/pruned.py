@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jaxspec.builders import top_paths
-from jaxspec.builders.top_paths import TreeLimits
-from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.builders.top_paths import TopPaths, TreeLimits
 from jaxspec.decoding.cost_table import CostTable, read_ratio, round_ratio, show_ratio
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, take
@@ -21,7 +20,7 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection, take
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Pruned(TreeBuilder):
+class Pruned(TopPaths):
     """PCT: expand the paths whose confidence is at least `cost`, and drop nodes that are less likely than `leaf`.
 
     How deep a tree grows is up to each row: it ends where no path is likely enough. The confidences of a level sum to
@@ -38,7 +37,6 @@ class Pruned(TreeBuilder):
     """
 
     name: ClassVar[str] = "pruned"
-    prunes: ClassVar[bool] = True
     varies: ClassVar[bool] = True
     width: int = 5
     depth: int = 10
@@ -70,14 +68,6 @@ class Pruned(TreeBuilder):
         most = max(1, min(worth_it, self.total - 1))
         frontier = top_paths.widest(self.width, self.depth, most)
         return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
-
-    @property
-    def size(self) -> int:
-        return self.limits.size
-
-    @property
-    def verified(self) -> int:
-        return self.limits.verified
 
     def grow(
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]

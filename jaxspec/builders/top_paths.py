@@ -4,13 +4,16 @@ Nodes are ranked by the confidence of their path. A child's is never above its p
 so where the top nodes are taken, and of equals the first, parents come with their children.
 """
 
+import abc
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, add_nodes, take
 
@@ -49,6 +52,25 @@ class TreeLimits:
     @property
     def verified(self) -> int:
         return min(self.total, self.size)
+
+
+class TopPaths(TreeBuilder):
+    """A builder whose trees grow within `limits`."""
+
+    prunes: ClassVar[bool] = True
+
+    @property
+    @abc.abstractmethod
+    def limits(self) -> TreeLimits:
+        """What its settings come to."""
+
+    @property
+    def size(self) -> int:
+        return self.limits.size
+
+    @property
+    def verified(self) -> int:
+        return self.limits.verified
 
 
 def widest(branching: int, depth: int, most: int) -> int:

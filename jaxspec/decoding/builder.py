@@ -5,29 +5,21 @@ from typing import ClassVar
 
 from jaxtyping import Array, Bool
 
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.rule import Propose
+from jaxspec.decoding.strategy import Strategy
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection
 
 
-class TreeBuilder(abc.ABC):
+class TreeBuilder(Strategy):
     """Decides which nodes a tree gets.
 
     Attributes:
-        name: what users type.
         prunes: drops nodes by their own value: sound for candidates, never for sampled children.
         varies: how many nodes it leaves depends on the text, even where every row drafts to full depth.
     """
 
-    name: ClassVar[str]
     prunes: ClassVar[bool] = False
     varies: ClassVar[bool] = False
-
-    def require(self, **least: int) -> None:
-        """Raises ValueError for a setting below the least value that it may have."""
-        for setting, value in least.items():
-            if (found := getattr(self, setting)) < value:
-                raise ValueError(f"{self.name}: {setting} must be at least {value}, and is {found}")
 
     @property
     @abc.abstractmethod
@@ -52,15 +44,6 @@ class TreeBuilder(abc.ABC):
     @property
     def at_temperature_0(self) -> "TreeBuilder":
         """What a batch of greedy texts is drafted with."""
-        return self
-
-    @property
-    def needs_costs(self) -> bool:
-        """Whether it decides by costs that it was not given."""
-        return False
-
-    def with_costs(self, table: CostTable) -> "TreeBuilder":
-        """The same with every cost that it lacks taken from a measured table."""
         return self
 
     @abc.abstractmethod

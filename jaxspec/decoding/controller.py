@@ -6,21 +6,19 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.draft_signals import DraftSignals
 from jaxspec.decoding.drafter import FLOAT32, Models, State
 from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.strategy import Strategy
 
 
-class Controller(abc.ABC):
+class Controller(Strategy):
     """Decides whether a sequence drafts on. It may end a path, never take a drafted node back.
 
     Attributes:
-        name: what users type.
         stops: it may end drafting before the builder's full depth.
     """
 
-    name: ClassVar[str]
     stops: ClassVar[bool] = True
 
     @property
@@ -35,15 +33,6 @@ class Controller(abc.ABC):
     def build_weights(self, target_hidden: int, draft_hidden: int, dtype: jnp.dtype = FLOAT32) -> Any:
         """Random weights, for hidden states of these widths."""
         raise ValueError(f"{self.name} has no weights")
-
-    @property
-    def needs_costs(self) -> bool:
-        """Whether it decides by costs that it was not given."""
-        return False
-
-    def with_costs(self, table: CostTable) -> "Controller":
-        """The same with every cost that it lacks taken from a measured table."""
-        return self
 
     def init(self, batch: int) -> State:
         """State of `batch` sequences that have seen nothing."""

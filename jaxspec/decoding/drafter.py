@@ -1,8 +1,4 @@
-"""What a drafter is, and the records that the loop passes to it.
-
-A strategy (drafter, builder, controller) is a frozen, hashable dataclass of static settings with pure methods. Its
-state, if it has one, is a pytree of arrays that all begin with the axis B, so that a row can be replaced.
-"""
+"""What a drafter is, and the records that the loop passes to it."""
 
 import abc
 import dataclasses
@@ -16,6 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.strategy import Strategy
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, enlarge
@@ -76,7 +73,7 @@ class HeadShape:
     settings: Mapping[str, Any]
 
 
-class Drafter(abc.ABC):
+class Drafter(Strategy):
     """Proposes continuations of a tree's nodes.
 
     Its state goes from `init` through rounds of `root`, any number of `expand` and `observe`. Its pytree structure,
@@ -84,7 +81,6 @@ class Drafter(abc.ABC):
     `expand`: what is of one round alone, such as keys and values of its nodes, is None before `root` adds it.
 
     Attributes:
-        name: what users type.
         rank: of drafters with weights, where no method is named the lowest whose head is there runs; None: never.
         has_head: it brings weights of its own, in a head.
         abstains: it may propose nothing after a node, by logits of -inf.
@@ -92,7 +88,6 @@ class Drafter(abc.ABC):
         reuses_drafting: `target_forward` goes on from what drafting computed, and so takes a time of its own.
     """
 
-    name: ClassVar[str]
     rank: ClassVar[int | None] = None
     has_head: ClassVar[bool] = False
     abstains: ClassVar[bool] = False
@@ -109,7 +104,7 @@ class Drafter(abc.ABC):
         """A head of this shape with random weights; under `nnx.eval_shape`, what weights are restored into."""
         raise ValueError(f"{self.name} has no head")
 
-    def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:  # noqa: B027 (most heads fit any target)
+    def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
         """Raises ValueError, saying why, where a head of this shape does not fit the target."""
 
     # --- its part in the loop

@@ -85,23 +85,23 @@ class Engine:
         model: Checkpoint | str | Path,
         method: str | Method | None = None,
         *,
-        dtype: str | None = None,
-        mesh: Mesh | None = None,
-        quantize: str | None = None,
         draft: Any = None,
         control: Any = None,
+        **loading: Any,
     ) -> "Engine":
         """An engine whose method knows what drafting and verification cost here, where it needs to.
 
         By the table that `jaxspec calibrate` keeps; where there is none, it is measured first, and stderr says so.
+        Arguments are `Engine`'s, without `costs`; `loading` holds dtype, mesh and quantize.
         """
         compilation_cache.keep_compilations()
-        model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh, quantize)
-        resolved = _resolved(model, method)
-        if not resolved.needs_costs:
-            return cls(model, resolved, draft=draft, control=control)
-        draft = load_head(model, resolved) if draft is None else draft
-        return cls(model, resolved, draft=draft, control=control, costs=costs_of(model, resolved, draft))
+        model = model if isinstance(model, Checkpoint) else load(model, **loading)
+        method = _resolved(model, method)
+        costs = None
+        if method.needs_costs:
+            draft = load_head(model, method) if draft is None else draft
+            costs = costs_of(model, method, draft)
+        return cls(model, method, draft=draft, control=control, costs=costs)
 
     def generate(
         self,

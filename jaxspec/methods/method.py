@@ -48,12 +48,12 @@ class Method:
     @property
     def needs_costs(self) -> bool:
         """Whether some part decides by costs that it was not given."""
-        return self.builder.needs_costs or self.controller.needs_costs
+        return any(part.needs_costs for part in (self.drafter, self.builder, self.controller))
 
     def with_costs(self, table: CostTable) -> "Method":
         """The same with every cost that its parts lack taken from a measured table."""
-        builder, controller = self.builder.with_costs(table), self.controller.with_costs(table)
-        return dataclasses.replace(self, builder=builder, controller=controller)
+        given = {role: getattr(self, role).with_costs(table) for role in ("drafter", "builder", "controller")}
+        return dataclasses.replace(self, **given)
 
     def rule(self, greedy: bool) -> Rule:
         """The lossless verification for this builder: greedy at temperature 0, else what its children demand."""

@@ -1,0 +1,33 @@
+"""What drafters, tree builders and controllers have in common."""
+
+import abc
+from typing import ClassVar
+
+from jaxspec.decoding.cost_table import CostTable
+
+
+class Strategy(abc.ABC):
+    """A frozen, hashable dataclass of static settings with pure methods.
+
+    Its state, if it has one, is a pytree of arrays that all begin with the axis B, so that a row can be replaced.
+
+    Attributes:
+        name: what users type.
+    """
+
+    name: ClassVar[str]
+
+    def require(self, **least: int) -> None:
+        """Raises ValueError for a setting below the least value that it may have."""
+        for setting, value in least.items():
+            if (found := getattr(self, setting)) < value:
+                raise ValueError(f"{self.name}: {setting} must be at least {value}, and is {found}")
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether it decides by costs that it was not given."""
+        return False
+
+    def with_costs(self, table: CostTable) -> "Strategy":
+        """The same with every cost that it lacks taken from a measured table."""
+        return self
