@@ -42,7 +42,8 @@ from jaxspec.costs.round_pieces import target_job
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.statistics import statistics_of
-from jaxspec.evaluate import bandwidth, bench, piece_times, runner, simulate
+from jaxspec.evaluate import bench, piece_times, runner, simulate
+from jaxspec.evaluate.description import weight_bytes
 from jaxspec.evaluate.settings import Bench
 from jaxspec.evaluate.suites import read_questions
 from jaxspec.host import environment
@@ -221,7 +222,7 @@ def shapes(scale: Scale, quantize: str | None, copied: float) -> dict[str, Any]:
         one, *verified = timing.seconds_per_unit(jobs)
     pieces = piece_times.measure(engines, [prompt])
     # A forward reads its weights, and all rows of the cache; of the whole loop the weights alone are counted.
-    weights = bandwidth.weights(model.target)["read_bytes"]
+    weights = weight_bytes(model.target)["read_bytes"]
     read = weights + memory.kv_bytes(scale.shape, 1, rows, scale.dtype)
     methods = {name: rounds(name, engine, prompt, pieces) for name, engine in engines.items()}
     for values in methods.values():

@@ -18,20 +18,9 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import load_head
-from jaxspec.evaluate import (
-    bandwidth,
-    divergence,
-    piece_times,
-    quality,
-    results,
-    runner,
-    side_by_side,
-    simulate,
-    suites,
-    table,
-)
+from jaxspec.evaluate import divergence, piece_times, quality, results, runner, side_by_side, simulate, suites, table
 from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
-from jaxspec.evaluate.description import describe
+from jaxspec.evaluate.description import describe, weight_bytes
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import RunLog, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
@@ -61,7 +50,9 @@ def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
     for one in runs:
         found = compare(one, shape)
         if one.json is not None:
-            write(one.json, found, samples_of(one.json, found))
+            for file, text in samples_of(one.json, found).items():
+                write_whole(file, text)
+            write_whole(one.json, to_json(found))
         if len(runs) > 1:
             temperature, size = one.sampling.temperature, one.batch_size
             print(f"\n{_label(one, ', ')}temperature {temperature:g}, batch size {size}:")
@@ -102,13 +93,6 @@ def check(settings: Bench) -> None:
                 f"--json names a file of JSON, such as {settings.json.with_suffix('.json')}: the log "
                 "beside it is what ends in .jsonl"
             )
-
-
-def write(out: Path, found: dict[str, Any], samples: Mapping[Path, str]) -> None:
-    """Writes the results, and before them the samples for HumanEval's scorer, if there are any."""
-    for file, text in samples.items():
-        write_whole(file, text)
-    write_whole(out, to_json(found))
 
 
 def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
@@ -241,14 +225,10 @@ def measure(plan: Workload, engines: Mapping[str, Engine], log: RunLog) -> Measu
                 for i, (turn, ours) in enumerate(zip(plain[answer.question].turns, answer.turns, strict=True))
             )
             divergences[name] = [{**dataclasses.asdict(d), "explained": d.explained(noise)} for d in found if d]
-    by_size = lambda seconds: {str(size): value for size, value in seconds.items()}
+    seconds = json.loads(json.dumps(dataclasses.asdict(costs)))  # sizes become strings, as they are read back
     return Measured(
         noise=noise,
-        target_seconds=by_size(costs.target),
-        resumed_seconds={name: by_size(seconds) for name, seconds in costs.resumed.items()},
-        level_seconds=dict(costs.level),
-        control_level_seconds=dict(costs.control_level),
-        control_round_seconds=dict(costs.control_round),
+        **{f"{name}_seconds": values for name, values in seconds.items()},
         divergences=divergences,
         forms={name: dataclasses.asdict(_form(plan, engine)) for name, engine in engines.items()},
     )
@@ -288,7 +268,7 @@ def _form(plan: Workload, engine: Engine) -> Form:
         resolved=str(engine.method),
         sizes=_sizes(plan, engine),
         is_chain=engine.method.builder.is_chain,
-        read_bytes=bandwidth.weights(engine.model.target)["read_bytes"],
+        read_bytes=weight_bytes(engine.model.target)["read_bytes"],
     )
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from jaxspec.engine.statistics import ratio
 from jaxspec.evaluate.settings import Compare
+from jaxspec.evaluate.table import grid
 
 COLUMNS = {"tok/s": ("tokens_per_second", ".1f"), "speedup": ("speedup", ".2f"), "tau": ("tau", ".2f")}
 LEFT_OUT = ("methods", "resolved", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256")
@@ -44,11 +44,7 @@ def show(first: Mapping[str, Any], second: Mapping[str, Any], console: Console) 
     shared = [name for name in first["methods"] if name in second["methods"]]
     if not shared:
         raise ValueError("the two results have no method in common, so there is nothing to compare")
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("method", overflow="fold")
-    for title in COLUMNS:
-        for column in (title, "second", "ratio"):
-            table.add_column(column, justify="right", no_wrap=True)
+    table = grid("method", [column for title in COLUMNS for column in (title, "second", "ratio")])
     for name in shared:
         cells = []
         for key, form in COLUMNS.values():

@@ -63,14 +63,9 @@ def summarise(
         **about,
         **simulated,
         "noise": measured.noise,
-        **times(measured),
+        **{name: values for name, values in dataclasses.asdict(measured).items() if name.endswith("_seconds")},
         "methods": by_method(answers, measured, forms),
     }
-
-
-def times(measured: Measured) -> dict[str, dict[str, Any]]:
-    """The measured seconds that `modelled_speedup` is made of: s_t by tokens verified, the others by method."""
-    return {name: seconds for name, seconds in dataclasses.asdict(measured).items() if name.endswith("_seconds")}
 
 
 def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, Form]) -> dict[str, Any]:
@@ -82,17 +77,16 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
     flat = dict.fromkeys(target, target[1])  # a device on which verifying a tree costs what one token does
     results = {}
     for name, form in forms.items():
-        side_by_side = [list(map(history, turns)) for turns in together(ours[name])]
+        side_by_side = [list(map(history, turns)) for turns in together(ours[name]).values()]
         pieces = PieceCosts(
             plain=target[1],
-            verify=_by_size(measured.resumed_seconds.get(name)) or target,
+            verify=_by_size(measured.resumed_seconds.get(name, {})) or target,
             level=measured.level_seconds[name],
             control_level=measured.control_level_seconds[name],
             control_round=measured.control_round_seconds[name],
         )
         costs = run_costs(side_by_side, pieces, form.sizes)
         draft_cost = ratio(pieces.level, target[1])
-        counts = statistics_of([history for batch in side_by_side for history in batch])
         divergences = measured.divergences[name]
         speedups = [ratio(speed, plain) for speed, plain in zip(by_pass[name], by_pass[REFERENCE], strict=True)]
         results[name] = {
@@ -106,7 +100,7 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
             **_spread("speedup", speedups),
             "modelled_speedup": costs.speedup,
             "flat_speedup": run_costs(side_by_side, dataclasses.replace(pieces, verify=flat), form.sizes).speedup,
-            "eq14_speedup": eq14_speedup(counts, draft_cost) if form.is_chain else None,
+            "eq14_speedup": eq14_speedup(_statistics(ours[name]), draft_cost) if form.is_chain else None,
             "draft_cost": draft_cost,
             "verify_cost": ratio(pieces.verify[max(form.sizes)], target[1]),
             "breakdown": breakdown(costs, counted[name]["decode_seconds"]),
@@ -124,24 +118,23 @@ def categories(answers: Sequence[Answer], reference: Sequence[Answer]) -> dict[s
     results = {}
     for name in dict.fromkeys(answer.category or "" for answer in answers):
         ours, plain = of(answers, name), of(reference, name)
-        counts = statistics_of([history(turn) for answer in ours for turn in answer.turns])
+        counts = _statistics(ours)
         seconds = _seconds(ours, answers, "decode_seconds")
-        tokens = sum(statistics_of([history(turn) for turn in answer.turns]).tokens for answer in plain)
         speed = ratio(counts.tokens, seconds)
         results[name] = {
             "questions": len(ours),
             **_from_counts(counts),
             "decode_seconds": seconds,
             "tokens_per_second": speed,
-            "speedup": ratio(speed, ratio(tokens, _seconds(plain, reference, "decode_seconds"))),
+            "speedup": ratio(speed, ratio(_statistics(plain).tokens, _seconds(plain, reference, "decode_seconds"))),
         }
     return results
 
 
 def speeds(answers: Sequence[Answer]) -> list[float]:
     """Tokens a second of each timed pass, from the first."""
-    tokens = statistics_of([history(turn) for answer in answers for turn in answer.turns]).tokens
-    passes = zip(*(side_by_side[0].decode_seconds for side_by_side in together(answers)), strict=True)
+    tokens = _statistics(answers).tokens
+    passes = zip(*(turns[0].decode_seconds for turns in together(answers).values()), strict=True)
     return [ratio(tokens, sum(seconds)) for seconds in passes]
 
 
@@ -156,16 +149,11 @@ def breakdown(costs: RunCosts, decode_seconds: float) -> dict[str, float]:
 
 def forwards(answers: Sequence[Answer]) -> int:
     """Rounds of one method, those of a batch counted once."""
-    return sum(max(len(turn.rounds) for turn in turns) for turns in together(answers))
+    return sum(max(len(turn.rounds) for turn in turns) for turns in together(answers).values())
 
 
-def together(answers: Sequence[Answer]) -> list[list[Turn]]:
-    """Turns of one method, those that were decoded together side by side."""
-    return list(_together(answers).values())
-
-
-def _together(answers: Sequence[Answer]) -> dict[tuple[int, int], list[Turn]]:
-    """The same by batch and turn."""
+def together(answers: Sequence[Answer]) -> dict[tuple[int, int], list[Turn]]:
+    """Turns of one method, those that were decoded together side by side, by batch and turn."""
     found: dict[tuple[int, int], list[Turn]] = {}
     for answer in answers:
         for i, turn in enumerate(answer.turns):
@@ -174,9 +162,8 @@ def _together(answers: Sequence[Answer]) -> dict[tuple[int, int], list[Turn]]:
 
 
 def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
-    turns = [turn for answer in answers for turn in answer.turns]
-    counts = statistics_of([history(turn) for turn in turns])
-    drafts = reliability.add(turn.calibration for turn in turns)
+    counts = _statistics(answers)
+    drafts = reliability.add(turn.calibration for answer in answers for turn in answer.turns)
     decode_seconds = _seconds(answers, answers, "decode_seconds")
     return {
         **_from_counts(counts),
@@ -193,9 +180,13 @@ def _seconds(answers: Sequence[Answer], among: Sequence[Answer], key: str) -> fl
 
     Rows of a batch share its time, evenly where only some of them are asked for.
     """
-    ours, all_ = _together(answers), _together(among)
+    ours, all_ = together(answers), together(among)
     medians = {at: statistics.median(getattr(turns[0], key)) for at, turns in ours.items()}
     return sum(median * len(ours[at]) / len(all_[at]) for at, median in medians.items())
+
+
+def _statistics(answers: Sequence[Answer]) -> Statistics:
+    return statistics_of([history(turn) for answer in answers for turn in answer.turns])
 
 
 def _from_counts(counts: Statistics) -> dict[str, Any]:
@@ -221,8 +212,8 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
     return {f"{name}_mean": statistics.fmean(values) if values else 0.0, f"{name}_deviation": deviation}
 
 
-def _by_size(seconds: Mapping[str, float] | None) -> dict[int, float]:
-    return {int(size): value for size, value in (seconds or {}).items()}
+def _by_size(seconds: Mapping[str, float]) -> dict[int, float]:
+    return {int(size): value for size, value in seconds.items()}
 
 
 def history(turn: Turn) -> RoundCounts:

@@ -102,14 +102,14 @@ def run_batch(
     return [
         Answer(
             question=number,
-            question_id=plan.questions[number].question_id,
-            category=plan.questions[number].category,
+            question_id=question.question_id,
+            category=question.category,
             method=name,
             batch=batch,
             turns=turns[number, name],
-            quality=_quality(plan.questions[number], turns[number, name]),
+            quality=quality.score(question.suite, turns[number, name][0].text, question.worked),
         )
-        for number in numbers
+        for number, question in ((number, plan.questions[number]) for number in numbers)
         for name in engines
     ]
 
@@ -162,10 +162,6 @@ def compilations() -> Iterator[list[str]]:
         yield found
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-
-
-def _quality(question: Question, turns: Sequence[Turn]) -> dict[str, float]:
-    return quality.score(question.suite, turns[0].text, question.worked)
 
 
 def _turn(passes: Sequence[Generation], recorded: Generation) -> Turn:

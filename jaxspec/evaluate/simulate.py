@@ -93,12 +93,11 @@ def parse(text: str) -> tuple[float, ...]:
         ) from None
 
 
-def engine(model: Checkpoint, method: Method, acceptance: tuple[float, ...], draft: Any = None) -> Engine:
-    """An engine whose verdicts are drawn from `acceptance`.
+def engine(model: Checkpoint, method: Method, acceptance: tuple[float, ...]) -> Engine:
+    """An engine with a head of random weights, whose verdicts are drawn from `acceptance`.
 
     Args:
         model: such as `random_checkpoint` makes.
-        draft: weights of the drafter; random ones if not given.
 
     Raises:
         ValueError: a method whose drafts depend on what trained weights are confident of, or on the text.
@@ -111,8 +110,7 @@ def engine(model: Checkpoint, method: Method, acceptance: tuple[float, ...], dra
                 f"{part.name} goes by the confidence of drafts, which random weights do not have, so it cannot be "
                 f"simulated; {', '.join(kind.name for kind in BLIND)} can"
             )
-    if draft is None:
-        draft = random_head(method.drafter, model.config.model, model.target.norm[...].dtype)
+    draft = random_head(method.drafter, model.config.model, model.target.norm[...].dtype)
     return Engine(model, dataclasses.replace(method, verification=Replayed(acceptance)), draft=draft)
 
 
@@ -156,12 +154,12 @@ def random_head(drafter: Drafter, target: LlamaConfig, dtype: Any) -> Any:
     return randomise(nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target), nnx.Rngs(0))), dtype)
 
 
-def randomise(abstract: M, dtype: Any, seed: int = 0) -> M:
+def randomise(abstract: M, dtype: Any) -> M:
     """The module with random parameters, one after the other, so that memory stays near what they take.
 
     Matrices draw from N(0, 1/columns in), as training begins; norms are ones.
     """
-    key = jax.random.key(seed)
+    key = jax.random.key(0)
     params = {
         name: _draw(jax.random.fold_in(key, i), tuple(leaf.shape), jnp.dtype(dtype))
         for i, (name, leaf) in enumerate(module_to_dict(abstract).items())

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-FORMAT = {"format": "svg", "metadata": {"Date": None}}  # the same numbers give the same bytes
-
 
 def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
     """The figure as the text of an SVG; None where matplotlib is not installed.
@@ -46,7 +44,7 @@ def to_svg(figure: Any) -> str:
 
     with rc_context({"svg.hashsalt": "jaxspec"}):
         text = io.StringIO()
-        figure.savefig(text, **FORMAT)
+        figure.savefig(text, format="svg", metadata={"Date": None})  # the same numbers give the same bytes
     return text.getvalue()
 
 

@@ -1,6 +1,6 @@
 """The table that a run ends with."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich import filesize
@@ -39,11 +39,7 @@ def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, 
     Args:
         target_seconds: of one forward of the target, by the number of tokens that it verifies.
     """
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("method", overflow="fold")
-    for title in COLUMNS:
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("diver-\ngences", justify="right", no_wrap=True)
+    table = grid("method", [*COLUMNS, "diver-\ngences"])
     for name, values in methods.items():
         table.add_row(name, *(format(values[key], form) for key, form in COLUMNS.values()), _divergences(values))
     console.print(table, markup=False)
@@ -58,6 +54,15 @@ def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, 
     _explain(methods, target_seconds, console)
 
 
+def grid(names: str, numbers: Iterable[str]) -> Table:
+    """A table without lines, by the titles of its columns: names at the left, then numbers."""
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column(names, overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
 def show_weights(found: Mapping[str, Any], console: Console) -> None:
     """Prints what the target's weights weigh and, on an accelerator, how fast each method read them.
 
@@ -67,10 +72,7 @@ def show_weights(found: Mapping[str, Any], console: Console) -> None:
     weights, quantized = found["weights"], found["settings"]["quantize"]
     kinds = f"{found['dtype']}, {quantized} kernels" if quantized else found["dtype"]
     total, read = (filesize.decimal(weights[name]) for name in ("bytes", "read_bytes"))
-
-    def line(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
-
+    line = lambda text: console.print(text, markup=False, highlight=False)
     line(f"The target's weights ({kinds}) take {total}; a forward reads {read} of them.")
     if found["device"].startswith("cpu"):
         return
@@ -85,10 +87,7 @@ def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> 
     drafting = {name: values for name, values in methods.items() if values["nodes_drafted_per_round"]}
     if not drafting:
         return
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("\ndrafts a round", overflow="fold")
-    for title in DRAFTS:
-        table.add_column(f"\n{title}", justify="right", no_wrap=True)
+    table = grid("\ndrafts a round", [f"\n{title}" for title in DRAFTS])
     for name, values in drafting.items():
         shown = [(values[key], form) for key, form in DRAFTS.values()]
         table.add_row(name, *("–" if value is None else format(value, form) for value, form in shown))
@@ -101,10 +100,7 @@ def _show_quality(methods: Mapping[str, Mapping[str, Any]], console: Console) ->
     if not scored:
         return
     names = list(next(iter(scored.values())))
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("\nquality", overflow="fold")
-    for name in names:
-        table.add_column(f"\n{name}", justify="right", no_wrap=True)
+    table = grid("\nquality", [f"\n{name}" for name in names])
     for method, scores in scored.items():
         table.add_row(method, *(format(scores[name], ".3f") for name in names))
     console.print(table, markup=False)
@@ -115,10 +111,7 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
     drafting = {name: values for name, values in methods.items() if values["draft_cost"]}
     if not drafting:
         return
-
-    def line(text: str) -> None:
-        console.print(text, markup=False, highlight=False)
-
+    line = lambda text: console.print(text, markup=False, highlight=False)
     one = target_seconds["1"]
     table = "  ".join(f"{size}: {seconds / one:.2f}" for size, seconds in target_seconds.items())
     line(f"\nOne forward of the target takes s_t = {one * 1e3:.2f} ms. Verifying n tokens, in s_t:  {table}")

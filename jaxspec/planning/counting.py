@@ -15,8 +15,7 @@ from jax.extend import core
 
 from jaxspec.model.mesh import AnyMesh
 from jaxspec.model.quantization import leaf_bytes
-from jaxspec.planning.phases import Phase, gather, phase_of
-from jaxspec.planning.work import Collective, Parts, Work, merged
+from jaxspec.planning.work import Collective, Parts, Phase, Work, merged, phase_of
 
 SAME_VALUES = {
     "convert_element_type", "transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy",
@@ -45,7 +44,7 @@ def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
     assert len(leaves) == len(closed.jaxpr.invars), "every argument is one of the program's"
     counter = _Counter(leaves, mesh)
     counter.walk(closed.jaxpr, [frozenset([i]) for i in range(len(leaves))], "", 1)
-    return gather(counter.works())
+    return Parts.gather(counter.works())
 
 
 class _Counter:

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.planning.phases import COMMIT, Phase, phase_of
-from jaxspec.planning.work import Collective, merged
+from jaxspec.planning.work import COMMIT, Collective, Phase, merged, phase_of
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from jaxspec.decoding.loop import DRAFTING, LEVEL, VERIFICATION
 from jaxspec.decoding.speculation import ACCELERATOR_SIZES
 from jaxspec.engine.program import program_of
 from jaxspec.host import environment
@@ -20,14 +19,13 @@ from jaxspec.model import placement
 from jaxspec.model.mesh import read_sizes, shared_heads
 from jaxspec.planning import hlo
 from jaxspec.planning.chips import Slice, parse_slice
-from jaxspec.planning.phases import COMMIT
 from jaxspec.planning.program import PlacedProgram, mesh_on
-from jaxspec.planning.roofline import plain_seconds, with_costs, with_messages
+from jaxspec.planning.roofline import plain_seconds, with_costs
 from jaxspec.planning.rounds import Rounds, expected_rounds
 from jaxspec.planning.settings import PlanSettings
 from jaxspec.planning.shapes import find_model, models_of
 from jaxspec.planning.table import show
-from jaxspec.planning.work import Collective, Parts, Work
+from jaxspec.planning.work import Parts, Work
 
 DTYPE = jnp.dtype("bfloat16")
 SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "quantize")
@@ -80,7 +78,7 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     if compiled is not None:
         text = compiled.as_text()
         memory, faults = _measured(compiled, memory), _faults(text, program)
-        parts = with_messages(parts, hlo.collectives(text))
+        parts = parts.with_messages(hlo.collectives(text))
     return {
         "settings": {
             **{name: getattr(settings, name) for name in SETTINGS},
@@ -95,7 +93,11 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         "note": shared_heads(mesh, config),
         **_fit(memory, where, has_room=compiled is not None or not where.is_tpu),
         **_time(parts, rounds, nodes, where, plain),
-        "collectives": _messages(parts),
+        "collectives": [
+            {"phase": phase, **dataclasses.asdict(each)}
+            for phase, work in parts.phases().items()
+            for each in work.collectives
+        ],
         "faults": faults,
     }
 
@@ -198,14 +200,3 @@ def _time(parts: Parts, rounds: Rounds, nodes: int | float, where: Slice, plain:
         "break_even_tau": total / plain,
         "speedup": None if rounds.tau is None else rounds.tau * plain / total,
     }
-
-
-def _messages(parts: Parts) -> list[dict[str, Any]]:
-    """Of each phase, once."""
-    phases: dict[str, tuple[Collective, ...]] = {
-        DRAFTING: parts.draft.collectives,
-        LEVEL: parts.level.collectives,
-        **{f"{VERIFICATION}{size}": work.collectives for size, work in parts.verify.items()},
-        COMMIT: parts.commit.collectives,
-    }
-    return [{"phase": phase, **dataclasses.asdict(each)} for phase, several in phases.items() for each in several]

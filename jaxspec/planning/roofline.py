@@ -1,18 +1,15 @@
 """Seconds on chips that are not there, by the roofline: of plain decoding, and what builders need to know of costs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.decoding.cost_table import CostTable
-from jaxspec.decoding.loop import DRAFTING, LEVEL, VERIFICATION
 from jaxspec.decoding.speculation import ACCELERATOR_SIZES
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.planning.chips import Slice
-from jaxspec.planning.phases import COMMIT, Phase
 from jaxspec.planning.program import PlacedProgram
-from jaxspec.planning.work import Collective, Parts
 
 WIDTHS = (1, 4, 16)  # nodes expanded at once, as `jaxspec calibrate` measures
 DEPTH = 5
@@ -40,14 +37,3 @@ def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> 
     levels = {width: compose(probe(width)).count_drafting().level for width in WIDTHS[:-1]} | {WIDTHS[-1]: parts.level}
     of = lambda works: tuple((nodes, where.seconds(work)) for nodes, work in works.items())
     return method.with_costs(CostTable(plain=plain, verify=of(parts.verify), level=of(levels)))
-
-
-def with_messages(parts: Parts, messages: Mapping[Phase, tuple[Collective, ...]]) -> Parts:
-    """The same work with the messages that were compiled."""
-    of = lambda work, phase: dataclasses.replace(work, collectives=messages.get(phase, ()))
-    return Parts(
-        draft=of(parts.draft, DRAFTING),
-        level=of(parts.level, LEVEL),
-        verify={size: of(work, f"{VERIFICATION}{size}") for size, work in parts.verify.items()},
-        commit=of(parts.commit, COMMIT),
-    )

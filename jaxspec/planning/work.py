@@ -1,7 +1,22 @@
-"""What a part of a round has to do, on each chip."""
+"""What the parts of a round have to do, on each chip; parts are the scopes that `loop` gives them, in traced and in
+compiled programs alike."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
+
+from jaxspec.decoding.loop import DRAFTING, LEVEL, VERIFICATION
+
+COMMIT = "commit"
+Phase = str  # DRAFTING, LEVEL, COMMIT, or VERIFICATION followed by the number of nodes
+
+_SCOPE = re.compile(rf"(?:^|/)({DRAFTING}|{LEVEL}|{VERIFICATION}\d+)(?=/|$)")
+
+
+def phase_of(path: str) -> Phase:
+    """The innermost scope of a path such as `jit(decode)/while/body/draft/while/body/level/dot_general`."""
+    found = _SCOPE.findall(path)
+    return found[-1] if found else COMMIT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +78,23 @@ class Parts:
     level: Work
     verify: Mapping[int, Work]
     commit: Work
+
+    @classmethod
+    def gather(cls, works: Mapping[Phase, Work]) -> "Parts":
+        """The parts out of what each phase does."""
+        sizes = {int(phase.removeprefix(VERIFICATION)): work for phase, work in works.items() if phase[-1].isdigit()}
+        of = lambda phase: works.get(phase, Work())
+        return cls(draft=of(DRAFTING), level=of(LEVEL), verify=dict(sorted(sizes.items())), commit=of(COMMIT))
+
+    def phases(self) -> dict[Phase, Work]:
+        """Inverse of `gather`."""
+        verify = {f"{VERIFICATION}{size}": work for size, work in self.verify.items()}
+        return {DRAFTING: self.draft, LEVEL: self.level, **verify, COMMIT: self.commit}
+
+    def with_messages(self, messages: Mapping[Phase, tuple[Collective, ...]]) -> "Parts":
+        """The same work with the messages that were compiled."""
+        of = lambda phase, work: dataclasses.replace(work, collectives=messages.get(phase, ()))
+        return Parts.gather({phase: of(phase, work) for phase, work in self.phases().items()})
 
     def drafting(self, levels: int | float) -> Work:
         """Of a round that drafts so many levels."""

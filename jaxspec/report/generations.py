@@ -3,25 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.evaluate.runlog import Answer, Turn
+from jaxspec.evaluate.runlog import Turn
 from jaxspec.report.runs import Run
 
 
 def to_json(runs: Sequence[Run], questions: int) -> list[dict[str, Any]]:
     """An entry a run: its title, and the answers to its first questions by every method."""
-    return [
-        {
-            "title": run.title,
-            "questions": [
-                {
-                    "title": _title(run, number),
-                    "methods": {answer.method: _turns(answer) for answer in run.answers if answer.question == number},
-                }
-                for number in sorted({answer.question for answer in run.answers})[:questions]
-            ],
-        }
-        for run in runs
-    ]
+    numbers = lambda run: sorted({answer.question for answer in run.answers})[:questions]
+    return [{"title": run.title, "questions": [_question(run, number) for number in numbers(run)]} for run in runs]
+
+
+def _question(run: Run, number: int) -> dict[str, Any]:
+    answers = [answer for answer in run.answers if answer.question == number]
+    first = answers[0]
+    title = f"question {number if first.question_id is None else first.question_id}"
+    return {
+        "title": f"{title}, {first.category}" if first.category else title,
+        "methods": {answer.method: [turn_to_json(turn) for turn in answer.turns] for answer in answers},
+    }
 
 
 def turn_to_json(turn: Turn) -> dict[str, Any]:
@@ -31,9 +30,7 @@ def turn_to_json(turn: Turn) -> dict[str, Any]:
     hundredths, and which nodes were accepted.
     """
     rounds, at = [], 1
-    for index, row in enumerate(turn.rounds):
-        committed, accepted = row[0], row[1]
-        tree = turn.trees[index] if turn.trees else None
+    for (committed, accepted, *_), tree in zip(turn.rounds, turn.trees or [None] * len(turn.rounds), strict=True):
         rounds.append(
             {"pieces": turn.pieces[at : at + committed], "accepted": accepted, "tree": tree and _tree(turn, tree)}
         )
@@ -48,13 +45,3 @@ def _tree(turn: Turn, tree: dict[str, list]) -> dict[str, list]:
         "log": tree["log_confidence"],
         "accepted": [node for node, is_accepted in enumerate(tree["accepted"]) if is_accepted],
     }
-
-
-def _turns(answer: Answer) -> list[dict[str, Any]]:
-    return [turn_to_json(turn) for turn in answer.turns]
-
-
-def _title(run: Run, number: int) -> str:
-    answer = next(answer for answer in run.answers if answer.question == number)
-    named = f"question {number if answer.question_id is None else answer.question_id}"
-    return f"{named}, {answer.category}" if answer.category else named

@@ -84,17 +84,15 @@ GENERATIONS = (
 
 def _run(run: Run) -> str:
     """Tiles with the most telling numbers, and the table of all methods."""
-    names = fastest(run, 1)
     tiles = ""
-    if names:
+    if names := fastest(run, 1):
         best = names[0]
-        tiles = "".join(
-            (
-                _tile("fastest, over plain decoding", number(run, best, "speedup"), best),
-                _tile("tokens a round, τ", number(run, best, "tau"), best),
-                _tile("tokens a second", number(run, best, "tokens_per_second", form=WHOLE), f"{REFERENCE}: ", run),
-                _lossless(run),
-            )
+        speed = lambda name: number(run, name, "tokens_per_second", form=WHOLE)
+        tiles = (
+            _tile("fastest, over plain decoding", number(run, best, "speedup"), escape(best))
+            + _tile("tokens a round, τ", number(run, best, "tau"), escape(best))
+            + _tile("tokens a second", speed(best), f"{REFERENCE}: {speed(REFERENCE).html()}")
+            + _lossless(run)
         )
     note = (
         "Times are medians over the repeats, ± their standard deviation; speedup is of decoding alone. Modelled: what "
@@ -108,11 +106,11 @@ def _run(run: Run) -> str:
     )
 
 
-def _tile(label: str, value: Number, below: str, run: Run | None = None) -> str:
-    more = number(run, REFERENCE, "tokens_per_second", form=WHOLE).html() if run else ""
+def _tile(label: str, value: Number, below: str) -> str:
+    """A number with its label, and HTML below."""
     return (
         f'<div class="tile"><p class="label">{escape(label)}</p><p class="big">{value.html()}</p>'
-        f'<p class="below">{escape(below)}{more}</p></div>'
+        f'<p class="below">{below}</p></div>'
     )
 
 
@@ -121,9 +119,7 @@ def _lossless(run: Run) -> str:
     found = [run.value(name, "unexplained_divergences") for name in run.methods]
     if any(value is None for value in found):
         why = "nothing was compared" if run.simulated else "sampled texts differ by design"
-        return (
-            f'<div class="tile"><p class="label">texts changed</p><p class="big">–</p><p class="below">{why}</p></div>'
-        )
+        return _tile("texts changed", Number(None, WHOLE, []), why)
     total = Number(sum(found), WHOLE, ["unexplained", run.number])
     return _tile("texts changed, all methods", total, "beyond what rounding explains")
 

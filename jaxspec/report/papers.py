@@ -4,29 +4,28 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.methods.method import Method
-from jaxspec.report import published
-from jaxspec.report.cells import CHANGE, MILLI, ONE, SHARE, TIMES, Number, derived, number
+from jaxspec.report.cells import CHANGE, NOTHING, ONE, SHARE, TIMES, Number, derived, number
 from jaxspec.report.runs import Run
 from jaxspec.report.tables import (
     ACCEPTANCE,
     ACCURACY,
     DRAFTED,
     HM,
+    PARTS,
     PORTION,
     ROUGE,
     SCORE,
     SPEED,
     SPEEDUP,
     TAU,
-    Measure,
     Table,
-    builder,
+    a_token,
     by_data,
-    chain_lengths,
-    chained,
-    control,
-    drafter,
+    by_method,
+    chains,
+    drafts_by,
     fixed_chain,
+    measure,
     pick,
     same_but,
 )
@@ -44,66 +43,58 @@ def by_paper(runs: Sequence[Run]) -> list[tuple[str, list[Table]]]:
 
 def overview(run: Run) -> Table:
     """All methods of a run."""
-    measures: list[Measure] = [
+    measures = (
         SPEED,
-        ("±", lambda run, name: number(run, name, "tokens_per_second_deviation", form=ONE)),
+        measure("±", "tokens_per_second_deviation", form=ONE),
         SPEEDUP,
-        ("±", lambda run, name: number(run, name, "speedup_deviation")),
-        ("modelled", lambda run, name: number(run, name, "modelled_speedup")),
+        measure("±", "speedup_deviation"),
+        measure("modelled", "modelled_speedup"),
         TAU,
-        ("τ drafted", lambda run, name: number(run, name, "tau_drafted")),
+        measure("τ drafted", "tau_drafted"),
         ACCEPTANCE,
-        ("HM", lambda run, name: number(run, name, "harmonic_mean")),
-        ("nodes", lambda run, name: number(run, name, "nodes_per_round")),
-        ("depth", lambda run, name: number(run, name, "depth_per_round")),
-        ("unexplained", lambda run, name: number(run, name, "unexplained_divergences")),
-    ]
+        measure("HM", "harmonic_mean"),
+        measure("nodes", "nodes_per_round"),
+        measure("depth", "depth_per_round"),
+        measure("unexplained", "unexplained_divergences"),
+    )
     rows = [[name, *(read(run, name) for _, read in measures)] for name in run.methods]
-    return Table(run.title, "", (), ["method", *(title for title, _ in measures)], rows, [], "")
+    return Table(run.title, "", ["method", *(title for title, _ in measures)], rows)
 
 
 def eagle(runs: Sequence[Run]) -> Iterator[Table]:
     """Tables 1, 2, 5 and 7."""
-    ours = lambda method: drafter(method) == "eagle"
-    plain_ = lambda method: ours(method) and control(method) == "fixed"
+    ours = lambda method: method.drafter.name == "eagle"
     yield by_data(
         "Speedup and average acceptance length τ by data",
         "EAGLE, Table 1",
         runs,
         ours,
         (SPEEDUP, TAU),
-        published.EAGLE_DATA,
-        published.EAGLE_1,
         "--methods eagle+static eagle+chain",
     )
-    chains = [(run, name) for run, name in pick(runs, lambda m: fixed_chain(m) and m.builder.depth >= 5)]
-    position = lambda i: lambda run, name: number(run, name, "acceptance_by_position", i)
-    positions: list[Measure] = [(f"{i}-α", position(i)) for i in range(5)]
-    yield Table(
+    yield by_method(
         "Acceptance by position n-α of chains",
         "EAGLE, Table 2",
-        (),
-        ["model", "method or data", "τ", *(title for title, _ in positions)],
-        [[run.where(), name, TAU[1](run, name), *(read(run, name) for _, read in positions)] for run, name in chains],
-        published.EAGLE_2,
+        pick(runs, lambda m: fixed_chain(m) and m.builder.depth >= 5),
+        (TAU, *(measure(f"{i}-α", "acceptance_by_position", i) for i in range(5))),
         "--methods eagle+chain,length=5",
         "The published τ is that of the tree, ours that of the chain in the row.",
+        names="method or data",
     )
     pairs = []
     for run in runs:
-        chain = next((name for name, m in run.methods.items() if plain_(m) and chained(m) and m.builder.depth == 5), "")
-        tree = next((name for name, m in run.methods.items() if plain_(m) and builder(m) == "static"), "")
+        first = lambda wanted, run=run: next((name for name, method in run.methods.items() if wanted(method)), None)
+        chain = first(lambda m: ours(m) and fixed_chain(m) and m.builder.depth == 5)
+        tree = first(lambda m: ours(m) and m.builder.name == "static" and m.controller.name == "fixed")
         if chain and tree:
-            both = TAU[1](run, chain), TAU[1](run, tree)
-            assert isinstance(both[0], Number) and isinstance(both[1], Number)
-            pairs.append([run.where(), f"{chain}, {tree}", *both, derived("difference", both[1], both[0], CHANGE)])
+            before, after = number(run, chain, "tau"), number(run, tree, "tau")
+            more = derived("difference", after, before, CHANGE)
+            pairs.append([run.where(), f"{chain}, {tree}", before, after, more])
     yield Table(
         "τ of a chain and of the tree",
         "EAGLE, Table 5",
-        (),
         ["model", "methods", "chain", "tree", "difference"],
         pairs,
-        published.EAGLE_5,
         "--methods eagle+chain,length=5 eagle+static",
     )
     yield batches(runs, ours)
@@ -111,7 +102,7 @@ def eagle(runs: Sequence[Run]) -> Iterator[Table]:
 
 def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
     """Speedup by batch size, and the ratio of the best throughputs, over runs that differ in nothing else."""
-    sizes = sorted({run.settings["batch_size"] for run in runs} | set(published.EAGLE_7_SIZES))
+    sizes = sorted({run.settings["batch_size"] for run in runs} | {1, 2, 3, 4})  # the paper's too
     rows = []
     for alike in same_but(runs, "batch_size"):
         by_size = {run.settings["batch_size"]: run for run in alike}
@@ -119,64 +110,49 @@ def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
             continue
         for name, method in alike[0].methods.items():
             if wanted(method) and all(name in run.methods for run in alike):
-                best = max((number(run, name, "tokens_per_second") for run in alike), key=lambda n: n.value or 0)
-                plain = max((number(run, REFERENCE, "tokens_per_second") for run in alike), key=lambda n: n.value or 0)
-                cells = [number(by_size[size], name, "speedup") if size in by_size else "–" for size in sizes]
-                rows.append([alike[0].where(batch=False), name, *cells, derived("ratio", best, plain, TIMES)])
-    fill = lambda row: [*row[:2], *(row[2 + at] if (at := _index(size)) >= 0 else "–" for size in sizes), row[-1]]
+                cells = [number(by_size[size], name, "speedup") if size in by_size else NOTHING for size in sizes]
+                throughput = derived("ratio", best_speed(alike, name), best_speed(alike, REFERENCE), TIMES)
+                rows.append([alike[0].where(batch=False), name, *cells, throughput])
     return Table(
         "Speedup by batch size, and throughput",
         "EAGLE, Table 7",
-        (),
         ["model", "method", *(f"batch {size}" for size in sizes), "throughput"],
         rows,
-        [fill(row) for row in published.EAGLE_7],
         "--batch-sizes 1 2 4",
         "Throughput: the most tokens a second over all batch sizes, against plain decoding's most.",
     )
 
 
-def _index(size: int) -> int:
-    return published.EAGLE_7_SIZES.index(size) if size in published.EAGLE_7_SIZES else -1
+def best_speed(runs: Sequence[Run], name: str) -> Number:
+    """The most tokens a second of a method."""
+    return max((number(run, name, "tokens_per_second") for run in runs), key=lambda speed: speed.value or 0)
 
 
 def eesd(runs: Sequence[Run]) -> Iterator[Table]:
     """Tables 1 to 3 as one, 5, 7, 8, and 10 to 13 as one."""
-    rivals = ("early-exit", "medusa", "draft-model", "layer-skip")
+    rival = lambda method: method.drafter.name in ("early-exit", "medusa", "draft-model", "layer-skip")
     yield by_data(
         "Harmonic mean of v_d and r_d, and speedup, by data",
         "EESD, Tables 1 to 3",
         runs,
-        lambda method: drafter(method) in rivals,
+        rival,
         (HM, SPEEDUP),
-        published.EESD_DATA,
-        published.EESD_1,
         "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts medusa draft-model",
     )
-    found = pick(runs, lambda method: drafter(method) in rivals)
-    measures = (ACCURACY, PORTION, HM, SPEED, SPEEDUP)
-    yield Table(
+    yield by_method(
         "What the harmonic mean is made of",
         "EESD, Tables 10 to 13",
-        (),
-        ["model", "method", *(title for title, _ in measures)],
-        [[run.where(), name, *(read(run, name) for _, read in measures)] for run, name in found],
-        published.EESD_10,
+        pick(runs, rival),
+        (ACCURACY, PORTION, HM, SPEED, SPEEDUP),
         "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts",
     )
     yield stopped(runs)
     yield branched(runs)
-    parts = ("drafting", "verification", "control", "other")
-    yield Table(
+    yield by_method(
         "Where the seconds of a question go",
         "EESD, Table 8",
-        (),
-        ["model", "method", *parts],
-        [
-            [run.where(), name, *(a_question(run, name, part) for part in parts)]
-            for run, name in pick(runs, lambda m: sampled(m) or (drafter(m) == "early-exit"))
-        ],
-        published.EESD_8,
+        pick(runs, lambda m: sampled(m) or m.drafter.name == "early-exit"),
+        [(part, a_question(part)) for part in PARTS],
         "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts",
         "Seconds a question, all its turns together; the paper's are means over 200 texts of XSum, of 512 tokens each. "
         "Ours is made of pieces that were timed alone, times how often the run had them; other is what is left, and "
@@ -186,57 +162,52 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
 
 def sampled(method: Method) -> bool:
     """Whether Thompson sampling says when to stop drafting."""
-    return control(method) in ("beta-ts", "cali-ts")
+    return method.controller.name in ("beta-ts", "cali-ts")
 
 
 def stopped(runs: Sequence[Run]) -> Table:
     """Chains of the best fixed length, and those whose length Thompson sampling chooses."""
     rows = []
-    for run, name in pick(runs, lambda m: sampled(m) and chained(m)):
-        others = [other for other, m in run.methods.items() if fixed_chain(m) and _same_head(m, run.methods[name])]
+    for run, name in pick(runs, lambda m: sampled(m) and m.builder.is_chain):
+        head = drafts_by(run.methods[name])
+        others = [other for other, m in run.methods.items() if fixed_chain(m) and drafts_by(m) == head]
         if others:
             best = max(others, key=lambda other: run.value(other, "speedup"))
             rows.append([f"{run.where()}; {best}", name, number(run, best, "speedup"), number(run, name, "speedup")])
     return Table(
         "Thompson sampling in place of a fixed length K",
         "EESD, Table 5",
-        (),
         ["model; best fixed method", "method", "fixed K", "Thompson sampling"],
         rows,
-        published.EESD_5,
         "--methods eagle+chain eagle+chain+beta-ts",
     )
 
 
 def branched(runs: Sequence[Run]) -> Table:
     """Chains and trees under the same Thompson sampling."""
-    rows = []
-    for run, name in pick(runs, lambda m: sampled(m) and chained(m)):
-        method = run.methods[name]
-        alike = lambda m, of=method: _same_head(m, of) and control(m) == control(of) and not chained(m)
-        rows += [
-            [f"{run.where()}; {name}", tree, number(run, name, "speedup"), number(run, tree, "speedup")]
-            for _, tree in pick([run], alike)
-        ]
+    alike = lambda method: (drafts_by(method), method.controller.name)
     return Table(
         "A chain and a tree under Thompson sampling",
         "EESD, Table 7",
-        (),
         ["model; chain", "method", "chain", "tree"],
-        rows,
-        published.EESD_7,
+        [
+            [f"{run.where()}; {chain}", tree, number(run, chain, "speedup"), number(run, tree, "speedup")]
+            for run, chain in pick(runs, lambda m: sampled(m) and m.builder.is_chain)
+            for tree, method in run.methods.items()
+            if not method.builder.is_chain and alike(method) == alike(run.methods[chain])
+        ],
         "--methods early-exit+chain+cali-ts early-exit+uniform+cali-ts",
     )
 
 
-def a_question(run: Run, name: str, part: str) -> Number:
+def a_question(part: str) -> Callable[[Run, str], Number]:
     """Seconds that a part of decoding took, mean over the questions."""
-    whole, questions = number(run, name, "breakdown", part), len({answer.question for answer in run.answers})
-    return Number((whole.value or 0) / questions, SHARE, ["a question", *whole.of])
 
+    def read(run: Run, name: str) -> Number:
+        whole, questions = number(run, name, "breakdown", part), len({answer.question for answer in run.answers})
+        return Number((whole.value or 0) / questions, SHARE, ["a question", *whole.of])
 
-def _same_head(method: Method, other: Method) -> bool:
-    return (method.drafter, method.head) == (other.drafter, other.head)
+    return read
 
 
 def edd(runs: Sequence[Run]) -> Iterator[Table]:
@@ -248,8 +219,6 @@ def edd(runs: Sequence[Run]) -> Iterator[Table]:
         runs,
         lambda method: fixed_chain(method) and method.builder.depth == 5,
         measures,
-        published.EDD_DATA,
-        published.EDD_1,
         "--methods edd+chain,length=5 eagle+chain,length=5",
         "τ here leaves out the bonus token (tau_drafted).",
     )
@@ -257,10 +226,8 @@ def edd(runs: Sequence[Run]) -> Iterator[Table]:
         "Trees",
         "EDD, Table 2",
         runs,
-        lambda method: builder(method) != "chain" and control(method) == "fixed",
+        lambda method: method.builder.name != "chain" and method.controller.name == "fixed",
         measures,
-        published.EDD_DATA,
-        published.EDD_2,
         "--methods edd+uniform edd+cape edd+eagle2 edd+pruned",
         "τ here leaves out the bonus token; the published trees all grow from EDD's drafts. VCT is our uniform, PCT "
         "our pruned.",
@@ -269,66 +236,49 @@ def edd(runs: Sequence[Run]) -> Iterator[Table]:
 
 def verify(runs: Sequence[Run]) -> Iterator[Table]:
     """Tables 1, 3 and 4 as one, 5, and 2 and 14 as one."""
-    own = lambda method: drafter(method) == "layer-skip"
-    stops = lambda method: control(method) in ("threshold", "adaptive")
-    lossless = lambda method: own(method) or stops(method) or drafter(method) == "plain"
+    own = lambda method: method.drafter.name == "layer-skip"
+    stops = lambda method: method.controller.name in ("threshold", "adaptive")
+    lossless = lambda method: own(method) or stops(method) or method.drafter.name == "plain"
     yield by_data(
         "Quality of summaries, and speedup",
         "Draft & Verify, Table 1",
-        [run for run in runs if run.data in published.VERIFY_DATA],
+        [run for run in runs if run.data in ("CNN/DM", "XSum")],
         lossless,
         (ROUGE, SPEEDUP),
-        published.VERIFY_DATA,
-        published.VERIFY_1,
         "--prompts of XSum or CNN/DM",
     )
-    tasks = [run for run in runs if run.data in ("GSM8K", "HumanEval")]
-    yield Table(
+    yield by_method(
         "Quality of answers and code, and speedup",
         "Draft & Verify, Tables 2 and 14",
-        (),
-        ["model", "method", "score", "speedup"],
-        [[run.where(), name, SCORE[1](run, name), SPEEDUP[1](run, name)] for run, name in pick(tasks, lossless)],
-        published.VERIFY_14,
+        pick([run for run in runs if run.data in ("GSM8K", "HumanEval")], lossless),
+        (SCORE, SPEEDUP),
         "--prompts of GSM8K or HumanEval",
         "GSM8K: exact match. HumanEval's samples lie beside the results, for its own scorer: nothing here runs code "
         "that a model wrote.",
     )
-    lengths = [
-        (run, name)
-        for alike in chain_lengths(runs)
-        for run, name in [*alike, *pick([alike[0][0]], lambda m, of=alike[0]: stops(m) and m.head == _head(of))]
-    ]
-    yield Table(
+    lengths = []
+    for run in runs:
+        for names in (names for names in chains(run) if len(names) > 1):
+            head = run.methods[names[0]].head
+            lengths += [(run, name) for name in names] + pick([run], lambda m, head=head: stops(m) and m.head == head)
+    yield by_method(
         "Draft lengths K and thresholds γ",
         "Draft & Verify, Tables 3 and 4",
-        (),
-        ["model", "method", "α", "speedup"],
-        [[run.where(), name, ACCEPTANCE[1](run, name), SPEEDUP[1](run, name)] for run, name in lengths],
-        published.VERIFY_3,
+        lengths,
+        (ACCEPTANCE, SPEEDUP),
         "--methods eagle+chain,length=2 eagle+chain,length=4 eagle+chain+adaptive",
     )
-    each = lambda run, name, *keys: derived("ratio", number(run, name, *keys), number(run, name, "tokens"), MILLI)
-    yield Table(
+    each = lambda title, *keys: (title, lambda run, name: a_token(run, name, *keys))
+    yield by_method(
         "Where the time of a token goes",
         "Draft & Verify, Table 5",
-        (),
-        ["model", "method", "drafting", "verification", "γ update", "in all"],
-        [
-            [
-                run.where(),
-                name,
-                *(each(run, name, "breakdown", part) for part in ("drafting", "verification", "control")),
-                each(run, name, "decode_seconds"),
-            ]
-            for run, name in pick(runs, lambda m: stops(m) or own(m))
-        ],
-        published.VERIFY_5,
+        pick(runs, lambda m: stops(m) or own(m)),
+        (
+            each("drafting", "breakdown", "drafting"),
+            each("verification", "breakdown", "verification"),
+            each("γ update", "breakdown", "control"),
+            each("in all", "decode_seconds"),
+        ),
         "--methods layer-skip+chain+adaptive",
         "Milliseconds a token.",
     )
-
-
-def _head(each: tuple[Run, str]) -> str | None:
-    run, name = each
-    return run.methods[name].head

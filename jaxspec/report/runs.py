@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxspec.checkpoint.builtin import BUILTIN
 from jaxspec.evaluate import results
+from jaxspec.evaluate.comparison import LEFT_OUT
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import Answer, read_finished
 from jaxspec.methods.method import Method, parse_method
@@ -15,9 +16,7 @@ SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": 
 """What the papers call the published formats (`evaluate/formats.py`)."""
 FILES = {**SUITES, "mt-bench": "MT-bench", "mtbench": "MT-bench", "spec-bench": "Spec-Bench"}
 """And files whose names say what is in them, or whose folders do."""
-NOT_IN_TITLES = (
-    *("methods", "resolved", "questions", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256"),
-)
+NOT_IN_TITLES = (*LEFT_OUT, "questions")
 """Settings that mean nothing in a title."""
 
 
@@ -143,20 +142,15 @@ def _read(number: int, path: Path) -> Run:
     log = path if path.suffix == ".jsonl" else Path(f"{path}.jsonl")
     if not log.exists():
         raise ValueError(f"there is no {log}, which `jaxspec bench --json {path}` would have written")
-    about, answers, measured, forms = _parts(log)
+    try:
+        about, answers, values = read_finished(log)
+        forms = {name: Form(**{**form, "sizes": tuple(form["sizes"])}) for name, form in values["forms"].items()}
+        measured = Measured(**values)
+    except (KeyError, TypeError, AttributeError) as error:  # it lacks what this version writes, or has more
+        raise ValueError(f"{log} was written by an earlier version; run the same `jaxspec bench` again") from error
     return Run(
         number=number,
         found=results.summarise(about, answers, measured, forms),
         answers=tuple(answers),
         methods={name: parse_method(form.resolved) for name, form in forms.items()},
     )
-
-
-def _parts(log: Path) -> tuple[dict[str, Any], list[Answer], Measured, dict[str, Form]]:
-    """What a log holds. Raises ValueError where it lacks what this version writes, or has more."""
-    try:
-        about, answers, values = read_finished(log)
-        forms = {name: Form(**{**form, "sizes": tuple(form["sizes"])}) for name, form in values["forms"].items()}
-        return about, answers, Measured(**values), forms
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{log} was written by an earlier version; run the same `jaxspec bench` again") from error

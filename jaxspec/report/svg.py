@@ -8,7 +8,6 @@ from jaxspec.report.cells import Number, Real, escape
 
 COLOURS = 8
 """Series colours that the page has: classes s0 to s7."""
-WIDTH = 520
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 40
 
 
@@ -68,7 +67,6 @@ def lines(
     x_ticks: Sequence[Real] | None = None,
     diagonal: bool = False,
     dots: bool = True,
-    size: tuple[int, int] = (WIDTH, 300),
 ) -> str:
     """A line chart; every point carries its number.
 
@@ -77,7 +75,7 @@ def lines(
         diagonal: also y = x.
         dots: a mark at every point; else points are there, and not seen.
     """
-    width, height = size
+    width, height = 520, 300
     shown = [point for each in series for point in each.points if point.y.value is not None]
     if not shown:
         return ""
@@ -104,9 +102,7 @@ def lines(
     return _svg(width, height, y_label, parts)
 
 
-def bars(
-    groups: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_label: str, baseline: Real | None = None
-) -> str:
+def bars(groups: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_label: str, baseline: Real) -> str:
     """Horizontal bars in groups: (group, (name, colour, number) each); numbers are written behind their bars.
 
     Args:
@@ -114,7 +110,7 @@ def bars(
     """
     bar, gap, left, width = 15, 12, 118, 640
     values = [number.value or 0 for _, each in groups for _, _, number in each]
-    high = 1.12 * max([*values, baseline or 0, 1e-9])
+    high = 1.12 * max([*values, baseline])
     across = width - left - 46
     x = lambda value: round(left + across * max(value, 0) / high, 1)
     rows, at = [], TOP
@@ -133,8 +129,7 @@ def bars(
     height = at - gap + BOTTOM
     marks = [(x(t), text(t)) for t in ticks(0, high)]
     frame = _frame(width, height, [], marks, left=left)
-    if baseline is not None:
-        rows.append(f'<path class="baseline" d="M{x(baseline)} {TOP - 4}V{height - BOTTOM}"/>')
+    rows.append(f'<path class="baseline" d="M{x(baseline)} {TOP - 4}V{height - BOTTOM}"/>')
     label = f'<text class="axis" x="{left + across / 2}" y="{height - 6}">{escape(x_label)}</text>'
     return _svg(width, height, x_label, [frame, label, *rows])
 

@@ -1,14 +1,17 @@
 """A table of a paper with these runs' numbers, and what its rows and columns are made of."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxspec.methods.method import Method
-from jaxspec.report.cells import HUNDREDTHS, Cell, Number, number
+from jaxspec.report.cells import HUNDREDTHS, MILLI, NOTHING, Cell, Number, NumberFormat, derived, number
 from jaxspec.report.runs import Run
 
-Rows = list[list[str]]
+PUBLISHED = Path(__file__).parent / "published.md"
+PARTS = ("drafting", "verification", "control", "other")
 Measure = tuple[str, Callable[[Run, str], Cell]]
 """A column: its title, and what a method of a run has in it."""
 
@@ -19,39 +22,75 @@ class Table:
 
     Attributes:
         title, source: what it shows, and which table of which paper it is.
-        groups: (title, number of columns) above the columns; () where there are none.
-        columns: titles of all columns, the first two included.
-        ours, published: rows of cells, as many as `columns`.
+        columns: titles of all columns, those that name a row included.
+        ours: rows of cells, as many as `columns`.
         missing: how to get rows of one's own, where there are none.
+        groups: (title, number of columns) above the columns; () where there are none.
     """
 
     title: str
     source: str
-    groups: Sequence[tuple[str, int]]
     columns: Sequence[str]
     ours: Sequence[Sequence[Cell]]
-    published: Rows
-    missing: str
+    missing: str = ""
     note: str = ""
+    groups: Sequence[tuple[str, int]] = ()
+
+    @property
+    def published(self) -> list[list[str]]:
+        """The paper's own rows."""
+        groups = [group for group, wide in self.groups for _ in range(wide)] or [""] * len(self.columns)
+        titles = [f"{group} {title}".lstrip() for group, title in zip(groups, self.columns, strict=True)]
+        return [[row.get(title, NOTHING) for title in titles] for row in published().get(self.source, [])]
 
 
-SPEEDUP: Measure = ("speedup", lambda run, name: number(run, name, "speedup"))
-TAU: Measure = ("τ", lambda run, name: number(run, name, "tau"))
-DRAFTED: Measure = ("τ", lambda run, name: number(run, name, "tau_drafted"))
-ACCEPTANCE: Measure = ("α", lambda run, name: number(run, name, "acceptance_rate"))
-ACCURACY: Measure = ("v_d", lambda run, name: number(run, name, "draft_accuracy"))
-PORTION: Measure = ("r_d", lambda run, name: number(run, name, "draft_share"))
-SPEED: Measure = ("tok/s", lambda run, name: number(run, name, "tokens_per_second"))
+@functools.cache
+def published() -> dict[str, list[dict[str, str]]]:
+    """What the papers print: the rows of each table, by its source; the cells of a row, by the titles of columns."""
+    tables = {}
+    for section in PUBLISHED.read_text(encoding="utf-8").split("\n## ")[1:]:
+        source, *lines = section.splitlines()
+        cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+        titles, _, *rows = cells
+        tables[source] = [dict(zip(titles, row, strict=True)) for row in rows]
+    return tables
 
 
-def percent(run: Run, name: str) -> Number:
-    """The harmonic mean, in hundredths as EESD prints it; the exact number stays what it is."""
-    return number(run, name, "harmonic_mean", form=HUNDREDTHS)
+def measure(title: str, *keys: str | int, form: NumberFormat | None = None) -> Measure:
+    """A column of one number of each method's results."""
+    return title, lambda run, name: number(run, name, *keys, form=form)
 
 
-HM: Measure = ("HM", percent)
-ROUGE: Measure = ("ROUGE-2", lambda run, name: number(run, name, "quality", "rouge2"))
-SCORE: Measure = ("score", lambda run, name: number(run, name, "quality", "exact_match"))
+SPEEDUP = measure("speedup", "speedup")
+TAU = measure("τ", "tau")
+DRAFTED = measure("τ", "tau_drafted")
+ACCEPTANCE = measure("α", "acceptance_rate")
+ACCURACY = measure("v_d", "draft_accuracy")
+PORTION = measure("r_d", "draft_share")
+SPEED = measure("tok/s", "tokens_per_second")
+HM = measure("HM", "harmonic_mean", form=HUNDREDTHS)  # as EESD prints it; the exact number stays what it is
+ROUGE = measure("ROUGE-2", "quality", "rouge2")
+SCORE = measure("score", "quality", "exact_match")
+
+
+def a_token(run: Run, name: str, *keys: str) -> Number:
+    """Milliseconds a token of what a method took."""
+    return derived("ratio", number(run, name, *keys), number(run, name, "tokens"), MILLI)
+
+
+def by_method(
+    title: str,
+    source: str,
+    found: Sequence[tuple[Run, str]],
+    measures: Sequence[Measure],
+    missing: str,
+    note: str = "",
+    names: str = "method",
+) -> Table:
+    """A table with a row for each method found; `names` is the title of the column that names it."""
+    columns = ["model", names, *(title for title, _ in measures)]
+    ours = [[run.where(), name, *(read(run, name) for _, read in measures)] for run, name in found]
+    return Table(title, source, columns, ours, missing, note)
 
 
 def by_data(
@@ -60,29 +99,26 @@ def by_data(
     runs: Sequence[Run],
     wanted: Callable[[Method], bool],
     measures: Sequence[Measure],
-    data: Sequence[str],
-    theirs: Rows,
     missing: str,
     note: str = "",
 ) -> Table:
     """A table with columns for each data set, ours before those of the paper that these runs do not have."""
-    all_data = list(dict.fromkeys([run.data for run in runs] + list(data)))
-    wide = len(measures)
-    rows: dict[tuple[str, str], list[Cell]] = {}
+    first = f" {measures[0][0]}"
+    theirs = [column.removesuffix(first) for column in published()[source][0] if column.endswith(first)]
+    data = list(dict.fromkeys([run.data for run in runs] + theirs))
+    nothing = [NOTHING] * len(measures)
+    rows: dict[tuple[str, str], dict[str, Sequence[Cell]]] = {}
     for run, name in pick(runs, wanted):
-        row = rows.setdefault((run.where(data=False), name), ["–"] * (wide * len(all_data)))
-        at = wide * all_data.index(run.data)
-        row[at : at + wide] = [read(run, name) for _, read in measures]
-    place = lambda row, one: row[2 + wide * data.index(one) :][:wide] if one in data else ["–"] * wide
+        row = rows.setdefault((run.where(data=False), name), {})
+        row[run.data] = [read(run, name) for _, read in measures]
     return Table(
         title,
         source,
-        [("", 2), *((one, wide) for one in all_data)],
-        ["model", "method", *(title for _ in all_data for title, _ in measures)],
-        [[*key, *cells] for key, cells in rows.items()],
-        [[*row[:2], *(cell for one in all_data for cell in place(row, one))] for row in theirs],
+        ["model", "method", *(title for _ in data for title, _ in measures)],
+        [[*key, *(cell for one in data for cell in row.get(one, nothing))] for key, row in rows.items()],
         missing,
         note,
+        [("", 2), *((one, len(measures)) for one in data)],
     )
 
 
@@ -101,36 +137,20 @@ def same_but(runs: Sequence[Run], key: str) -> list[list[Run]]:
     return [list(alike.values()) for alike in found.values()]
 
 
-def chain_lengths(runs: Sequence[Run]) -> list[list[tuple[Run, str]]]:
-    """Chains of one drafter in groups, by length, where there are several."""
-    found: dict[tuple, list[tuple[Run, str]]] = {}
-    for run, name in pick(runs, fixed_chain):
-        found.setdefault((run.number, run.methods[name].drafter, run.methods[name].head), []).append((run, name))
-    by_length = lambda each: _of(each).builder.depth
-    return [sorted(alike, key=by_length) for alike in found.values() if len(alike) > 1]
+def chains(run: Run) -> list[list[str]]:
+    """Chains of a fixed length, those of one drafter together, by length."""
+    found: dict[tuple, list[str]] = {}
+    for name, method in run.methods.items():
+        if fixed_chain(method):
+            found.setdefault(drafts_by(method), []).append(name)
+    return [sorted(names, key=lambda name: run.methods[name].builder.depth) for names in found.values()]
 
 
-def _of(each: tuple[Run, str]) -> Method:
-    run, name = each
-    return run.methods[name]
-
-
-def drafter(method: Method) -> str:
-    return method.drafter.name
-
-
-def builder(method: Method) -> str:
-    return method.builder.name
-
-
-def control(method: Method) -> str:
-    return method.controller.name
-
-
-def chained(method: Method) -> bool:
-    return method.builder.is_chain
+def drafts_by(method: Method) -> tuple[Any, str | None]:
+    """What drafts: methods that share it differ in how they build, stop and verify."""
+    return method.drafter, method.head
 
 
 def fixed_chain(method: Method) -> bool:
     """Whether it drafts chains of one length."""
-    return chained(method) and method.builder.depth > 0 and control(method) == "fixed"
+    return method.builder.is_chain and method.builder.depth > 0 and method.controller.name == "fixed"

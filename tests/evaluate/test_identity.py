@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.checkpoint.loading import load
-from jaxspec.evaluate import bench, description, identity
+from jaxspec.evaluate import bench, description
 from jaxspec.evaluate.runlog import RunLog
 from jaxspec.methods.method import parse_method
 from tests.evaluate import tiny
@@ -37,7 +37,7 @@ def test_a_head_that_was_trained_again_is_another(target: Path, tmp_path: Path):
     largest = max((head / "params").rglob("*"), key=lambda file: file.stat().st_size)
     data = largest.read_bytes()
     largest.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # of the same size
-    after = {**before, "heads_sha256": {"draft-model": identity.of_head(head)}}
+    after = {**before, "heads_sha256": {"draft-model": description.head_sha256(head)}}
     assert after != before
     with pytest.raises(ValueError, match=r"belongs to a run with other settings \(heads_sha256 is"):
         RunLog(tmp_path / "out.jsonl", {"settings": after}, lambda _: True)
@@ -51,4 +51,4 @@ def test_a_log_of_an_earlier_version_does_not_match(target: Path, tmp_path: Path
 
 
 def test_a_target_that_was_written_again_is_another(target: Path, tmp_path: Path):
-    assert identity.of_params(target) != identity.of_params(tiny.checkpoint(tmp_path / "again"))
+    assert description.params_sha256(target) != description.params_sha256(tiny.checkpoint(tmp_path / "again"))

@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 from rich.console import Console
 
-from jaxspec.evaluate import bandwidth, table
+from jaxspec.evaluate import table
+from jaxspec.evaluate.description import weight_bytes
 from jaxspec.evaluate.divergence import diverges, first_difference, next_logits, noise
 from jaxspec.evaluate.results import Form, Measured, by_method
 from jaxspec.evaluate.runlog import Answer, Turn
@@ -110,7 +111,7 @@ def test_noise_is_rounding_and_no_more(target: Llama):
 @pytest.mark.parametrize("experts", [0, 4])
 def test_a_mixtures_speed_counts_every_expert_and_says_so(experts: int):
     shape = dataclasses.replace(tiny.MODEL, num_experts=experts, experts_per_token=min(experts, 2))
-    weights = bandwidth.weights(nnx.eval_shape(lambda: Llama(shape, rngs=nnx.Rngs(0))))
+    weights = weight_bytes(nnx.eval_shape(lambda: Llama(shape, rngs=nnx.Rngs(0))))
     assert weights["expert_bytes"] == experts * 3 * 32 * 48 * 4  # three float32 matrices each
     found = {"weights": weights, "settings": {"quantize": None}, "dtype": "float32", "device": "NVIDIA H100"}
     console = Console(record=True, width=200)

@@ -13,7 +13,7 @@ from jaxspec.report import page, papers
 from jaxspec.report import runs as finished
 from jaxspec.report.figures import _some, control
 from jaxspec.report.generations import turn_to_json
-from jaxspec.report.tables import same_but
+from jaxspec.report.tables import published, same_but
 from tests.report import made_up
 from tests.report.rebuilt import Rebuilt
 
@@ -135,9 +135,12 @@ def test_the_tables_of_four_papers(runs: list[Path]):
                    "EDD, Table 1", "EDD, Table 2", "Draft & Verify, Table 1", "Table 5"):  # fmt: skip
         assert source in sources
     for table in tables:
+        filled = lambda rows: sorted(cell for row in rows for cell in row if cell != "–")
         assert table.published, table.source
+        assert filled(table.published) == filled(row.values() for row in published()[table.source])
         assert {len(row) for row in (*table.ours, *table.published)} == {len(table.columns)}, table.source
         assert sum(wide for _, wide in table.groups) in (0, len(table.columns))
+    assert published().keys() == {table.source for table in tables}
     ours = {table.source: len(table.ours) for table in tables}
     assert ours["EAGLE, Table 5"] == 2  # the runs that have a chain of five and the static tree
     assert ours["EAGLE, Table 7"] == 5  # EAGLE's methods, over two batch sizes
@@ -279,7 +282,7 @@ def test_a_run_without_rounds_has_a_page(tmp_path: Path):
 def test_long_runs_are_thinned(tmp_path: Path):
     methods = ("plain", "layer-skip+chain+adaptive")
     out = made_up.write(tmp_path / "out.json", methods, 1, length=3000)
-    (figure,) = control(finished.read([out]))
+    (figure,) = control(*finished.read([out]))
     assert 500 <= figure.body.count("<circle") <= 1001
     assert _some(0) == [] and _some(3) == [0, 1, 2] and _some(5001)[-2:] == [4990, 5000]
 
