@@ -12,7 +12,8 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.controllers import Fixed
 from jaxspec.costs import kept_tables
 from jaxspec.costs.kept_tables import Subject
-from jaxspec.costs.round_pieces import Job, draft_job, half_way, resume_job, target_job
+from jaxspec.costs.round_fit import round_pair
+from jaxspec.costs.round_pieces import Job, half_way, resume_job, target_job
 from jaxspec.costs.timing import seconds_per_unit
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
@@ -87,19 +88,30 @@ def measure(model: Checkpoint, method: Method, weights: Any) -> CostTable:
     spec = lambda width: dataclasses.replace(method, builder=builder(width), controller=Fixed()).speculation(True)
     rows = shapes(spec(1), requests)[1]
     with model.context():
-        forwards = {size: target_job(models.target, 1, size, rows) for size in {1, *sizes}}
+        pairs = {
+            width: round_pair(spec(width), models, half_way(spec(width), models, requests, rows)) for width in WIDTHS
+        }
+        timed = {*sizes, *(pair.nodes for pair in pairs.values())}
+        forwards = {size: target_job(models.target, 1, size, rows) for size in {1, *timed}}
         jobs: dict[tuple[str, int], Job] = {("plain", 1): forwards[1]}
-        for width in WIDTHS:
-            state = half_way(spec(width), models, requests, rows)
-            jobs["level", width] = draft_job(spec(width), models, state)
+        for width, pair in pairs.items():
+            jobs["short", width], jobs["full", width] = pair.short, pair.full
         wide = spec(WIDTHS[-1])
         state = half_way(wide, models, requests, rows)
-        for size in sizes:
+        for size in timed:
             resumes = method.drafter.reuses_drafting
             jobs["verify", size] = resume_job(wide, models, state, size) if resumes else forwards[size]
         # What is one and the same is timed once: verifying one node takes exactly a forward, unless drafting did part.
         distinct = list(dict.fromkeys(jobs.values()))
         found = dict(zip(distinct, seconds_per_unit(distinct), strict=True))
         seconds = {piece: found[job] for piece, job in jobs.items()}
-    by_nodes = lambda piece: tuple((nodes, taken) for (name, nodes), taken in seconds.items() if name == piece)
-    return CostTable(plain=seconds["plain", 1], verify=by_nodes("verify"), level=by_nodes("level"))
+    split = {
+        width: pair.split(seconds["short", width], seconds["full", width], seconds["verify", pair.nodes])
+        for width, pair in pairs.items()
+    }
+    rest = split[WIDTHS[0]][1]
+    return CostTable(
+        plain=seconds["plain", 1],
+        verify=tuple((size, seconds["verify", size] + rest) for size in sizes),
+        level=tuple((width, level) for width, (level, _) in split.items()),
+    )

@@ -18,6 +18,7 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import load_head
+from jaxspec.engine.program import program_of
 from jaxspec.evaluate import divergence, piece_times, quality, results, runner, side_by_side, simulate, suites, table
 from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
 from jaxspec.evaluate.description import describe, weight_bytes
@@ -30,6 +31,7 @@ from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.planning.program import drafting_on_one_chip
 
 UNSAFE = r"[^\w.+=-]"  # in the names of files
 NOISE_BATCHES = 4  # the noise of rounding is measured on the texts of this many batches
@@ -264,11 +266,14 @@ def _out(settings: Bench, temperature: float, batch_size: int, is_first: bool) -
 
 
 def _form(plan: Workload, engine: Engine) -> Form:
+    reads = drafting_on_one_chip(program_of(engine.method, engine.models, greedy=plan.sampling.temperature == 0))
     return Form(
         resolved=str(engine.method),
         sizes=_sizes(plan, engine),
         is_chain=engine.method.builder.is_chain,
         read_bytes=weight_bytes(engine.model.target)["read_bytes"],
+        draft_bytes=reads.draft.bytes,
+        level_bytes=reads.level.bytes,
     )
 
 

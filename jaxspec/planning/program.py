@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import draft
+from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.program import LOOP, Program
 from jaxspec.model.config import LlamaConfig
@@ -67,6 +68,12 @@ class PlacedProgram:
 
         with _current(self.mesh):
             return self.count(jax.jit(drafting).trace(*_for(self.mesh, self.arguments)))
+
+
+def drafting_on_one_chip(program: Program) -> Parts:
+    """What drafting does for one sequence where one chip holds everything; see `PlacedProgram.count_drafting`."""
+    mesh = AbstractMesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return PlacedProgram.place(program, 1, SMALLEST_CACHE, mesh).count_drafting()
 
 
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh:

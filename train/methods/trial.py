@@ -29,6 +29,7 @@ class BlockCosts:
         level: a drafted level with nothing left out.
         attention, mlp: what leaving out one block saves of that; every layer's are the same.
         control_level, control_round: the controller's.
+        rest, plain_rest: of a round, and of one of plain decoding; 0 in runs of earlier versions.
     """
 
     plain: float
@@ -38,6 +39,8 @@ class BlockCosts:
     mlp: float
     control_level: float
     control_round: float
+    rest: float = 0.0
+    plain_rest: float = 0.0
 
     def of_pieces(self, skips: SkipMask) -> PieceCosts:
         """What the pieces of a round cost where drafting leaves out a set."""
@@ -48,6 +51,8 @@ class BlockCosts:
             level=self.level - saved,
             control_level=self.control_level,
             control_round=self.control_round,
+            rest=self.rest,
+            plain_rest=self.plain_rest,
         )
 
 
@@ -92,9 +97,8 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     layers = model.config.model.num_layers
     none, all_ = (), range(layers)
     sets = {"whole": (none, none), "no attention": (all_, none), "no mlp": (none, all_), "bare": (all_, all_)}
-    found = piece_times.measure(
-        {name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}, requests
-    )
+    engines = {name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}
+    found = piece_times.measure({**engines, "plain": Engine(model, "plain")}, requests)
     whole, no_attention, no_mlp, bare = (found.level[name] for name in sets)
     # Each kind is seen twice, beside the other kind and alone; both together never cost more than was measured.
     both = max(whole - bare, 0.0)
@@ -107,6 +111,8 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
         mlp=(both - attention) / layers,
         control_level=found.control_level["whole"],
         control_round=found.control_round["whole"],
+        rest=found.rest["whole"],
+        plain_rest=found.rest["plain"],
     )
 
 

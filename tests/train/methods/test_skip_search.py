@@ -116,18 +116,21 @@ def test_what_a_block_costs(model, monkeypatch):
     measured = piece_times.PieceTimes(
         target={1: 1.0, 2: 1.2},
         resumed={},
-        level={"whole": 0.9, "no attention": 0.52, "no mlp": 0.72, "bare": 0.3},
+        level={"whole": 0.9, "no attention": 0.52, "no mlp": 0.72, "bare": 0.3, "plain": 0.0},
+        rest={"whole": 0.05, "plain": 0.04},
         control_level={"whole": 0.01},
         control_round={"whole": 0.02},
     )
     asked: dict[str, Any] = {}
     monkeypatch.setattr(piece_times, "measure", lambda engines, requests: asked.update(engines) or measured)
     costs = trial.measure_costs(model, parse_method("layer-skip"), [])
+    asked.pop("plain")
     switches = {name: [kind.tolist() for kind in astuple(engine.models.draft)] for name, engine in asked.items()}
     on, off = [True, True], [False, False]
     assert switches == {"whole": [off, off], "no attention": [on, off], "no mlp": [off, on], "bare": [on, on]}
     assert (costs.plain, costs.verify, costs.level) == (1.0, {"1": 1.0, "2": 1.2}, 0.9)
     assert (costs.attention, costs.mlp) == pytest.approx((0.2, 0.1))
+    assert (costs.rest, costs.plain_rest) == (0.05, 0.04)
     assert (costs.control_level, costs.control_round) == (0.01, 0.02)
     pieces = costs.of_pieces(skip(LAYERS, attention=[0, 1], mlp=[1]))
     assert pieces.level == pytest.approx(0.9 - 0.4 - 0.1)
