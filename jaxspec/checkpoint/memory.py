@@ -33,9 +33,8 @@ def kv_bytes(config: LlamaConfig, batch: int, rows: int, dtype: Any) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * batch * rows * jnp.dtype(dtype).itemsize
 
 
-def available_bytes(device: Any = None) -> int:
-    """Free memory of a device (the default one if None); the host's for a CPU."""
-    device = device or jax.devices()[0]
+def available_bytes(device: Any) -> int:
+    """Free memory of a device; the host's for a CPU."""
     if device.platform != "cpu" and (stats := device.memory_stats()):
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     try:
