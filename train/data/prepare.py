@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.host.atomic import staged
 from jaxspec.host.terminal import say
 from jaxspec.train.data import dataset, text
 from jaxspec.train.data.encoding import encode
@@ -27,7 +26,8 @@ def write(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Re
     """
 
     def pack(found: Texts, seed: int, count: int) -> Windows:
-        encoded = encode(tokenizer, shuffled(found, seed), count * length, sources.strict)
+        order = np.random.default_rng(seed).permutation(len(found))
+        encoded = encode(tokenizer, [found[i] for i in order], count * length, sources.strict)
         return text.take(text.windows(encoded, length, tokenizer.eos_token_id or 0), slice(count))
 
     kept, held_out = split(sources.found)
@@ -45,19 +45,7 @@ def write(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Re
     dataset.write(place / "train", text.join([some for some, _ in packed]))  # batches are drawn from all of them
 
 
-def ready(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe) -> None:
-    """Packs text into the folder `place` of a run, whole or not at all, unless it was done before."""
-    if not place.exists():
-        with staged(place, 0) as folder:
-            write(folder, tokenizer, sources, length, recipe)
-
-
 def windows(place: Path) -> tuple[Windows, Windows | None]:
     """The windows of a run: to train on, and held out where there are any."""
     held_out = place / "held-out"
     return dataset.read(place / "train"), dataset.read(held_out) if held_out.exists() else None
-
-
-def shuffled(found: Texts, seed: int) -> Texts:
-    """The documents in an order that only the seed decides."""
-    return [found[i] for i in np.random.default_rng(seed).permutation(len(found))]

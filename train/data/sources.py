@@ -49,7 +49,7 @@ def sources_of(settings: DataMixture) -> Sources:
 
 def split(found: Texts) -> tuple[Texts, Texts]:
     """What to train on and what is held out. Raises ValueError where nothing is left to train on."""
-    kept, held_out = text.split(found)
+    kept = [each for each in found if not text.is_held_out(each.name)]
     if not kept:
         raise ValueError("there is too little text: every file in it is one that is held out; add text")
-    return kept, held_out
+    return kept, [each for each in found if text.is_held_out(each.name)]
