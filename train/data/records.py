@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxspec.host.terminal import say
-from jaxspec.train.data import text
-from jaxspec.train.data.text import Document
+from jaxspec.train.data.text import Document, document, documents
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 _ROLES = {
@@ -75,8 +74,8 @@ def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
         ValueError: nothing is there or can be used, or one record cannot and `strict` is set.
     """
     if path.is_dir():
-        return usable(itertools.chain.from_iterable(map(_in_folder, text.documents(path))), strict)
-    file = text.document(path)
+        return usable(itertools.chain.from_iterable(map(_in_folder, documents(path))), strict)
+    file = document(path)
     if path.suffix.lower() not in _SUFFIXES:
         return [file]
     if not (records := [_record(*entry) for entry in _entries(file)]):

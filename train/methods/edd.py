@@ -13,7 +13,6 @@ from jaxspec.drafters.edd import EddHead, soft_prompt
 from jaxspec.model.llama import Llama, embed, final_norm, mlp_block, unembed
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import dual_block
-from jaxspec.train.methods.dual_block import Blocks
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies
 from jaxspec.train.run.losses import Summed, distil
@@ -59,7 +58,7 @@ def loss(head: EddHead, target: Llama, batch: Windows, key: Key[Array, ""] | Non
 
 
 def predict(
-    head: EddHead, tokens: Int[Array, "B T"], hidden: Float[Array, "B T D"], blocks: Blocks
+    head: EddHead, tokens: Int[Array, "B T"], hidden: Float[Array, "B T D"], blocks: dual_block.Blocks
 ) -> Float[Array, "B T V"]:
     """Logits, float32, after each token, drafted in these blocks."""
     decoder, soft = head.decoder, soft_prompt(head, hidden, positions(blocks.segment))

@@ -19,7 +19,7 @@ from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, unembed
-from jaxspec.train.data import prepare, sources, tokenizer
+from jaxspec.train.data import dataset, sources, tokenizer
 from jaxspec.train.data.records import Conversation
 from jaxspec.train.data.text import Document, Windows
 from jaxspec.train.run import figure
@@ -73,7 +73,7 @@ def train(settings: Lm) -> None:
     ):
         if not run.data.exists():
             learn(run.data, found, model, recipe)
-        packed, held_out = prepare.windows(run.data)
+        packed, held_out = dataset.load(run.data)
         measure = None if held_out is None else measurement(loss, held_out, recipe, frozen=None)
         initial = Llama(model, rngs=nnx.Rngs(recipe.seed))
         with_dropout = partial(loss, layer_dropout=settings.layer_dropout)
@@ -101,7 +101,7 @@ def learn(place: Path, found: sources.Texts, model: LlamaConfig, recipe: Recipe)
         learnt = tokenizer.learn([each.text for each in kept if isinstance(each, Document)], model.vocab_size)
         tokenizer.save(learnt, folder / "tokenizer", model.max_length)
         read_again = load_tokenizer(folder / "tokenizer")
-        prepare.write(folder, read_again, sources.Sources(found), model.max_length, recipe)
+        dataset.prepare(folder, read_again, sources.Sources(found), model.max_length, recipe)
 
 
 def describe(model: LlamaConfig, dtype: str) -> CheckpointConfig:

@@ -23,14 +23,12 @@ from jaxspec.methods.method import Method, parse_method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
 from jaxspec.train.methods import search_figure, suggest, trial
 from jaxspec.train.methods.skip_sets import strategies, write_skip_set
-from jaxspec.train.methods.suggest import Tried
 from jaxspec.train.methods.trial import BlockCosts, Objective, Trial
 from jaxspec.train.run.fingerprint import fingerprint
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
 from jaxspec.train.run.heads import folder_of
 from jaxspec.train.settings.skip_search import Objectives, SkipSearch
 
-SEARCHED = "searched"
 LOG = "the log of a skip search"
 
 
@@ -74,7 +72,7 @@ def search(settings: SkipSearch) -> SkipMask:
         run_trials(found, layers, settings, objective, log)
         found = found[: settings.trials]
         best = max(found, key=lambda each: each.speedup)
-        compared = {SEARCHED: best}
+        compared = {"searched": best}
         for name, skips in strategies(best.skips, settings.seed).items():
             compared[name] = objective(skips)
             write_skip_set(run.folder / "sets" / name, model.config, skips)
@@ -126,18 +124,15 @@ def objective_of(
 
 def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, objective: Objective, log: LineLog) -> None:
     """Adds trials to `found` until there are as many as planned, each to the log too as soon as it is there."""
-    tried = [Tried(np.array([*each.skips.attention, *each.skips.mlp]), each.speedup) for each in found]
     kernel, before, began = None, len(found), time.monotonic()
     with progress("trial", settings.trials, before) as shown:
         for number in range(before, settings.trials):
             if number >= suggest.FIRST and (kernel is None or number % suggest.REFIT == 0):
-                kernel = suggest.fit(tried[: number - number % suggest.REFIT])
-            corner = suggest.suggest(tried, 2 * num_layers, settings.seed, kernel)
-            switches = corner.tolist()
+                kernel = suggest.fit(found[: number - number % suggest.REFIT])
+            switches = suggest.suggest(found, 2 * num_layers, settings.seed, kernel).tolist()
             skips = SkipMask(attention=tuple(switches[:num_layers]), mlp=tuple(switches[num_layers:]))
             found.append(objective(skips))
             log.append([found[-1].to_json()])
-            tried.append(Tried(corner, found[-1].speedup))
             if shown.due() or number + 1 == settings.trials:
                 best = max(found, key=lambda each: each.speedup)
                 seconds = (time.monotonic() - began) / (number + 1 - before)

@@ -62,7 +62,7 @@ def gains(trials: Sequence[Trial]) -> np.ndarray:
     best ones, so that blocks are left out together: a plain difference of means would credit each with what the others
     bring. A ridge, as if one trial had found that a block makes no difference, decides where trials are too few.
     """
-    switches = np.array([[*each.skips.attention, *each.skips.mlp] for each in trials], float)
+    switches = np.array([each.corner for each in trials], float)
     speedups = np.array([each.speedup for each in trials])
     switches -= switches.mean(axis=0)
     normal = switches.T @ switches + np.eye(switches.shape[1])

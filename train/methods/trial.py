@@ -7,6 +7,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import Bool
+
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request
 from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
@@ -17,6 +20,8 @@ from jaxspec.evaluate import piece_times
 from jaxspec.evaluate.cost_model import PieceCosts, run_costs
 from jaxspec.evaluate.runner import warm
 from jaxspec.methods.method import Method, parse_method
+
+Corner = Bool[np.ndarray, " D"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +64,11 @@ class Trial:
     speedup: float
     acceptance_rate: float
     tau: float
+
+    @property
+    def corner(self) -> Corner:
+        """Whether each attention block, then each MLP block, is left out."""
+        return np.array([*self.skips.attention, *self.skips.mlp])
 
     def to_json(self) -> dict[str, Any]:
         """A line of the log."""

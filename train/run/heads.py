@@ -23,7 +23,7 @@ from jaxspec.host.terminal import say
 from jaxspec.model.mesh import use
 from jaxspec.model.mesh_rules import TRAINING
 from jaxspec.model.placement import move, place
-from jaxspec.train.data import prepare
+from jaxspec.train.data import dataset
 from jaxspec.train.data.sources import Sources, sources_of
 from jaxspec.train.run import feature_cache, figure
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
@@ -115,11 +115,11 @@ def train(
     with staged_by_all(job.out, size * 4) as folder, use(target.mesh):
         if first and not run.data.exists():
             with staged(run.data, 0) as data:
-                prepare.write(data, target.tokenizer, job.sources, length, recipe)
+                dataset.prepare(data, target.tokenizer, job.sources, length, recipe)
         processes.wait()
         if target.mesh is not None:
             head = move(head, place(head, target.mesh, TRAINING))
-        packed, held_out = prepare.windows(run.data)
+        packed, held_out = dataset.load(run.data)
         complete = measure = None
         if cached is not None:
             taps = drafter.taps(Models(target=target.target, draft=head))

@@ -15,8 +15,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.methods.method import Method
 from jaxspec.model.placement import move, place_head, put_rows
-from jaxspec.train.data import text
-from jaxspec.train.data.text import Windows
+from jaxspec.train.data.text import Windows, take
 from jaxspec.train.run.losses import Loss, Params
 from jaxspec.train.settings.recipe import Recipe
 
@@ -29,11 +28,7 @@ Measured = dict[str, Any]
 
 
 def measurement(
-    loss: Loss,
-    held_out: Windows,
-    recipe: Recipe,
-    frozen: Any,
-    chain: Callable[[Params], Measured] | None = None,
+    loss: Loss, held_out: Windows, recipe: Recipe, frozen: Any, chain: Callable[[Params], Measured] | None = None
 ) -> Callable[[Params], Measured]:
     """Parameters → the loss, what `chain` measures of them, and a `score`: how good they are, higher being better.
 
@@ -61,7 +56,7 @@ def mean_loss(loss: Loss, packed: Windows, batch_size: int) -> Callable[[Params,
         for start in range(0, len(packed.tokens), batch_size):
             rows = np.arange(start, start + batch_size)
             real = rows < len(packed.tokens)
-            batch = text.take(packed, np.where(real, rows, 0))
+            batch = take(packed, np.where(real, rows, 0))
             batch = put_rows(dataclasses.replace(batch, counted=batch.counted & real[:, None]))
             value, sums = compiled(params, frozen, batch)
             total, count = total + float(value), count + float(sums["count"])

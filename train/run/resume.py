@@ -54,12 +54,9 @@ class Checkpoints:
         return self._load(best.step, state), metrics
 
     def _load(self, step: int, state: State) -> State:
-        shapes = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            for name, leaf in flat(state).items()
-        }
-        loaded = self.orbax.load(step, shapes)
-        return jax.tree.unflatten(jax.tree.structure(state), [loaded[name] for name in shapes])
+        like = flat(state)
+        loaded = self.orbax.load(step, like)
+        return jax.tree.unflatten(jax.tree.structure(state), [loaded[name] for name in like])
 
 
 @contextlib.contextmanager

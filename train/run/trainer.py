@@ -1,4 +1,4 @@
-"""The one loop that trains everything: jitted steps, evaluations, checkpoints, and an exact resume."""
+"""The one loop that trains everything: optimizer, jitted steps, evaluations, checkpoints, and an exact resume."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +18,8 @@ from jaxspec.train.data import dataset
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run.folder import Run
 from jaxspec.train.run.held_out import Measured
-from jaxspec.train.run.log import Log
+from jaxspec.train.run.log import open_log
 from jaxspec.train.run.losses import Loss, Params, Summed, Sums
-from jaxspec.train.run.optimizer import make_optimizer
 from jaxspec.train.run.resume import open_checkpoints
 from jaxspec.train.settings.recipe import Recipe
 
@@ -67,7 +66,7 @@ def fit(
             data.set_state(place)
         done = int(state.step)
         file, tokens = run.metrics if processes.is_first() else None, recipe.batch_size * packed.tokens.shape[1]
-        with Log(file, done, recipe.steps, tokens) as log:
+        with open_log(file, done, recipe.steps, tokens) as log:
             while done < recipe.steps:
                 batch = next(data)
                 state, measures = step(state, frozen, put_rows(batch if complete is None else complete(batch)))
@@ -95,6 +94,34 @@ def fit(
 def start(params: Params, optimizer: optax.GradientTransformation) -> State:
     """The state before the first step."""
     return State(step=jnp.zeros((), jnp.int32), params=params, optimizer=optimizer.init(params))
+
+
+def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    """The optimizer that a recipe asks for, under a warm-up and a cosine, its gradient clipped."""
+    rate = optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=recipe.learning_rate,
+        warmup_steps=min(recipe.warmup, recipe.steps // 10),
+        decay_steps=recipe.steps,
+        end_value=recipe.learning_rate / 10,
+    )
+    matrices = lambda params: jax.tree.map(lambda param: param.ndim > 1, params)
+    adamw = optax.adamw(rate, b1=recipe.b1, b2=recipe.b2, weight_decay=recipe.weight_decay, mask=matrices)
+    clips = {"norm": optax.clip_by_global_norm, "value": optax.clip}
+    chosen = adamw if recipe.optimizer == "adamw" else _muon(rate, adamw, recipe)
+    return optax.chain(clips[recipe.clip_by](recipe.clip), chosen)
+
+
+def _muon(rate: optax.Schedule, others: optax.GradientTransformation, recipe: Recipe) -> optax.GradientTransformation:
+    """Muon for the matrices of decoder layers; embedding, head and vectors keep to `others`."""
+    from optax import contrib
+
+    def label(path: tuple, param: jax.Array) -> str:
+        return "layers" if param.ndim == 2 and "layer" in jax.tree_util.keystr(path) else "others"
+
+    muon = contrib.muon(rate, weight_decay=recipe.weight_decay, consistent_rms=0.2)
+    labels = lambda params: jax.tree_util.tree_map_with_path(label, params)
+    return optax.partition({"layers": muon, "others": others}, labels)
 
 
 def make_step(

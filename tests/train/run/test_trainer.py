@@ -25,8 +25,7 @@ from jaxspec.train.data.text import Encoded, Windows
 from jaxspec.train.methods import lm
 from jaxspec.train.run import log
 from jaxspec.train.run.folder import Run, as_typed, open_run
-from jaxspec.train.run.optimizer import make_optimizer
-from jaxspec.train.run.trainer import fit, make_step, start
+from jaxspec.train.run.trainer import fit, make_optimizer, make_step, start
 from jaxspec.train.settings.lm import Lm
 from jaxspec.train.settings.recipe import Recipe
 
@@ -196,7 +195,7 @@ def test_a_bar_on_a_terminal(monkeypatch, tmp_path):
             return True
 
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with log.Log(tmp_path / "metrics.jsonl", 0, 3, 100) as shown:
+    with log.open_log(tmp_path / "metrics.jsonl", 0, 3, 100) as shown:
         for step, value in enumerate((3.0, 2.0, 1.0), 1):
             shown.step(step, {"loss": jnp.asarray(value)})
     assert "3 of 3" in terminal.getvalue()
