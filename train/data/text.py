@@ -8,9 +8,8 @@ is cut goes on in the next window as if it began there.
 import dataclasses
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
 
 import chex
 import jax
@@ -21,17 +20,6 @@ HELD_OUT = 40  # one name in so many
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
 
 Array = np.ndarray | jax.Array
-
-
-@runtime_checkable
-class Named(Protocol):
-    """What is trained on and has a name."""
-
-    @property
-    def name(self) -> str: ...
-
-
-Found = TypeVar("Found", bound=Named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,14 +133,6 @@ def _text(path: Path) -> str | None:
 def is_held_out(name: str) -> bool:
     """Whether what has this name is kept from training: a hash of it decides, so all runs and machines agree."""
     return zlib.crc32(name.encode()) % HELD_OUT == 0
-
-
-def split(found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
-    """What to train on, and what is held out."""
-    kept: tuple[list[Found], list[Found]] = ([], [])
-    for each in found:
-        kept[is_held_out(each.name)].append(each)
-    return kept
 
 
 def windows(encoded: Sequence[Encoded], length: int, fill: int) -> Windows:
