@@ -95,8 +95,13 @@ def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
 
     Every id that either file ends a sequence with counts.
     """
-    ids = lambda key: [token for values in (generation, config) for token in _ids(values.get(key))]
-    first = lambda key: next(iter(ids(key)), None)
+
+    def ids(key):
+        return [token for values in (generation, config) for token in _ids(values.get(key))]
+
+    def first(key):
+        return next(iter(ids(key)), None)
+
     eos = tuple(dict.fromkeys(ids("eos_token_id")))
     return {"bos": first("bos_token_id"), "eos": eos, "pad": first("pad_token_id")}
 

@@ -53,7 +53,10 @@ def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quant
     config = read_config(path)
     how = quantization(config, quantize, path)
     params, dtype = Path(path) / "params", config.dtype if dtype is None else dtype
-    placed = lambda module: module if mesh is None else place(module, mesh)
+
+    def placed(module):
+        return module if mesh is None else place(module, mesh)
+
     module = placed(abstract(config.model, how))
     if how is None or how == config.quantize:
         return load_params(params, module, dtype)

@@ -61,7 +61,10 @@ def read(subject: Subject) -> CostTable:
     try:
         values = json.loads(subject.file.read_text(encoding="utf-8"))
         found = {name: values[name] for name in (*FORMAT, "of")}
-        pairs = lambda name: tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
+
+        def pairs(name):
+            return tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
+
         table = CostTable(plain=float(values["plain"]), verify=pairs("verify"), level=pairs("level"))
     except FileNotFoundError:
         raise

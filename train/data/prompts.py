@@ -84,9 +84,12 @@ def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, s
         text = documents[number].text
         line = text.rfind("\n", 0, int(place - ends[number]) + len(text)) + 1
         pieces.append(text[line : line + _CHARACTERS_A_TOKEN * length])
-    to_tokens = lambda texts, special: tokenizer(
-        texts, split_special_tokens=True, add_special_tokens=special, return_attention_mask=False, verbose=False
-    )["input_ids"]
+
+    def to_tokens(texts, special):
+        return tokenizer(
+            texts, split_special_tokens=True, add_special_tokens=special, return_attention_mask=False, verbose=False
+        )["input_ids"]
+
     # A cut may go through a character; what is left of it is no text, and the rest is encoded as text is.
     texts = [tokenizer.decode(tokens[:length]).strip(_HALF) for tokens in to_tokens(pieces, False)]
     return to_tokens(texts, True)

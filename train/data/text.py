@@ -139,7 +139,10 @@ def windows(encoded: Sequence[Encoded], length: int, fill: int) -> Windows:
     """Packs encoded documents into windows; the last one is filled up with `fill`, which does not count."""
     sizes = [len(each.tokens) for each in encoded]
     padding = -sum(sizes) % length
-    shape = lambda row, dtype: row.reshape(-1, length).astype(dtype)
+
+    def shape(row, dtype):
+        return row.reshape(-1, length).astype(dtype)
+
     return Windows(
         tokens=shape(np.concatenate([*(each.tokens for each in encoded), np.full(padding, fill)]), np.int32),
         segment=shape(np.repeat(np.arange(len(encoded) + 1), [*sizes, padding]), np.int32),

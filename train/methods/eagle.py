@@ -49,7 +49,10 @@ def loss(
     says, drafts = unembed(target, goal), unembed(target, predicted)
     cross_entropy = optax.softmax_cross_entropy(drafts, jax.nn.softmax(says))
     counted = jnp.asarray(batch.counted)[:, 2:] & (segment[:, :-2] == segment[:, 2:])
-    total = lambda each: (each * counted).sum()
+
+    def total(each):
+        return (each * counted).sum()
+
     sums = {
         "count": counted.sum().astype(jnp.float32),
         "regression": total(regression),

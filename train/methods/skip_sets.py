@@ -50,7 +50,10 @@ def aggressive(trials: Sequence[Trial], attention: float, mlp: float) -> SkipMas
     paper goes by the "probabilities" of its optimiser and says no more; here a block's gain is read from all trials.
     """
     layers = len(trials[0].skips.attention)
-    first = lambda gain, share: np.argsort(-gain, kind="stable")[: round(share * layers)].tolist()
+
+    def first(gain, share):
+        return np.argsort(-gain, kind="stable")[: round(share * layers)].tolist()
+
     of_attention, of_mlp = np.split(gains(trials), 2)
     return skip(layers, first(of_attention, attention), first(of_mlp, mlp))
 

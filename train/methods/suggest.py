@@ -41,7 +41,10 @@ def suggest(tried: Sequence[Trial], size: int, seed: int, kernel: Any) -> Corner
     if not tried:
         return np.zeros(size, bool)  # what everything else is to beat
     known = {each.corner.tobytes() for each in tried}
-    fresh = lambda corners: np.array([c for c in corners if c.tobytes() not in known], bool).reshape(-1, size)
+
+    def fresh(corners):
+        return np.array([c for c in corners if c.tobytes() not in known], bool).reshape(-1, size)
+
     corners = fresh(scattered(rng, _CANDIDATES, size))
     if kernel is not None:
         best = [each.corner for each in sorted(tried, key=lambda each: -each.speedup)[:_PARENTS]]

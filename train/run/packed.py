@@ -58,7 +58,10 @@ def residual_streams(
     x, config = embed(model, tokens), model.config
     streams = [x]
     for i, layer in enumerate(model.layers):
-        run = lambda x, layer=layer: decoder_layer(layer, config, x, segment)
+
+        def run(x, layer=layer):
+            return decoder_layer(layer, config, x, segment)
+
         x = run(x) if keep is None else jax.lax.cond(keep[i], run, lambda x: x, x)
         streams.append(x)
     return tuple(streams)
