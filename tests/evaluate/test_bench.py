@@ -441,7 +441,9 @@ def test_table_fits_a_narrow_page(finished: Finished, monkeypatch, capsys: pytes
     said = " ".join(" ".join(printed).split())
     assert "Verifying n tokens, in s_t: 1: 1.00" in said
     assert f"One drafted level, in s_t: {METHOD}: " in said
-    assert re.search(r"plain: drafting 0 %, verification \d+ %, control 0 %, other -?\d+ %", said)
-    assert f" {METHOD}: drafting " in said
+    seconds = r"\d+\.\d+ s, predicted \d+\.\d+ s \([+-]\d+%(, too far to trust)?\); "
+    shares = r"drafting {}, verification \d+ %, control 0 %, other -?\d+ %"
+    assert re.search(f"plain: {seconds}{shares.format('0 %')}", said)
+    assert re.search(f"{re.escape(METHOD)}: {seconds}{shares.format('[0-9]+ %')}", said)
     assert f"Fastest: {METHOD}, " in said
     assert "modelled, not measured" in said
