@@ -7,6 +7,8 @@ from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.speculation import Speculation
 
+TINY = 1e-9  # seconds: what noise hides is not nothing
+
 
 @dataclasses.dataclass(frozen=True)
 class RoundPair:
@@ -36,9 +38,9 @@ class RoundPair:
         """
         further = self.full_levels - self.short_levels
         if further:
-            level = max(full - short, 0.0) / further
+            level = max(full - short, TINY) / further
         else:
-            level = max(short - verification, 0.0) / self.short_levels if self.short_levels else 0.0
+            level = max(short - verification, TINY) / self.short_levels if self.short_levels else 0.0
         return level, max(short - self.short_levels * level - verification, 0.0)
 
 
