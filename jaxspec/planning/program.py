@@ -12,12 +12,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from jaxspec.builders import Chain
+from jaxspec.controllers import Fixed
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import draft
 from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.engine.program import LOOP, Program
+from jaxspec.engine.program import LOOP, Program, program_of
+from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.mesh import AXES, AnyMesh, make_mesh, parts, split
 from jaxspec.model.mesh_rules import sharding
@@ -70,10 +73,12 @@ class PlacedProgram:
             return self.count(jax.jit(drafting).trace(*_for(self.mesh, self.arguments)))
 
 
-def drafting_on_one_chip(program: Program) -> Parts:
-    """What drafting does for one sequence where one chip holds everything; see `PlacedProgram.count_drafting`."""
+def chain_on_one_chip(method: Method, models: Models) -> Parts:
+    """What a round of two levels does for one sequence where one chip holds everything, whatever the builder."""
+    chain = dataclasses.replace(method, builder=Chain(length=2), controller=Fixed())
     mesh = AbstractMesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    return PlacedProgram.place(program, 1, SMALLEST_CACHE, mesh).count_drafting()
+    placed = PlacedProgram.place(program_of(chain, models, greedy=True), 1, SMALLEST_CACHE, mesh)
+    return placed.count(placed.trace())
 
 
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh:

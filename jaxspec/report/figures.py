@@ -175,7 +175,7 @@ def time(run: Run) -> Iterator[Figure]:
         for name in [REFERENCE, *fastest(run, 2 * MOST)]
     ]
     body = _key(PARTS) + svg.stacks(rows, x_label="milliseconds a token", unit=1e3)
-    caption = "Pieces that were timed alone, times how often the run had them; other is what is left."
+    caption = "What the prices of a round's pieces predict; other is what is left."
     yield Figure("Where the time goes", run.title, caption, body)
 
 
