@@ -17,6 +17,8 @@ from typing import Annotated, Any, NoReturn, Union
 
 import tyro
 
+from jaxspec.host.libtpu import expect_no_chip
+
 _BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+")
 _OWN_CHECK = re.compile(r"Error parsing __tyro-dummy-inner__\S*: (.*?)\.? For full helptext")
 """What the settings say of themselves, which tyro puts behind a name of its own."""
@@ -30,6 +32,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
     # So that a terminated run cleans up like an interrupted one.
     before = signal.signal(signal.SIGTERM, lambda number, _: fail("terminated", 128 + number))
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
+    expect_no_chip()
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a traceback a thread; the sentence says it once
     try:
         command()

@@ -9,7 +9,7 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.host import environment
 from jaxspec.host.atomic import write_whole
 
-FORMAT = {"format": "jaxspec-costs", "version": 1}
+FORMAT = {"format": "jaxspec-costs", "version": 2}
 
 
 @dataclasses.dataclass(frozen=True)

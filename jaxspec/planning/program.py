@@ -5,7 +5,6 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from jaxspec.decoding.loop import draft
 from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.program import LOOP, Program, program_of
+from jaxspec.host.libtpu import expect_no_chip
 from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.mesh import AXES, AnyMesh, make_mesh, parts, split
@@ -102,11 +102,7 @@ def tpus(where: Slice) -> Sequence[Any]:
         )
     from jax.experimental import topologies
 
-    if not any(Path("/dev").glob("accel*")):
-        # Without these libtpu searches the network for a TPU machine's description, and complains that there is none.
-        defaults = {"TPU_ACCELERATOR_TYPE": "v5litepod-16", "TPU_WORKER_HOSTNAMES": "localhost"}
-        for name, value in {**defaults, "TPU_SKIP_MDS_QUERY": "1"}.items():
-            os.environ.setdefault(name, value)
+    expect_no_chip()
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # it locks out other processes, for chips that no one uses
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=str(where)).devices
