@@ -65,8 +65,9 @@ class Engine:
         costs: CostTable | None = None,
     ):
         compilation_cache.keep_compilations()
+        typed = parse_method(method) if isinstance(method, str) else method  # a wrong one fails before anything loads
         self.model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh, quantize)
-        self.method = _resolved(self.model, method)
+        self.method = typed or default_method(self.model.heads)
         if self.method.needs_costs:
             if costs is None:
                 raise ValueError(
@@ -95,8 +96,9 @@ class Engine:
         Arguments are `Engine`'s, without `costs`; `loading` holds dtype, mesh and quantize.
         """
         compilation_cache.keep_compilations()
+        typed = parse_method(method) if isinstance(method, str) else method
         model = model if isinstance(model, Checkpoint) else load(model, **loading)
-        method = _resolved(model, method)
+        method = typed or default_method(model.heads)
         costs = None
         if method.needs_costs:
             draft = load_head(model, method) if draft is None else draft
@@ -241,7 +243,3 @@ class Engine:
             decode_seconds=session.decode_seconds,
             controller=jax.tree.map(lambda leaf: leaf[row], controller),
         )
-
-
-def _resolved(model: Checkpoint, method: str | Method | None) -> Method:
-    return parse_method(method) if isinstance(method, str) else method or default_method(model.heads)

@@ -40,7 +40,7 @@ def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
 
 
 FEW = 4  # rows that a CPU multiplies one by one
-WORTH_IT = (2**16, 2**21)  # bytes of kernels for which that is faster; of two rows, for all larger ones too
+WORTH_IT = (2**16, 2**21)  # bytes of kernels for which that is faster
 
 
 @jax.custom_vjp
@@ -58,7 +58,7 @@ def _multiply(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> Float[Arr
     """
     rows, size = math.prod(x.shape[:-1]), kernel.size * kernel.dtype.itemsize
     least, most = WORTH_IT
-    fits = least <= size and (size <= most or rows == 2)
+    fits = least <= size <= most
     on_cpu = jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().empty
     if not (on_cpu and 1 < rows <= FEW and fits and kernel.dtype == jnp.float32):
         return x @ kernel

@@ -1,5 +1,6 @@
 """The one loop that trains everything: optimizer, jitted steps, evaluations, checkpoints, and an exact resume."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -113,15 +114,21 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
 
 
 def _muon(rate: optax.Schedule, others: optax.GradientTransformation, recipe: Recipe) -> optax.GradientTransformation:
-    """Muon for the matrices of decoder layers; embedding, head and vectors keep to `others`."""
+    """Muon for hidden matrices; embeddings, LM heads and vectors keep to `others`."""
     from optax import contrib
 
-    def label(path: tuple, param: jax.Array) -> str:
-        return "layers" if param.ndim == 2 and "layer" in jax.tree_util.keystr(path) else "others"
-
     muon = contrib.muon(rate, weight_decay=recipe.weight_decay, consistent_rms=0.2)
-    labels = lambda params: jax.tree_util.tree_map_with_path(label, params)
-    return optax.partition({"layers": muon, "others": others}, labels)
+    return optax.partition({"hidden": muon, "others": others}, kinds_of)
+
+
+def kinds_of(params: Params) -> Params:
+    """`hidden` for each matrix between hidden states; `others` for vectors, and for matrices with the vocabulary."""
+
+    def kind(path: tuple, param: Any) -> str:
+        of_vocabulary = re.search(r"\b(embedding|head\.kernel)\b", jax.tree_util.keystr(path))
+        return "hidden" if param.ndim == 2 and not of_vocabulary else "others"
+
+    return jax.tree_util.tree_map_with_path(kind, params)
 
 
 def make_step(

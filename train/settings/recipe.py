@@ -21,7 +21,7 @@ class Recipe:
     warmup: int = 100
     """Steps of warm-up, at most a tenth of all."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """AdamW (arXiv:1711.05101), or Muon for the matrices of decoder layers (arXiv:2502.16982)."""
+    """AdamW (arXiv:1711.05101), or Muon (arXiv:2502.16982) for matrices between hidden states, AdamW for the rest."""
     b1: float = 0.9
     """AdamW's decay of the first moment."""
     b2: float = 0.95

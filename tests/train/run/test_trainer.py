@@ -19,13 +19,15 @@ from flax import nnx
 
 import jaxspec
 from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.decoding.drafter import Drafter
+from jaxspec.drafters import Eagle, EarlyExit, Edd, Medusa
 from jaxspec.model.llama import Llama
 from jaxspec.train.data import dataset, text
 from jaxspec.train.data.text import Encoded, Windows
 from jaxspec.train.methods import lm
 from jaxspec.train.run import log
 from jaxspec.train.run.folder import Run, as_typed, open_run
-from jaxspec.train.run.trainer import fit, make_optimizer, make_step, start
+from jaxspec.train.run.trainer import fit, kinds_of, make_optimizer, make_step, start
 from jaxspec.train.settings.lm import Lm
 from jaxspec.train.settings.recipe import Recipe
 
@@ -69,6 +71,26 @@ def test_a_batch_in_parts_is_the_batch(optimizer, packed):
         for name, array in parameters(state.params).items():
             np.testing.assert_allclose(array, parameters(steps[1][0].params)[name], atol=2e-4, err_msg=name)
     assert not same(steps[1][0].params, model())
+
+
+@pytest.mark.parametrize(
+    ("drafter", "hidden"),
+    [
+        (Eagle(), {"fc.kernel", "layer.attention.q.kernel", "layer.mlp.down.kernel"}),
+        (Medusa(), {"heads.0.residual.kernel", "heads.4.residual.kernel"}),
+        (EarlyExit(), {"layers.0.attention.q.kernel", "layers.0.mlp.down.kernel"}),
+        (Edd(), {"decoder.layers.0.attention.q.kernel", "decoder.layers.0.mlp.down.kernel"}),
+    ],
+)
+def test_muon_takes_matrices_between_hidden_states(drafter: Drafter, hidden: set[str]):
+    """None that has the vocabulary, and no vector."""
+    head = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(MODEL), nnx.Rngs(0)))
+    kinds = module_to_dict(kinds_of(head))
+    assert hidden <= {name for name, kind in kinds.items() if kind == "hidden"}
+    shapes = {name: leaf.shape for name, leaf in module_to_dict(head).items()}
+    assert {name for name, kind in kinds.items() if kind == "others"} == {
+        name for name, shape in shapes.items() if len(shape) == 1 or MODEL.vocab_size in shape
+    }
 
 
 @pytest.mark.parametrize("by", ["norm", "value"])
