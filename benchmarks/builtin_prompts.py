@@ -42,7 +42,7 @@ def shares(sizes: list[int], total: int) -> list[int]:
 
 def main() -> None:
     """Prints a line of JSON a prompt."""
-    _, held_out = text.split(text.standard_library())
+    held_out = [document for document in text.standard_library() if text.is_held_out(document.name)]
     files = [document for document in held_out if len(document.text) >= SHORTEST]
     number = 0
     for document, count in zip(files, shares([len(document.text) for document in files], PROMPTS), strict=True):

@@ -26,9 +26,8 @@ from jaxspec.drafters.early_exit import default_first
 from jaxspec.model.config import LlamaConfig
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import eagle, early_exit
-from jaxspec.train.run.optimizer import make_optimizer
-from jaxspec.train.run.trainer import make_step, start
-from jaxspec.train.settings.objectives import EagleObjective
+from jaxspec.train.run.trainer import make_optimizer, make_step, start
+from jaxspec.train.settings.heads import EagleObjective
 from jaxspec.train.settings.recipe import Recipe
 
 LLAMA_13B = LlamaConfig(

@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import hf_config, kinds
 from jaxspec.convert.export import head_arrays, head_config, write_published
 from jaxspec.convert.names import IGNORED, is_kernel, theirs
@@ -37,7 +35,7 @@ class PublishedHead:
         lm_head: the target's, which the older wrapper of the format carries along; else None.
     """
 
-    config: HeadConfig
+    config: heads.HeadConfig
     tensors: dict[str, Tensor]
     lm_head: Tensor | None
 
@@ -66,10 +64,10 @@ def plan(source: Path) -> PublishedHead:
     model, settings = _model(raw, found, source), {"bias": "fc.bias" in found, "own_embedding": True}
     tensors = match(_abstract(model, settings), found, published, str(source))
     dtype = main_dtype(tensors.values())
-    return PublishedHead(HeadConfig(Eagle.name, model, dtype, dtype, settings), tensors, lm_head)
+    return PublishedHead(heads.HeadConfig(Eagle.name, model, dtype, dtype, settings), tensors, lm_head)
 
 
-def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> HeadConfig:
+def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> heads.HeadConfig:
     """Converts a published head into the head `out`.
 
     Args:
@@ -126,11 +124,11 @@ def export(source: Path, out: Path, target: Path | None = None) -> None:
     target = _target_of(source) if target is None else target
     goal = config_json.read_config(target)
     heads.check_same_shape(source, config.model, goal.model)
-    arrays, dtypes = head_arrays(source, config, _abstract(config.model, config.settings))
+    arrays = head_arrays(source, config, _abstract(config.model, config.settings))
     if "embedding" not in arrays:
-        dtypes["embedding"] = np.dtype(config.source_dtype)
-        arrays |= parameters.read_arrays(target / "params", ["embedding"])
-    write_published(out, arrays, dtypes, _published_config(config, goal), "model.safetensors", published)
+        (table,) = parameters.read_arrays(target / "params", ["embedding"]).values()
+        arrays["embedding"] = table.astype(config.source_dtype)
+    write_published(out, arrays, _published_config(config, goal), "model.safetensors", published)
     say(f"wrote {out}: EAGLE head for {target}, {config.source_dtype}")
 
 
@@ -180,7 +178,7 @@ def _target_of(head: Path) -> Path:
     return folder.parent
 
 
-def _published_config(config: HeadConfig, goal: CheckpointConfig) -> dict[str, Any]:
+def _published_config(config: heads.HeadConfig, goal: CheckpointConfig) -> dict[str, Any]:
     """config.json of a published head: a LLaMA's of one layer, and what the biases are.
 
     `architectures` is LlamaForCausalLM as in the heads of EAGLE's authors, from which vLLM derives its own name for it;

@@ -1,13 +1,18 @@
 """Hugging Face's config.json to LlamaConfig and back, refusing by name whatever this library would compute wrongly."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.model.config import LlamaConfig, Rope, RopeScaling
+from jaxspec.model.config import LlamaConfig, Rope
 
-_SCALING: dict[str, RopeScaling] = {"default": "none", "linear": "linear", "dynamic": "dynamic", "llama3": "llama3"}
+# By type of rope, the numbers that it needs.
+_ROPE_NUMBERS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 _ROPE_KEYS = {
     "rope_type",
     "type",
@@ -42,15 +47,6 @@ _DEFAULTS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class SpecialTokens:
-    """Ids of the special tokens; None or empty where the source names none."""
-
-    bos: int | None = None
-    eos: tuple[int, ...] = ()
-    pad: int | None = None
-
-
 def family(config: Mapping[str, Any]) -> str:
     """`model_type` of a config. Raises CheckpointError unless it is a LLaMA or shaped like one."""
     kind = config.get("model_type")
@@ -66,15 +62,15 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
     kind = family(config)
     config = {**_DEFAULTS[kind], **config}
     _refuse(config, kind)
-    heads, hidden = _integer(config, "num_attention_heads"), _integer(config, "hidden_size")
-    length = _integer(config, "max_position_embeddings")
+    heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
+    length = integer(config, "max_position_embeddings")
     biased = kind == "llama" and bool(config.get("attention_bias"))
     try:
         return LlamaConfig(
-            vocab_size=_integer(config, "vocab_size"),
+            vocab_size=integer(config, "vocab_size"),
             hidden_size=hidden,
-            intermediate_size=_integer(config, "intermediate_size"),
-            num_layers=_integer(config, "num_hidden_layers"),
+            intermediate_size=integer(config, "intermediate_size"),
+            num_layers=integer(config, "num_hidden_layers"),
             num_heads=heads,
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or hidden // heads,
@@ -85,8 +81,8 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
             qkv_bias=biased or kind == "qwen2",
             output_bias=biased,
             mlp_bias=kind == "llama" and bool(config.get("mlp_bias")),
-            num_experts=_integer(config, "num_local_experts") if kind == "mixtral" else 0,
-            experts_per_token=_integer(config, "num_experts_per_tok") if kind == "mixtral" else 0,
+            num_experts=integer(config, "num_local_experts") if kind == "mixtral" else 0,
+            experts_per_token=integer(config, "num_experts_per_tok") if kind == "mixtral" else 0,
         )
     except CheckpointError:
         raise
@@ -94,14 +90,20 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
         raise CheckpointError(f"config.json does not describe a model: {error}") from error
 
 
-def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> SpecialTokens:
-    """Special tokens of config.json and generation_config.json; every id that either ends a sequence with counts."""
-    eos = [token for values in (generation, config) for token in _ids(values.get("eos_token_id"))]
-    bos, pad = (
-        next((ids[0] for values in (generation, config) if (ids := _ids(values.get(key)))), None)
-        for key in ("bos_token_id", "pad_token_id")
-    )
-    return SpecialTokens(bos=bos, eos=tuple(dict.fromkeys(eos)), pad=pad)
+def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Special tokens of config.json and generation_config.json, as a `CheckpointConfig` takes them.
+
+    Every id that either file ends a sequence with counts.
+    """
+
+    def ids(key):
+        return [token for values in (generation, config) for token in _ids(values.get(key))]
+
+    def first(key):
+        return next(iter(ids(key)), None)
+
+    eos = tuple(dict.fromkeys(ids("eos_token_id")))
+    return {"bos": first("bos_token_id"), "eos": eos, "pad": first("pad_token_id")}
 
 
 def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
@@ -164,30 +166,18 @@ def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
     if not isinstance(values, Mapping):
         raise CheckpointError(f"rope_scaling {values!r} is not supported, it must be an object")
     kind = values.get("rope_type") or values.get("type") or "default"
-    if kind not in _SCALING:
-        raise CheckpointError(f"rope type {kind!r} is not supported; jaxspec knows {', '.join(_SCALING)}")
+    if kind not in _ROPE_NUMBERS:
+        raise CheckpointError(f"rope type {kind!r} is not supported; jaxspec knows {', '.join(_ROPE_NUMBERS)}")
     if unknown := sorted(key for key in values.keys() - _ROPE_KEYS if values[key] is not None):
         raise CheckpointError(f"rope setting {unknown[0]!r} is not supported")
-    for key, where in (("partial_rotary_factor", values), ("partial_rotary_factor", config)):
-        if where.get(key, 1) not in (None, 1):
-            raise CheckpointError(f"{key} {where[key]} is not supported, only 1")
+    for where in (values, config):
+        if (part := where.get("partial_rotary_factor", 1)) not in (None, 1):
+            raise CheckpointError(f"partial_rotary_factor {part} is not supported, only 1")
     theta = float(values.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    if kind == "default":
-        return Rope(theta=theta)
-    original = values.get("original_max_position_embeddings")
-    factor = _rope_number(values, "factor", kind)
-    if kind == "linear":
-        return Rope(theta=theta, scaling="linear", factor=factor)
-    if kind == "dynamic":
-        return Rope(theta=theta, scaling="dynamic", factor=factor, original_length=int(original or max_length))
-    return Rope(
-        theta=theta,
-        scaling="llama3",
-        factor=factor,
-        low_freq_factor=_rope_number(values, "low_freq_factor", kind),
-        high_freq_factor=_rope_number(values, "high_freq_factor", kind),
-        original_length=int(original or max_length),
-    )
+    numbers: dict[str, Any] = {key: _rope_number(values, key, kind) for key in _ROPE_NUMBERS[kind]}
+    if kind in ("dynamic", "llama3"):
+        numbers["original_length"] = int(values.get("original_max_position_embeddings") or max_length)
+    return Rope(theta=theta, scaling="none" if kind == "default" else kind, **numbers)
 
 
 def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
@@ -208,9 +198,10 @@ def _rope_number(values: Mapping[str, Any], key: str, kind: str) -> float:
     return float(value)
 
 
-def _integer(config: Mapping[str, Any], key: str) -> int:
+def integer(config: Mapping[str, Any], key: str, file: str = "config.json") -> int:
+    """A setting that must be one. Raises CheckpointError where it is absent or something else."""
     if not isinstance(value := config.get(key), int):
-        raise CheckpointError(f"config.json must give a whole number as {key!r}, and it has {value!r}")
+        raise CheckpointError(f"{file} must give a whole number as {key!r}, and it has {value!r}")
     return value
 
 

@@ -2,16 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from rich import filesize
 
 from jaxspec.checkpoint import config_json, heads, parameters
-from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.convert import eagle, kinds, llama, medusa
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor, format_of, read_json
@@ -26,23 +24,25 @@ def describe(path: Path) -> str:
     Raises:
         CheckpointError: the folder is none of the kinds, or one that conversion would refuse.
     """
-    ours = format_of(path)
-    if ours == config_json.FORMAT:
-        return _lines(_of_checkpoint(path))
-    if ours == heads.FORMAT:
-        return _lines(_of_head(path))
-    describe_kind = {"medusa": _of_published_medusa, "model": _of_source, "unknown": _of_source}
-    return _lines(describe_kind.get(_kind_of(path), _of_published_eagle)(path))
+    of_kind: dict[str, Callable[[Path], Iterable[tuple[str, Any]]]] = {
+        config_json.FORMAT: _of_checkpoint,
+        heads.FORMAT: _of_head,
+        "medusa": _of_published_medusa,
+        "model": _of_source,
+        "unknown": _of_source,  # which refuses it
+    }
+    config_file = path / "config.json"
+    kind = format_of(path) or (kinds.kind_of(path, read_json(config_file)) if config_file.is_file() else "unknown")
+    return "\n".join(f"{key}: {value}" for key, value in of_kind.get(kind, _of_published_eagle)(path))
 
 
 def _of_checkpoint(path: Path) -> Iterable[tuple[str, Any]]:
-    config, shapes = config_json.read_config(path), parameters.read_shapes(path / "params")
-    model = parameters.abstract(config.model, config.quantize)
-    parameters.check_names(parameters.module_to_dict(model), shapes, str(path / "params"))
+    config = config_json.read_config(path)
+    shapes = parameters.read_shapes(path / "params", parameters.abstract(config.model, config.quantize))
     yield "format", f"jaxspec checkpoint, converted from {config.source_format} in {config.source_dtype}"
     yield from _of_config(config)
     yield "quantised", config.quantize or "no"
-    yield from _of_tensors({name: (leaf.shape, str(leaf.dtype)) for name, leaf in shapes.items()})
+    yield from _of_tensors(shapes)
     yield "tokenizer", "yes" if has_tokenizer(path) else "none"
     yield "heads", ", ".join(config_json.head_names(path)) or "none"
 
@@ -66,13 +66,7 @@ def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
         yield from _of_widths(config.model.hidden_size, config.model.vocab_size)
     yield from _of_settings(config.settings)
     if not weightless:
-        yield from _of_tensors({name: (leaf.shape, str(leaf.dtype)) for name, leaf in shapes.items()})
-
-
-def _kind_of(path: Path) -> kinds.Kind:
-    """Of what is published: a head of some kind or a model; what is neither is left to be refused as a model."""
-    config_file = path / "config.json"
-    return kinds.kind_of(path, read_json(config_file)) if config_file.is_file() else "unknown"
+        yield from _of_tensors(shapes)
 
 
 def _of_published_medusa(path: Path) -> Iterable[tuple[str, Any]]:
@@ -96,7 +90,7 @@ def _of_settings(settings: dict[str, Any]) -> Iterable[tuple[str, Any]]:
         yield name.replace("_", " "), value if not isinstance(value, bool) else "yes" if value else "no"
 
 
-def _of_config(config: CheckpointConfig) -> Iterable[tuple[str, Any]]:
+def _of_config(config: config_json.CheckpointConfig) -> Iterable[tuple[str, Any]]:
     yield "family", config.family
     yield from _of_model(config.model)
     yield "end of sequence", ", ".join(map(str, config.eos)) or "none"
@@ -120,22 +114,19 @@ def _of_model(c: LlamaConfig) -> Iterable[tuple[str, Any]]:
     yield "positions", f"{c.max_length}, rope theta {c.rope.theta:g}{scaling}"
 
 
-def _of_tensors(tensors: dict[str, tuple[tuple[int, ...], str]]) -> Iterable[tuple[str, Any]]:
-    kinds = Counter(dtype for _, dtype in tensors.values())
-    count = sum(math.prod(shape) for shape, _ in tensors.values())
-    size = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in tensors.values())
-    yield "dtype", ", ".join(f"{dtype} ({n} tensors)" for dtype, n in kinds.most_common())
+def _of_tensors(tensors: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Of whatever has a shape and a dtype, by name."""
+    dtypes = Counter(str(tensor.dtype) for tensor in tensors.values())
+    count = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    size = sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in tensors.values())
+    yield "dtype", ", ".join(f"{dtype} ({n} tensors)" for dtype, n in dtypes.most_common())
     yield "parameters", f"{count:,} ({filesize.decimal(size)})"
-    for name, (shape, _) in tensors.items():
+    for name, tensor in tensors.items():
         if "layers." not in name or "layers.0." in name:
-            yield f"  {name}", list(shape)
+            yield f"  {name}", list(tensor.shape)
 
 
 def _of_files(tensors: dict[str, Tensor], theirs: Callable[[str], str]) -> Iterable[tuple[str, Any]]:
     """Of what is to be converted, by the names in the files."""
-    yield from _of_tensors({theirs(ours): (tensor.shape, tensor.dtype) for ours, tensor in tensors.items()})
+    yield from _of_tensors({theirs(ours): tensor for ours, tensor in tensors.items()})
     yield "files", ", ".join(sorted({tensor.file for tensor in tensors.values()}))
-
-
-def _lines(pairs: Iterable[tuple[str, Any]]) -> str:
-    return "\n".join(f"{key}: {value}" for key, value in pairs)

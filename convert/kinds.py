@@ -40,7 +40,9 @@ def check(source: Path, config: Mapping[str, Any], wanted: Kind) -> None:
 
 
 def _by_tensors(tensors: Source) -> Kind:
-    last = lambda end: next((t for name, t in tensors.items() if f".{name}".endswith(f".{end}")), None)
+    def last(end):
+        return next((t for name, t in tensors.items() if f".{name}".endswith(f".{end}")), None)
+
     fc = last("fc.weight")
     if any(map(_EAGLE3.fullmatch, tensors)) or (fc is not None and fc.shape[1:] == (3 * fc.shape[0],)):
         return "eagle3"

@@ -5,6 +5,7 @@ Everything that can be known without reading a weight is checked before the firs
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def convert(
             config_json.write_config(folder, config)
             scheme = planned.scheme if tokenizer_from is None else "huggingface"
             tokenizer.bring(tokenizer_from or source, folder, scheme)
-        write_params(planned.tensors, dtype, folder, out, source.name or str(source), quantize)
+        write_params(planned.tensors, dtype, source, folder, out, quantize)
     kinds = ", ".join(filter(None, (config.dtype, quantize)))
     say(f"wrote {out}: {config.family}, {memory.parameter_count(config.model):,} parameters, {kinds}")
     return config
@@ -74,11 +75,11 @@ def plan(source: Path) -> Conversion:
         model, family, tokens, tensors, scheme = *_huggingface(source), "huggingface"
     matched = _match(model, tensors, scheme, source)
     dtype = main_dtype(matched.values())
-    config = CheckpointConfig(family, model, dtype, dtype, scheme, tokens.bos, tokens.eos, tokens.pad)
+    config = CheckpointConfig(family, model, dtype, dtype, scheme, **tokens)
     return Conversion(config, matched, scheme)
 
 
-def _huggingface(source: Path) -> tuple[LlamaConfig, str, hf_config.SpecialTokens, Source]:
+def _huggingface(source: Path) -> tuple[LlamaConfig, str, dict[str, Any], Source]:
     raw = read_config(source)
     generation_file = source / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
@@ -94,17 +95,11 @@ def _match(model: LlamaConfig, tensors: Source, scheme: Scheme, source: Path) ->
     found = {name: tensor for name, tensor in tensors.items() if not IGNORED.fullmatch(name)}
     if model.num_experts:
         found = experts.join(found, model.num_experts, str(source))
-    if model.tie_embeddings:
-        _check_tied(found, scheme, source)
-    return match(parameters.abstract(model), found, lambda ours: theirs(ours, scheme), str(source))
-
-
-def _check_tied(found: dict[str, Tensor], scheme: Scheme, source: Path) -> None:
-    """Drops the LM head of a tied model after comparing it with the embedding."""
-    head = found.pop(theirs("head.kernel", scheme), None)
-    embedding = found.get(theirs("embedding", scheme))
-    if head is not None and embedding is not None and not np.array_equal(head.read(), embedding.read()):
+    head = found.pop(theirs("head.kernel", scheme), None) if model.tie_embeddings else None
+    matched = match(parameters.abstract(model), found, lambda ours: theirs(ours, scheme), str(source))
+    if head is not None and not np.array_equal(head.read(), matched["embedding"].read()):
         raise CheckpointError(
-            f"{source} says tie_word_embeddings, but its {theirs('head.kernel', scheme)} differs from the embedding; "
+            f"{source} says tie_word_embeddings, but its {head.name} differs from the embedding; "
             "set tie_word_embeddings to false in config.json if the head is meant"
         )
+    return matched

@@ -12,18 +12,9 @@ from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.checkpoint.heads import HeadConfig
-from jaxspec.convert import kinds
+from jaxspec.convert import kinds, readers
 from jaxspec.convert.export import head_arrays, head_config, write_published
-from jaxspec.convert.readers import (
-    Source,
-    Tensor,
-    check_dtypes,
-    open_directory,
-    open_safetensors,
-    open_torch,
-    read_config,
-)
+from jaxspec.convert.readers import Source, Tensor
 from jaxspec.convert.transfer import main_dtype, match, write_head
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.host.terminal import say
@@ -55,10 +46,10 @@ def plan(source: Path) -> PublishedHeads:
     Raises:
         CheckpointError: what is wrong, or what the folder holds instead.
     """
-    raw = read_config(source)
+    raw = readers.read_config(source)
     kinds.check(source, raw, "medusa")
     found = _heads_of(_open(source), source)
-    check_dtypes(found)
+    readers.check_dtypes(found)
     if several := next(filter(_SECOND_BLOCK.fullmatch, found), None):
         raise CheckpointError(
             f"{source} has heads of several residual blocks (tensor {several}), and jaxspec reads those with one, "
@@ -77,7 +68,7 @@ def plan(source: Path) -> PublishedHeads:
     return PublishedHeads(tensors, count, width, vocab)
 
 
-def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> HeadConfig:
+def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> heads.HeadConfig:
     """Converts published heads into the head `out`.
 
     Args:
@@ -95,7 +86,7 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
     theirs = dataclasses.replace(goal, vocab_size=planned.vocab_size, hidden_size=planned.hidden_size)
     heads.check_same_shape(source, theirs, goal)
     source_dtype = main_dtype(planned.tensors.values())
-    config = HeadConfig(Medusa.name, goal, dtype or source_dtype, source_dtype, {"heads": planned.heads})
+    config = heads.HeadConfig(Medusa.name, goal, dtype or source_dtype, source_dtype, {"heads": planned.heads})
     write_head(source, out, config, planned.tensors, dtype, f"{planned.heads} Medusa heads")
     return config
 
@@ -110,9 +101,9 @@ def export(source: Path, out: Path) -> None:
     """
     config = head_config(source, Medusa.name)
     count, model = config.settings["heads"], config.model
-    arrays, dtypes = head_arrays(source, config, _abstract(model.hidden_size, model.vocab_size, count))
+    arrays = head_arrays(source, config, _abstract(model.hidden_size, model.vocab_size, count))
     values = {"medusa_num_heads": count, "medusa_num_layers": 1, "torch_dtype": config.source_dtype}
-    write_published(out, arrays, dtypes, values, "medusa_lm_head.safetensors", published)
+    write_published(out, arrays, values, "medusa_lm_head.safetensors", published)
     say(
         f"wrote {out}: {count} Medusa heads, {config.source_dtype}; Medusa's own code wants the target's name as "
         "base_model_name_or_path in config.json"
@@ -121,10 +112,10 @@ def export(source: Path, out: Path) -> None:
 
 def _open(source: Path) -> Source:
     """The tensors of the heads' own file, or of all the model's files, where the heads were merged into it."""
-    for suffix, opener in (("safetensors", open_safetensors), ("pt", open_torch)):
+    for suffix, opener in (("safetensors", readers.open_safetensors), ("pt", readers.open_torch)):
         if (file := source / f"medusa_lm_head.{suffix}").exists():
             return opener(file)
-    return open_directory(source)
+    return readers.open_directory(source)
 
 
 def _heads_of(tensors: Source, source: Path) -> Source:

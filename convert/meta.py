@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert.hf_config import SpecialTokens
+from jaxspec.convert.hf_config import integer
 from jaxspec.convert.names import IGNORED, Row, meta_row
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_torch, read_json
 from jaxspec.model.config import LlamaConfig, Rope
@@ -30,7 +30,6 @@ _KNOWN = {
     "max_seq_len",
     "max_batch_size",
 }
-_LLAMA3_VOCABULARY = 128256
 
 
 def is_meta(path: Path) -> bool:
@@ -49,18 +48,16 @@ def open_meta(path: Path) -> tuple[LlamaConfig, Source]:
     if not files:
         raise CheckpointError(f"{path} has params.json but no consolidated.*.pth; check that the download is complete")
     shards = [open_torch(file) for file in files]
-    for shard in shards:
-        check_dtypes(shard)
     for file, shard in zip(files, shards, strict=True):
+        check_dtypes(shard)
         if wrong := sorted(shard.keys() ^ shards[0].keys()):
             raise CheckpointError(f"tensor {wrong[0]} is not in both {files[0].name} and {file.name} of {path}")
     for name in shards[0]:
         if meta_row(name) is None and not IGNORED.fullmatch(name):
             raise CheckpointError(f"tensor {name} in {files[0]} is not part of a LLaMA; is this another model?")
-    if wrong := [
-        name for name in ("tok_embeddings.weight", "layers.0.feed_forward.w1.weight") if name not in shards[0]
-    ]:
-        raise CheckpointError(f"tensor {wrong[0]} is missing in {files[0]}")
+    for name in ("tok_embeddings.weight", "layers.0.feed_forward.w1.weight"):
+        if name not in shards[0]:
+            raise CheckpointError(f"tensor {name} is missing in {files[0]}")
 
     dim, heads = _integer(params, "dim"), _integer(params, "n_heads")
     kv_heads = params.get("n_kv_heads") or heads
@@ -72,11 +69,11 @@ def open_meta(path: Path) -> tuple[LlamaConfig, Source]:
     return _config(params, source), source
 
 
-def special_tokens(config: LlamaConfig) -> SpecialTokens:
+def special_tokens(config: LlamaConfig) -> dict[str, Any]:
     """Meta's files name no special tokens; these are the ones of its tokenizers (the chat models' ends included)."""
-    if config.vocab_size >= _LLAMA3_VOCABULARY:
-        return SpecialTokens(bos=128000, eos=(128001, 128008, 128009))
-    return SpecialTokens(bos=1, eos=(2,))
+    if config.vocab_size >= 128256:  # LLaMA 3's
+        return {"bos": 128000, "eos": (128001, 128008, 128009)}
+    return {"bos": 1, "eos": (2,)}
 
 
 def _config(params: Mapping[str, Any], source: Source) -> LlamaConfig:
@@ -184,6 +181,4 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def _integer(params: Mapping[str, Any], key: str) -> int:
-    if not isinstance(value := params.get(key), int):
-        raise CheckpointError(f"params.json must give a whole number as {key!r}, and it has {value!r}")
-    return value
+    return integer(params, key, "params.json")

@@ -63,11 +63,8 @@ def _split(name: str) -> tuple[str, str]:
 
 def theirs(ours: str, scheme: Scheme) -> str:
     """Name in the files of our parameter: `layers.0.mlp.up.kernel` → `model.layers.0.mlp.up_proj.weight`."""
-    pattern, layer = _split(ours)
-    module, suffix = pattern, "weight"
-    if is_kernel(ours) or ours.endswith(".bias"):
-        module, kind = pattern.rsplit(".", 1)
-        suffix = "bias" if kind == "bias" else "weight"
+    module, layer = _split(ours.removesuffix(".kernel").removesuffix(".bias"))
+    suffix = "bias" if ours.endswith(".bias") else "weight"
     return f"{getattr(_BY_OURS[module], scheme).format(layer)}.{suffix}"
 
 

@@ -4,17 +4,15 @@ A mapped file counts as memory for as long as it is mapped and its pages were to
 costs a millisecond and keeps the peak at one tensor.
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
-import math
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import ml_dtypes
+import ml_dtypes  # it also teaches numpy the name bfloat16
 import numpy as np
 
 from jaxspec.checkpoint import config_json, heads
@@ -35,10 +33,6 @@ class Tensor:
     dtype: str
     file: str
     read: Callable[[], np.ndarray]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 Source = Mapping[str, Tensor]
@@ -98,45 +92,39 @@ def open_safetensors(path: Path) -> Source:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"tensor {name} in {path} cannot be read: {error}; download it again") from error
 
+    def lazy(name: str, header: Any) -> Tensor:
+        dtype = str(header.get_dtype())
+        shape, dtype = tuple(header.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype)
+        return Tensor(name, shape, dtype, path.name, functools.partial(read, name))
+
     try:
         with safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping, it has no __iter__)
-            headers = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+            return {name: lazy(name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 (it has no __iter__)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}); it may be truncated: download it again"
         ) from error
-    dtypes = {name: _SAFETENSORS_DTYPES.get(str(dtype), str(dtype)) for name, (_, dtype) in headers.items()}
-    return {
-        name: Tensor(name, shape, dtypes[name], path.name, functools.partial(read, name))
-        for name, (shape, _) in headers.items()
-    }
 
 
 def open_torch(path: Path) -> Source:
     """Every tensor of one PyTorch file, which must be a state dict and nothing else: no pickled code is ever run."""
-    with _loaded(path) as state:
-        headers = {
-            name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in state.items()
-        }
 
     def read(name: str) -> np.ndarray:
         import torch
 
-        with _loaded(path) as state:
-            tensor = state[name].contiguous()
-            if tensor.dtype == torch.bfloat16:
-                return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
-            return tensor.numpy().copy()
+        tensor = _load_torch(path)[name].contiguous()
+        if tensor.dtype == torch.bfloat16:
+            return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
+        return tensor.numpy().copy()
 
-    return {
-        name: Tensor(name, shape, dtype, path.name, functools.partial(read, name))
-        for name, (shape, dtype) in headers.items()
-    }
+    def lazy(name: str, tensor: Any) -> Tensor:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return Tensor(name, tuple(tensor.shape), dtype, path.name, functools.partial(read, name))
+
+    return {name: lazy(name, tensor) for name, tensor in _load_torch(path).items()}
 
 
-@contextlib.contextmanager
-def _loaded(path: Path) -> Iterator[dict[str, Any]]:
+def _load_torch(path: Path) -> dict[str, Any]:
     """The tensors of a PyTorch file, mapped rather than read."""
     try:
         import torch
@@ -156,7 +144,7 @@ def _loaded(path: Path) -> Iterator[dict[str, Any]]:
         ) from error
     if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
         raise CheckpointError(f"{path} is no state dict: it must map names to tensors and hold nothing else")
-    yield state
+    return state
 
 
 def check_dtypes(tensors: Source) -> None:

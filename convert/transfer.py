@@ -1,20 +1,18 @@
 """Tensors of a source → Orbax parameters: matched by name and shape first, then streamed one by one."""
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
+import jax
 import numpy as np
 from flax import nnx
 from rich import filesize
 
 from jaxspec.checkpoint import heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert.names import is_kernel, turned
 from jaxspec.convert.readers import Source, Tensor
 from jaxspec.host import processes
@@ -30,13 +28,6 @@ _SMALLEST_GROUP = 32 * 2**20
 _BLOCK = 2**22
 
 
-@dataclasses.dataclass(frozen=True)
-class Expected:
-    """Shape that a tensor must have in the file."""
-
-    shape: tuple[int, ...]
-
-
 def match(model: nnx.Module, found: Source, theirs: Callable[[str], str], where: str) -> dict[str, Tensor]:
     """Our name → tensor, for exactly the parameters of an abstract module.
 
@@ -47,7 +38,7 @@ def match(model: nnx.Module, found: Source, theirs: Callable[[str], str], where:
     """
     expected = parameters.module_to_dict(model)
     shape = lambda ours, leaf: (*leaf.shape[:-2], *leaf.shape[:-3:-1]) if is_kernel(ours) else leaf.shape
-    wanted = {theirs(ours): Expected(shape(ours, leaf)) for ours, leaf in expected.items()}
+    wanted = {theirs(ours): jax.ShapeDtypeStruct(shape(ours, leaf), leaf.dtype) for ours, leaf in expected.items()}
     parameters.check_names(wanted, found, where)
     return {ours: found[theirs(ours)] for ours in sorted(expected, key=parameters.natural)}
 
@@ -56,7 +47,7 @@ def main_dtype(tensors: Iterable[Tensor]) -> str:
     """The dtype of most bytes."""
     weight = Counter[str]()
     for tensor in tensors:
-        weight[tensor.dtype] += tensor.nbytes
+        weight[tensor.dtype] += math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize
     return weight.most_common(1)[0][0]
 
 
@@ -73,30 +64,35 @@ def total_bytes(tensors: Mapping[str, Tensor], dtype: str | None, quantize: str 
 
 
 def write_params(
-    tensors: dict[str, Tensor],
-    dtype: str | None,
-    folder: Path,
-    out: Path,
-    title: str,
-    quantize: str | None = None,
+    tensors: dict[str, Tensor], dtype: str | None, source: Path, folder: Path, out: Path, quantize: str | None = None
 ) -> None:
-    """Writes the parameters of a model into `folder`, which is to become `out`.
+    """Writes the parameters of the model in `source` into `folder`, which is to become `out`.
 
     They are cast to `dtype` if one is given, and the kernels quantised if that is wanted.
     """
     size = total_bytes(tensors, dtype, quantize)
-    with progress(f"converting {title}:", size, form=filesize.decimal) as shown, deferred() as interrupts:
-        params = _counted(_stream(tensors, dtype, quantize), out, size, shown.advance, interrupts.release)
-        parameters.write_params(folder / "params", params, max(size // _GROUPS, _SMALLEST_GROUP))
+    title = f"converting {source.name or source}:"
+    with progress(title, size, form=filesize.decimal) as shown, deferred() as interrupts:
+
+        def counted() -> Iterator[tuple[str, Any]]:
+            """Stops before the disk is full: Orbax's threads each end in a traceback there."""
+            for name, array in _stream(tensors, dtype, quantize):
+                interrupts.release()
+                check_room(out, size - shown.done)
+                shown.advance(array.nbytes)
+                yield name, array
+                del array
+
+        parameters.write_params(folder / "params", counted(), max(size // _GROUPS, _SMALLEST_GROUP))
 
 
 def write_head(
-    source: Path, out: Path, config: HeadConfig, tensors: dict[str, Tensor], dtype: str | None, kind: str
+    source: Path, out: Path, config: heads.HeadConfig, tensors: dict[str, Tensor], dtype: str | None, kind: str
 ) -> None:
     """Writes the head `out` from the tensors of `source`, and says so; `kind` is what it is called then."""
     with staged(out, total_bytes(tensors, dtype)) as folder:
         heads.write_config(folder, config)
-        write_params(tensors, dtype, folder, out, source.name or str(source))
+        write_params(tensors, dtype, source, folder, out)
     count = sum(math.prod(tensor.shape) for tensor in tensors.values())
     say(f"wrote {out}: {kind}, {count:,} parameters, {config.dtype}")
 
@@ -115,24 +111,6 @@ def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None)
         del array  # or the next one would be read beside it
         for name in list(packed):
             yield name, processes.spread(np.asarray(packed.pop(name)))
-
-
-def _counted(
-    params: Iterator[tuple[str, Any]],
-    out: Path,
-    left: int,
-    advance: Callable[[int], None],
-    let_interrupts_through: Callable[[], None],
-) -> Iterator[tuple[str, Any]]:
-    """The same pairs, counted, and stopped before the disk is full: Orbax's threads each end in a traceback there."""
-    for name, array in params:
-        let_interrupts_through()
-        size = array.nbytes
-        check_room(out, left)
-        yield name, array
-        del array
-        left -= size
-        advance(size)
 
 
 def _check_finite(array: np.ndarray, tensor: Tensor) -> None:

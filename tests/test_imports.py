@@ -16,7 +16,8 @@ FLOORS = (
     ("methods",),
     ("costs",),
     ("engine",),
-    ("evaluate", "planning", "convert"),
+    ("planning",),
+    ("evaluate", "convert"),
     ("report", "train"),
     ("commands",),
 )

@@ -44,7 +44,10 @@ class Cape(TreeBuilder):
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
     ) -> tuple[DraftTree, Frontier]:
         proposal = propose(MOST)
-        first = lambda values: values[:, 0]  # the frontier is one node wide
+
+        def first(values):  # the frontier is one node wide
+            return values[:, 0]
+
         offered = proposal.token.shape[2]  # fewer in a small vocabulary
         top = jnp.exp(proposal.log_prob[..., 0]) if proposal.probs is None else proposal.probs.max(axis=-1)
         bounds, widths = zip(*WIDTHS, strict=True)

@@ -87,11 +87,17 @@ def add_level(
     batch, expanded, offered = proposal.token.shape
     live = proposal.live & frontier.live[..., None] & active[:, None, None]
     log_confidence = take(tree.log_confidence, frontier.node)[..., None] + proposal.log_prob
-    flat = lambda values: values.reshape(batch, expanded * offered)
+
+    def flat(values):
+        return values.reshape(batch, expanded * offered)
+
     # The root has `first_level` children; the buffer's slots for later levels begin after those.
     count = min(limits.per_level, expanded * offered)
     score, best = jax.lax.top_k(flat(jnp.where(live, log_confidence, -jnp.inf)), count)
-    pick = lambda values: jnp.take_along_axis(flat(values), best, axis=1)
+
+    def pick(values):
+        return jnp.take_along_axis(flat(values), best, axis=1)
+
     parent = pick(jnp.broadcast_to(frontier.node[..., None], proposal.token.shape))
     first = jnp.where(frontier.level == 0, 1, 1 + limits.first_level + (frontier.level - 1) * limits.per_level)
     slots = first + jnp.arange(count)

@@ -2,18 +2,15 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.quantization import KINDS
 
 FORMAT = "jaxspec"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # of checkpoints and of heads
 DTYPES = ("float32", "bfloat16", "float16")
-LATER = MappingProxyType({"quantize": None})
 
 
 class CheckpointError(ValueError):
@@ -57,18 +54,11 @@ class CheckpointConfig:
     @classmethod
     def from_json(cls, text: str) -> "CheckpointConfig":
         """Inverse of `to_json`. Raises ValueError naming a missing, unknown or wrong key."""
-        values = fields_of(text, cls, FORMAT, FORMAT_VERSION, "; convert the model with `jaxspec-convert llama`", LATER)
+        values = fields_of(text, cls, FORMAT, "; convert the model with `jaxspec-convert llama`", quantize=None)
         return cls(**{**values, "eos": tuple(values["eos"])})
 
 
-def fields_of(
-    text: str,
-    kind: type,
-    format_name: str,
-    version: int,
-    advice: str = "",
-    later: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Any]:
+def fields_of(text: str, kind: type, format_name: str, advice: str = "", **later: Any) -> dict[str, Any]:
     """Fields of a config dataclass from its JSON. Raises ValueError naming a missing, unknown or wrong key.
 
     Args:
@@ -78,8 +68,8 @@ def fields_of(
     values = json.loads(text)
     if not isinstance(values, dict) or values.pop("format", None) != format_name:
         raise ValueError(f'it has no "format": "{format_name}"{advice}')
-    if (found := values.pop("version", None)) != version:
-        raise ValueError(f"its version is {found}, this jaxspec reads version {version}")
+    if (found := values.pop("version", None)) != FORMAT_VERSION:
+        raise ValueError(f"its version is {found}, this jaxspec reads version {FORMAT_VERSION}")
     values = {**later, **values}
     if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(kind)}):
         raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
@@ -99,7 +89,7 @@ def read_config(path: Path | str) -> CheckpointConfig:
     try:
         return CheckpointConfig.from_json(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(f"there is no readable jaxspec checkpoint at {path}: {file} {_reason(error)}") from error
+        raise CheckpointError(f"there is no readable jaxspec checkpoint at {path}: {file} {error.strerror}") from error
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} is not the config of a jaxspec checkpoint: {error}") from error
 
@@ -112,9 +102,3 @@ def write_config(path: Path | str, config: CheckpointConfig) -> None:
 def head_names(path: Path | str) -> tuple[str, ...]:
     """Sorted names of the heads found under CKPT/heads: the folders that hold a config.json."""
     return tuple(sorted(file.parent.name for file in (Path(path) / "heads").glob("*/config.json")))
-
-
-def _reason(error: Exception) -> str:
-    """One line of what an exception says."""
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return " ".join(text.split())[:300]

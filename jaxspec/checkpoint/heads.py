@@ -8,11 +8,10 @@ from typing import Any
 from flax import nnx
 
 from jaxspec.checkpoint import config_json, parameters
-from jaxspec.checkpoint.config_json import CheckpointError, check_dtypes, fields_of
+from jaxspec.checkpoint.config_json import FORMAT_VERSION, CheckpointError, check_dtypes, fields_of
 from jaxspec.model.config import LlamaConfig
 
 FORMAT = "jaxspec-head"
-FORMAT_VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +35,12 @@ class HeadConfig:
     def __post_init__(self) -> None:
         check_dtypes(self.dtype, self.source_dtype)
 
-    def to_json(self) -> str:
-        """Text of `config.json`, read back by `read_config`."""
-        return json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=2) + "\n"
-
 
 def read_config(path: Path) -> HeadConfig:
     """Reads the config of a head. Raises CheckpointError where it is missing or damaged."""
     file = path / "config.json"
     try:
-        return HeadConfig(**fields_of(file.read_text(encoding="utf-8"), HeadConfig, FORMAT, FORMAT_VERSION))
+        return HeadConfig(**fields_of(file.read_text(encoding="utf-8"), HeadConfig, FORMAT))
     except OSError as error:
         raise CheckpointError(f"there is no readable head at {path}: {file}: {error.strerror}") from error
     except (ValueError, TypeError) as error:
@@ -61,8 +56,9 @@ def read_head(path: Path, drafter: str) -> HeadConfig:
 
 
 def write_config(path: Path, config: HeadConfig) -> None:
-    """Writes config.json into the folder of a head."""
-    (path / "config.json").write_text(config.to_json(), encoding="utf-8")
+    """Writes config.json into the folder of a head, read back by `read_config`."""
+    values = {"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(config)}
+    (path / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def write_head(path: Path, config: HeadConfig, module: nnx.Module) -> None:

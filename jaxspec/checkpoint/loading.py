@@ -39,7 +39,7 @@ class Checkpoint:
     def context(self) -> Iterator[None]:
         """What all its programs are compiled and run under: its mesh, and full float32 products where weights are wide.
 
-        Accelerators round float32 to less unless told.
+        Accelerators round float32 to less by default.
         """
         wide = self.target.norm[...].dtype == jnp.float32
         with jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(), use(self.mesh):
@@ -53,7 +53,7 @@ def load(
 
     Args:
         path: the folder; `builtin` is the small model that comes with the package.
-        dtype: of weights and computation; float32 on a CPU, bfloat16 on an accelerator unless told.
+        dtype: of weights and computation; by default float32 on a CPU, bfloat16 on an accelerator.
         mesh: as `make_mesh` gives it, to spread the weights over, each read straight into its parts. Where several
             devices keep the same KV heads, stderr says so.
         quantize: `int8` or `int4` makes the target's kernels integers as they are read (see `model/quantization.py`),

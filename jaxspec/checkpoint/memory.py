@@ -33,9 +33,8 @@ def kv_bytes(config: LlamaConfig, batch: int, rows: int, dtype: Any) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * batch * rows * jnp.dtype(dtype).itemsize
 
 
-def available_bytes(device: Any = None) -> int:
-    """Free memory of a device (the default one if None); the host's for a CPU."""
-    device = device or jax.devices()[0]
+def available_bytes(device: Any) -> int:
+    """Free memory of a device; the host's for a CPU."""
     if device.platform != "cpu" and (stats := device.memory_stats()):
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     try:
@@ -45,33 +44,17 @@ def available_bytes(device: Any = None) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def check_fits(
-    config: LlamaConfig,
-    dtype: Any,
-    *,
-    batch: int = 1,
-    rows: int = 0,
-    device: Any = None,
-    quantize: str | None = None,
-) -> None:
-    """Raises CheckpointError, with the arithmetic, where parameters and KV cache exceed the device's free memory."""
-    dtype, device = jnp.dtype(dtype), device or jax.devices()[0]
-    weights, cache = required_bytes(config, dtype, quantize), kv_bytes(config, batch, rows, dtype)
-    free = available_bytes(device)
-    if weights + cache <= free:
-        return
-    c = config
-    each = f"x {dtype.itemsize} bytes" if quantize is None else f"as {quantize}"
-    parts = f"{parameter_count(c):,} parameters {each} = {filesize.decimal(weights)}"
-    if cache:
-        parts += (
-            f", KV cache 2 x {c.num_layers} layers x {c.num_kv_heads} heads x {c.head_dim} x {rows} rows"
-            f" x batch {batch} x {dtype.itemsize} bytes = {filesize.decimal(cache)}"
+def check_fits(config: LlamaConfig, dtype: Any, quantize: str | None = None) -> None:
+    """Raises CheckpointError, with the arithmetic, where the parameters exceed the default device's free memory."""
+    needed, device = required_bytes(config, dtype, quantize), jax.devices()[0]
+    if needed > (free := available_bytes(device)):
+        each = f"x {jnp.dtype(dtype).itemsize} bytes" if quantize is None else f"as {quantize}"
+        size = filesize.decimal(needed)
+        raise CheckpointError(
+            f"the model needs {size} ({parameter_count(config):,} parameters {each} = {size}) and "
+            f"{device.platform}:{device.id} has {filesize.decimal(free)} free; "
+            "choose a smaller model, dtype, batch or length"
         )
-    raise CheckpointError(
-        f"the model needs {filesize.decimal(weights + cache)} ({parts}) and {device.platform}:{device.id} has "
-        f"{filesize.decimal(free)} free; choose a smaller model, dtype, batch or length"
-    )
 
 
 def check_parts_fit(config: LlamaConfig, dtype: Any, mesh: Mesh, quantize: str | None = None) -> None:

@@ -4,6 +4,7 @@
 `nnx.Module`, so heads use the same functions.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,10 +14,12 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint.experimental.v1 as ocp
 from flax import nnx
+from flax.nnx.traversals import flatten_mapping, unflatten_mapping
 from jax.sharding import Mesh
 
-from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError, _reason, read_config
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError, read_config
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.model.placement import move, place
@@ -50,10 +53,13 @@ def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quant
     config = read_config(path)
     how = quantization(config, quantize, path)
     params, dtype = Path(path) / "params", config.dtype if dtype is None else dtype
-    placed = lambda module: module if mesh is None else place(module, mesh)
-    if how is None or how == config.quantize:
-        return load_params(params, placed(abstract(config.model, how)), dtype)
+
+    def placed(module):
+        return module if mesh is None else place(module, mesh)
+
     module = placed(abstract(config.model, how))
+    if how is None or how == config.quantize:
+        return load_params(params, module, dtype)
     values = read_packed(params, placed(abstract(config.model)), dtype, how)
     return dict_to_module(module, values if mesh is None else move(values, module_to_dict(module)))
 
@@ -111,33 +117,48 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
     `path` must not exist; it appears when everything is written. Beside it Orbax keeps `NAME.partial_save` until then.
     Of several processes all call this, and each writes its part of arrays that lie on a mesh.
     """
-    import orbax.checkpoint.experimental.v1 as ocp
-
     path = str(Path(path).absolute())
     # Saving blocks until the bytes are on disk, so Orbax needs no copy of its own to write from.
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
     with context:
         for group in _groups(params, group_bytes):
-            ocp.partial.save(path, _nest(group))
+            ocp.partial.save(path, unflatten_mapping(group, sep="."))
             group.clear()
         ocp.partial.finalize(path)
 
 
-def read_shapes(path: Path | str) -> dict[str, Any]:
-    """Dotted name → metadata with `.shape` and `.dtype` of the parameters that `write_params` wrote."""
-    import orbax.checkpoint.experimental.v1 as ocp
-
+@contextlib.contextmanager
+def _reading(path: Path | str) -> Iterator[None]:
+    """Raises CheckpointError for whatever goes wrong while parameters are read."""
     try:
-        return dict(_flatten(ocp.metadata(str(Path(path).absolute())).metadata))
+        yield
     except Exception as error:  # Orbax and TensorStore raise many types, none of them documented
-        raise CheckpointError(f"the parameters at {path} cannot be read: {_reason(error)}") from error
+        reason = "they are incomplete or damaged; convert or copy the checkpoint again"
+        if isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
+        elif isinstance(error, MemoryError | jax.errors.JaxRuntimeError):
+            reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"the parameters at {path} cannot be read: {reason}") from error
+
+
+def read_shapes(path: Path | str, module: nnx.Module | None = None) -> dict[str, Any]:
+    """Dotted name → metadata with `.shape` and `.dtype` of the parameters that `write_params` wrote.
+
+    Args:
+        module: abstract; if given, CheckpointError is raised unless the parameters are exactly its.
+    """
+    with _reading(path):
+        stored = flatten_mapping(ocp.metadata(str(Path(path).absolute())).metadata, sep=".")
+    if module is not None:
+        check_names(module_to_dict(module), stored, str(path))
+    return stored
 
 
 def read_arrays(path: Path | str, names: Collection[str]) -> dict[str, np.ndarray]:
     """Some of the parameters that `write_params` wrote, as they are on disk, whatever devices wrote them."""
     stored = read_shapes(path).items()
-    wanted = {name: _wanted(name, meta, None, None) if name in names else _skip() for name, meta in stored}
+    wanted = {name: _wanted(name, meta, None, None) if name in names else ocp.PLACEHOLDER for name, meta in stored}
     return {name: np.asarray(array) for name, array in _load(path, wanted).items() if name in names}
 
 
@@ -147,8 +168,7 @@ def load_params(path: Path | str, module: M, dtype: Any = None) -> M:
     Each goes to the sharding that its `jax.ShapeDtypeStruct` has, of which a process reads its own part; else to the
     default device.
     """
-    stored, places = read_shapes(path), module_to_dict(module)
-    check_names(places, stored, str(path))
+    stored, places = read_shapes(path, module), module_to_dict(module)
     wanted = {name: _wanted(name, meta, dtype, places[name].sharding) for name, meta in stored.items()}
     return dict_to_module(module, _load(path, wanted))
 
@@ -160,15 +180,14 @@ def read_packed(path: Path | str, module: nnx.Module, dtype: Any, how: str) -> d
         module: abstract, as it is on disk, with the shardings to read it into, if any.
         dtype: of what stays a float.
     """
-    stored, places = read_shapes(path), module_to_dict(module)
-    check_names(places, stored, str(path))
+    stored, places = read_shapes(path, module), module_to_dict(module)
     wanted = (
         (name, _wanted(name, meta, None if kind_of(name, how) else dtype, places[name].sharding))
         for name, meta in stored.items()
     )
     found: dict[str, Any] = {}
     for group in _groups(wanted, GROUP_BYTES):
-        arrays = _load(path, {name: group.get(name, _skip()) for name in stored})
+        arrays = _load(path, {name: group.get(name, ocp.PLACEHOLDER) for name in stored})
         for name in group:
             found |= pack(name, arrays.pop(name), how)
     return found
@@ -181,26 +200,15 @@ def _wanted(name: str, meta: Any, dtype: Any, place: Any) -> jax.ShapeDtypeStruc
     return jax.ShapeDtypeStruct(meta.shape, jnp.dtype(meta.dtype if kept else dtype), sharding=where)
 
 
-def _skip() -> Any:
-    """Stands for a parameter that is not read."""
-    import orbax.checkpoint.experimental.v1 as ocp
-
-    return ocp.PLACEHOLDER
-
-
 def _load(path: Path | str, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Reads what each `_wanted` asks for, cast and put where it says, and leaves out what `_skip` stands for."""
-    import orbax.checkpoint.experimental.v1 as ocp
-
+    """Reads what each `_wanted` asks for, cast and put where it says; what `PLACEHOLDER` stands for is not read."""
     context = ocp.Context()
     # Bounds the tensors that exist twice, as read and as cast; the largest one must fit, with a byte to spare.
     largest = max((math.prod(leaf.shape) * 4 for leaf in wanted.values() if leaf is not ocp.PLACEHOLDER), default=0)
     context.memory.read_concurrent_bytes = max(largest, GROUP_BYTES) + 1
-    try:
-        with context:
-            return dict(_flatten(ocp.load(str(Path(path).absolute()), _nest(wanted))))
-    except Exception as error:  # as in read_shapes
-        raise CheckpointError(f"the parameters at {path} cannot be read: {_reason(error)}") from error
+    with _reading(path), context:
+        nested = unflatten_mapping(wanted, sep=".")
+        return flatten_mapping(ocp.load(str(Path(path).absolute()), nested), sep=".")
 
 
 def _groups(params: Iterable[tuple[str, Any]], group_bytes: int) -> Iterator[dict[str, Any]]:
@@ -214,24 +222,3 @@ def _groups(params: Iterable[tuple[str, Any]], group_bytes: int) -> Iterator[dic
             group = {}
     if group:
         yield group
-
-
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a.b": x} → {"a": {"b": x}}."""
-    nested: dict[str, Any] = {}
-    for name, value in flat.items():
-        *parents, last = name.split(".")
-        into = nested
-        for key in parents:
-            into = into.setdefault(key, {})
-        into[last] = value
-    return nested
-
-
-def _flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Inverse of `_nest`."""
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

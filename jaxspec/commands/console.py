@@ -4,21 +4,20 @@ Exit codes: 2 for bad input, 1 for a failure, 130 for Ctrl-C. The sentence is th
 """
 
 import contextlib
-import functools
 import importlib
 import io
 import logging
-import operator
 import os
 import re
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, Union
 
-from tyro import conf
+import tyro
+
+from jaxspec.host.libtpu import expect_no_chip
 
 _BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+")
 _OWN_CHECK = re.compile(r"Error parsing __tyro-dummy-inner__\S*: (.*?)\.? For full helptext")
@@ -30,8 +29,10 @@ def run(command: Callable[[], Any]) -> NoReturn:
 
     ValueError is what the library raises for bad input. With JAXSPEC_TRACEBACK set, a traceback precedes the sentence.
     """
-    before = signal.signal(signal.SIGTERM, _terminate)  # so that a terminated run cleans up like an interrupted one
+    # So that a terminated run cleans up like an interrupted one.
+    before = signal.signal(signal.SIGTERM, lambda number, _: fail("terminated", 128 + number))
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
+    expect_no_chip()
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a traceback a thread; the sentence says it once
     try:
         command()
@@ -50,18 +51,15 @@ def run(command: Callable[[], Any]) -> NoReturn:
     sys.exit(0)
 
 
-def carry_out(
-    prog: str, description: str, commands: Mapping[str, tuple[type, str]], args: Sequence[str] | None = None
-) -> None:
+def carry_out(prog: str, description: str, commands: Mapping[str, tuple[type, str]]) -> None:
     """Parses a command line, and does what it says.
 
     Args:
         commands: by name: the dataclass of its settings, and the function that takes them, as `module.function`, which
             is imported only once it is asked for: `--help` need not load JAX.
     """
-    named: Any = [Annotated[kind, conf.subcommand(name)] for name, (kind, _) in commands.items()]
-    kinds = functools.reduce(operator.or_, named)
-    settings = parse(kinds, prog, description, args)
+    named = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _) in commands.items())
+    settings = parse(Union[named], prog, description)  # noqa: UP007 (made at run time)
     work = next(work for kind, work in commands.values() if type(settings) is kind)
     module, _, function = work.rpartition(".")
     getattr(importlib.import_module(f"jaxspec.{module}"), function)(settings)
@@ -69,8 +67,6 @@ def carry_out(
 
 def parse(kind: Any, prog: str, description: str, args: Sequence[str] | None = None) -> Any:
     """tyro's parse of the command line into `kind`; its box of an error becomes one sentence and exit code 2."""
-    import tyro
-
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -105,13 +101,8 @@ def _sentence(error: BaseException) -> str:
 
 def _unbox(text: str) -> str:
     """The sentences inside a tyro box, without rules, borders and the lists below the first rule."""
-    lines = [_BOX.sub(" ", line).strip() for line in text.splitlines()]
-    body = [line for line in lines[1:] if line]
-    text = " ".join(" ".join(body).split())
+    _, _, body = text.partition("\n")
+    text = " ".join(_BOX.sub(" ", body).split())
     if found := _OWN_CHECK.search(text):
         return f"error: {found[1]}"
     return "error: " + re.sub(r"\.? For full helptext, (?:run|see):? ", "; see ", text)
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    fail("terminated", 128 + number)

@@ -25,11 +25,10 @@ def convert_llama(settings: Llama) -> None:
 
 def convert_head(settings: Head) -> None:
     """`jaxspec-convert head`."""
-    from jaxspec.convert import eagle, hub, kinds, medusa
-    from jaxspec.convert.readers import read_config
+    from jaxspec.convert import eagle, hub, kinds, medusa, readers
 
     source = hub.locate(settings.src, settings.revision)
-    kind = medusa if kinds.kind_of(source, read_config(source)) == "medusa" else eagle
+    kind = medusa if kinds.kind_of(source, readers.read_config(source)) == "medusa" else eagle
     kind.convert(source, settings.out, locate(settings.target), settings.dtype)
 
 

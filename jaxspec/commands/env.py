@@ -5,7 +5,7 @@ import jax
 from jaxspec.checkpoint import memory
 from jaxspec.commands.settings import Env
 from jaxspec.costs import kept_tables
-from jaxspec.host import cache_folder, compilation_cache, environment
+from jaxspec.host import compilation_cache, environment
 
 
 def run(settings: Env) -> None:
@@ -16,6 +16,6 @@ def run(settings: Env) -> None:
         free = memory.available_bytes(device) / 1e9
         print(f"{'device':10} {device.platform}:{device.id} {device.device_kind}, {free:.1f} GB free")
     print(f"{'processor':10} {environment.device()}")
-    print(f"{'cache':10} {cache_folder.cache_folder()}")
+    print(f"{'cache':10} {environment.cache_folder()}")
     print(f"{'costs':10} {kept_tables.folder()}")
     print(f"{'compiled':10} {compilation_cache.keep_compilations() or 'not kept'}")

@@ -58,7 +58,9 @@ class BetaTS(Controller):
                 raise ValueError(f"beta-ts: {name} must be at least {BETA_FLOOR}, and is {getattr(self, name)}")
 
     def init(self, batch: int) -> BetaState:
-        of = lambda prior: jnp.full(batch, prior, jnp.float32)
+        def of(prior):
+            return jnp.full(batch, prior, jnp.float32)
+
         return BetaState(alpha=of(self.prior_alpha), beta=of(self.prior_beta))
 
     def keep_drafting(

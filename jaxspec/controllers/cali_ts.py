@@ -84,7 +84,9 @@ class CaliTS(Controller):
 
     def init(self, batch: int) -> CaliState:
         # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
-        of = lambda value: jnp.full(batch, value, jnp.float32)
+        def of(value):
+            return jnp.full(batch, value, jnp.float32)
+
         return CaliState(estimate=of(self.prior), trials=of(0), rounds=of(0))
 
     def keep_drafting(

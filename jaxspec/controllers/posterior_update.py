@@ -16,7 +16,10 @@ def update_beta(
     alpha: Float[Array, " B"], beta: Float[Array, " B"], successes: Int[Array, " B"], trials: Int[Array, " B"]
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
     """Beta(alpha + successes, beta + failures) (Eqs. 3 and 4)."""
-    add = lambda old, new: jnp.maximum(old + new, BETA_FLOOR)
+
+    def add(old, new):
+        return jnp.maximum(old + new, BETA_FLOOR)
+
     return add(alpha, successes), add(beta, trials - successes)
 
 

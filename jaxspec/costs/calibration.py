@@ -11,8 +11,8 @@ from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.controllers import Fixed
 from jaxspec.costs import kept_tables
-from jaxspec.costs.kept_tables import Subject
-from jaxspec.costs.round_pieces import Job, draft_job, half_way, resume_job, target_job
+from jaxspec.costs.round_fit import round_pair
+from jaxspec.costs.round_pieces import half_way, resume_job, target_job
 from jaxspec.costs.timing import seconds_per_unit
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
@@ -52,7 +52,7 @@ def costs_of(model: Checkpoint, method: Method, weights: Any) -> CostTable:
     return table
 
 
-def keep(subject: Subject, table: CostTable) -> None:
+def keep(subject: kept_tables.Subject, table: CostTable) -> None:
     """Writes the table into the cache folder, if that can be written, and says where."""
     try:
         kept_tables.write(subject, table)
@@ -61,11 +61,11 @@ def keep(subject: Subject, table: CostTable) -> None:
         say(f"not kept, since {subject.file.parent} cannot be written ({error.strerror})")
 
 
-def describe(model: Checkpoint, method: Method) -> Subject:
+def describe(model: Checkpoint, method: Method) -> kept_tables.Subject:
     """What the times of a method's drafter depend on."""
     digest = lambda folder: hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
     versions = environment.versions()
-    return Subject(
+    return kept_tables.Subject(
         target=digest(model.path),
         head="" if method.head is None else digest(find_head(model.path, method.head)),
         drafter=repr(method.drafter),
@@ -87,19 +87,24 @@ def measure(model: Checkpoint, method: Method, weights: Any) -> CostTable:
     spec = lambda width: dataclasses.replace(method, builder=builder(width), controller=Fixed()).speculation(True)
     rows = shapes(spec(1), requests)[1]
     with model.context():
-        forwards = {size: target_job(models.target, 1, size, rows) for size in {1, *sizes}}
-        jobs: dict[tuple[str, int], Job] = {("plain", 1): forwards[1]}
-        for width in WIDTHS:
-            state = half_way(spec(width), models, requests, rows)
-            jobs["level", width] = draft_job(spec(width), models, state)
-        wide = spec(WIDTHS[-1])
-        state = half_way(wide, models, requests, rows)
-        for size in sizes:
-            resumes = method.drafter.reuses_drafting
-            jobs["verify", size] = resume_job(wide, models, state, size) if resumes else forwards[size]
+        states = {width: half_way(spec(width), models, requests, rows) for width in WIDTHS}
+        pairs = {width: round_pair(spec(width), models, state) for width, state in states.items()}
+        timed = sorted({*sizes, *(pair.nodes for pair in pairs.values())})
+        forwards = {size: target_job(models.target, 1, size, rows) for size in {1, *timed}}
+        wide, resumes = WIDTHS[-1], method.drafter.reuses_drafting
+        resume = lambda size: resume_job(spec(wide), models, states[wide], size)
+        verify = {size: resume(size) if resumes else forwards[size] for size in timed}
         # What is one and the same is timed once: verifying one node takes exactly a forward, unless drafting did part.
-        distinct = list(dict.fromkeys(jobs.values()))
-        found = dict(zip(distinct, seconds_per_unit(distinct), strict=True))
-        seconds = {piece: found[job] for piece, job in jobs.items()}
-    by_nodes = lambda piece: tuple((nodes, taken) for (name, nodes), taken in seconds.items() if name == piece)
-    return CostTable(plain=seconds["plain", 1], verify=by_nodes("verify"), level=by_nodes("level"))
+        rounds = [job for pair in pairs.values() for job in (pair.short, pair.full)]
+        distinct = list(dict.fromkeys([forwards[1], *rounds, *verify.values()]))
+        seconds = dict(zip(distinct, seconds_per_unit(distinct), strict=True))
+    split = {
+        width: pair.split(seconds[pair.short], seconds[pair.full], seconds[verify[pair.nodes]])
+        for width, pair in pairs.items()
+    }
+    _, rest = split[WIDTHS[0]]
+    return CostTable(
+        plain=seconds[forwards[1]],
+        verify=tuple((size, seconds[verify[size]] + rest) for size in sizes),
+        level=tuple((width, level) for width, (level, _) in split.items()),
+    )

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 from jaxspec.decoding.cost_table import CostTable
-from jaxspec.host import cache_folder
+from jaxspec.host import environment
 from jaxspec.host.atomic import write_whole
 
-FORMAT = "jaxspec-costs"
-FORMAT_VERSION = 1
+FORMAT = {"format": "jaxspec-costs", "version": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +41,14 @@ class Subject:
 
 def folder() -> Path:
     """Where tables are kept."""
-    return cache_folder.cache_folder() / "costs"
+    return environment.cache_folder() / "costs"
 
 
 def write(subject: Subject, table: CostTable) -> None:
     """Keeps a table, whole or not at all. Raises OSError where the cache folder cannot be written."""
     subject.file.parent.mkdir(parents=True, exist_ok=True)
-    values = {"of": dataclasses.asdict(subject), **dataclasses.asdict(table)}
-    write_whole(subject.file, json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **values}, indent=2) + "\n")
+    values = {**FORMAT, "of": dataclasses.asdict(subject), **dataclasses.asdict(table)}
+    write_whole(subject.file, json.dumps(values, indent=2) + "\n")
 
 
 def read(subject: Subject) -> CostTable:
@@ -61,8 +60,11 @@ def read(subject: Subject) -> CostTable:
     """
     try:
         values = json.loads(subject.file.read_text(encoding="utf-8"))
-        found = {name: values[name] for name in ("format", "version", "of")}
-        pairs = lambda name: tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
+        found = {name: values[name] for name in (*FORMAT, "of")}
+
+        def pairs(name):
+            return tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
+
         table = CostTable(plain=float(values["plain"]), verify=pairs("verify"), level=pairs("level"))
     except FileNotFoundError:
         raise
@@ -70,6 +72,6 @@ def read(subject: Subject) -> CostTable:
         raise ValueError(
             f"the table of costs {subject.file} cannot be read ({' '.join(str(error).split())})"
         ) from error
-    if found != {"format": FORMAT, "version": FORMAT_VERSION, "of": dataclasses.asdict(subject)}:
+    if found != {**FORMAT, "of": dataclasses.asdict(subject)}:
         raise ValueError(f"the table of costs {subject.file} was measured with other versions")
     return table

@@ -1,25 +1,30 @@
-"""The pieces of a round as programs of their own, each run many times over at the shapes that decoding has."""
+"""What is timed to price a round: whole rounds as the loop has them, and forwards of the target, at decoding's shapes.
+
+A piece that runs alone, over and over, finds its weights in the processor's cache, which in the loop it does not. So a
+drafted level is not timed alone: it is what a round of many levels takes longer than a round of one.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int, Key
 
 from jaxspec.controllers import Fixed
 from jaxspec.decoding import loop
 from jaxspec.decoding.batch import start
+from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.decode_state import DecodeState
-from jaxspec.decoding.draft_signals import draft_signals
-from jaxspec.decoding.drafter import Committed, Models
+from jaxspec.decoding.draft_signals import DraftSignals, draft_signals
+from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.round_counts import RoundCounts
 from jaxspec.decoding.sampling import argmax, fold
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.decoding.tree import compaction, first_nodes, init_tree, levels, root_frontier, subtree
+from jaxspec.decoding.tree import compaction, first_nodes, init_tree, root_frontier, subtree
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, Output, forward, unembed
@@ -42,14 +47,19 @@ def half_way(spec: Speculation, models: Models, requests: Sequence[Request], row
         state,
         tokens=jnp.zeros_like(state.tokens),
         length=jnp.full_like(state.length, rows // 2),
+        limit=jnp.full_like(state.limit, rows),
         done=jnp.zeros_like(state.done),
     )
 
 
-def draft_job(spec: Speculation, models: Models, state: DecodeState) -> Job:
-    """Iterations are draft phases of full depth, whatever the controller; units are the levels that they drafted."""
-    fixed = dataclasses.replace(spec, controller=Fixed())
-    return lambda iterations: int(_draft_many(fixed, models, state, jnp.int32(iterations)))
+def round_job(spec: Speculation, models: Models, state: DecodeState, levels: int) -> Job:
+    """Iterations are whole rounds that draft `levels` levels where the tree goes as deep, whatever the controller."""
+    return _job(lambda iterations: rounds(to_depth(spec), models, to_level(state, levels), iterations))
+
+
+def levels_drafted(spec: Speculation, models: Models, state: DecodeState, levels: int) -> int:
+    """Levels that a round of `round_job` really drafts."""
+    return int(rounds(to_depth(spec), models, to_level(state, levels), jnp.int32(1)))
 
 
 def resume_job(spec: Speculation, models: Models, state: DecodeState, size: int) -> Job:
@@ -128,33 +138,42 @@ def _resume_many(
     return jax.lax.fori_loop(0, iterations, once, (tree.token, state.cache))[0]
 
 
+@final
+@dataclasses.dataclass(frozen=True)
+class ToLevel(Controller):
+    """Drafts down to the level that its state says, so that one program has rounds of any number of levels."""
+
+    name: ClassVar[str] = "to-level"
+
+    def init(self, batch: int) -> Int[Array, " B"]:
+        return jnp.zeros(batch, jnp.int32)
+
+    def keep_drafting(
+        self, models: Models, keys: Key[Array, " B"], state: Int[Array, " B"], signals: DraftSignals
+    ) -> Bool[Array, " B"]:
+        return signals.level < state
+
+
+def to_depth(spec: Speculation) -> Speculation:
+    """The method under `ToLevel`, its trees verified in one size, however many nodes they have."""
+    return dataclasses.replace(spec, controller=ToLevel(), tree_sizes=())
+
+
+def to_level(state: DecodeState, levels: int) -> DecodeState:
+    """The state of `to_depth`'s program in which every row drafts `levels` levels."""
+    return dataclasses.replace(state, controller=jnp.full_like(state.length, levels))
+
+
 @partial(jax.jit, static_argnames="spec")
-def _draft_many(spec: Speculation, models: Models, state: DecodeState, iterations: Int[Array, ""]) -> Int[Array, ""]:
-    """Levels that `iterations` draft phases went down, each followed by the drafter's `observe` of a whole path."""
-    batch, path = state.length.shape[0], spec.builder.depth + 1
-    hidden = jnp.broadcast_to(state.feature[:, None], (batch, path, state.feature.shape[1]))
+def rounds(spec: Speculation, models: Models, state: DecodeState, iterations: Int[Array, ""]) -> Int[Array, ""]:
+    """Levels of the last of `iterations` rounds, all at the same length of the text."""
 
-    def once(at, carry):
-        state, drafted = carry
-        tree, state = loop.draft(spec, models, state, fold(state.keys, at))
-        token = tree.token[:, :path]
-        committed = Committed(
-            start=state.length - 1,
-            count=jnp.full((batch,), path),
-            token=token,
-            next_token=jnp.roll(token, -1, axis=1),
-            hidden=hidden,
-            taps=tuple(hidden for _ in spec.drafter.taps(models)),
-        )
-        blank = kv.allocate(models.target.config, batch, 1, state.feature.dtype)
-        state = dataclasses.replace(
-            state,
-            cache=kv.append(state.cache, blank, state.length, after=token[:, -1]),
-            drafter=spec.drafter.observe(models, state.drafter, committed),
-        )
-        return state, drafted + levels(tree).max()
+    def once(_: Int[Array, ""], before: DecodeState) -> DecodeState:
+        after = loop.one_round(spec, models, before)
+        return dataclasses.replace(after, length=state.length, done=state.done, round=state.round)
 
-    return jax.lax.fori_loop(0, iterations, once, (state, jnp.zeros((), jnp.int32)))[1]
+    after = jax.lax.fori_loop(0, iterations, once, state)
+    return jax.lax.dynamic_index_in_dim(after.history.levels, state.round, axis=1, keepdims=False).max()
 
 
 @partial(jax.jit, static_argnames="spec")

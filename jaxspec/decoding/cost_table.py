@@ -19,9 +19,8 @@ class CostTable:
 
     Attributes:
         plain: s_t(1): one forward of the target over one token.
-        verify: s_t(n) by n: verification of n tree nodes, for every tree size that is compiled.
-        level: s_d(w) by w: one drafted level in which w nodes are expanded at once, with its share of what the drafter
-            learns from verified tokens.
+        verify: by n: verification of n tree nodes, s_t(n), and the rest of a round, for every tree size compiled.
+        level: s_d(w) by w: one drafted level, as it occurs in a round, in which w nodes are expanded at once.
     """
 
     plain: float

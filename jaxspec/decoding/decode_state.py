@@ -89,7 +89,10 @@ def new_state(
 @partial(jax.jit, static_argnames=("drafter", "rows"))
 def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
     """The same state with room for `rows` rows."""
-    pad = lambda x: jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+
+    def pad(x):
+        return jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+
     return dataclasses.replace(
         state,
         tokens=pad(state.tokens),

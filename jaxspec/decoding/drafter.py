@@ -119,7 +119,10 @@ class Drafter(Strategy):
 
     def enlarge(self, state: State, rows: int) -> State:
         """The same state, between rounds, with room for `rows` tokens. The default enlarges every KV cache in it."""
-        is_kv = lambda leaf: isinstance(leaf, KV)
+
+        def is_kv(leaf):
+            return isinstance(leaf, KV)
+
         return jax.tree.map(lambda leaf: enlarge((leaf,), rows)[0] if is_kv(leaf) else leaf, state, is_leaf=is_kv)
 
     def observe(self, models: Models, state: State, committed: Committed) -> State:

@@ -49,7 +49,10 @@ class MedusaState:
 
 def predict(head: MedusaHead, x: Float[Array, "*B D"]) -> tuple[Float[Array, "*B V"], Float[Array, "*B D"]]:
     """Logits, float32, and the hidden states that gave them: x + SiLU(W x + b)."""
-    whole = lambda x: constrain(x, "batch", *[None] * (x.ndim - 1))  # else chips that each have it share it out
+
+    def whole(x):  # else chips that each have it share it out
+        return constrain(x, "batch", *[None] * (x.ndim - 1))
+
     hidden = whole(x + jax.nn.silu(whole(linear(x, head.residual))))
     return linear(hidden, head.head).astype(jnp.float32), hidden
 

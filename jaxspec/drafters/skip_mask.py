@@ -33,7 +33,10 @@ class TracedSkipMask:
 
 def skip(num_layers: int, attention: Collection[int], mlp: Collection[int]) -> SkipMask:
     """The set that leaves out the attention and the MLP of these layers, counted from 0."""
-    among = lambda chosen: tuple(i in chosen for i in range(num_layers))
+
+    def among(chosen):
+        return tuple(i in chosen for i in range(num_layers))
+
     return SkipMask(attention=among(attention), mlp=among(mlp))
 
 
@@ -49,7 +52,10 @@ def layers_of(skips: SkipMask) -> dict[str, list[int]]:
 
 def spread(num_layers: int, attention_share: float, mlp_share: float) -> SkipMask:
     """Leaves out these shares of the attention and of the MLP blocks, evenly over the layers."""
-    chosen = lambda share: [i for i in range(num_layers) if int((i + 1) * share) > int(i * share)]
+
+    def chosen(share):
+        return [i for i in range(num_layers) if int((i + 1) * share) > int(i * share)]
+
     return skip(num_layers, chosen(attention_share), chosen(mlp_share))
 
 

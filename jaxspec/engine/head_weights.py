@@ -70,7 +70,10 @@ def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:
         check_same_vocabulary(model, path)
         if model.mesh is None:
             check_fits(shape.model, dtype, quantize=shape.settings["quantize"])
-    make = lambda: drafter.build_head(shape, nnx.Rngs(0), dtype)
+
+    def make():
+        return drafter.build_head(shape, nnx.Rngs(0), dtype)
+
     head = nnx.eval_shape(make)
     return _restore(model, path, make) if isinstance(head, nnx.Module) else head
 

@@ -30,6 +30,8 @@ from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.planning.program import chain_on_one_chip
+from jaxspec.planning.work import Parts
 
 UNSAFE = r"[^\w.+=-]"  # in the names of files
 NOISE_BATCHES = 4  # the noise of rounding is measured on the texts of this many batches
@@ -162,7 +164,7 @@ def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str,
         compilation_cache.make_room(0.25)  # nothing more is decoded, and much is compiled
         log.finish(dataclasses.asdict(measure(plan, engines, log)))
     assert log.measured is not None
-    forms = {name: _form(plan, engine) for name, engine in engines.items()}
+    forms = forms_of(plan, engines)
     return results.summarise(about, log.answers, Measured(**log.measured), forms)
 
 
@@ -225,7 +227,7 @@ def measure(plan: Workload, engines: Mapping[str, Engine], log: RunLog) -> Measu
         noise=noise,
         **{f"{name}_seconds": values for name, values in seconds.items()},
         divergences=divergences,
-        forms={name: dataclasses.asdict(_form(plan, engine)) for name, engine in engines.items()},
+        forms={name: dataclasses.asdict(form) for name, form in forms_of(plan, engines).items()},
     )
 
 
@@ -258,13 +260,24 @@ def _out(settings: Bench, temperature: float, batch_size: int, is_first: bool) -
     return settings.json.with_suffix(f"{heat}{size}{settings.json.suffix}")
 
 
-def _form(plan: Workload, engine: Engine) -> Form:
-    return Form(
-        resolved=str(engine.method),
-        sizes=_sizes(plan, engine),
-        is_chain=engine.method.builder.is_chain,
-        read_bytes=weight_bytes(engine.model.target)["read_bytes"],
-    )
+def forms_of(plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Form]:
+    """The forms of the methods; what drafting reads is counted once for each head, since it is the same in any tree."""
+    reads: dict[tuple[Drafter, str | None], Parts] = {}
+    forms = {}
+    for name, engine in engines.items():
+        method = engine.method
+        key = (method.drafter, method.head)
+        if method.builder.depth and key not in reads:
+            reads[key] = chain_on_one_chip(method, engine.models)
+        forms[name] = Form(
+            resolved=str(method),
+            sizes=_sizes(plan, engine),
+            is_chain=method.builder.is_chain,
+            read_bytes=weight_bytes(engine.model.target)["read_bytes"],
+            draft_bytes=reads[key].draft.bytes if key in reads else 0,
+            level_bytes=reads[key].level.bytes if key in reads else 0,
+        )
+    return forms
 
 
 def _sizes(plan: Workload, engine: Engine) -> tuple[int, ...]:

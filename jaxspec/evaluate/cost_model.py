@@ -18,6 +18,8 @@ class PieceCosts:
         plain: s_t(1): one forward of the target over one token.
         verify: by n: verification of n tree nodes; s_t(n), or less where drafting has done part of it.
         level: s_d: one drafted level.
+        rest: of a round, besides levels, verification and the controller.
+        plain_rest: the same of a round of plain decoding.
         control_level: the controller's decision after a level.
         control_round: what the controller learns from a round.
     """
@@ -25,6 +27,8 @@ class PieceCosts:
     plain: float
     verify: Mapping[int, float]
     level: float = 0.0
+    rest: float = 0.0
+    plain_rest: float = 0.0
     control_level: float = 0.0
     control_round: float = 0.0
 
@@ -37,20 +41,27 @@ class RunCosts:
     drafting: float
     verification: float
     control: float
+    rest: float
+
+    @property
+    def whole(self) -> float:
+        """All of decoding."""
+        return self.drafting + self.verification + self.control + self.rest
 
     @property
     def speedup(self) -> float:
         """Over plain decoding; 0 where nothing was decoded."""
-        return ratio(self.plain, self.drafting + self.verification + self.control)
+        return ratio(self.plain, self.whole)
 
 
 def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, sizes: Collection[int]) -> RunCosts:
     """What the rounds of a run cost.
 
-        plain         s_t(1) · tokens
+        plain         (s_t(1) + plain_rest) · tokens
         drafting      Σ_rounds levels · s_d
         verification  Σ_rounds verify(smallest compiled size that holds the round's nodes)
         control       Σ_rounds (levels · control_level + control_round)
+        rest          Σ_rounds rest
 
     A batch goes through its rounds together: its tokens are those of its longest row, the levels and nodes of a round
     those of the row that has most.
@@ -69,10 +80,11 @@ def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, size
         fitting = [min((size for size in sizes if size > nodes), default=max(sizes)) for nodes in verified]
         verification += sum(pieces.verify[size] for size in fitting)
     return RunCosts(
-        plain=pieces.plain * tokens,
+        plain=(pieces.plain + pieces.plain_rest) * tokens,
         drafting=levels * pieces.level,
         verification=verification,
         control=levels * pieces.control_level + rounds * pieces.control_round,
+        rest=rounds * pieces.rest,
     )
 
 

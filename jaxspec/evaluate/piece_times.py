@@ -1,9 +1,10 @@
-"""What the pieces of a round cost, each compiled alone and measured on this device at a run's own shapes."""
+"""What the pieces of a round cost on this device, at a run's own shapes."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from jaxspec.costs.round_pieces import Job, draft_job, half_way, judge_job, learn_job, resume_job, target_job
+from jaxspec.costs.round_fit import round_pair
+from jaxspec.costs.round_pieces import Job, half_way, judge_job, learn_job, resume_job, target_job
 from jaxspec.costs.timing import seconds_per_unit
 from jaxspec.decoding.batch import start
 from jaxspec.decoding.prefill_buckets import shapes
@@ -18,8 +19,8 @@ class PieceTimes:
     Attributes:
         target: s_t(n) by n: one forward of the target over n tree nodes, and their logits.
         resumed: by method whose verification begins where drafting left off, by n: that instead of s_t(n).
-        level: s_d by method: one drafted level, with its share of what the drafter learns from the verified tokens, and
-            without the controller.
+        level: s_d by method: one drafted level as it occurs in a round, without the controller.
+        rest: by method: what a round takes besides levels, verification and the controller.
         control_level: by method: the controller's decision after a level, with what it reads of that level.
         control_round: by method: what the controller learns from a round.
     """
@@ -27,6 +28,7 @@ class PieceTimes:
     target: Mapping[int, float]
     resumed: Mapping[str, Mapping[int, float]]
     level: Mapping[str, float]
+    rest: Mapping[str, float]
     control_level: Mapping[str, float]
     control_round: Mapping[str, float]
 
@@ -46,29 +48,39 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
         jobs: dict[tuple, Job] = {
             ("target", size): target_job(engine.models.target, batch, size, rows) for size in sizes
         }
+        pairs = {}
         for name, spec in specs.items():
             models = engines[name].models
-            if spec.builder.depth:
-                state = half_way(spec, models, requests, rows)
-                jobs["level", name] = draft_job(spec, models, state)
-                if spec.drafter.reuses_drafting:
-                    for size in spec.verify_sizes:
-                        if (key := resumed_key(engines[name], size)) not in jobs:
-                            jobs[key] = resume_job(spec, models, state, size)
-                if spec.controller.stops:
-                    jobs["control level", name] = judge_job(spec, models, state)
-                    jobs["control round", name] = learn_job(spec, state)
+            state = half_way(spec, models, requests, rows)
+            pairs[name] = round_pair(spec, models, state)
+            jobs["short", name], jobs["full", name] = pairs[name].short, pairs[name].full
+            if not spec.builder.depth:
+                continue
+            if spec.drafter.reuses_drafting:
+                for size in spec.verify_sizes:
+                    if (key := resumed_key(engines[name], size)) not in jobs:
+                        jobs[key] = resume_job(spec, models, state, size)
+            if spec.controller.stops:
+                jobs["control level", name] = judge_job(spec, models, state)
+                jobs["control round", name] = learn_job(spec, state)
         seconds = dict(zip(jobs, seconds_per_unit(list(jobs.values())), strict=True))
+    target = {size: seconds["target", size] for size in sizes}
+    resumed = {
+        name: found
+        for name, spec in specs.items()
+        if spec.builder.depth  # what drafts nothing has nothing to go on from, whoever's weights it holds
+        if (found := {n: seconds[key] for n in spec.verify_sizes if (key := resumed_key(engines[name], n)) in jobs})
+    }
+    split = {
+        name: pair.split(seconds["short", name], seconds["full", name], resumed.get(name, target)[pair.nodes])
+        for name, pair in pairs.items()
+    }
     by_method = lambda piece: {name: seconds.get((piece, name), 0.0) for name in specs}
     return PieceTimes(
-        target={size: seconds["target", size] for size in sizes},
-        resumed={
-            name: found
-            for name, spec in specs.items()
-            if spec.builder.depth  # what drafts nothing has nothing to go on from, whoever's weights it holds
-            if (found := {n: seconds[key] for n in spec.verify_sizes if (key := resumed_key(engines[name], n)) in jobs})
-        },
-        level=by_method("level"),
+        target=target,
+        resumed=resumed,
+        level={name: level for name, (level, _) in split.items()},
+        rest={name: rest for name, (_, rest) in split.items()},
         control_level=by_method("control level"),
         control_round=by_method("control round"),
     )

@@ -23,7 +23,8 @@ class Measured:
         noise: see `divergence.noise`.
         target_seconds: s_t(n) by n, as a string, for that is what JSON has.
         resumed_seconds: by method whose verification begins where drafting left off, the same for it.
-        level_seconds, control_level_seconds, control_round_seconds: by method, see `piece_times.PieceTimes`.
+        level_seconds, rest_seconds, control_level_seconds, control_round_seconds: by method, see
+            `piece_times.PieceTimes`; logs of earlier versions have no rest.
         divergences: by method, fields of `divergence.Divergence` and whether it is `explained`; None where the
             methods' texts differ by design, since they are sampled.
         forms: by method, fields of `Form`: all that a report needs besides the log; None in logs of earlier versions.
@@ -37,6 +38,7 @@ class Measured:
     control_round_seconds: dict[str, float]
     divergences: dict[str, list[dict[str, Any]] | None]
     forms: dict[str, dict[str, Any]] | None = None
+    rest_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +50,16 @@ class Form:
         sizes: tree sizes that it verifies.
         is_chain: whether it drafts a single path.
         read_bytes: of the target's weights that a round reads, drafting left out.
+        draft_bytes, level_bytes: that drafting reads, without its levels after the first, and that one of these reads;
+            None in logs of earlier versions.
     """
 
     resolved: str
     sizes: tuple[int, ...]
     is_chain: bool
     read_bytes: int
+    draft_bytes: float | int | None = None
+    level_bytes: float | int | None = None
 
 
 def summarise(
@@ -78,7 +84,6 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
     asked = {name: per_question(found) for name, found in ours.items()}
     fastest = max(forms, key=lambda name: counted[name]["tokens_per_second"])
     target = _by_size(measured.target_seconds)
-    flat = dict.fromkeys(target, target[1])  # a device on which verifying a tree costs what one token does
     results = {}
     for name, form in forms.items():
         side_by_side = [list(map(history, turns)) for turns in together(ours[name]).values()]
@@ -88,8 +93,10 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
             level=measured.level_seconds[name],
             control_level=measured.control_level_seconds[name],
             control_round=measured.control_round_seconds[name],
+            rest=measured.rest_seconds.get(name, 0.0),
+            plain_rest=measured.rest_seconds.get(REFERENCE, 0.0),
         )
-        costs = run_costs(side_by_side, pieces, form.sizes)
+        costs, memory = run_costs(side_by_side, pieces, form.sizes), by_bytes(form)
         draft_cost = ratio(pieces.level, target[1])
         divergences = measured.divergences[name]
         speedups = [ratio(speed, plain) for speed, plain in zip(by_pass[name], by_pass[REFERENCE], strict=True)]
@@ -106,7 +113,8 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
             **_spread("tokens_per_second", by_pass[name]),
             **_spread("speedup", speedups),
             "modelled_speedup": costs.speedup,
-            "flat_speedup": run_costs(side_by_side, dataclasses.replace(pieces, verify=flat), form.sizes).speedup,
+            "predicted_seconds": costs.whole,
+            "flat_speedup": None if memory is None else run_costs(side_by_side, memory, form.sizes).speedup,
             "eq14_speedup": eq14_speedup(_statistics(ours[name]), draft_cost) if form.is_chain else None,
             "draft_cost": draft_cost,
             "verify_cost": ratio(pieces.verify[max(form.sizes)], target[1]),
@@ -128,6 +136,18 @@ def against(fastest: str, ours: PerQuestion, theirs: PerQuestion) -> dict[str, A
         "ratio_interval": speeds.interval(),
         "p_value": speeds.p_value(),
     }
+
+
+def by_bytes(form: Form) -> PieceCosts | None:
+    """Costs on a device whose time goes by the bytes of weights that it reads: a tree costs what one token does.
+
+    The unit is the bytes that a forward of the target reads. None where it is not known what drafting reads.
+    """
+    if form.draft_bytes is None or form.level_bytes is None:
+        return None
+    level, first = form.level_bytes / form.read_bytes, form.draft_bytes / form.read_bytes
+    # The first level is part of drafting whatever the depth: what it reads counts once a round, further levels each.
+    return PieceCosts(plain=1.0, verify=dict.fromkeys(form.sizes, 1.0), level=level, rest=first - level)
 
 
 def categories(answers: Sequence[Answer], reference: Sequence[Answer]) -> dict[str, dict[str, Any]]:
@@ -157,9 +177,10 @@ def speeds(answers: Sequence[Answer]) -> list[float]:
 
 
 def breakdown(costs: RunCosts, decode_seconds: float) -> dict[str, float]:
-    """Where the seconds of decoding went (EESD, Table 8): pieces that were timed alone, and `other`, what is left.
+    """Where the seconds of decoding went (EESD, Table 8): what is predicted of each piece, and `other`, what is left.
 
-    The loop itself is not interrupted for this, so noise can make `other` negative.
+    `other` holds the rest of a round: commit, verdict, bookkeeping. The loop is not interrupted for this, so noise can
+    make it negative.
     """
     parts = {"drafting": costs.drafting, "verification": costs.verification, "control": costs.control}
     return {**parts, "other": decode_seconds - sum(parts.values())}

@@ -67,7 +67,10 @@ def summarise(
 
 def conclude(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
     """The best value in a sentence, and how far from it the other methods are."""
-    speedup = lambda name: methods[name]["modelled_speedup"]
+
+    def speedup(name):
+        return methods[name]["modelled_speedup"]
+
     best = speedup(sweep["methods"][sweep["values"].index(sweep["best"])])
     others = [
         f"{name} has {speedup(name):.2f}x, {100 * (ratio(speedup(name), best) - 1):+.1f} %" for name in sweep["against"]

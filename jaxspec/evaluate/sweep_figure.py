@@ -19,7 +19,10 @@ def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     speed, drafts = figure.subplots(1, 2)
     at, labels = axis(sweep["values"])
-    column = lambda key: [methods[name][key] for name in sweep["methods"]]
+
+    def column(key):
+        return [methods[name][key] for name in sweep["methods"]]
+
     speed.plot(at, column("modelled_speedup"), "o-", markersize=4, label="modelled")
     speed.plot(at, column("speedup"), "o:", markersize=4, label="measured")
     for i, name in enumerate(sweep["against"]):

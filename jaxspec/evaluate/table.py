@@ -26,10 +26,11 @@ DRAFTS = {
     "depth": ("depth_per_round", ".1f"),
     "ECE": ("expected_calibration_error", ".3f"),
 }
+FAR = 0.15  # a prediction that is off by more is pointed out
 NOTES = (
-    "modelled: the speedup that this run's counts imply, from the times of its pieces, each measured alone.",
-    "flat: the same where verifying a tree costs what one token does, as it nearly does on an accelerator; modelled, "
-    "not measured.",
+    "modelled: the speedup that this run's counts imply, from the prices of its pieces as they occur in a round.",
+    "flat: the same where time goes by the bytes of weights that are read, as it nearly does on an accelerator: a tree "
+    "costs what one token does; modelled, not measured.",
     "95 %: intervals that a bootstrap over the questions gives. tau uncut: the last round of a text counted whole, as "
     "EAGLE does. p: Wilcoxon's signed-rank test over the questions; unclear: no difference was found, and with more "
     "questions one may be.",
@@ -45,7 +46,7 @@ def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, 
     """
     table = grid("method", [*COLUMNS, "diver-\ngences"])
     for name, values in methods.items():
-        table.add_row(name, *(format(values[key], form) for key, form in COLUMNS.values()), _divergences(values))
+        table.add_row(name, *_numbers(values, COLUMNS), _divergences(values))
     console.print(table, markup=False)
     for name, values in methods.items():
         if values["unexplained_divergences"]:
@@ -66,6 +67,12 @@ def grid(names: str, numbers: Iterable[str]) -> Table:
     for title in numbers:
         table.add_column(title, justify="right", no_wrap=True)
     return table
+
+
+def _numbers(values: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> list[str]:
+    """A method's cells; a number that is not known is a dash."""
+    shown = ((values[key], form) for key, form in columns.values())
+    return ["–" if value is None else format(value, form) for value, form in shown]
 
 
 def show_weights(found: Mapping[str, Any], console: Console) -> None:
@@ -111,8 +118,7 @@ def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> 
         return
     table = grid("\ndrafts a round", [f"\n{title}" for title in DRAFTS])
     for name, values in drafting.items():
-        shown = [(values[key], form) for key, form in DRAFTS.values()]
-        table.add_row(name, *("–" if value is None else format(value, form) for value, form in shown))
+        table.add_row(name, *_numbers(values, DRAFTS))
     console.print(table, markup=False)
 
 
@@ -138,10 +144,10 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
     table = "  ".join(f"{size}: {seconds / one:.2f}" for size, seconds in target_seconds.items())
     line(f"\nOne forward of the target takes s_t = {one * 1e3:.2f} ms. Verifying n tokens, in s_t:  {table}")
     line("One drafted level, in s_t:  " + "  ".join(f"{name}: {v['draft_cost']:.2f}" for name, v in drafting.items()))
-    line("Time of decoding went to:")
+    line("Time of decoding, as measured, and what the prices of its pieces predict:")
     for name, values in methods.items():
         shares = ((part, 100 * ratio(spent, values["decode_seconds"])) for part, spent in values["breakdown"].items())
-        line(f"  {name}: " + ", ".join(f"{part} {share:.0f} %" for part, share in shares))
+        line(f"  {name}: {_prediction(values)}" + ", ".join(f"{part} {share:.0f} %" for part, share in shares))
     best, values = max(drafting.items(), key=lambda item: item[1]["speedup"])
     line(
         f"Fastest: {best}, {values['speedup']:.2f}x plain. A round of it drafts {values['depth_per_round']:.1f} levels "
@@ -150,6 +156,16 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
     )
     for note in NOTES:
         line(note)
+
+
+def _prediction(values: Mapping[str, Any]) -> str:
+    """Measured and predicted seconds, and how far they part; nothing of results of versions that did not predict."""
+    predicted, measured = values.get("predicted_seconds"), values["decode_seconds"]
+    if predicted is None:
+        return ""
+    off = ratio(predicted, measured) - 1
+    far = ", too far to trust" if abs(off) > FAR else ""
+    return f"{measured:.2f} s, predicted {predicted:.2f} s ({off:+.0%}{far}); "
 
 
 def _divergences(values: Mapping[str, Any]) -> str:

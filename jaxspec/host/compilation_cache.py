@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxspec.host.cache_folder import cache_folder
+from jaxspec.host.environment import cache_folder
 
 _MAPS = Path("/proc/self/maps")  # on Linux: a line for each piece of mapped memory
 _MOST_MAPS = Path("/proc/sys/vm/max_map_count")
@@ -29,7 +29,7 @@ def keep_compilations() -> Path | None:
 def make_room(share: float = 0.9) -> None:
     """Lets go of the compiled programs in memory, once they take this share of the maps that a process may have.
 
-    A loop takes up to some 2,500 on a CPU, of the 65,530 that Linux allows unless told otherwise, and a process that
+    A loop takes up to some 2,500 on a CPU, of the 65,530 that Linux allows by default, and a process that
     asks for more is aborted. Those kept on disk are read again when they are needed, which takes seconds each, so that
     a share should be as large as what is compiled before the next call allows.
     """

@@ -1,4 +1,4 @@
-"""What the numbers of a run depend on besides its settings: device and versions."""
+"""What a run depends on besides its settings: device, versions, and the user's cache folder."""
 
 import os
 import platform
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import jax
 
-DISTRIBUTION = "jax-specdec"  # on PyPI `jaxspec` is a library of X-ray astronomy
-PACKAGES = {"jaxspec": DISTRIBUTION, "jax": "jax", "jaxlib": "jaxlib", "flax": "flax", "numpy": "numpy"}
+# By what they are imported as; on PyPI `jaxspec` is a library of X-ray astronomy.
+PACKAGES = {"jaxspec": "jax-specdec", "jax": "jax", "jaxlib": "jaxlib", "flax": "flax", "numpy": "numpy"}
 
 
 def device() -> str:
@@ -25,6 +25,16 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: version(distribution) for name, distribution in PACKAGES.items()},
     }
+
+
+def cache_folder() -> Path:
+    """Where jaxspec keeps what it can make again, compiled programs and cost tables.
+
+    `$JAXSPEC_CACHE`, else `jaxspec` in the user's cache folder (`$XDG_CACHE_HOME` or ~/.cache).
+    """
+    if chosen := os.environ.get("JAXSPEC_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxspec"
 
 
 def _cores() -> int | None:

@@ -31,7 +31,13 @@ class LineLog:
         """
         if not self.path.exists() or not (lines := self.lines()):
             return []
-        self._check_same(_flat(lines[0]["settings"]), _flat(json.loads(json.dumps(settings))))
+        there, here = _flat(lines[0]["settings"]), _flat(json.loads(json.dumps(settings)))
+        for name, ours in here.items():
+            if (theirs := there.get(name)) != ours:
+                raise ValueError(
+                    f"{self.path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); "
+                    f"delete it or choose {self.other}"
+                )
         return lines[1:]
 
     def lines(self) -> list[dict[str, Any]]:
@@ -61,14 +67,6 @@ class LineLog:
             file.write("".join(map(to_line, lines)))
             file.flush()
             os.fsync(file.fileno())
-
-    def _check_same(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        for name, ours in wanted.items():
-            if (theirs := found.get(name)) != ours:
-                raise ValueError(
-                    f"{self.path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); "
-                    f"delete it or choose {self.other}"
-                )
 
 
 def to_line(values: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ def fetch(arrays: T) -> T:
 
 
 def put(value: Any, sharding: NamedSharding) -> jax.Array:
-    """An array cut as told; all processes have it whole, or it lies on devices of all of them already."""
+    """An array cut as the sharding says; all processes have it whole, or it lies on devices of all of them already."""
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:

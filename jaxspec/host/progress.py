@@ -65,7 +65,10 @@ def progress(title: str, total: int, done: int = 0, form: Callable[[int], str] =
     numbers = TextColumn("{task.fields[numbers]}")
     with Bar(TextColumn(title), BarColumn(), numbers, TextColumn("{task.description}"), TimeRemainingColumn(),
              console=Console(stderr=True)) as bar:  # fmt: skip
-        of = lambda done: f"{form(done)} of {form(total)}"
+
+        def of(done):
+            return f"{form(done)} of {form(total)}"
+
         task = bar.add_task("", total=total, completed=done, numbers=of(done))
         draw = lambda done, said: bar.update(task, completed=done, description=said, numbers=of(done))
         yield Progress(title, total, done, draw, form)

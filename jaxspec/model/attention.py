@@ -43,7 +43,10 @@ def project(
     p: Attention, config: LlamaConfig, x: Float[Array, "B W D"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]
 ) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K W H"], Float[Array, "B K W H"]]:
     """Queries, keys and values, rotated; G query heads share each of the K key heads."""
-    split = lambda y: y.reshape(*y.shape[:2], config.num_kv_heads, -1, config.head_dim)
+
+    def split(y):
+        return y.reshape(*y.shape[:2], config.num_kv_heads, -1, config.head_dim)
+
     query = rotate(split(linear(x, p.q)), cos, sin).transpose(0, 2, 3, 1, 4)
     key = rotate(split(linear(x, p.k)), cos, sin)[:, :, :, 0].swapaxes(1, 2)
     return query, key, split(linear(x, p.v))[:, :, :, 0].swapaxes(1, 2)
@@ -66,14 +69,20 @@ def attention(
         nodes = write_nodes(nodes, new, attend.slots)
 
     scale = config.head_dim**-0.5
-    dot = lambda a, b: jnp.einsum("bkgwh,bkhs->bkgws", a, b.astype(a.dtype), preferred_element_type=jnp.float32) * scale
+
+    def dot(a, b):
+        return jnp.einsum("bkgwh,bkhs->bkgws", a, b.astype(a.dtype), preferred_element_type=jnp.float32) * scale
+
     low = jnp.finfo(jnp.float32).min
     over_prefix = jnp.where(attend.prefix[:, None, None, None], dot(query, prefix.k), low)
     over_nodes = jnp.where(attend.mask[:, None, None], dot(query, nodes.k), low)
     peak = jnp.maximum(over_prefix.max(-1, keepdims=True), over_nodes.max(-1, keepdims=True))
     over_prefix, over_nodes = jnp.exp(over_prefix - peak), jnp.exp(over_nodes - peak)
     total = over_prefix.sum(-1, keepdims=True) + over_nodes.sum(-1, keepdims=True)
-    mix = lambda w, v: jnp.einsum("bkgws,bksh->bkgwh", w.astype(v.dtype), v, preferred_element_type=jnp.float32)
+
+    def mix(w, v):
+        return jnp.einsum("bkgws,bksh->bkgwh", w.astype(v.dtype), v, preferred_element_type=jnp.float32)
+
     out = (mix(over_prefix, prefix.v) + mix(over_nodes, nodes.v)) / total
     out = out.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
     return linear(out, p.o), nodes

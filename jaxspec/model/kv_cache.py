@@ -71,7 +71,9 @@ def append(
         start = start + jnp.minimum(after, 0)
 
     def write(old: Array, new: Array, axis: int) -> Array:
-        put = lambda into, block, at: jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis)
+        def put(into, block, at):
+            return jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis)
+
         if old.shape[0] > 1:
             return jax.vmap(put)(old, new, start)
         return put(old[0], new[0], start[0])[None]  # a plain slice update, not a scatter
@@ -84,7 +86,10 @@ def append(
 
 def enlarge(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:
     """The same cache with capacity for `rows` rows."""
-    pad = lambda x, axis: jnp.pad(x, [(0, rows - x.shape[axis] if i == axis else 0) for i in range(4)])
+
+    def pad(x, axis):
+        return jnp.pad(x, [(0, rows - x.shape[axis] if i == axis else 0) for i in range(4)])
+
     return tuple(KV(k=constrain(pad(layer.k, 3), *AXES), v=constrain(pad(layer.v, 2), *AXES)) for layer in cache)
 
 

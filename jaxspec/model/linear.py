@@ -24,7 +24,10 @@ class Linear(nnx.Module):
         scale = 1 / math.sqrt(shape[-2])
         self.kernel = nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * jnp.asarray(scale, dtype), axes=axes)
         at = (*range(len(shape) - 2), -1)
-        of_bias = lambda every: tuple(every[i] for i in at)
+
+        def of_bias(every):
+            return tuple(every[i] for i in at)
+
         self.bias = nnx.Param(jnp.zeros(of_bias(shape), dtype), axes=of_bias(axes)) if bias else None
 
 
@@ -72,7 +75,10 @@ def _product_forward(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> tu
 
 def _product_backward(inputs: Factors, slope: Float[Array, "*B O"]) -> Factors:
     x, kernel = inputs
-    flat = lambda y: y.reshape(-1, y.shape[-1])
+
+    def flat(y):
+        return y.reshape(-1, y.shape[-1])
+
     return slope @ kernel.T, (flat(slope).T @ flat(x)).T
 
 

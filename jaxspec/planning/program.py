@@ -5,18 +5,22 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from jaxspec.builders import Chain
+from jaxspec.controllers import Fixed
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import draft
+from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.engine.program import LOOP, Program
+from jaxspec.engine.program import LOOP, Program, program_of
+from jaxspec.host.libtpu import expect_no_chip
+from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.mesh import AXES, AnyMesh, make_mesh, parts, split
 from jaxspec.model.mesh_rules import sharding
@@ -69,6 +73,14 @@ class PlacedProgram:
             return self.count(jax.jit(drafting).trace(*_for(self.mesh, self.arguments)))
 
 
+def chain_on_one_chip(method: Method, models: Models) -> Parts:
+    """What a round of two levels does for one sequence where one chip holds everything, whatever the builder."""
+    chain = dataclasses.replace(method, builder=Chain(length=2), controller=Fixed())
+    mesh = AbstractMesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    placed = PlacedProgram.place(program_of(chain, models, greedy=True), 1, SMALLEST_CACHE, mesh)
+    return placed.count(placed.trace())
+
+
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh:
     """The mesh of a model on these chips: of TPUs that can be compiled for, of GPUs in the abstract.
 
@@ -90,11 +102,7 @@ def tpus(where: Slice) -> Sequence[Any]:
         )
     from jax.experimental import topologies
 
-    if not any(Path("/dev").glob("accel*")):
-        # Without these libtpu searches the network for a TPU machine's description, and complains that there is none.
-        defaults = {"TPU_ACCELERATOR_TYPE": "v5litepod-16", "TPU_WORKER_HOSTNAMES": "localhost"}
-        for name, value in {**defaults, "TPU_SKIP_MDS_QUERY": "1"}.items():
-            os.environ.setdefault(name, value)
+    expect_no_chip()
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # it locks out other processes, for chips that no one uses
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=str(where)).devices

@@ -30,10 +30,16 @@ def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> 
         plain: seconds of a round of plain decoding.
     """
     tree = lambda width: Eagle2(total=max(ACCELERATOR_SIZES), depth=DEPTH, width=width)
+
     # Under a controller that stops, so that verification of every size is in it.
-    probe = lambda width: dataclasses.replace(method, builder=tree(width), controller=BetaTS())
+    def probe(width):
+        return dataclasses.replace(method, builder=tree(width), controller=BetaTS())
+
     whole = compose(probe(WIDTHS[-1]))
     parts = whole.count(whole.trace())
     levels = {width: compose(probe(width)).count_drafting().level for width in WIDTHS[:-1]} | {WIDTHS[-1]: parts.level}
-    of = lambda works: tuple((nodes, where.seconds(work)) for nodes, work in works.items())
+
+    def of(works):
+        return tuple((nodes, where.seconds(work)) for nodes, work in works.items())
+
     return method.with_costs(CostTable(plain=plain, verify=of(parts.verify), level=of(levels)))

@@ -83,7 +83,10 @@ class Parts:
     def gather(cls, works: Mapping[Phase, Work]) -> "Parts":
         """The parts out of what each phase does."""
         sizes = {int(phase.removeprefix(VERIFICATION)): work for phase, work in works.items() if phase[-1].isdigit()}
-        of = lambda phase: works.get(phase, Work())
+
+        def of(phase):
+            return works.get(phase, Work())
+
         return cls(draft=of(DRAFTING), level=of(LEVEL), verify=dict(sorted(sizes.items())), commit=of(COMMIT))
 
     def phases(self) -> dict[Phase, Work]:

@@ -34,7 +34,10 @@ class Figure:
 
 def all_figures(runs: Sequence[Run]) -> list[Figure]:
     """All figures that these runs have the numbers for."""
-    of_each = lambda *makers: [figure for make in makers for run in runs for figure in make(run)]
+
+    def of_each(*makers):
+        return [figure for make in makers for run in runs for figure in make(run)]
+
     found = of_each(by_category, by_position, reliability, lengths, control, time)
     return [figure for figure in (*found, *batches(runs), *of_each(histograms)) if figure.body]
 
@@ -88,7 +91,10 @@ def by_position(run: Run) -> Iterator[Figure]:
 def reliability(run: Run) -> Iterator[Figure]:
     """Share accepted over confidence, as EDD's Figure 3b."""
     names = [name for name in fastest(run, len(run.methods)) if run.value(name, "expected_calibration_error")]
-    of = lambda name, at, key: number(run, name, "calibration", at, key)
+
+    def of(name, at, key):
+        return number(run, name, "calibration", at, key)
+
     series = []
     for i, name in enumerate(names[:MOST]):
         bins = [at for at, row in enumerate(run.value(name, "calibration")) if row["count"]]
@@ -169,13 +175,16 @@ def time(run: Run) -> Iterator[Figure]:
         for name in [REFERENCE, *fastest(run, 2 * MOST)]
     ]
     body = _key(PARTS) + svg.stacks(rows, x_label="milliseconds a token", unit=1e3)
-    caption = "Pieces that were timed alone, times how often the run had them; other is what is left."
+    caption = "What the prices of a round's pieces predict; other is what is left."
     yield Figure("Where the time goes", run.title, caption, body)
 
 
 def batches(runs: Sequence[Run]) -> Iterator[Figure]:
     """Tokens a second by batch size."""
-    size = lambda run: run.settings["batch_size"]
+
+    def size(run):
+        return run.settings["batch_size"]
+
     for alike in same_but(runs, "batch_size"):
         alike = sorted(alike, key=size)
         if len(alike) < 2:

@@ -158,8 +158,8 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
         [(part, a_question(part)) for part in PARTS],
         "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts",
         "Seconds a question, all its turns together; the paper's are means over 200 texts of XSum, of 512 tokens each. "
-        "Ours is made of pieces that were timed alone, times how often the run had them; other is what is left, and "
-        "noise can make it negative. The paper calls control sampling.",
+        "Ours is what the prices of the pieces predict; other is what is left, and noise can make it negative. The "
+        "paper calls control sampling.",
     )
 
 

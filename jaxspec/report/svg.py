@@ -83,8 +83,13 @@ def lines(
     marks = list(x_ticks) if x_ticks is not None else ticks(min(p.x for p in shown), max(p.x for p in shown))
     left, right = min([*marks, *(p.x for p in shown)]), max([*marks, *(p.x for p in shown)])
     across, down = width - LEFT - RIGHT, height - TOP - BOTTOM
-    x = lambda value: round(LEFT + across * ((value - left) / (right - left) if right > left else 0.5), 1)
-    y = lambda value: round(TOP + down * (1 - (value - low) / ((high - low) or 1)), 1)
+
+    def x(value):
+        return round(LEFT + across * ((value - left) / (right - left) if right > left else 0.5), 1)
+
+    def y(value):
+        return round(TOP + down * (1 - (value - low) / ((high - low) or 1)), 1)
+
     parts = [_frame(width, height, [(y(t), text(t)) for t in ticks(low, high)], [(x(t), text(t)) for t in marks])]
     parts.append(_labels(width, height, x_label, y_label))
     if diagonal:
@@ -112,7 +117,10 @@ def bars(groups: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_l
     values = [number.value or 0 for _, each in groups for _, _, number in each]
     high = 1.12 * max([*values, baseline])
     across = width - left - 46
-    x = lambda value: round(left + across * max(value, 0) / high, 1)
+
+    def x(value):
+        return round(left + across * max(value, 0) / high, 1)
+
     rows, at = [], TOP
     for name, each in groups:
         middle = at + bar * len(each) / 2
@@ -173,8 +181,13 @@ def histogram(counts: Sequence[tuple[int, Number]], colour: int, *, x_label: str
     most = max(number.value or 0 for _, number in counts)
     slot = (width - 2 * left) / (last + 1)
     wide = max(min(slot - 1, 16), 1.2)
-    x = lambda value: left + slot * (value + 0.5)
-    tall = lambda number: (height - bottom - 8) * (number.value or 0) / most
+
+    def x(value):
+        return left + slot * (value + 0.5)
+
+    def tall(number):
+        return (height - bottom - 8) * (number.value or 0) / most
+
     shapes = [
         f'<rect class="s{colour}" x="{x(value) - wide / 2:.1f}" y="{height - bottom - tall(number):.1f}" '
         f'width="{wide:.1f}" height="{tall(number):.1f}" {_says(number)}>'

@@ -18,6 +18,7 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward
 from jaxspec.train.methods import edd
+from jaxspec.train.methods.dual_block import Blocks
 from jaxspec.train.run.packed import features_and_taps
 from tests import hf_models
 from tests.drafters.chain import chain
@@ -63,7 +64,7 @@ def test_the_tap_is_the_hidden_state_of_transformers(tap: int, theirs: int, orac
 
 
 OBSERVE = jax.jit(Edd().observe)
-PREDICT = jax.jit(edd.predict, static_argnums=5)
+PREDICT = jax.jit(edd.predict)
 
 
 def observe(weights: Models, state: EddState, tokens: jax.Array, hidden: jax.Array, start, count, width: int):
@@ -105,5 +106,6 @@ def test_every_draft_step_is_what_training_computes(tap: int):
         prefix = Prefix(token=padded, length=jnp.asarray(known + 1), cache=())
         found = chain(Edd(), weights, state, prefix, steps=3)
         for row, root in enumerate(known):
-            trained = PREDICT(head, tokens, hidden, segment, jnp.asarray(root), LENGTH)[row, root : root + 4]
+            blocks = Blocks(segment, jnp.asarray(root), longest=LENGTH)
+            trained = PREDICT(head, tokens, hidden, blocks)[row, root : root + 4]
             np.testing.assert_allclose(found[row], trained, atol=2e-5)

@@ -29,6 +29,7 @@ from jaxspec.engine.head_weights import head_config, restore_head
 from jaxspec.methods.method import default_method, parse_method
 from jaxspec.model.llama import Llama, forward, unembed
 from jaxspec.train.methods import kept_blocks as training
+from jaxspec.train.methods.dual_block import Blocks
 from tests.drafters.chain import chain
 from tests.lossless.harness import kept_blocks, models, requests, run, speculation
 
@@ -162,13 +163,13 @@ class TestTrained:
         text = jax.random.randint(jax.random.key(3), (2, length), 0, VOCAB)
         segment = jnp.zeros((2, length), jnp.int32)
         verified, _ = jax.jit(training.encode, static_argnums=1)(target, SKIPS, text, segment)
-        predict = jax.jit(training.predict, static_argnums=6)
+        predict = jax.jit(training.predict)
         cache = read(target, text.tolist(), rows=32).cache
         for roots in ([6, 4], [8, 13]):
             prefix = Prefix(token=text, length=jnp.array(roots) + 1, cache=cache)
             found = chain(LayerSkip(), weights, LayerSkip().init(weights, 2, 32), prefix, steps=3)
             for row, root in enumerate(roots):
-                trained = predict(blocks, target, text, verified, segment, jnp.asarray(root), length)
+                trained = predict(blocks, target, text, verified, Blocks(segment, jnp.asarray(root), longest=length))
                 np.testing.assert_allclose(found[row], trained[row, root : root + 4], atol=2e-5)
 
     def test_on_disk(self, target, tmp_path: Path):

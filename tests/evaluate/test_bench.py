@@ -34,12 +34,12 @@ KEYS = {
     "resolved", "tokens", "rounds", "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "tau",
     "tau_drafted", "acceptance_rate", "acceptance_by_position", "draft_accuracy", "draft_share", "harmonic_mean",
     "nodes_per_round", "nodes_drafted_per_round", "depth_per_round", "modelled_speedup", "flat_speedup",
-    "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "divergences", "unexplained_divergences",
-    "calibration", "expected_calibration_error", "tokens_per_second_mean", "tokens_per_second_deviation",
-    "speedup_mean", "speedup_deviation", "categories", "quality", "gigabytes_per_second",
+    "predicted_seconds", "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "divergences",
+    "unexplained_divergences", "calibration", "expected_calibration_error", "tokens_per_second_mean",
+    "tokens_per_second_deviation", "speedup_mean", "speedup_deviation", "categories", "quality", "gigabytes_per_second",
 }  # fmt: skip
 TIMED = {
-    "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup", "flat_speedup",
+    "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup", "predicted_seconds",
     "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "tokens_per_second_mean", "tokens_per_second_deviation",
     "speedup_mean", "speedup_deviation", "categories", "gigabytes_per_second",
 }  # fmt: skip
@@ -99,7 +99,8 @@ def untimed(results: dict[str, Any]) -> dict[str, Any]:
 def test_json_has_the_keys_that_are_promised(finished: Finished):
     found = finished.json
     about = {"device", "dtype", "versions", "settings", "weights", "noise"}
-    seconds = {"target_seconds", "resumed_seconds", "level_seconds", "control_level_seconds", "control_round_seconds"}
+    pieces = ("target", "resumed", "level", "rest", "control_level", "control_round")
+    seconds = {f"{piece}_seconds" for piece in pieces}
     assert found.keys() == {*about, *seconds, "methods"}
     assert list(found["methods"]) == ["plain", METHOD]
     assert all(values.keys() == KEYS for values in found["methods"].values())
@@ -440,7 +441,9 @@ def test_table_fits_a_narrow_page(finished: Finished, monkeypatch, capsys: pytes
     said = " ".join(" ".join(printed).split())
     assert "Verifying n tokens, in s_t: 1: 1.00" in said
     assert f"One drafted level, in s_t: {METHOD}: " in said
-    assert re.search(r"plain: drafting 0 %, verification \d+ %, control 0 %, other -?\d+ %", said)
-    assert f" {METHOD}: drafting " in said
+    seconds = r"\d+\.\d+ s, predicted \d+\.\d+ s \([+-]\d+%(, too far to trust)?\); "
+    shares = r"drafting {}, verification \d+ %, control 0 %, other -?\d+ %"
+    assert re.search(f"plain: {seconds}{shares.format('0 %')}", said)
+    assert re.search(f"{re.escape(METHOD)}: {seconds}{shares.format('[0-9]+ %')}", said)
     assert f"Fastest: {METHOD}, " in said
     assert "modelled, not measured" in said

@@ -154,7 +154,8 @@ def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, m
     monkeypatch.setattr(calibration, "seconds_per_unit", lambda jobs: [1.0 + i for i in range(len(jobs))])
     table = calibration.measure(model, method, random_head(method.drafter, model.config.model, "float32"))
     assert seen == ["resume", "resume"]
-    assert table == CostTable(plain=1.0, level=((2, 2.0),), verify=((1, 3.0), (4, 4.0)))
+    # Rounds of one level and of five take 2 and 3 s.
+    assert table == CostTable(plain=1.0, level=((2, 0.25),), verify=((1, 4.0), (4, 5.0)))
 
 
 def test_a_level_between_two_measured_ones_is_interpolated():

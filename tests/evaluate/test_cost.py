@@ -9,6 +9,7 @@ import pytest
 
 from jaxspec.checkpoint.loading import load
 from jaxspec.costs import round_pieces, timing
+from jaxspec.costs.round_fit import RoundPair
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.request import Request, SamplingParams
@@ -58,9 +59,20 @@ def half_way(engine: Engine, method: Method, *, greedy: bool = True) -> tuple[Sp
     return spec, round_pieces.half_way(spec, engine.models, REQUESTS, 32)
 
 
-def test_drafting_is_of_full_depth_whatever_the_controller(engine: Engine):
+def test_a_round_has_the_levels_that_are_asked_for_whatever_the_controller(engine: Engine):
     spec, state = half_way(engine, wavering(0.0))
-    assert round_pieces.draft_job(spec, engine.models, state)(5) == 5 * 3
+    assert [round_pieces.levels_drafted(spec, engine.models, state, levels) for levels in (1, 2, 3, 9)] == [1, 2, 3, 3]
+    assert round_pieces.round_job(spec, engine.models, state, 2)(5) == 5
+
+
+def test_a_level_is_what_a_longer_round_takes_more():
+    """By hand: rounds of 1 and 4 levels take 10 and 16 s, verification 7 s: 2 s a level, and 1 s for the rest."""
+    pair = lambda short, full: RoundPair(5, lambda n: n, lambda n: n, short, full)
+    assert pair(1, 4).split(10.0, 16.0, 7.0) == (2.0, 1.0)
+    assert pair(1, 1).split(10.0, 10.0, 7.0) == (3.0, 0.0)  # one level: the rest is not told from it
+    assert pair(0, 0).split(10.0, 10.0, 7.0) == (0.0, 3.0)  # plain decoding
+    level, rest = pair(1, 4).split(10.0, 9.0, 11.0)  # noise makes nothing negative
+    assert 0 < level < 1e-8 and rest == 0
 
 
 def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path):
@@ -110,9 +122,12 @@ def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyP
     found = piece_times.measure(engines, REQUESTS)
     sizes = sorted({1, 4, 5})
     assert found.target == {size: 2.0**i for i, size in enumerate(sizes)}
-    assert found.level == {"plain": 0.0, "fixed": 8.0, "wavering": 16.0}
-    assert found.control_level == {"plain": 0.0, "fixed": 0.0, "wavering": 32.0}
-    assert found.control_round == {"plain": 0.0, "fixed": 0.0, "wavering": 64.0}
+    # Rounds of plain take 8 and 16 s, of the chain of 4 32 and 64, of the chain of 3 128 and 256.
+    level = {"plain": 0.0, "fixed": (64 - 32) / 3, "wavering": (256 - 128) / 2}
+    assert found.level == pytest.approx(level)
+    assert found.rest == pytest.approx({"plain": 8 - 1, "fixed": 32 - 32 / 3 - 4, "wavering": 128 - 64 - 2})
+    assert found.control_level == {"plain": 0.0, "fixed": 0.0, "wavering": 512.0}
+    assert found.control_round == {"plain": 0.0, "fixed": 0.0, "wavering": 1024.0}
 
 
 def test_jobs_take_turns_and_a_unit_is_what_the_job_says(monkeypatch: pytest.MonkeyPatch):

@@ -36,6 +36,13 @@ def test_control_is_paid_by_level_and_by_round():
     assert costs.speedup == pytest.approx(9 / (0.7 + 4.5 + 0.67))
 
 
+def test_the_rest_of_a_round_is_paid_once_a_round_by_plain_decoding_too():
+    history = rounds((3, 3, 3), (5, 4, 4), (1, 0, 0))
+    costs = run_costs([[history]], PieceCosts(TARGET[1], TARGET, 0.1, rest=0.5, plain_rest=0.25), SIZES)
+    assert (costs.plain, costs.rest, costs.whole) == pytest.approx((9 * 1.25, 1.5, 0.7 + 4.5 + 1.5))
+    assert costs.speedup == pytest.approx(9 * 1.25 / 6.7)
+
+
 def test_only_compiled_sizes_are_used():
     assert run_costs([[rounds((2, 1, 1))]], PieceCosts(TARGET[1], TARGET), (8,)).speedup == pytest.approx(2 / 2.0)
 
@@ -43,7 +50,7 @@ def test_only_compiled_sizes_are_used():
 def test_a_batch_goes_at_the_pace_of_its_slowest_row():
     batch = [rounds((4, 3, 3), (1, 1, 1)), rounds((1, 2, 7), (1, 0, 0), (1, 0, 0))]
     pieces = PieceCosts(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2)
-    together = RunCosts(plain=5.0, drafting=0.4, verification=2.0 + 1.5 + 1.0, control=0.04 + 0.6)
+    together = RunCosts(plain=5.0, drafting=0.4, verification=2.0 + 1.5 + 1.0, control=0.04 + 0.6, rest=0.0)
     found = run_costs([batch], pieces, SIZES)
     assert vars(found) == pytest.approx(vars(together))
     alone = run_costs([[row] for row in batch], pieces, SIZES)

@@ -52,7 +52,8 @@ def test_rows_of_a_batch_share_its_time():
     # 4 rounds of each batch for 4 seconds; 2 of each for 2.
     assert (found["plain"]["gigabytes_per_second"], found["m"]["gigabytes_per_second"]) == (2.0, 2.0)
     assert found["m"]["modelled_speedup"] == pytest.approx(8 / (4 * (2 * 0.3 + 0.1 + 1.5)))
-    assert found["m"]["flat_speedup"] == pytest.approx(8 / (4 * (2 * 0.3 + 0.1 + 1.0)))
+    assert found["m"]["predicted_seconds"] == pytest.approx(4 * (2 * 0.3 + 0.1 + 1.5))
+    assert found["m"]["flat_speedup"] is None  # nobody says what drafting reads
     assert (found["m"]["draft_accuracy"], found["m"]["draft_share"]) == (5 / 10, 5 / 10)
     assert found["m"]["eq14_speedup"] == pytest.approx(0.5 / ((0.25 - 0.5) * 0.5 + 0.5))
     assert found["plain"]["eq14_speedup"] == 1
@@ -76,6 +77,16 @@ def test_rows_of_a_batch_share_its_time():
     assert by_method(answers, resumed, FORMS)["m"]["modelled_speedup"] == pytest.approx(
         8 / (4 * (2 * 0.3 + 0.1 + 1.25))
     )
+    rest = dataclasses.replace(measured, rest_seconds={"plain": 0.5, "m": 0.75})
+    with_rest = by_method(answers, rest, FORMS)["m"]
+    assert with_rest["predicted_seconds"] == pytest.approx(4 * (2 * 0.3 + 0.1 + 1.5 + 0.75))
+    assert with_rest["modelled_speedup"] == pytest.approx(8 * 1.5 / with_rest["predicted_seconds"])
+
+    # 100 bytes a forward; the first level reads 30 of them, and the second 20.
+    reads = {
+        name: dataclasses.replace(form, read_bytes=100, draft_bytes=30, level_bytes=20) for name, form in FORMS.items()
+    }
+    assert by_method(answers, measured, reads)["m"]["flat_speedup"] == pytest.approx(8 / (4 * (1 + 0.3 + 0.2)))
     trees = {**FORMS, "m": dataclasses.replace(FORMS["m"], is_chain=False)}
     assert by_method(answers, measured, trees)["m"]["eq14_speedup"] is None
 

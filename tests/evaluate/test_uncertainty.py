@@ -31,7 +31,7 @@ def test_the_interval_is_that_of_all_resamples():
     assert found.interval() == found.interval()  # the same draws every time
 
 
-@pytest.mark.parametrize(("questions", "share"), [(8, 0.88), (40, 0.94)])
+@pytest.mark.parametrize(("questions", "share"), [(8, 0.88), (20, 0.93), (40, 0.94)])
 def test_how_often_intervals_hold_the_true_speedup(questions: int, share: float):
     """Questions of 63 tokens, whose tau varies by a fifth; times of a round and of a token by a twentieth."""
     rng = np.random.default_rng(0)

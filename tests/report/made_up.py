@@ -44,6 +44,7 @@ def write(
         target_seconds={str(size): 0.01 * (1 + 0.02 * size) for size in range(1, 65)},
         resumed_seconds={},
         level_seconds=by_method(0.0005, 0.002),
+        rest_seconds=dict.fromkeys(methods, 0.0005),
         control_level_seconds=by_method(0, 0.0001),
         control_round_seconds=by_method(0, 0.0001),
         divergences={name: diverged if name == methods[-1] else [] for name in methods},

@@ -87,13 +87,14 @@ class Rebuilt:
             "verification": len(together) * self.measured["target_seconds"][str(size)],
             "control": sum(together) * cost["control_level"] + len(together) * cost["control_round"],
         }
+        whole = sum(parts.values()) + len(together) * self.rest(method)
         bins = [[drafts, drafts and confidence / drafts, drafts and accepted / drafts] for drafts, confidence, accepted
                 in self.judged(method)]  # fmt: skip
         scores = [answer["quality"] for answer in self.answers if answer["method"] == method]
         return {
             "tokens_per_second_deviation": statistics.stdev(ours),
             "speedup_deviation": statistics.stdev([a / b for a, b in zip(ours, plain, strict=True)]),
-            "modelled_speedup": once * length / sum(parts.values()),
+            "modelled_speedup": (once + self.rest("plain")) * length / whole,
             "breakdown": {**parts, "other": seconds - sum(parts.values())},
             "unexplained_divergences": sum(not each["explained"] for each in self.measured["divergences"][method]),
             "quality": {key: sum(each[key] for each in scores) / len(scores) for key in scores[0]},
@@ -146,6 +147,10 @@ class Rebuilt:
         assert len(over) == 3
         found = [ratio(drawn) for drawn in itertools.product(over, repeat=len(over))]
         return [min(found), max(found)]
+
+    def rest(self, method: str) -> float:
+        """Seconds of a round besides its pieces."""
+        return self.measured["rest_seconds"][method]
 
     def groups(self, method: str) -> list[list[tuple[dict, dict]]]:
         """(answer, turn) of the answers that were decoded together."""

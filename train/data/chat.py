@@ -4,8 +4,7 @@ import dataclasses
 import re
 from typing import Any
 
-from jaxspec.train.data.records import ASSISTANT, Conversation
-from jaxspec.train.data.sift import Bad
+from jaxspec.train.data.records import ASSISTANT, BadRecord, Conversation
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -24,7 +23,7 @@ class Rendered:
     spans: tuple[Span, ...]
 
 
-def render(tokenizer: Any, conversation: Conversation) -> Rendered | Bad:
+def render(tokenizer: Any, conversation: Conversation) -> Rendered | BadRecord:
     """Writes a conversation with the chat template of a transformers tokenizer, which must have one.
 
     The template may say where the assistant speaks, with `{% generation %}`. If it does not, what every turn of the
@@ -35,7 +34,7 @@ def render(tokenizer: Any, conversation: Conversation) -> Rendered | Bad:
     try:
         return find(tokenizer, messages)
     except Exception as error:  # a template may raise anything
-        return Bad(conversation.name, f"the chat template will not do: {' '.join(str(error).split())}")
+        return BadRecord(conversation.name, f"the chat template will not do: {' '.join(str(error).split())}")
 
 
 def _marked(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:

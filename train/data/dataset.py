@@ -1,7 +1,6 @@
-"""Packed windows on disk, and the stream of batches from them, whose place checkpoints remember (grain)."""
+"""Packed windows of a run on disk, and the stream of batches from them, whose place checkpoints remember (grain)."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,51 @@ import grain
 import numpy as np
 
 from jaxspec.host.atomic import staged
-from jaxspec.train.data.text import Windows
+from jaxspec.host.terminal import say
+from jaxspec.train.data.encoding import encode
+from jaxspec.train.data.sources import Sources, Texts, split
+from jaxspec.train.data.text import Windows, join, take, windows
+from jaxspec.train.settings.recipe import Recipe
 
 ENDLESS = 2**31  # epochs
 _FIELDS = ("tokens", "segment", "counted")
+_EVALUATED = 64  # held-out windows, at most
+
+
+def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe) -> None:
+    """Packs as much text as the steps take into `place`/train, and a fixed amount of held-out text beside it.
+
+    Of two sources, one that is too small for its share is repeated, and stderr says how often.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        length: of a window, in tokens.
+    """
+
+    def pack(found: Texts, seed: int, count: int) -> Windows:
+        order = np.random.default_rng(seed).permutation(len(found))
+        encoded = encode(tokenizer, [found[i] for i in order], count * length, sources.strict)
+        return take(windows(encoded, length, tokenizer.eos_token_id or 0), slice(count))
+
+    kept, held_out = split(sources.found)
+    if held_out:
+        write(place / "held-out", pack(held_out, 0, _EVALUATED))
+    count = recipe.steps * recipe.batch_size
+    generated = round(count * sources.share)
+    wanted = ((sources.generated, generated), (kept, count - generated))
+    packed = [(pack(found, recipe.seed, number), number) for found, number in wanted if number]
+    if generated:
+        for name, (some, number) in zip(("generated", "open"), packed, strict=True):
+            if (there := len(some.tokens)) < number:
+                say(f"the {name} text fills {there} windows of its {number}: each is seen {number / there:.1f} times")
+        packed = [(take(some, np.arange(number) % len(some.tokens)), number) for some, number in packed]
+    write(place / "train", join([some for some, _ in packed]))  # batches are drawn from all of them
+
+
+def load(place: Path) -> tuple[Windows, Windows | None]:
+    """The windows of a run: to train on, and held out where there are any."""
+    held_out = place / "held-out"
+    return read(place / "train"), read(held_out) if held_out.exists() else None
 
 
 def write(folder: Path, packed: Windows) -> None:
@@ -27,32 +67,19 @@ def read(folder: Path) -> Windows:
     return Windows(**{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _FIELDS})
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Source:
-    """What grain reads: one window at a time, as named arrays."""
-
-    packed: Windows
-
-    def __len__(self) -> int:
-        return len(self.packed.tokens)
-
-    def __getitem__(self, index: Any) -> dict[str, Any]:
-        return {"index": np.int32(index), **{name: np.asarray(getattr(self.packed, name)[index]) for name in _FIELDS}}
-
-
 def batches(packed: Windows, size: int, seed: int) -> grain.DatasetIterator:
     """Endless batches of windows; every epoch shuffles them anew.
 
     Raises:
         ValueError: fewer windows than a batch holds.
     """
-    source = Source(packed)
-    if len(source) < size:
+    count, length = packed.tokens.shape
+    if count < size:
         raise ValueError(
-            f"there is too little text: it fills {len(source)} windows of {packed.tokens.shape[1]} tokens and a batch "
-            f"takes {size}; add text, or lower --batch-size or --context"
+            f"there is too little text: it fills {count} windows of {length} tokens and a batch takes {size}; add "
+            "text, or lower --batch-size or --context"
         )
     # An endless length of its own, as grain's does not fit batches of one.
-    endless = grain.MapDataset.source(source).seed(seed).shuffle().repeat(ENDLESS).batch(size)
-    whole: Callable[[dict], Windows] = lambda rows: Windows(**rows)
-    return iter(endless.map(whole).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+    numbers = grain.MapDataset.range(count).seed(seed).shuffle().repeat(ENDLESS).batch(size)
+    batch = numbers.map(lambda rows: dataclasses.replace(take(packed, rows), index=rows.astype(np.int32)))
+    return iter(batch.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))

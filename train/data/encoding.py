@@ -1,21 +1,19 @@
 """Documents and conversations → tokens, by the tokenizer of a checkpoint."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from jaxspec.train.data import chat, loss_mask
-from jaxspec.train.data.records import Conversation
-from jaxspec.train.data.sift import Bad, sift
+from jaxspec.train.data.records import BadRecord, Conversation, usable
+from jaxspec.train.data.sources import Texts
 from jaxspec.train.data.text import Document, Encoded
 
 _AT_ONCE = 64  # documents; what a tokenizer returns weighs fifty times the ids in it
 
 
-def encode(
-    tokenizer: Any, found: Sequence[Document | Conversation], enough: int | None = None, strict: bool = False
-) -> list[Encoded]:
+def encode(tokenizer: Any, found: Texts, enough: int | None = None, strict: bool = False) -> list[Encoded]:
     """Tokens of documents and conversations; of the first only, where those make `enough` tokens already.
 
     A document begins as the tokenizer begins a text, mostly with BOS, and ends with EOS where it is complete, and all
@@ -39,10 +37,10 @@ def encode(
                 "the data holds conversations and the tokenizer does not say which characters a token stands for; "
                 "train on plain text, or with a tokenizer that has a tokenizer.json"
             )
-    return sift(_groups(tokenizer, found, enough), strict)
+    return usable(_groups(tokenizer, found, enough), strict)
 
 
-def _groups(tokenizer: Any, found: Sequence[Document | Conversation], enough: int | None) -> Iterator[Encoded | Bad]:
+def _groups(tokenizer: Any, found: Texts, enough: int | None) -> Iterator[Encoded | BadRecord]:
     """Encodes in their order, so many at once, until there are enough tokens."""
     total = 0
     for start in range(0, len(found), _AT_ONCE):
@@ -72,12 +70,12 @@ def _texts(tokenizer: Any, documents: list[Document]) -> Iterator[Encoded]:
         yield Encoded(tokens, loss_mask.of_document(tokens))
 
 
-def _chats(tokenizer: Any, conversations: list[Conversation]) -> Iterator[Encoded | Bad]:
+def _chats(tokenizer: Any, conversations: list[Conversation]) -> Iterator[Encoded | BadRecord]:
     """Encodes conversations."""
     rendered = [chat.render(tokenizer, conversation) for conversation in conversations]
-    rows = _with_offsets(tokenizer, [each.text for each in rendered if not isinstance(each, Bad)])
+    rows = _with_offsets(tokenizer, [each.text for each in rendered if not isinstance(each, BadRecord)])
     for conversation, each in zip(conversations, rendered, strict=True):
-        if isinstance(each, Bad):
+        if isinstance(each, BadRecord):
             yield each
             continue
         tokens, offsets = next(rows)
@@ -85,7 +83,7 @@ def _chats(tokenizer: Any, conversations: list[Conversation]) -> Iterator[Encode
         if counted.any():
             yield Encoded(tokens, counted)
         else:
-            yield Bad(conversation.name, "the chat template will not do: it marks nothing as the assistant's")
+            yield BadRecord(conversation.name, "the chat template will not do: it marks nothing as the assistant's")
 
 
 def _with_offsets(tokenizer: Any, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -8,13 +8,12 @@ of a `role` and a `content`; or with `conversations`, each `from` somebody and w
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from jaxspec.train.data import text
-from jaxspec.train.data.sift import Bad, sift
-from jaxspec.train.data.text import Document
+from jaxspec.host.terminal import say
+from jaxspec.train.data.text import Document, document, documents
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 _ROLES = {
@@ -29,6 +28,9 @@ _CONVERSATIONS = {"messages": ("role", "content"), "conversations": ("from", "va
 _KEYS = (*_CONVERSATIONS, "text")
 _SUFFIXES = (".json", ".jsonl")
 _NOT_JSON = object()
+_SHOWN = 3  # bad records that are named
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,14 @@ class Conversation:
     messages: tuple[Message, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class BadRecord:
+    """A record that cannot be used: its name, which says where it is, and why."""
+
+    name: str
+    reason: str
+
+
 def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
     """What a file or folder holds, by name of the file and then in its order.
 
@@ -64,16 +74,16 @@ def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
         ValueError: nothing is there or can be used, or one record cannot and `strict` is set.
     """
     if path.is_dir():
-        return sift(itertools.chain.from_iterable(map(_in_folder, text.documents(path))), strict)
-    file = text.document(path)
+        return usable(itertools.chain.from_iterable(map(_in_folder, documents(path))), strict)
+    file = document(path)
     if path.suffix.lower() not in _SUFFIXES:
         return [file]
     if not (records := [_record(*entry) for entry in _entries(file)]):
         raise ValueError(f"{path} holds no records; a .jsonl file has one a line and a .json file a list of them")
-    return sift(records, strict)
+    return usable(records, strict)
 
 
-def _in_folder(file: Document) -> list[Document | Conversation | Bad]:
+def _in_folder(file: Document) -> list[Document | Conversation | BadRecord]:
     """The records of a file, or the file itself if it has none."""
     entries = list(_entries(file))
     if not any(isinstance(value, dict) and not value.keys().isdisjoint(_KEYS) for _, value in entries):
@@ -101,7 +111,7 @@ def _json(content: str) -> Any:
         return _NOT_JSON
 
 
-def _record(name: str, value: Any) -> Document | Conversation | Bad:
+def _record(name: str, value: Any) -> Document | Conversation | BadRecord:
     """The record in a JSON value, or why there is none."""
     try:
         if value is _NOT_JSON:
@@ -117,7 +127,7 @@ def _record(name: str, value: Any) -> Document | Conversation | Bad:
             raise ValueError("its complete is neither true nor false")
         return Document(name, _string("its text", value["text"]), complete)
     except ValueError as error:
-        return Bad(name, str(error))
+        return BadRecord(name, str(error))
 
 
 def _messages(key: str, turns: Any, role: str, content: str) -> tuple[Message, ...]:
@@ -156,3 +166,32 @@ def _string(what: str, value: Any) -> str:
     except UnicodeEncodeError:
         raise ValueError(f"{what} holds half a surrogate pair, which is no character") from None
     return value
+
+
+def usable(results: Iterable[T | BadRecord], strict: bool) -> list[T]:
+    """The results that can be used. The others are named in one line of log.
+
+    Args:
+        strict: to refuse the first that cannot be used.
+
+    Raises:
+        ValueError: one cannot be used and `strict` is set, or none can.
+    """
+    good: list[T] = []
+    bad: list[BadRecord] = []
+    for result in results:
+        if not isinstance(result, BadRecord):
+            good.append(result)
+        elif strict:
+            raise ValueError(f"{result.name}: {result.reason}; mend this record or take it out")
+        else:
+            bad.append(result)
+    if not bad:
+        return good
+    named = "; ".join(f"{each.name}: {each.reason}" for each in bad[:_SHOWN])
+    if len(bad) > _SHOWN:
+        named += f"; and {len(bad) - _SHOWN} more"
+    if not good:
+        raise ValueError(f"none of {len(bad)} records can be used: {named}")
+    say(f"skipped {len(bad)} of {len(good) + len(bad)} records: {named}")
+    return good

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxspec.train.data import records, text
+from jaxspec.train.data import records
 from jaxspec.train.data.records import Conversation
-from jaxspec.train.data.text import Document
+from jaxspec.train.data.text import Document, is_held_out, standard_library
 from jaxspec.train.settings.data import STDLIB, Data, DataMixture
 
 Texts = Sequence[Document | Conversation]
@@ -16,7 +16,7 @@ class Sources:
     """What to train on.
 
     Attributes:
-        found: those whose name `text.is_held_out` only measure the result.
+        found: those whose name `is_held_out` only measure the result.
         generated: what a target wrote; none of it is held out.
         share: how much of the training windows are to be `generated`.
         strict: refuse the first conversation that the chat template cannot write.
@@ -35,7 +35,7 @@ def read(settings: Data) -> Texts:
         ValueError: nothing is there or can be used, or one record cannot and `strict` is set.
     """
     if str(settings.data) == STDLIB:
-        return text.standard_library()
+        return standard_library()
     return records.read(settings.data, settings.strict)
 
 
@@ -49,7 +49,7 @@ def sources_of(settings: DataMixture) -> Sources:
 
 def split(found: Texts) -> tuple[Texts, Texts]:
     """What to train on and what is held out. Raises ValueError where nothing is left to train on."""
-    kept, held_out = text.split(found)
+    kept = [each for each in found if not is_held_out(each.name)]
     if not kept:
         raise ValueError("there is too little text: every file in it is one that is held out; add text")
-    return kept, held_out
+    return kept, [each for each in found if is_held_out(each.name)]

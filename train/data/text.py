@@ -8,9 +8,8 @@ is cut goes on in the next window as if it began there.
 import dataclasses
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
 
 import chex
 import jax
@@ -21,17 +20,6 @@ HELD_OUT = 40  # one name in so many
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
 
 Array = np.ndarray | jax.Array
-
-
-@runtime_checkable
-class Named(Protocol):
-    """What is trained on and has a name."""
-
-    @property
-    def name(self) -> str: ...
-
-
-Found = TypeVar("Found", bound=Named)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,19 +135,14 @@ def is_held_out(name: str) -> bool:
     return zlib.crc32(name.encode()) % HELD_OUT == 0
 
 
-def split(found: Iterable[Found]) -> tuple[list[Found], list[Found]]:
-    """What to train on, and what is held out."""
-    kept: tuple[list[Found], list[Found]] = ([], [])
-    for each in found:
-        kept[is_held_out(each.name)].append(each)
-    return kept
-
-
 def windows(encoded: Sequence[Encoded], length: int, fill: int) -> Windows:
     """Packs encoded documents into windows; the last one is filled up with `fill`, which does not count."""
     sizes = [len(each.tokens) for each in encoded]
     padding = -sum(sizes) % length
-    shape = lambda row, dtype: row.reshape(-1, length).astype(dtype)
+
+    def shape(row, dtype):
+        return row.reshape(-1, length).astype(dtype)
+
     return Windows(
         tokens=shape(np.concatenate([*(each.tokens for each in encoded), np.full(padding, fill)]), np.int32),
         segment=shape(np.repeat(np.arange(len(encoded) + 1), [*sizes, padding]), np.int32),

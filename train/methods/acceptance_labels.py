@@ -62,23 +62,20 @@ def labels_of(engine: Engine, requests: Sequence[Request]) -> list[Labels]:
         session.advance()
     found: Recording = session.state.drafter
     seen = jax.device_get((found.target_hidden, found.draft_hidden, found.committed))
-    return [_labels(*(array[row].astype(np.float32) for array in seen)) for row in range(len(requests))]
-
-
-def _labels(
-    target_hidden: Float[np.ndarray, "R D"],
-    draft_hidden: Float[np.ndarray, "R levels E"],
-    committed: Float[np.ndarray, " R"],
-) -> Labels:
-    rounds = slice(0, max(int((committed > 0).sum()) - 1, 0))
-    accepted = committed[rounds, None] - 1  # all but the bonus token
-    level = np.arange(draft_hidden.shape[1])
-    return Labels(
-        target_hidden=target_hidden[rounds],
-        draft_hidden=draft_hidden[rounds],
-        accepted=level < accepted,
-        compared=level <= accepted,
-    )
+    labels = []
+    for row in range(len(requests)):
+        target_hidden, draft_hidden, committed = (array[row].astype(np.float32) for array in seen)
+        rounds = slice(0, max(int((committed > 0).sum()) - 1, 0))
+        accepted, level = committed[rounds, None] - 1, np.arange(draft_hidden.shape[1])  # all but the bonus token
+        labels.append(
+            Labels(
+                target_hidden=target_hidden[rounds],
+                draft_hidden=draft_hidden[rounds],
+                accepted=level < accepted,
+                compared=level <= accepted,
+            )
+        )
+    return labels
 
 
 def write_labels(file: Path, labels: Sequence[Labels]) -> None:

@@ -24,14 +24,11 @@ from jaxspec.host.atomic import staged
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
-from jaxspec.model.config import LlamaConfig
-from jaxspec.train.data import beginnings
+from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
 from jaxspec.train.methods.acceptance_labels import Labels, collect, join
 from jaxspec.train.methods.recording_drafter import RecordingDrafter
-from jaxspec.train.run.folder import open_run, run_folder
-from jaxspec.train.run.jobs import load_with_tokenizer
+from jaxspec.train.run.folder import as_typed, open_run, run_folder
 from jaxspec.train.settings.calibrator import Calibrator
-from jaxspec.train.settings.spelling import as_typed
 
 HELD_OUT = 10  # one text in so many only measures
 _EVERY = 50  # steps between measurements
@@ -47,8 +44,8 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open())
     out = folder_of(model, settings.head, settings.out)
     drafter, builder = drafter_of(model.path, settings.head), Chain(length=settings.length)
-    prompts = beginnings.prompts(None, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed)
-    requests = beginnings.greedy_requests(model, prompts, settings.max_new_tokens)
+    prompts = load_prompts(None, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed)
+    requests = greedy_requests(model, prompts, settings.max_new_tokens)
     weights = load_head(model, Method(drafter, builder, head=settings.head))
     recording = Method(RecordingDrafter(inner=drafter, length=settings.length), builder)
     engine = Engine(model, recording, draft=weights)
@@ -57,8 +54,10 @@ def train(settings: Calibrator) -> AcceptancePredictor:
         held_out = found[::HELD_OUT] if len(found) > 1 else found
         kept = [part for i, part in enumerate(found) if i % HELD_OUT] or found
         trained, measured = fit(join(kept), join(held_out), settings)
+        width, dtype = model.config.model.hidden_size, settings.save_dtype
+        widths = {"target_hidden": width, "draft_hidden": trained.head.kernel[...].shape[0] - width}
         with deferred():
-            write_predictor(folder, model.config.model, trained, settings.save_dtype)
+            write_head(folder, HeadConfig(NAME, model.config.model, dtype, dtype, widths), trained)
     say(
         f"wrote {out}: a predictor for {drafter.name}, loss {measured['loss']:.3f} on held-out comparisons, where "
         f"knowing only their share accepted ({measured['share']:.2f}) gives {measured['base']:.3f}"
@@ -77,13 +76,6 @@ def folder_of(model: Checkpoint, head: str, out: Path | None) -> Path:
     if out is None and BUILTIN in folder.parents:
         raise ValueError("a predictor for a builtin head needs --out: what comes with the package is left as it is")
     return out or folder / FOLDER
-
-
-def write_predictor(path: Path, target: LlamaConfig, weights: AcceptancePredictor, dtype: str) -> None:
-    """Writes the predictor into the folder `path`, in `dtype`."""
-    width = target.hidden_size
-    settings = {"target_hidden": width, "draft_hidden": weights.head.kernel[...].shape[0] - width}
-    write_head(path, HeadConfig(NAME, target, dtype, dtype, settings), weights)
 
 
 def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[AcceptancePredictor, dict[str, float]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 
 from jaxspec.checkpoint import config_json, parameters
 from jaxspec.checkpoint.loading import Checkpoint
@@ -17,14 +17,11 @@ from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import lm
-from jaxspec.train.methods.distillation import distil
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies
-from jaxspec.train.run.jobs import open_job
+from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import hidden_states, of_target
-from jaxspec.train.run.trainer import Sums
-from jaxspec.train.settings.heads import DraftModel
-from jaxspec.train.settings.objectives import Distillation
+from jaxspec.train.settings.heads import Distillation, DraftModel
 
 _SHARED = ("embedding", "head.kernel", "norm")
 
@@ -35,7 +32,7 @@ def train(settings: DraftModel) -> Llama:
     Where it is as wide as the target, embedding, final norm and LM head start from the target's.
     """
     drafter = DraftModelDrafter()
-    with open_job(drafter.name, settings) as job:
+    with heads.open_job(drafter.name, settings) as job:
         target = job.target.config.model
         shape = drafter.head_for(target, layers=settings.layers)
         if settings.hidden_size is not None:
@@ -44,7 +41,7 @@ def train(settings: DraftModel) -> Llama:
             )
             small = dataclasses.replace(small, rope=target.rope, norm_eps=target.norm_eps)
             shape = dataclasses.replace(shape, model=small)
-        model = Llama(shape.model, rngs=nnx.Rngs(job.recipe.seed))
+        model = Llama(shape.model, rngs=nnx.Rngs(settings.recipe.seed))
         if shape.model.hidden_size == target.hidden_size:
             say("embedding, final norm and LM head start from the target's")
             own = module_to_dict(model)
@@ -65,9 +62,7 @@ def write_checkpoint(target: Checkpoint, dtype: str, folder: Path, trained: Llam
     parameters.write_params(folder / "params", ((name, param.astype(dtype)) for name, param in params))
 
 
-def loss(
-    model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None, goal: Distillation
-) -> tuple[Float[Array, ""], Sums]:
+def loss(model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None, goal: Distillation) -> Summed:
     """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count."""
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     drafts = unembed(model, hidden_states(model, tokens, segment))

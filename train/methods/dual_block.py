@@ -8,17 +8,44 @@ j = ⌊i / L⌋. (Eq. 3 as printed shows token i + 1 itself, and h_jL, which no 
 EDD makes keys and values of those hidden states. Layer skipping reads the target's own instead, under the same mask.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.model.attention import Attention, project
+from jaxspec.model.attention import project
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.linear import linear
 from jaxspec.model.llama import Layer, attention_input
 from jaxspec.model.rope import rotary
 from jaxspec.train.run.packed import attend, in_blocks, positions
+from jaxspec.train.settings.heads import BlockObjective
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """How B windows of T tokens are cut.
+
+    Attributes:
+        segment: number of the document that a token is of.
+        length: of each block.
+        longest: what `length` is at most.
+    """
+
+    segment: Int[Array, "B T"]
+    length: Int[Array, ""]
+    longest: int = dataclasses.field(metadata={"static": True})
+
+
+def draw(segment: Int[Array, "B T"], objective: BlockObjective, key: Key[Array, ""] | None) -> Blocks:
+    """The blocks of a step, their length drawn from those that the objective allows; without a key, the middle one."""
+    shortest, longest = objective.block_min, objective.block_max
+    if key is None:
+        return Blocks(segment, jnp.asarray((shortest + longest) // 2), longest)
+    return Blocks(segment, jax.random.randint(key, (), shortest, longest + 1), longest)
 
 
 def roots(segment: Int[Array, "B T"], length: Int[Array, ""]) -> Int[Array, "B T"]:
@@ -42,48 +69,24 @@ def mask(
     return jnp.concatenate([verified, drafted], axis=2)
 
 
-def draw_length(shortest: int, longest: int, key: Key[Array, ""] | None) -> Int[Array, ""]:
-    """The length of a step's blocks, drawn from `shortest` to `longest`; without a key, the middle one."""
-    if key is None:
-        return jnp.asarray((shortest + longest) // 2)
-    return jax.random.randint(key, (), shortest, longest + 1)
-
-
 def attention_block(
-    layer: Layer,
-    config: LlamaConfig,
-    x: Float[Array, "B T D"],
-    soft: KV,
-    segment: Int[Array, "B T"],
-    length: Int[Array, ""],
-    longest: int,
+    layer: Layer, config: LlamaConfig, x: Float[Array, "B T D"], soft: KV, blocks: Blocks
 ) -> Float[Array, "B T D"]:
-    """The first half of a decoder layer on embedded tokens, under the mask of blocks of `length`, at most `longest`.
+    """The first half of a decoder layer on embedded tokens: attention over [hidden states ; tokens].
+
+    Of the tokens, a block of queries meets none before its first block.
 
     Args:
         soft: the layer's keys and values of the T verified tokens.
     """
-    into = attention_input(layer, config, x)
-    return x + attention(layer.attention, config, into, soft, segment, length, longest)
-
-
-def attention(
-    p: Attention,
-    config: LlamaConfig,
-    x: Float[Array, "B T D"],
-    soft: KV,
-    segment: Int[Array, "B T"],
-    length: Int[Array, ""],
-    longest: int,
-) -> Float[Array, "B T D"]:
-    """Attention over [hidden states ; tokens]; of the tokens, a block of queries meets none before its first block."""
-    query, key, value = project(p, config, x, *rotary(config, positions(segment)))
-    soft_key, root = soft.k.swapaxes(2, 3), roots(segment, length)
+    segment, into = blocks.segment, attention_input(layer, config, x)
+    query, key, value = project(layer.attention, config, into, *rotary(config, positions(segment)))
+    soft_key, root = soft.k.swapaxes(2, 3), roots(segment, blocks.length)
 
     def block(start: int, end: int) -> Array:
-        low = max(0, start - longest + 1)
+        low = max(0, start - blocks.longest + 1)
         keys = jnp.concatenate([soft_key[:, :, :end], key[:, :, low:end]], axis=2)
         values = jnp.concatenate([soft.v[:, :, :end], value[:, :, low:end]], axis=2)
         return attend(query[:, :, :, start:end], keys, values, mask(segment, root, start, end, low))
 
-    return linear(in_blocks(block, x.shape[1]), p.o)
+    return x + linear(in_blocks(block, x.shape[1]), layer.attention.o)

@@ -13,11 +13,9 @@ from jaxspec.drafters.eagle import EagleHead, fuse
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
-from jaxspec.train.run.jobs import open_job
+from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import decoder_layer, of_target
-from jaxspec.train.run.trainer import Sums
-from jaxspec.train.settings.heads import Eagle
-from jaxspec.train.settings.objectives import EagleObjective
+from jaxspec.train.settings.heads import Eagle, EagleObjective
 
 _PUBLISHED_LENGTH = 512
 
@@ -25,15 +23,15 @@ _PUBLISHED_LENGTH = 512
 def train(settings: Eagle) -> EagleHead:
     """Trains a head with one layer of the target's shape; see `heads.train`."""
     drafter = EagleDrafter()
-    with open_job(drafter.name, settings) as job:
+    with heads.open_job(drafter.name, settings) as job:
         shape = drafter.head_for(job.target.config.model, bias=settings.bias)
-        head = drafter.build_head(shape, nnx.Rngs(job.recipe.seed))
+        head = drafter.build_head(shape, nnx.Rngs(settings.recipe.seed))
         return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
 
 
 def loss(
     head: EagleHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: EagleObjective
-) -> tuple[Float[Array, ""], Sums]:
+) -> Summed:
     """SmoothL1 of the predicted features + 0.1 · cross-entropy of the tokens read from them, over drafts that count.
 
     Pair i is (feature i, token i + 1). Its goal is feature i + 1, and what it drafts is token i + 2: it counts where
@@ -51,7 +49,10 @@ def loss(
     says, drafts = unembed(target, goal), unembed(target, predicted)
     cross_entropy = optax.softmax_cross_entropy(drafts, jax.nn.softmax(says))
     counted = jnp.asarray(batch.counted)[:, 2:] & (segment[:, :-2] == segment[:, 2:])
-    total = lambda each: (each * counted).sum()
+
+    def total(each):
+        return (each * counted).sum()
+
     sums = {
         "count": counted.sum().astype(jnp.float32),
         "regression": total(regression),

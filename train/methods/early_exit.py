@@ -9,10 +9,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 
 from jaxspec.checkpoint import config_json, parameters
 from jaxspec.checkpoint.builtin import locate
@@ -29,16 +28,15 @@ from jaxspec.model.quantization import LM_HEAD, is_quantized, whole_name
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies, lm_head_of
-from jaxspec.train.run.jobs import open_job
+from jaxspec.train.run.losses import Summed, cross_entropy
 from jaxspec.train.run.packed import decoder_layer, residual_streams
-from jaxspec.train.run.trainer import Sums
 from jaxspec.train.settings.heads import EarlyExit
 
 
 def train(settings: EarlyExit) -> EarlyExitHead:
     """Trains an exit; see `heads.train`. Without the target nothing can be decoded."""
     drafter, exits = EarlyExitDrafter(), settings.exit_layers
-    with open_job(drafter.name, settings, partial(load, first=settings.first)) as job:
+    with heads.open_job(drafter.name, settings, partial(load, first=settings.first)) as job:
         model, first = job.target.config.model, job.target.target.config.num_layers
         if not 0 < exits <= model.num_layers:
             raise ValueError(f"--exit-layers must be from 1 to {model.num_layers} for this target, not {exits}")
@@ -106,19 +104,13 @@ def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None)
     return Checkpoint(folder, config, bottom, load_tokenizer(folder), config_json.head_names(folder), mesh)
 
 
-def loss(
-    head: EarlyExitHead, bottom: Llama, batch: Windows, key: Key[Array, ""] | None
-) -> tuple[Float[Array, ""], Sums]:
+def loss(head: EarlyExitHead, bottom: Llama, batch: Windows, key: Key[Array, ""] | None) -> Summed:
     """Cross-entropy of the text's next token, over the tokens that count (§3.2)."""
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     x = jax.lax.stop_gradient(residual_streams(bottom, tokens, segment)[-1])
     for layer in head.layers:
         x = decoder_layer(layer, head.config, x, segment)
-    logits = predict(head, x)[0][:, :-1]
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
-    counted = jnp.asarray(batch.counted)[:, 1:]
-    right = (logits.argmax(-1) == tokens[:, 1:]) & counted
-    return (each * counted).sum(), {
-        "count": counted.sum().astype(jnp.float32),
-        "agreement": right.sum().astype(jnp.float32),
-    }
+    logits, _ = predict(head, x)
+    total, sums = cross_entropy(logits, batch)
+    right = (logits[:, :-1].argmax(-1) == tokens[:, 1:]) & jnp.asarray(batch.counted)[:, 1:]
+    return total, {**sums, "agreement": right.sum().astype(jnp.float32)}

@@ -13,20 +13,17 @@ from jaxspec.drafters.edd import EddHead, soft_prompt
 from jaxspec.model.llama import Llama, embed, final_norm, mlp_block, unembed
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import dual_block
-from jaxspec.train.methods.distillation import distil
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies
-from jaxspec.train.run.jobs import open_job
+from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import of_target, positions
-from jaxspec.train.run.trainer import Sums
-from jaxspec.train.settings.heads import Edd
-from jaxspec.train.settings.objectives import BlockObjective
+from jaxspec.train.settings.heads import BlockObjective, Edd
 
 
 def train(settings: Edd) -> EddHead:
     """Trains a head; see `heads.train`."""
     drafter = EddDrafter()
-    with open_job(drafter.name, settings) as job:
+    with heads.open_job(drafter.name, settings) as job:
         target = job.target.target
         shape = drafter.head_for(target.config, tap=settings.tap)
         count, tap = target.config.num_layers, shape.settings["tap"]
@@ -48,9 +45,7 @@ def initial(target: Llama, tap: int) -> EddHead:
     return dict_to_module(head, copies(module_to_dict(target), sources))
 
 
-def loss(
-    head: EddHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: BlockObjective
-) -> tuple[Float[Array, ""], Sums]:
+def loss(head: EddHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: BlockObjective) -> Summed:
     """KL(target ‖ draft) of the next token's distribution under a dual-block mask, over the tokens that count (Eq. 4).
 
     With a key, the length of the mask's blocks is drawn from it; without, it is the middle one.
@@ -58,21 +53,15 @@ def loss(
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     features, taps = of_target(target, batch, EddDrafter().taps(Models(target=target, draft=head)))
     (hidden,) = taps or (features,)
-    length = dual_block.draw_length(objective.block_min, objective.block_max, key)
-    drafts = predict(head, tokens, hidden, segment, length, objective.block_max)
+    drafts = predict(head, tokens, hidden, dual_block.draw(segment, objective, key))
     return distil(objective.goal, drafts, unembed(target, features), batch)
 
 
 def predict(
-    head: EddHead,
-    tokens: Int[Array, "B T"],
-    hidden: Float[Array, "B T D"],
-    segment: Int[Array, "B T"],
-    length: Int[Array, ""],
-    longest: int,
+    head: EddHead, tokens: Int[Array, "B T"], hidden: Float[Array, "B T D"], blocks: dual_block.Blocks
 ) -> Float[Array, "B T V"]:
-    """Logits, float32, after each token, drafted in blocks of `length`, which is at most `longest`."""
-    decoder, soft = head.decoder, soft_prompt(head, hidden, positions(segment))
+    """Logits, float32, after each token, drafted in these blocks."""
+    decoder, soft = head.decoder, soft_prompt(head, hidden, positions(blocks.segment))
     x = embed(decoder, tokens)
-    x = dual_block.attention_block(decoder.layers[0], head.config, x, soft, segment, length, longest)
+    x = dual_block.attention_block(decoder.layers[0], head.config, x, soft, blocks)
     return unembed(decoder, final_norm(decoder, mlp_block(decoder.layers[0], head.config, x)))

@@ -19,11 +19,10 @@ from jaxspec.host.atomic import check_new, write_whole
 from jaxspec.host.json_lines import LineLog, to_line
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
-from jaxspec.train.data import beginnings
+from jaxspec.train.data.prompts import load_prompts, load_with_tokenizer
 from jaxspec.train.run.fingerprint import fingerprint
-from jaxspec.train.run.jobs import load_with_tokenizer
+from jaxspec.train.run.folder import as_typed
 from jaxspec.train.settings.generate import Generate
-from jaxspec.train.settings.spelling import as_typed
 
 
 def generate(settings: Generate) -> None:
@@ -38,7 +37,7 @@ def generate(settings: Generate) -> None:
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open())
     engine = Engine.calibrated(model, settings.method)
     seed = settings.sampling.seed
-    found = beginnings.prompts(settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, seed)
+    found = load_prompts(settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, seed)
     write(engine, settings, found)
 
 

@@ -21,17 +21,15 @@ from jaxspec.host import processes
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.llama import Llama, embed, final_norm, keys_and_values, mlp_block, rms_norm, unembed
 from jaxspec.train.data.text import Windows
-from jaxspec.train.methods import aggressive, dual_block, skip_search
-from jaxspec.train.methods.distillation import distil
-from jaxspec.train.methods.skip_set_files import read_skip_set, write_skip_set
+from jaxspec.train.methods import dual_block, skip_search
+from jaxspec.train.methods.dual_block import Blocks
+from jaxspec.train.methods.skip_sets import aggressive, read_skip_set, write_skip_set
 from jaxspec.train.run import heads
 from jaxspec.train.run.folder import run_folder
 from jaxspec.train.run.initial_weights import copies
-from jaxspec.train.run.jobs import open_job
+from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import positions, residual_streams
-from jaxspec.train.run.trainer import Sums
-from jaxspec.train.settings.heads import LayerSkip
-from jaxspec.train.settings.objectives import BlockObjective
+from jaxspec.train.settings.heads import BlockObjective, LayerSkip
 
 
 def train(settings: LayerSkip) -> KeptBlocks:
@@ -41,7 +39,7 @@ def train(settings: LayerSkip) -> KeptBlocks:
         ValueError: as `heads.train`, and where the run was started with another set.
     """
     drafter = LayerSkipDrafter()
-    with open_job("layer-skip-trained", settings) as job:
+    with heads.open_job("layer-skip-trained", settings) as job:
         target, skips = job.target.config, choose(settings, job.target)
         begun = job.run.folder / "set"  # a search that went on since may choose otherwise
         if begun.exists() and read_skip_set(begun, target) != skips:
@@ -62,7 +60,7 @@ def choose(settings: LayerSkip, target: Checkpoint) -> SkipMask:
     if not settings.aggressive:
         return read_skip_set(settings.skip_set or searched, target.config)
     trials = skip_search.read_trials(run_folder(searched, settings.search), target)
-    return aggressive.choose(trials, settings.attention_share, settings.mlp_share)
+    return aggressive(trials, settings.attention_share, settings.mlp_share)
 
 
 def initial(target: Llama, skips: SkipMask) -> KeptBlocks:
@@ -73,15 +71,14 @@ def initial(target: Llama, skips: SkipMask) -> KeptBlocks:
 
 def loss(
     blocks: KeptBlocks, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: BlockObjective
-) -> tuple[Float[Array, ""], Sums]:
+) -> Summed:
     """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count.
 
     With a key, the length of the mask's blocks is drawn from it; without, it is the middle one.
     """
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     verified, features = jax.lax.stop_gradient(encode(target, blocks.skips, tokens, segment))
-    length = dual_block.draw_length(objective.block_min, objective.block_max, key)
-    drafts = predict(blocks, target, tokens, verified, segment, length, objective.block_max)
+    drafts = predict(blocks, target, tokens, verified, dual_block.draw(segment, objective, key))
     return distil(objective.goal, drafts, unembed(target, features), batch)
 
 
@@ -98,19 +95,13 @@ def encode(
 
 
 def predict(
-    blocks: KeptBlocks,
-    target: Llama,
-    tokens: Int[Array, "B T"],
-    verified: tuple[KV | None, ...],
-    segment: Int[Array, "B T"],
-    length: Int[Array, ""],
-    longest: int,
+    blocks: KeptBlocks, target: Llama, tokens: Int[Array, "B T"], verified: tuple[KV | None, ...], cut: Blocks
 ) -> Float[Array, "B T V"]:
-    """Logits, float32, after each token, drafted in blocks of `length`, which is at most `longest`."""
+    """Logits, float32, after each token, drafted in windows that are cut so."""
     x, config = embed(target, tokens), target.config
     for layer, prefix, no_mlp in zip(blocks.layers, verified, blocks.skips.mlp, strict=True):
         if prefix is not None:
-            x = dual_block.attention_block(layer, config, x, prefix, segment, length, longest)
+            x = dual_block.attention_block(layer, config, x, prefix, cut)
         if not no_mlp:
             x = mlp_block(layer, config, x)
     return unembed(target, rms_norm(x, blocks.norm[...], config.norm_eps))

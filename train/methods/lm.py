@@ -4,13 +4,11 @@ import math
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Key
 
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
@@ -21,17 +19,17 @@ from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, unembed
-from jaxspec.train.data import prepare, sources, tokenizer
+from jaxspec.train.data import dataset, sources, tokenizer
 from jaxspec.train.data.records import Conversation
 from jaxspec.train.data.text import Document, Windows
 from jaxspec.train.run import figure
-from jaxspec.train.run.folder import open_run, run_folder
-from jaxspec.train.run.held_out import mean_loss
+from jaxspec.train.run.folder import as_typed, open_run, run_folder
+from jaxspec.train.run.held_out import measurement
+from jaxspec.train.run.losses import Summed, cross_entropy
 from jaxspec.train.run.packed import hidden_states
-from jaxspec.train.run.trainer import Sums, Task, fit
+from jaxspec.train.run.trainer import fit
 from jaxspec.train.settings.lm import Lm
 from jaxspec.train.settings.recipe import Recipe
-from jaxspec.train.settings.spelling import as_typed
 
 
 def shape(
@@ -75,13 +73,11 @@ def train(settings: Lm) -> None:
     ):
         if not run.data.exists():
             learn(run.data, found, model, recipe)
-        packed, held_out = prepare.windows(run.data)
-        measure = None
-        if held_out is not None:
-            measure = partial(_measure, mean_loss(loss, held_out, recipe.batch_size // recipe.accumulate))
+        packed, held_out = dataset.load(run.data)
+        measure = None if held_out is None else measurement(loss, held_out, recipe, frozen=None)
         initial = Llama(model, rngs=nnx.Rngs(recipe.seed))
-        task = Task(loss=partial(loss, layer_dropout=settings.layer_dropout), measure=measure)
-        trained, measured = fit(task, initial, None, packed, recipe, run)
+        with_dropout = partial(loss, layer_dropout=settings.layer_dropout)
+        trained, measured = fit(with_dropout, initial, None, packed, recipe, run, measure=measure)
         figure.draw(run.metrics, run.figure)
 
         for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -105,7 +101,7 @@ def learn(place: Path, found: sources.Texts, model: LlamaConfig, recipe: Recipe)
         learnt = tokenizer.learn([each.text for each in kept if isinstance(each, Document)], model.vocab_size)
         tokenizer.save(learnt, folder / "tokenizer", model.max_length)
         read_again = load_tokenizer(folder / "tokenizer")
-        prepare.write(folder, read_again, sources.Sources(found), model.max_length, recipe)
+        dataset.prepare(folder, read_again, sources.Sources(found), model.max_length, recipe)
 
 
 def describe(model: LlamaConfig, dtype: str) -> CheckpointConfig:
@@ -121,16 +117,11 @@ def describe(model: LlamaConfig, dtype: str) -> CheckpointConfig:
     )
 
 
-def loss(
-    model: Llama, frozen: None, batch: Windows, key: Key[Array, ""] | None, layer_dropout: float = 0.0
-) -> tuple[Float[Array, ""], Sums]:
+def loss(model: Llama, frozen: None, batch: Windows, key: Key[Array, ""] | None, layer_dropout: float = 0.0) -> Summed:
     """Cross-entropy of the next token, over the tokens that count."""
     keep = None if key is None or layer_dropout == 0 else kept_layers(key, model.config.num_layers, layer_dropout)
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    logits = unembed(model, hidden_states(model, tokens, segment, keep))[:, :-1]
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
-    counted = jnp.asarray(batch.counted)[:, 1:]
-    return (each * counted).sum(), {"count": counted.sum().astype(jnp.float32)}
+    return cross_entropy(unembed(model, hidden_states(model, tokens, segment, keep)), batch)
 
 
 def kept_layers(key: Key[Array, ""], layers: int, dropout: float) -> Bool[Array, " L"]:
@@ -141,8 +132,3 @@ def kept_layers(key: Key[Array, ""], layers: int, dropout: float) -> Bool[Array,
     """
     depth = jnp.arange(layers) / max(layers - 1, 1)
     return jax.random.uniform(key, (layers,)) >= dropout * (2.0**depth - 1)
-
-
-def _measure(mean: Any, model: Llama) -> dict[str, float]:
-    value = mean(model, None)
-    return {"loss": value, "score": -value}

@@ -15,16 +15,15 @@ from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies, lm_head_of
-from jaxspec.train.run.jobs import open_job
+from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import of_target
-from jaxspec.train.run.trainer import Sums
 from jaxspec.train.settings.heads import Medusa
 
 
 def train(settings: Medusa) -> MedusaHeads:
     """Trains heads; see `heads.train`."""
     drafter = MedusaDrafter()
-    with open_job(drafter.name, settings) as job:
+    with heads.open_job(drafter.name, settings) as job:
         shape = drafter.head_for(job.target.config.model, heads=settings.heads)
         begun = initial(job.target.target, settings.heads)
         return heads.train(job, drafter, shape, begun, partial(loss, decay=settings.decay))
@@ -40,9 +39,7 @@ def initial(target: Llama, count: int) -> MedusaHeads:
     return dict_to_module(blank, zeros | copies(module_to_dict(target), lm_heads))
 
 
-def loss(
-    model: MedusaHeads, target: Llama, batch: Windows, key: Key[Array, ""] | None, decay: float
-) -> tuple[Float[Array, ""], Sums]:
+def loss(model: MedusaHeads, target: Llama, batch: Windows, key: Key[Array, ""] | None, decay: float) -> Summed:
     """Σ_k decay^k · cross-entropy of what head k predicts, over the tokens that count (Eq. 1, with λ_k = decay^k).
 
     The paper counts heads from 1, where this counts from 0: a constant factor. `count` is the number of head 0's

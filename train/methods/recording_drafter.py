@@ -60,7 +60,9 @@ class RecordingDrafter(Drafter):
         )
 
     def enlarge(self, state: Recording, rows: int) -> Recording:
-        pad = lambda x: jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+        def pad(x):
+            return jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+
         return dataclasses.replace(
             state,
             inner=self.inner.enlarge(state.inner, rows),
@@ -73,7 +75,10 @@ class RecordingDrafter(Drafter):
         batch, rows = state.committed.shape
         # Not after a chunk of the prompt: nothing was drafted there. A round outside is dropped.
         at = jnp.arange(batch), jnp.where(state.drafting, state.round, rows)
-        put = lambda kept, new: kept.at[at].set(new.astype(kept.dtype), mode="drop")
+
+        def put(kept, new):
+            return kept.at[at].set(new.astype(kept.dtype), mode="drop")
+
         last = last_valid(committed.hidden, committed.count)
         return dataclasses.replace(
             state,

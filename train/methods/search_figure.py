@@ -23,7 +23,7 @@ def draw(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
     drawn = Figure(figsize=(8, 5), layout="constrained")
     above, below = drawn.subplots(2, 1, height_ratios=(4, 1))
     skipped = [sum(each.skips.attention) + sum(each.skips.mlp) for each in trials]
-    speedups = [each.outcome.speedup for each in trials]
+    speedups = [each.speedup for each in trials]
     above.scatter(skipped, speedups, s=10, color="0.5")
     most = {count: max(s for n, s in zip(skipped, speedups, strict=True) if n == count) for count in sorted({*skipped})}
     above.plot(list(most), list(most.values()), "--", color="tab:red", label="best of as many blocks")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,22 @@ from rich.table import Table
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request
 from jaxspec.drafters.layer_skip import LayerSkip
-from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
+from jaxspec.drafters.skip_mask import SkipMask, layers_of
 from jaxspec.host.atomic import staged
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
-from jaxspec.train.data import beginnings
+from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
 from jaxspec.train.methods import search_figure, suggest, trial
-from jaxspec.train.methods.skip_set_files import write_skip_set
-from jaxspec.train.methods.suggest import Tried
+from jaxspec.train.methods.skip_sets import strategies, write_skip_set
 from jaxspec.train.methods.trial import BlockCosts, Objective, Trial
 from jaxspec.train.run.fingerprint import fingerprint
-from jaxspec.train.run.folder import Run, open_run, run_folder
-from jaxspec.train.run.jobs import folder_of, load_with_tokenizer
+from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
+from jaxspec.train.run.heads import folder_of
 from jaxspec.train.settings.skip_search import Objectives, SkipSearch
-from jaxspec.train.settings.spelling import as_typed
 
-SEARCHED = "searched"
 LOG = "the log of a skip search"
 
 
@@ -51,10 +48,10 @@ def search(settings: SkipSearch) -> SkipMask:
     suggest.check_installed()
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open())
     out, layers = folder_of(model.path, LayerSkip.name, settings.out), model.config.model.num_layers
-    prompts = beginnings.prompts(
+    prompts = load_prompts(
         settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed
     )
-    requests = beginnings.greedy_requests(model, prompts, settings.max_new_tokens)
+    requests = greedy_requests(model, prompts, settings.max_new_tokens)
     with (
         open_run(run_folder(out, settings.run_dir), as_typed("skip-search", settings)) as run,
         staged(out, 0) as folder,
@@ -72,18 +69,18 @@ def search(settings: SkipSearch) -> SkipMask:
             log.append(lines)
         objective = objective_of(model, method, settings.objective, requests, lines[0]["costs"])
         found = [Trial.from_json(line, layers) for line in lines[1:]]
-        run_trials(found, layers, settings, objective, lambda each: log.append([each.to_json()]))
+        run_trials(found, layers, settings, objective, log)
         found = found[: settings.trials]
-        best = max(found, key=lambda each: each.outcome.speedup)
-        compared = {SEARCHED: best}
+        best = max(found, key=lambda each: each.speedup)
+        compared = {"searched": best}
         for name, skips in strategies(best.skips, settings.seed).items():
-            compared[name] = Trial(skips=skips, outcome=objective(skips))
+            compared[name] = objective(skips)
             write_skip_set(run.folder / "sets" / name, model.config, skips)
         show(compared, settings.objective, Console())
         search_figure.draw(found, best.skips, run.folder / "search.svg")
         with deferred():
             write_skip_set(folder, model.config, best.skips)
-    if best.outcome.speedup <= 1:
+    if best.speedup <= 1:
         say("no set made this model faster than plain decoding: what leaving blocks out saves, wrong drafts cost")
     say(f"wrote {out}: {describe(best)}; the other sets of the table are in {run.folder / 'sets'}, for `jaxspec bench`")
     return best.skips
@@ -125,28 +122,19 @@ def objective_of(
     return trial.modelled(model, method, requests, BlockCosts(**costs))
 
 
-def run_trials(
-    found: list[Trial],
-    num_layers: int,
-    settings: SkipSearch,
-    objective: Objective,
-    keep_trial: Callable[[Trial], None],
-) -> None:
-    """Adds trials to `found` until there are as many as planned, each kept as soon as it is there."""
-    tried = [Tried(np.array([*each.skips.attention, *each.skips.mlp]), each.outcome.speedup) for each in found]
+def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, objective: Objective, log: LineLog) -> None:
+    """Adds trials to `found` until there are as many as planned, each to the log too as soon as it is there."""
     kernel, before, began = None, len(found), time.monotonic()
     with progress("trial", settings.trials, before) as shown:
         for number in range(before, settings.trials):
             if number >= suggest.FIRST and (kernel is None or number % suggest.REFIT == 0):
-                kernel = suggest.fit(tried[: number - number % suggest.REFIT])
-            corner = suggest.suggest(tried, 2 * num_layers, settings.seed, kernel)
-            switches = corner.tolist()
+                kernel = suggest.fit(found[: number - number % suggest.REFIT])
+            switches = suggest.suggest(found, 2 * num_layers, settings.seed, kernel).tolist()
             skips = SkipMask(attention=tuple(switches[:num_layers]), mlp=tuple(switches[num_layers:]))
-            found.append(Trial(skips=skips, outcome=objective(skips)))
-            keep_trial(found[-1])
-            tried.append(Tried(corner, found[-1].outcome.speedup))
+            found.append(objective(skips))
+            log.append([found[-1].to_json()])
             if shown.due() or number + 1 == settings.trials:
-                best = max(found, key=lambda each: each.outcome.speedup)
+                best = max(found, key=lambda each: each.speedup)
                 seconds = (time.monotonic() - began) / (number + 1 - before)
                 shown.show(number + 1, f"best so far {describe(best)}", seconds * (settings.trials - number - 1))
 
@@ -154,21 +142,7 @@ def run_trials(
 def describe(best: Trial) -> str:
     """A set in a few words."""
     count, attention, mlp = len(best.skips.mlp), sum(best.skips.attention), sum(best.skips.mlp)
-    return f"{best.outcome.speedup:.3f}x plain without {attention} of {count} attention and {mlp} of {count} MLP blocks"
-
-
-def strategies(best: SkipMask, seed: int) -> dict[str, SkipMask]:
-    """As many blocks left out as in `best`, chosen otherwise: the paper's Table 8, and evenly spread ones."""
-    layers, rng = len(best.attention), np.random.default_rng(seed)
-    choose: dict[str, Callable[[int], Sequence[int]]] = {
-        "first": lambda count: range(count),
-        "middle": lambda count: range((layers - count) // 2, (layers + count) // 2),
-        "last": lambda count: range(layers - count, layers),
-        "random": lambda count: rng.permutation(layers)[:count].tolist(),
-        "uniform": lambda count: [(2 * i + 1) * layers // (2 * count) for i in range(count)],
-    }
-    counts = sum(best.attention), sum(best.mlp)
-    return {name: skip(layers, *map(chosen, counts)) for name, chosen in choose.items()}
+    return f"{best.speedup:.3f}x plain without {attention} of {count} attention and {mlp} of {count} MLP blocks"
 
 
 def show(compared: dict[str, Trial], objective: str, console: Console) -> None:
@@ -176,6 +150,5 @@ def show(compared: dict[str, Trial], objective: str, console: Console) -> None:
     shown = Table("blocks left out", "attention", "MLP", "acceptance", "tau", f"speedup,\n{objective}", box=None)
     for name, each in compared.items():
         layers = [" ".join(map(str, chosen)) or "–" for chosen in layers_of(each.skips).values()]
-        values = each.outcome
-        shown.add_row(name, *layers, f"{values.acceptance_rate:.3f}", f"{values.tau:.2f}", f"{values.speedup:.3f}")
+        shown.add_row(name, *layers, f"{each.acceptance_rate:.3f}", f"{each.tau:.2f}", f"{each.speedup:.3f}")
     console.print(shown)

@@ -8,7 +8,6 @@ which takes seconds in 32 dimensions. Here its length scale is fitted at every t
 compared at random corners: of any density, and near the best sets so far.
 """
 
-import dataclasses
 import importlib.util
 import warnings
 from collections.abc import Sequence
@@ -18,6 +17,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.stats import norm
 
+from jaxspec.train.methods.trial import Corner, Trial
+
 FIRST = 10  # trials of random sets, before there is anything to fit
 REFIT = 10  # trials from one fit to the next
 _CANDIDATES = 1024
@@ -25,19 +26,10 @@ _PARENTS = 5  # the best sets, whose neighbours are candidates
 _FLIPS = 4  # switches that a neighbour may differ in, at most
 _NOISE = 1e-2  # variance of a trial, where that of all trials is 1
 
-Corner = Bool[np.ndarray, " D"]
 Corners = Bool[np.ndarray, "N D"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Tried:
-    """A set, and how good it was: the higher the better."""
-
-    corner: Corner
-    score: float
-
-
-def suggest(tried: Sequence[Tried], size: int, seed: int, kernel: Any) -> Corner:
+def suggest(tried: Sequence[Trial], size: int, seed: int, kernel: Any) -> Corner:
     """A set of `size` switches that was not tried before: at first none at all, then random ones.
 
     It follows from the arguments alone, so that a search which is broken off goes on as if it had not been.
@@ -49,10 +41,13 @@ def suggest(tried: Sequence[Tried], size: int, seed: int, kernel: Any) -> Corner
     if not tried:
         return np.zeros(size, bool)  # what everything else is to beat
     known = {each.corner.tobytes() for each in tried}
-    fresh = lambda corners: np.array([c for c in corners if c.tobytes() not in known], bool).reshape(-1, size)
+
+    def fresh(corners):
+        return np.array([c for c in corners if c.tobytes() not in known], bool).reshape(-1, size)
+
     corners = fresh(scattered(rng, _CANDIDATES, size))
     if kernel is not None:
-        best = [each.corner for each in sorted(tried, key=lambda each: -each.score)[:_PARENTS]]
+        best = [each.corner for each in sorted(tried, key=lambda each: -each.speedup)[:_PARENTS]]
         corners = np.concatenate([corners, fresh(neighbours(rng, _CANDIDATES, best))])
     if not len(corners):
         raise ValueError(f"all sets of {size} blocks were tried; ask for fewer --trials")
@@ -65,7 +60,7 @@ def check_installed() -> None:
         raise ValueError("the search needs the package scikit-learn: pip install 'jax-specdec[search]'")
 
 
-def fit(tried: Sequence[Tried]) -> Any:
+def fit(tried: Sequence[Trial]) -> Any:
     """The kernel of a Gaussian process, its length scale fitted to these trials."""
     from sklearn.gaussian_process.kernels import Matern
 
@@ -84,10 +79,10 @@ def neighbours(rng: np.random.Generator, count: int, parents: Sequence[Corner]) 
     return found ^ (rank < rng.integers(1, _FLIPS + 1, size=(count, 1)))
 
 
-def most_promising(tried: Sequence[Tried], corners: Corners, kernel: Any) -> Corner:
+def most_promising(tried: Sequence[Trial], corners: Corners, kernel: Any) -> Corner:
     """The corner where most improvement over the best trial is expected."""
     mean, deviation = _process(kernel, tried, fitted=True).predict(corners.astype(float), return_std=True)
-    best = max(each.score for each in tried)
+    best = max(each.speedup for each in tried)
     return corners[expected_improvement(mean, np.maximum(deviation, 1e-9), best).argmax()]
 
 
@@ -100,12 +95,11 @@ def expected_improvement(
     return above * norm.cdf(z) + deviation * norm.pdf(z)
 
 
-def _process(kernel: Any, tried: Sequence[Tried], fitted: bool) -> Any:
+def _process(kernel: Any, tried: Sequence[Trial], fitted: bool) -> Any:
     from sklearn.gaussian_process import GaussianProcessRegressor
 
     optimizer: Any = None if fitted else "fmin_l_bfgs_b"
     process = GaussianProcessRegressor(kernel, alpha=_NOISE, normalize_y=True, optimizer=optimizer)
-    corners, scores = zip(*((each.corner, each.score) for each in tried), strict=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fit that ends early, or at a bound: it is good enough
-        return process.fit(np.array(corners, float), np.array(scores, float))
+        return process.fit(np.array([each.corner for each in tried], float), [each.speedup for each in tried])

@@ -7,6 +7,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import Bool
+
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request
 from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
@@ -17,6 +20,8 @@ from jaxspec.evaluate import piece_times
 from jaxspec.evaluate.cost_model import PieceCosts, run_costs
 from jaxspec.evaluate.runner import warm
 from jaxspec.methods.method import Method, parse_method
+
+Corner = Bool[np.ndarray, " D"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +34,7 @@ class BlockCosts:
         level: a drafted level with nothing left out.
         attention, mlp: what leaving out one block saves of that; every layer's are the same.
         control_level, control_round: the controller's.
+        rest, plain_rest: of a round, and of one of plain decoding; 0 in runs of earlier versions.
     """
 
     plain: float
@@ -38,6 +44,8 @@ class BlockCosts:
     mlp: float
     control_level: float
     control_round: float
+    rest: float = 0.0
+    plain_rest: float = 0.0
 
     def of_pieces(self, skips: SkipMask) -> PieceCosts:
         """What the pieces of a round cost where drafting leaves out a set."""
@@ -48,38 +56,39 @@ class BlockCosts:
             level=self.level - saved,
             control_level=self.control_level,
             control_round=self.control_round,
+            rest=self.rest,
+            plain_rest=self.plain_rest,
         )
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What a trial found: time per verified token as a speedup over plain decoding, and the drafts' quality."""
+class Trial:
+    """A set, and what came out: time per verified token as a speedup over plain decoding, and the drafts' quality."""
 
+    skips: SkipMask
     speedup: float
     acceptance_rate: float
     tau: float
 
-
-Objective = Callable[[SkipMask], Outcome]
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """A set, and what came out."""
-
-    skips: SkipMask
-    outcome: Outcome
+    @property
+    def corner(self) -> Corner:
+        """Whether each attention block, then each MLP block, is left out."""
+        return np.array([*self.skips.attention, *self.skips.mlp])
 
     def to_json(self) -> dict[str, Any]:
         """A line of the log."""
-        return {**layers_of(self.skips), **dataclasses.asdict(self.outcome)}
+        skips = layers_of(self.skips)
+        return {**skips, "speedup": self.speedup, "acceptance_rate": self.acceptance_rate, "tau": self.tau}
 
     @staticmethod
     def from_json(line: dict[str, Any], num_layers: int) -> "Trial":
         """Inverse of `to_json`."""
         values = dict(line)
         skips = skip(num_layers, values.pop("attention"), values.pop("mlp"))
-        return Trial(skips=skips, outcome=Outcome(**values))
+        return Trial(skips, **values)
+
+
+Objective = Callable[[SkipMask], Trial]
 
 
 def engine(model: Checkpoint, method: Method, skips: SkipMask) -> Engine:
@@ -92,9 +101,8 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     layers = model.config.model.num_layers
     none, all_ = (), range(layers)
     sets = {"whole": (none, none), "no attention": (all_, none), "no mlp": (none, all_), "bare": (all_, all_)}
-    found = piece_times.measure(
-        {name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}, requests
-    )
+    engines = {name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}
+    found = piece_times.measure({**engines, "plain": Engine(model, "plain")}, requests)
     whole, no_attention, no_mlp, bare = (found.level[name] for name in sets)
     # Each kind is seen twice, beside the other kind and alone; both together never cost more than was measured.
     both = max(whole - bare, 0.0)
@@ -107,18 +115,20 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
         mlp=(both - attention) / layers,
         control_level=found.control_level["whole"],
         control_round=found.control_round["whole"],
+        rest=found.rest["whole"],
+        plain_rest=found.rest["plain"],
     )
 
 
 def modelled(model: Checkpoint, method: Method, requests: Sequence[Request], costs: BlockCosts) -> Objective:
     """What the rounds of decoding cost, from measured pieces: nothing else on the machine moves it."""
 
-    def objective(skips: SkipMask) -> Outcome:
+    def objective(skips: SkipMask) -> Trial:
         drafting = engine(model, method, skips)
         sizes = method.speculation(greedy=True, tree_sizes=drafting.tree_sizes).verify_sizes
         found = drafting.run(requests)
         spent = run_costs([[each.history] for each in found], costs.of_pieces(skips), sizes)  # as if each ran alone
-        return outcome(spent.speedup, found)
+        return outcome(skips, spent.speedup, found)
 
     return objective
 
@@ -126,9 +136,9 @@ def modelled(model: Checkpoint, method: Method, requests: Sequence[Request], cos
 def measured(model: Checkpoint, method: Method, requests: Sequence[Request], plain: float) -> Objective:
     """The wall time of decoding, one prompt after another; `plain` is `seconds_per_token` of plain decoding."""
 
-    def objective(skips: SkipMask) -> Outcome:
+    def objective(skips: SkipMask) -> Trial:
         found = one_by_one(engine(model, method, skips), requests)
-        return outcome(ratio(plain, seconds_per_token(found)), found)
+        return outcome(skips, ratio(plain, seconds_per_token(found)), found)
 
     return objective
 
@@ -148,7 +158,7 @@ def seconds_per_token(found: Sequence[Generation]) -> float:
     return ratio(sum(each.decode_seconds for each in found), statistics_of([each.history for each in found]).tokens)
 
 
-def outcome(speedup: float, found: Sequence[Generation]) -> Outcome:
+def outcome(skips: SkipMask, speedup: float, found: Sequence[Generation]) -> Trial:
     """With the counts of all texts."""
     counts = statistics_of([each.history for each in found])
-    return Outcome(speedup=speedup, acceptance_rate=counts.acceptance_rate, tau=counts.tau)
+    return Trial(skips, speedup, counts.acceptance_rate, counts.tau)

@@ -10,6 +10,10 @@ from typing import Any
 
 from jaxspec.host import processes
 from jaxspec.host.atomic import write_whole
+from jaxspec.train.settings.spelling import option
+
+_PLACES = ("out", "run_dir", "cache_features")
+_FREE = (*_PLACES, "evaluate_every", "save_every", "trials", "coordinator", "processes", "process_id")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +55,22 @@ class Run:
     @property
     def figure(self) -> Path:
         return self.folder / "training.svg"
+
+
+def as_typed(name: str, settings: Any) -> dict[str, Any]:
+    """What decides a run, as it was typed: every option but places, how often to measure and save, how far to go."""
+
+    def flat(value: Any) -> dict[str, Any]:
+        found = {}
+        for field in dataclasses.fields(value):
+            inner = getattr(value, field.name)
+            if dataclasses.is_dataclass(inner):
+                found |= flat(inner)
+            elif field.name not in _FREE:
+                found[option(field.name)] = str(inner) if isinstance(inner, Path) else inner
+        return found
+
+    return {"command": name, **flat(settings)}
 
 
 def run_folder(out: Path, chosen: Path | None) -> Path:

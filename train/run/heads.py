@@ -1,34 +1,79 @@
-"""What training any head has in common: beside the frozen target, on its text, to a head on disk."""
+"""What training any head has in common: target and text loaded, the head trained beside them and written to disk."""
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
-from jaxspec.checkpoint import parameters
+from jaxspec.checkpoint import loading
+from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.checkpoint.heads import write_head
-from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.checkpoint.loading import Checkpoint, compute_dtype
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.engine.head_weights import head_config
 from jaxspec.host import compilation_cache, processes
-from jaxspec.host.atomic import staged_by_all
+from jaxspec.host.atomic import staged, staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.mesh import use
 from jaxspec.model.mesh_rules import TRAINING
-from jaxspec.model.placement import move, place, place_head
-from jaxspec.train.data import prepare
-from jaxspec.train.data.text import Windows
+from jaxspec.model.placement import move, place
+from jaxspec.train.data import dataset
+from jaxspec.train.data.sources import Sources, sources_of
 from jaxspec.train.run import feature_cache, figure
-from jaxspec.train.run.acceptance import measure_chain
-from jaxspec.train.run.held_out import mean_loss
-from jaxspec.train.run.jobs import Job
-from jaxspec.train.run.trainer import Loss, Measured, Task, fit
+from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
+from jaxspec.train.run.held_out import measure_chain, measurement
+from jaxspec.train.run.losses import Loss
+from jaxspec.train.run.trainer import fit
+from jaxspec.train.settings.heads import HeadSettings
 
 Head = TypeVar("Head", bound=nnx.Module)
+Load = Callable[[Path, str, Mesh | None], Checkpoint]
 _LONGEST = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What to train a head on, and where to put it.
+
+    Attributes:
+        out: folder of the head, to be made.
+        settings: as they were asked for.
+    """
+
+    target: Checkpoint
+    sources: Sources
+    out: Path
+    run: Run
+    settings: HeadSettings
+
+
+@contextlib.contextmanager
+def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> Iterator[Job]:
+    """Loads of the target what `load` does, and opens the run.
+
+    Args:
+        name: of the head, under TARGET/heads.
+    """
+    where = settings.where
+    mesh = where.devices.open(several=True)
+    target = load(where.target, compute_dtype(settings.recipe.dtype).name, mesh)
+    out = folder_of(target.path, name, where.out)
+    sources = sources_of(settings.data)
+    with open_run(run_folder(out, where.run_dir), as_typed(name, settings)) as run:
+        yield Job(target, sources, out, run, settings)
+
+
+def folder_of(target: Path, name: str, out: Path | None) -> Path:
+    """Where a head goes: `out`, or TARGET/heads/NAME."""
+    if out is None and target == FOLDER:
+        raise ValueError("a head for the builtin target needs --out: what comes with the package is left as it is")
+    return out or target / "heads" / name
 
 
 def train(
@@ -57,61 +102,44 @@ def train(
         DiskFullError: no room.
     """
     compilation_cache.keep_compilations()
-    recipe, run, target, first = job.recipe, job.run, job.target, processes.is_first()
-    if (cached := job.where.cache_features) is not None and jax.process_count() > 1:
+    where, recipe, run, target = job.settings.where, job.settings.recipe, job.run, job.target
+    first = processes.is_first()
+    if (cached := where.cache_features) is not None and jax.process_count() > 1:
         raise ValueError("--cache-features keeps the features of one process; leave it out on several hosts")
     if target.tokenizer is None:
         raise ValueError(f"{target.path} has no tokenizer, so no text can be made into tokens for it")
-    length = min(job.where.context or _LONGEST, target.config.model.usable_length)
+    length = min(where.context or _LONGEST, target.config.model.usable_length)
     if length < 4:
         raise ValueError(f"--context must be at least 4, not {length}")
-    params = parameters.module_to_dict(head)
-    with staged_by_all(job.out, sum(param.size for param in params.values()) * 4) as folder, use(target.mesh):
-        if first:
-            prepare.ready(run.data, target.tokenizer, job.sources, length, recipe)
+    size = sum(leaf.size for leaf in jax.tree.leaves(head))
+    with staged_by_all(job.out, size * 4) as folder, use(target.mesh):
+        if first and not run.data.exists():
+            with staged(run.data, 0) as data:
+                dataset.prepare(data, target.tokenizer, job.sources, length, recipe)
         processes.wait()
         if target.mesh is not None:
             head = move(head, place(head, target.mesh, TRAINING))
-        packed, held_out = prepare.windows(run.data)
+        packed, held_out = dataset.load(run.data)
         complete = measure = None
         if cached is not None:
             taps = drafter.taps(Models(target=target.target, draft=head))
             complete = feature_cache.open_cache(cached, target.target, packed, taps).complete
         if held_out is not None:
-            measure = _measure(job, drafter if decodes else None, loss, held_out)
+            chain = measure_chain(target, drafter, held_out) if decodes else None
+            measure = measurement(loss, held_out, recipe, target.target, chain)
         else:
             say("no text was held out, so nothing is measured and the last weights are taken")
-        trained, measured = fit(Task(loss, measure), head, target.target, packed, recipe, run, complete)
+        trained, measured = fit(loss, head, target.target, packed, recipe, run, measure=measure, complete=complete)
         if first:
             figure.draw(run.metrics, run.figure)
         with deferred():
             if write is None:
-                write_head(folder, head_config(drafter, shape, target.config, job.where.save_dtype), trained)
+                write_head(folder, head_config(drafter, shape, target.config, where.save_dtype), trained)
             else:
                 write(folder, trained)
     said = ""
     if measured is not None:
         name, value = ("chain tau", measured["tau"]) if decodes else ("loss", measured["loss"])
         said = f", {name} {value:.2f} on held-out text"
-    say(f"wrote {job.out}: {drafter.name}, {sum(param.size for param in params.values()):,} parameters{said}")
+    say(f"wrote {job.out}: {drafter.name}, {size:,} parameters{said}")
     return trained
-
-
-def _measure(job: Job, drafter: Drafter | None, loss: Loss, held_out: Windows) -> Callable[[Any], Measured]:
-    """Weights of a head → its loss on held-out text, and how much of what the drafter drafts with it is accepted."""
-    model, recipe = job.target, job.recipe
-    lost = mean_loss(loss, held_out, max(1, recipe.batch_size // recipe.accumulate))
-    accepted = None if drafter is None else measure_chain(model, drafter, held_out)
-
-    def measure(head: Any) -> Measured:
-        found = {} if accepted is None else accepted(_for_decoding(head, model))
-        value = lost(head, model.target)
-        return {"loss": value, **found, "score": found.get("tau", -value)}
-
-    return measure
-
-
-def _for_decoding(head: Any, model: Checkpoint) -> Any:
-    """The weights in the target's dtype, where decoding wants them on its mesh."""
-    narrow = jax.tree.map(lambda param: param.astype(model.target.norm[...].dtype), head)
-    return narrow if model.mesh is None else move(narrow, place_head(narrow, model.mesh))

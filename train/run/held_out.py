@@ -1,4 +1,4 @@
-"""What is measured on text that training never saw."""
+"""What is measured on text that training never saw: the loss, and how much of what a head drafts is accepted."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,29 +6,82 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
-from jaxspec.model.placement import put_rows
-from jaxspec.train.data import text
-from jaxspec.train.data.text import Windows
-from jaxspec.train.run.trainer import Loss
+from jaxspec.builders.chain import Chain
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.drafter import Drafter
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.statistics import statistics_of
+from jaxspec.methods.method import Method
+from jaxspec.model.placement import move, place_head, put_rows
+from jaxspec.train.data.text import Windows, take
+from jaxspec.train.run.losses import Loss, Params
+from jaxspec.train.settings.recipe import Recipe
+
+PROMPTS = 16
+PROMPT_TOKENS = 128
+NEW_TOKENS = 64
+CHAIN = 5
+
+Measured = dict[str, Any]
 
 
-def mean_loss(loss: Loss, packed: Windows, batch_size: int) -> Callable[[Any, Any], float]:
+def measurement(
+    loss: Loss, held_out: Windows, recipe: Recipe, frozen: Any, chain: Callable[[Params], Measured] | None = None
+) -> Callable[[Params], Measured]:
+    """Parameters → the loss, what `chain` measures of them, and a `score`: how good they are, higher being better.
+
+    That is the `tau` of the chains, if there are any, and otherwise the loss decides.
+    """
+    lost = mean_loss(loss, held_out, recipe.batch_size // recipe.accumulate)
+
+    def measure(params: Params) -> Measured:
+        found = {} if chain is None else chain(params)
+        value = lost(params, frozen)
+        return {"loss": value, **found, "score": found.get("tau", -value)}
+
+    return measure
+
+
+def mean_loss(loss: Loss, packed: Windows, batch_size: int) -> Callable[[Params, Any], float]:
     """(parameters, what is frozen) → the mean loss over all windows, without noise; compiled once.
 
     The rows that fill up the last batch do not count.
     """
     compiled = jax.jit(lambda params, frozen, batch: loss(params, frozen, batch, None))
 
-    def measure(params: Any, frozen: Any) -> float:
+    def measure(params: Params, frozen: Any) -> float:
         total = count = 0.0
         for start in range(0, len(packed.tokens), batch_size):
             rows = np.arange(start, start + batch_size)
             real = rows < len(packed.tokens)
-            batch = text.take(packed, np.where(real, rows, 0))
+            batch = take(packed, np.where(real, rows, 0))
             batch = put_rows(dataclasses.replace(batch, counted=batch.counted & real[:, None]))
             value, sums = compiled(params, frozen, batch)
             total, count = total + float(value), count + float(sums["count"])
         return total / max(count, 1)
+
+    return measure
+
+
+def measure_chain(model: Checkpoint, drafter: Drafter, held_out: Windows) -> Callable[[Params], Measured]:
+    """Weights of a drafter → tau and n-α (EAGLE, Table 2) of a chain of 5, decoded by the engine itself.
+
+    The chains are drafted along the target's own greedy text. The prompts begin at the beginnings of held-out windows;
+    the same ones each time.
+    """
+    rows = np.unique(np.linspace(0, len(held_out.tokens) - 1, PROMPTS).astype(int))
+    room = min(model.config.model.usable_length - CHAIN - 1, held_out.tokens.shape[1])
+    length = max(1, min(PROMPT_TOKENS, room // 2))
+    prompts = [held_out.tokens[row][:length].tolist() for row in rows]
+    method = Method(drafter, Chain(length=CHAIN))
+
+    def measure(weights: Params) -> Measured:
+        weights = optax.tree.cast(weights, model.target.norm[...].dtype)
+        placed = weights if model.mesh is None else move(weights, place_head(weights, model.mesh))
+        texts = Engine(model, method, draft=placed).generate(prompts, max_new_tokens=min(NEW_TOKENS, room - length))
+        found = statistics_of([each.history for each in texts])
+        return {"tau": found.tau, "acceptance": list(found.acceptance_by_position)}
 
     return measure

@@ -8,12 +8,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 
 from jaxspec.host.atomic import write_whole
-from jaxspec.host.progress import progress
+from jaxspec.host.progress import Progress, progress
 from jaxspec.host.terminal import say
 
 _AHEAD = 2  # steps that the host may be ahead of the device
@@ -26,28 +26,16 @@ class Log:
     host waits for it, a few steps behind.
 
     Args:
-        file: None writes nothing: another process does.
-        done: steps done before; what the file says of later ones, which are done again, is cut off.
+        done: steps done before.
         steps: that the run will have made in the end.
         tokens: of a step.
     """
 
-    def __init__(self, file: Path | None, done: int, steps: int, tokens: int):
+    def __init__(self, file: IO[str], shown: Progress, done: int, steps: int, tokens: int):
+        self.file, self.shown = file, shown
         self.done, self.steps, self.tokens = done, steps, tokens
         self.waiting: list[tuple[int, Mapping[str, jax.Array]]] = []
-        self.closing = contextlib.ExitStack()
-        if file is not None:
-            cut(file, done)
-        nowhere = lambda: tempfile.TemporaryFile("w", encoding="utf-8")  # noqa: SIM115
-        self.file = self.closing.enter_context(nowhere() if file is None else file.open("a", encoding="utf-8"))
-        self.shown = self.closing.enter_context(progress("step", steps, done))
         self.began, self.since = time.monotonic(), done
-
-    def __enter__(self) -> "Log":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.closing.close()
 
     def step(self, step: int, measures: Mapping[str, jax.Array]) -> None:
         """Takes what a step measured.
@@ -71,10 +59,8 @@ class Log:
     def evaluation(self, step: int, measured: Mapping[str, Any]) -> None:
         """Takes what was measured on held-out text. The time that it took counts in no speed."""
         self.file.write(json.dumps({"step": step, "evaluation": measured}) + "\n")
-        say(
-            f"step {step}: held out: "
-            + ", ".join(f"{name} {_short(value)}" for name, value in measured.items() if name != "score")
-        )
+        shown = ", ".join(f"{name} {_short(value)}" for name, value in measured.items() if name != "score")
+        say(f"step {step}: held out: {shown}")
         self.began, self.since = time.monotonic(), step
 
     def flush(self) -> None:
@@ -89,11 +75,19 @@ class Log:
         os.fsync(self.file.fileno())
 
 
-def cut(file: Path, done: int) -> None:
-    """Keeps what the file says of the first `done` steps."""
-    if not file.exists():
-        return
-    write_whole(file, "".join(json.dumps(line) + "\n" for line in read(file) if line["step"] <= done))
+@contextlib.contextmanager
+def open_log(file: Path | None, done: int, steps: int, tokens: int) -> Iterator[Log]:
+    """The log of a run; what its file says of steps after `done`, which are done again, is cut off.
+
+    Args:
+        file: None writes nothing: another process does.
+    """
+    if file is not None and file.exists():
+        write_whole(file, "".join(json.dumps(line) + "\n" for line in read(file) if line["step"] <= done))
+    nowhere = lambda: tempfile.TemporaryFile("w", encoding="utf-8")  # noqa: SIM115
+    opened = nowhere() if file is None else file.open("a", encoding="utf-8")
+    with opened, progress("step", steps, done) as shown:
+        yield Log(opened, shown, done, steps, tokens)
 
 
 def read(file: Path) -> Iterator[dict[str, Any]]:

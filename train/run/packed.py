@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.model.attention import Attention, project
+from jaxspec.model.attention import project
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.linear import linear
 from jaxspec.model.llama import Layer, Llama, attention_input, embed, final_norm, rms_norm
@@ -58,7 +58,10 @@ def residual_streams(
     x, config = embed(model, tokens), model.config
     streams = [x]
     for i, layer in enumerate(model.layers):
-        run = lambda x, layer=layer: decoder_layer(layer, config, x, segment)
+
+        def run(x, layer=layer):
+            return decoder_layer(layer, config, x, segment)
+
         x = run(x) if keep is None else jax.lax.cond(keep[i], run, lambda x: x, x)
         streams.append(x)
     return tuple(streams)
@@ -67,23 +70,17 @@ def residual_streams(
 def decoder_layer(
     layer: Layer, config: LlamaConfig, x: Float[Array, "B T D"], segment: Int[Array, "B T"]
 ) -> Float[Array, "B T D"]:
-    """One decoder layer on the residual stream."""
-    x = x + attention(layer.attention, config, attention_input(layer, config, x), segment)
-    return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps))
-
-
-def attention(
-    p: Attention, config: LlamaConfig, x: Float[Array, "B T D"], segment: Int[Array, "B T"]
-) -> Float[Array, "B T D"]:
-    """Causal attention inside each document."""
-    query, key, value = project(p, config, x, *rotary(config, positions(segment)))
+    """One decoder layer on the residual stream, its attention causal inside each document."""
+    into = attention_input(layer, config, x)
+    query, key, value = project(layer.attention, config, into, *rotary(config, positions(segment)))
 
     def block(start: int, end: int) -> Array:
         causal = jnp.arange(start, end)[:, None] >= jnp.arange(end)
         seen = causal & (segment[:, start:end, None] == segment[:, None, :end])
         return attend(query[:, :, :, start:end], key[:, :, :end], value[:, :, :end], seen)
 
-    return linear(in_blocks(block, x.shape[1]), p.o)
+    x = x + linear(in_blocks(block, x.shape[1]), layer.attention.o)
+    return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps))
 
 
 def in_blocks(block: Callable[[int, int], Array], length: int) -> Float[Array, "B T O"]:

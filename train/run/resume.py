@@ -1,5 +1,8 @@
 """The checkpoints from which a run resumes: the last one and the best one, written by Orbax while training goes on."""
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -8,31 +11,14 @@ import jax
 State = TypeVar("State")
 
 
+@dataclasses.dataclass(frozen=True)
 class Checkpoints:
     """A folder of them. One holds a state of training, the place of the data, and what was measured.
 
     One that was not finished when the process was killed does not count.
     """
 
-    def __init__(self, folder: Path):
-        import orbax.checkpoint.experimental.v1 as ocp
-
-        policies: Any = ocp.training.preservation_policies
-        keep = policies.AnyPreservationPolicy(
-            [
-                policies.LatestN(1),
-                policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False),
-            ]
-        )
-        self.orbax = ocp.training.Checkpointer(
-            str(folder.absolute()), preservation_policy=keep, cleanup_tmp_directories=True
-        )
-
-    def __enter__(self) -> "Checkpoints":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.orbax.close()
+    orbax: Any
 
     def save(self, step: int, state: Any, place: Any, measured: dict[str, Any] | None) -> None:
         """Begins to write; waits only for the one before.
@@ -68,12 +54,22 @@ class Checkpoints:
         return self._load(best.step, state), metrics
 
     def _load(self, step: int, state: State) -> State:
-        shapes = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            for name, leaf in flat(state).items()
-        }
-        loaded = self.orbax.load(step, shapes)
-        return jax.tree.unflatten(jax.tree.structure(state), [loaded[name] for name in shapes])
+        like = flat(state)
+        loaded = self.orbax.load(step, like)
+        return jax.tree.unflatten(jax.tree.structure(state), [loaded[name] for name in like])
+
+
+@contextlib.contextmanager
+def open_checkpoints(folder: Path) -> Iterator[Checkpoints]:
+    """Those in a folder, of which the last one and the best one are kept."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    policies: Any = ocp.training.preservation_policies
+    best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
+    keep = policies.AnyPreservationPolicy([policies.LatestN(1), best])
+    place = str(folder.absolute())
+    with ocp.training.Checkpointer(place, preservation_policy=keep, cleanup_tmp_directories=True) as orbax:
+        yield Checkpoints(orbax)
 
 
 def flat(state: Any) -> dict[str, jax.Array]:

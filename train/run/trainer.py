@@ -1,6 +1,5 @@
-"""The one loop that trains everything: jitted steps, evaluations, checkpoints, and an exact resume."""
+"""The one loop that trains everything: optimizer, jitted steps, evaluations, checkpoints, and an exact resume."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Int
 
 from jaxspec.checkpoint.loading import compute_dtype
 from jaxspec.host import processes
@@ -18,30 +17,11 @@ from jaxspec.model.placement import put_rows, spread
 from jaxspec.train.data import dataset
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run.folder import Run
-from jaxspec.train.run.log import Log
-from jaxspec.train.run.optimizer import make_optimizer
-from jaxspec.train.run.resume import Checkpoints
+from jaxspec.train.run.held_out import Measured
+from jaxspec.train.run.log import open_log
+from jaxspec.train.run.losses import Loss, Params, Summed, Sums
+from jaxspec.train.run.resume import open_checkpoints
 from jaxspec.train.settings.recipe import Recipe
-
-Params = Any  # a pytree of float32 arrays: an nnx.Module
-Sums = dict[str, Float[Array, ""]]
-Loss = Callable[[Params, Any, Windows, Key[Array, ""] | None], tuple[Float[Array, ""], Sums]]
-Measured = dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What is trained.
-
-    Attributes:
-        loss: (parameters, what is frozen, batch, key) → the loss summed over the tokens that count, and more sums over
-            them: `count` is their number. Without a key there is no noise and no dropout.
-        measure: parameters → measurements on held-out text for the log. `score` is the one that says how good they
-            are, higher being better. None where nothing was held out.
-    """
-
-    loss: Loss
-    measure: Callable[[Params], Measured] | None
 
 
 @chex.dataclass(frozen=True)
@@ -54,42 +34,48 @@ class State:
 
 
 def fit(
-    task: Task,
+    loss: Loss,
     params: Params,
     frozen: Any,
     packed: Windows,
     recipe: Recipe,
     run: Run,
+    *,
+    measure: Callable[[Params], Measured] | None = None,
     complete: Callable[[Windows], Windows] | None = None,
 ) -> tuple[Params, Measured | None]:
     """Trains, going on where the run stopped, and returns the best parameters and what was measured of them.
 
     The last parameters and None where nothing is measured.
 
-    The arrays of `params` are donated. `complete` gets every batch before its step.
+    Args:
+        params: donated.
+        measure: parameters → measurements on held-out text for the log. `score` is the one that says how good they
+            are, higher being better. None where nothing was held out.
+        complete: gets every batch before its step.
 
     Raises:
         ValueError: too little text, or a loss that is not finite.
     """
     optimizer = make_optimizer(recipe)
     state, data = spread(start(params, optimizer)), dataset.batches(packed, recipe.batch_size, recipe.seed)
-    step, alone = make_step(task.loss, optimizer, recipe), jax.process_count() == 1
-    with Checkpoints(run.checkpoints) as checkpoints, deferred() as interrupts:
+    step, alone = make_step(loss, optimizer, recipe), jax.process_count() == 1
+    with open_checkpoints(run.checkpoints) as checkpoints, deferred() as interrupts:
         state, place = checkpoints.restore(state)
         if place is not None:
             data.set_state(place)
         done = int(state.step)
         file, tokens = run.metrics if processes.is_first() else None, recipe.batch_size * packed.tokens.shape[1]
-        with Log(file, done, recipe.steps, tokens) as log:
+        with open_log(file, done, recipe.steps, tokens) as log:
             while done < recipe.steps:
                 batch = next(data)
                 state, measures = step(state, frozen, put_rows(batch if complete is None else complete(batch)))
                 done += 1
                 log.step(done, measures)
                 measured = None
-                if task.measure is not None and (done % recipe.evaluate_every == 0 or done == recipe.steps):
+                if measure is not None and (done % recipe.evaluate_every == 0 or done == recipe.steps):
                     log.flush()
-                    measured = task.measure(state.params)
+                    measured = measure(state.params)
                     log.evaluation(done, measured)
                 due = measured is not None or done % recipe.save_every == 0 or done == recipe.steps
                 due |= interrupts.pending and alone  # of a signal to one process the others know nothing
@@ -110,6 +96,34 @@ def start(params: Params, optimizer: optax.GradientTransformation) -> State:
     return State(step=jnp.zeros((), jnp.int32), params=params, optimizer=optimizer.init(params))
 
 
+def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    """The optimizer that a recipe asks for, under a warm-up and a cosine, its gradient clipped."""
+    rate = optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=recipe.learning_rate,
+        warmup_steps=min(recipe.warmup, recipe.steps // 10),
+        decay_steps=recipe.steps,
+        end_value=recipe.learning_rate / 10,
+    )
+    matrices = lambda params: jax.tree.map(lambda param: param.ndim > 1, params)
+    adamw = optax.adamw(rate, b1=recipe.b1, b2=recipe.b2, weight_decay=recipe.weight_decay, mask=matrices)
+    clips = {"norm": optax.clip_by_global_norm, "value": optax.clip}
+    chosen = adamw if recipe.optimizer == "adamw" else _muon(rate, adamw, recipe)
+    return optax.chain(clips[recipe.clip_by](recipe.clip), chosen)
+
+
+def _muon(rate: optax.Schedule, others: optax.GradientTransformation, recipe: Recipe) -> optax.GradientTransformation:
+    """Muon for the matrices of decoder layers; embedding, head and vectors keep to `others`."""
+    from optax import contrib
+
+    def label(path: tuple, param: jax.Array) -> str:
+        return "layers" if param.ndim == 2 and "layer" in jax.tree_util.keystr(path) else "others"
+
+    muon = contrib.muon(rate, weight_decay=recipe.weight_decay, consistent_rms=0.2)
+    labels = lambda params: jax.tree_util.tree_map_with_path(label, params)
+    return optax.partition({"layers": muon, "others": others}, labels)
+
+
 def make_step(
     loss: Loss, optimizer: optax.GradientTransformation, recipe: Recipe
 ) -> Callable[[State, Any, Windows], tuple[State, Sums]]:
@@ -120,12 +134,11 @@ def make_step(
     """
     parts, root, dtype = recipe.accumulate, jax.random.key(recipe.seed), compute_dtype(recipe.dtype)
 
-    def total(params: Params, frozen: Any, part: Windows, key: Array) -> tuple[Array, Sums]:
-        value, sums = loss(cast(params, dtype), frozen, part, key)
+    def total(params: Params, frozen: Any, part: Windows, key: Array) -> Summed:
+        value, sums = loss(optax.tree.cast(params, dtype), frozen, part, key)
         return value, {"loss": value, **sums}
 
-    def of_part(params: Params, frozen: Any, part: Windows, key: Array) -> tuple[Params, Sums]:
-        return jax.grad(total, has_aux=True)(params, frozen, part, key)
+    of_part = jax.grad(total, has_aux=True)
 
     def step(state: State, frozen: Any, batch: Windows) -> tuple[State, Sums]:
         keys = jax.random.split(jax.random.fold_in(root, state.step), parts)
@@ -133,7 +146,10 @@ def make_step(
             gradient, sums = of_part(state.params, frozen, batch, keys[0])
         else:
             cut = jax.tree.map(lambda rows: rows.reshape(parts, -1, *rows.shape[1:]), batch)
-            part_of = lambda i: jax.tree.map(lambda rows: rows[i], cut)
+
+            def part_of(i):
+                return jax.tree.map(lambda rows: rows[i], cut)
+
             first = of_part(state.params, frozen, part_of(0), keys[0])
             add = lambda i, so_far: jax.tree.map(jnp.add, so_far, of_part(state.params, frozen, part_of(i), keys[i]))
             gradient, sums = jax.lax.fori_loop(1, parts, add, first)
@@ -145,8 +161,3 @@ def make_step(
         return State(step=state.step + 1, params=params, optimizer=moments), means
 
     return jax.jit(step, donate_argnums=0)
-
-
-def cast(params: Params, dtype: jnp.dtype) -> Params:
-    """The parameters as they are computed with."""
-    return jax.tree.map(lambda param: param.astype(dtype), params)

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from jaxspec.train.data import records, text
-from jaxspec.train.data.records import Conversation, Message
-from jaxspec.train.data.sift import Bad, sift
+from jaxspec.train.data import records, sources, text
+from jaxspec.train.data.records import BadRecord, Conversation, Message, usable
 from jaxspec.train.data.text import Document
 
 TALK = (Message("user", "hi"), Message("assistant", "hello"))
@@ -89,7 +88,7 @@ def test_a_folder_of_everything(tmp_path: Path):
 
 def test_held_out_split_of_both_kinds():
     found = [Document(f"a.jsonl:{i}", "x") if i % 2 else Conversation(f"a.jsonl:{i}", TALK) for i in range(1, 401)]
-    kept, held_out = text.split(found)
+    kept, held_out = sources.split(found)
     assert len(kept) + len(held_out) == 400
     assert {type(each) for each in held_out} == {Document, Conversation}
     assert all(text.is_held_out(each.name) for each in held_out)
@@ -177,10 +176,10 @@ def test_paths_without_text(tmp_path: Path):
 def test_strict_stops_at_the_first():
     def results():
         yield 1
-        yield Bad("a", "first")
+        yield BadRecord("a", "first")
         raise AssertionError
 
     with pytest.raises(ValueError, match=r"^a: first; mend"):
-        sift(results(), strict=True)
-    assert sift([1, 2], strict=True) == [1, 2]
-    assert sift([], strict=False) == []
+        usable(results(), strict=True)
+    assert usable([1, 2], strict=True) == [1, 2]
+    assert usable([], strict=False) == []

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.train.data import text
+from jaxspec.train.data import sources, text
+from jaxspec.train.data.records import Conversation
 from jaxspec.train.data.text import Document, Encoded
 
 FILL = 1
@@ -39,18 +40,18 @@ def test_windows_keep_every_token_once_and_in_order(counted: list[list[bool]], l
 def test_held_out_split_is_stable_and_disjoint():
     names = [f"package/module{i}.py" for i in range(2000)]
     found = [Document(name, "x") for name in names]
-    kept, held_out = text.split(found)
-    assert sorted(kept + held_out, key=names_of) == sorted(found, key=names_of)
+    kept, held_out = sources.split(found)
+    assert sorted([*kept, *held_out], key=name_of) == sorted(found, key=name_of)
     assert 30 < len(held_out) < 70
-    assert text.split(held_out) == ([], held_out)
+    assert sources.split([*held_out, Document("kept", "x")]) == ([Document("kept", "x")], held_out)
     assert [name for name in ("shutil.py", "json/decoder.py", "sched.py") if text.is_held_out(name)] == [
         "shutil.py",
         "sched.py",
     ]
 
 
-def names_of(document: Document) -> str:
-    return document.name
+def name_of(found: Document | Conversation) -> str:
+    return found.name
 
 
 def test_documents_of_a_folder(tmp_path: Path):

@@ -83,8 +83,6 @@ def test_attention_is_the_naive_one(documents: list[int], length: int):
     sample = lambda seed: jax.random.normal(jax.random.key(seed), (1, sum(documents), CONFIG.hidden_size))
     x, hidden, segment = sample(1), sample(2), segments(documents)
     soft = keys_and_values(layer, CONFIG, hidden, positions(segment))
-    into = attention_input(layer, CONFIG, x)
-    found = jax.jit(dual_block.attention, static_argnums=(1, 6))(
-        layer.attention, CONFIG, into, soft, segment, jnp.asarray(length), 10
-    )
-    np.testing.assert_allclose(found, naive(layer, x, hidden, documents, length), atol=1e-5)
+    blocks = dual_block.Blocks(segment, jnp.asarray(length), longest=10)
+    found = jax.jit(dual_block.attention_block, static_argnums=1)(layer, CONFIG, x, soft, blocks)
+    np.testing.assert_allclose(found - x, naive(layer, x, hidden, documents, length), atol=1e-5)

@@ -19,14 +19,15 @@ from jaxspec.drafters.edd import EddHead
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import edd
+from jaxspec.train.methods.dual_block import Blocks
 from jaxspec.train.run.packed import hidden_states, residual_streams
-from jaxspec.train.settings.objectives import BlockObjective, Distillation
+from jaxspec.train.settings.heads import BlockObjective, Distillation
 from tests.evaluate import tiny
 from tests.lossless.harness import models
 from tests.train.command import QUICK, command
 
 LENGTH, VOCAB = 24, 23
-STREAMS, PREDICT = jax.jit(residual_streams), jax.jit(edd.predict, static_argnums=5)
+STREAMS, PREDICT = jax.jit(residual_streams), jax.jit(edd.predict)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def batch() -> Windows:
 def drafts(head: EddHead, target: Llama, batch: Windows, length: int) -> np.ndarray:
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     hidden = STREAMS(target, tokens, segment)[head.tap + 1]
-    return np.asarray(PREDICT(head, tokens, hidden, segment, jnp.asarray(length), 10), np.float64)
+    return np.asarray(PREDICT(head, tokens, hidden, Blocks(segment, jnp.asarray(length), longest=10)), np.float64)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

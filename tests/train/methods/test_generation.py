@@ -12,7 +12,8 @@ import jaxspec
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
-from jaxspec.train.data import beginnings, dataset, encoding, records
+from jaxspec.train.data import dataset, encoding, records
+from jaxspec.train.data.prompts import check_room, cut_prompts
 from jaxspec.train.data.text import Document
 from jaxspec.train.methods import generation
 from jaxspec.train.settings.generate import Generate
@@ -176,7 +177,7 @@ def test_texts_end_with_the_context(model: Checkpoint):
         assert not any(ended[:-1])
         assert len(text) == most or ended[-1]
     with pytest.raises(ValueError, match=rf"prompt 1 has {ROOM} tokens and the model {ROOM} positions"):
-        beginnings.check_room([[0], [0] * ROOM], ROOM)
+        check_room([[0], [0] * ROOM], ROOM)
 
 
 def test_a_line_has_whole_characters_and_no_end_token(model: Checkpoint):
@@ -187,13 +188,13 @@ def test_a_line_has_whole_characters_and_no_end_token(model: Checkpoint):
     assert generation.record(engine, prompt, [*accented, end]) == {"text": "abé", "prompt": "ab", "complete": True}
 
 
-def test_beginnings_are_of_lines_and_of_what_is_not_held_out(model: Checkpoint):
+def test_prompts_are_of_lines_and_of_what_is_not_held_out(model: Checkpoint):
     found = [Document("a", "ééé first\né second\n" * 9), Document("shutil.py", "held\n" * 999), Document("b", "third")]
-    cut = beginnings.cut(found, model.tokenizer, 200, 5, seed=0)
+    cut = cut_prompts(found, model.tokenizer, 200, 5, seed=0)
     texts = {model.tokenizer.decode(tokens) for tokens in cut}
     assert texts == {"éé", "é se", "third"}  # of five bytes, without half a character
-    assert beginnings.cut(found, model.tokenizer, 20, 5, seed=0) == cut[:20]
-    assert beginnings.cut(found, model.tokenizer, 200, 5, seed=1) != cut
+    assert cut_prompts(found, model.tokenizer, 20, 5, seed=0) == cut[:20]
+    assert cut_prompts(found, model.tokenizer, 200, 5, seed=1) != cut
 
 
 def test_prompts_of_a_file(target: Path, tmp_path: Path):

@@ -19,11 +19,11 @@ from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
 from jaxspec.host.json_lines import to_line
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
-from jaxspec.train.methods import aggressive, kept_blocks, skip_search
-from jaxspec.train.methods.skip_set_files import read_skip_set, write_skip_set
-from jaxspec.train.methods.trial import Outcome, Trial
-from jaxspec.train.settings.heads import LayerSkip, Where
-from jaxspec.train.settings.objectives import BlockObjective
+from jaxspec.train.methods import kept_blocks, skip_search
+from jaxspec.train.methods.dual_block import Blocks
+from jaxspec.train.methods.skip_sets import aggressive, gains, read_skip_set, write_skip_set
+from jaxspec.train.methods.trial import Trial
+from jaxspec.train.settings.heads import BlockObjective, LayerSkip, Where
 from tests.evaluate import tiny
 from tests.lossless.harness import kept_blocks as shaken
 from tests.lossless.harness import models
@@ -33,7 +33,7 @@ LENGTH, VOCAB, LAYERS = 24, 23, 2
 
 
 def trial(skips: SkipMask, speedup: float) -> Trial:
-    return Trial(skips=skips, outcome=Outcome(speedup=speedup, acceptance_rate=0.5, tau=2.0))
+    return Trial(skips, speedup, acceptance_rate=0.5, tau=2.0)
 
 
 class TestWhichBlocks:
@@ -46,16 +46,16 @@ class TestWhichBlocks:
             trial(SkipMask(attention=tuple(row[:3].tolist()), mlp=tuple(row[3:].tolist())), float(1 + row @ brings))
             for row in switches
         ]
-        found = aggressive.gains(trials)
+        found = gains(trials)
         np.testing.assert_allclose(found, brings, atol=0.02)
-        assert layers_of(aggressive.choose(trials, 2 / 3, 1 / 3)) == {"attention": [1, 2], "mlp": [0]}
-        speedups = np.array([each.outcome.speedup for each in trials])
+        assert layers_of(aggressive(trials, 2 / 3, 1 / 3)) == {"attention": [1, 2], "mlp": [0]}
+        speedups = np.array([each.speedup for each in trials])
         out = switches[:, 0]
         assert speedups[out].mean() > speedups[~out].mean(), "a difference of means would credit the first block"
 
     def test_the_papers_shares(self):
         """30 and 13 of LLaMA-2-13B's 40; where no trial says anything, the first ones."""
-        found = aggressive.choose([trial(skip(40, [], []), 1.0)], 0.75, 0.325)
+        found = aggressive([trial(skip(40, [], []), 1.0)], 0.75, 0.325)
         assert layers_of(found) == {"attention": [*range(30)], "mlp": [*range(13)]}
 
 
@@ -91,7 +91,7 @@ class TestLoss:
         def drafts(tokens: jax.Array) -> jax.Array:
             segment = jnp.asarray(batch.segment)
             verified, _ = kept_blocks.encode(target, blocks.skips, tokens, segment)
-            return kept_blocks.predict(blocks, target, tokens, verified, segment, jnp.asarray(5), 10)
+            return kept_blocks.predict(blocks, target, tokens, verified, Blocks(segment, jnp.asarray(5), longest=10))
 
         tokens = jnp.asarray(batch.tokens)
         before, after = drafts(tokens), drafts(tokens.at[0, :15].set((tokens[0, :15] + 1) % VOCAB))

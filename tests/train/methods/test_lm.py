@@ -109,7 +109,7 @@ def test_bad_input_ends_in_one_sentence(arguments: list[object], words: str, fol
 
 
 def test_interrupt_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lm, "fit", interrupted)

@@ -17,8 +17,8 @@ from jaxspec.drafters.skip_mask import layers_of, skip
 from jaxspec.engine.generation import Generation
 from jaxspec.evaluate import piece_times
 from jaxspec.methods.method import parse_method
-from jaxspec.train.methods import skip_search, trial
-from jaxspec.train.methods.skip_set_files import read_skip_set
+from jaxspec.train.methods import trial
+from jaxspec.train.methods.skip_sets import read_skip_set, strategies
 from jaxspec.train.methods.trial import BlockCosts
 from tests.evaluate import tiny
 from tests.train.command import command
@@ -116,18 +116,21 @@ def test_what_a_block_costs(model, monkeypatch):
     measured = piece_times.PieceTimes(
         target={1: 1.0, 2: 1.2},
         resumed={},
-        level={"whole": 0.9, "no attention": 0.52, "no mlp": 0.72, "bare": 0.3},
+        level={"whole": 0.9, "no attention": 0.52, "no mlp": 0.72, "bare": 0.3, "plain": 0.0},
+        rest={"whole": 0.05, "plain": 0.04},
         control_level={"whole": 0.01},
         control_round={"whole": 0.02},
     )
     asked: dict[str, Any] = {}
     monkeypatch.setattr(piece_times, "measure", lambda engines, requests: asked.update(engines) or measured)
     costs = trial.measure_costs(model, parse_method("layer-skip"), [])
+    asked.pop("plain")
     switches = {name: [kind.tolist() for kind in astuple(engine.models.draft)] for name, engine in asked.items()}
     on, off = [True, True], [False, False]
     assert switches == {"whole": [off, off], "no attention": [on, off], "no mlp": [off, on], "bare": [on, on]}
     assert (costs.plain, costs.verify, costs.level) == (1.0, {"1": 1.0, "2": 1.2}, 0.9)
     assert (costs.attention, costs.mlp) == pytest.approx((0.2, 0.1))
+    assert (costs.rest, costs.plain_rest) == (0.05, 0.04)
     assert (costs.control_level, costs.control_round) == (0.01, 0.02)
     pieces = costs.of_pieces(skip(LAYERS, attention=[0, 1], mlp=[1]))
     assert pieces.level == pytest.approx(0.9 - 0.4 - 0.1)
@@ -140,14 +143,15 @@ def test_measured_is_the_clock(model, monkeypatch):
     found = [replace(blank, decode_seconds=seconds) for seconds in (1.0, 3.0)]
     monkeypatch.setattr(trial, "warm", lambda engine, requests, learnt: [found[requests[0].index]])
     requests = [Request([1], SamplingParams(max_new_tokens=4), index) for index in range(2)]
-    outcome = trial.measured(model, parse_method("layer-skip"), requests, plain=0.75)(skip(LAYERS, [], []))
-    assert astuple(outcome) == pytest.approx((0.75 / (4 / 8), 0.5, 2.0))
+    found_out = trial.measured(model, parse_method("layer-skip"), requests, plain=0.75)(skip(LAYERS, [], []))
+    values = found_out.speedup, found_out.acceptance_rate, found_out.tau
+    assert values == pytest.approx((0.75 / (4 / 8), 0.5, 2.0))
     assert trial.plain_seconds(model, requests) == pytest.approx(4 / 8)
 
 
 def test_other_choices_of_as_many_blocks():
     best = skip(8, attention=[1, 4, 5], mlp=[7])
-    found = {name: layers_of(skips) for name, skips in skip_search.strategies(best, seed=0).items()}
+    found = {name: layers_of(skips) for name, skips in strategies(best, seed=0).items()}
     random = found.pop("random")
     assert found == {
         "first": {"attention": [0, 1, 2], "mlp": [0]},
@@ -156,7 +160,7 @@ def test_other_choices_of_as_many_blocks():
         "uniform": {"attention": [1, 4, 6], "mlp": [4]},
     }
     assert (len(random["attention"]), len(random["mlp"])) == (3, 1)
-    nothing = skip_search.strategies(skip(8, [], []), seed=0)
+    nothing = strategies(skip(8, [], []), seed=0)
     assert all(skips == skip(8, [], []) for skips in nothing.values())
 
 

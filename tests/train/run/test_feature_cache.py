@@ -17,7 +17,7 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import edd, lm
 from jaxspec.train.run import feature_cache
 from jaxspec.train.run.packed import features_and_taps, hidden_states
-from jaxspec.train.settings.objectives import BlockObjective
+from jaxspec.train.settings.heads import BlockObjective
 
 
 def test_features_are_computed_once(tmp_path):

@@ -24,16 +24,13 @@ from jaxspec.train.data import dataset, text
 from jaxspec.train.data.text import Encoded, Windows
 from jaxspec.train.methods import lm
 from jaxspec.train.run import log
-from jaxspec.train.run.folder import Run, open_run
-from jaxspec.train.run.optimizer import make_optimizer
-from jaxspec.train.run.trainer import Task, fit, make_step, start
+from jaxspec.train.run.folder import Run, as_typed, open_run
+from jaxspec.train.run.trainer import fit, make_optimizer, make_step, start
 from jaxspec.train.settings.lm import Lm
 from jaxspec.train.settings.recipe import Recipe
-from jaxspec.train.settings.spelling import as_typed
 
 MODEL = lm.shape(40, layers=1, hidden_size=16, head_dim=8, context=12)
 RECIPE = Recipe(steps=12, batch_size=4, learning_rate=1e-2, warmup=2, evaluate_every=4, save_every=3)
-TASK = Task(loss=lm.loss, measure=None)
 
 
 def model() -> Llama:
@@ -133,7 +130,7 @@ def test_best_is_kept_beside_last(packed, tmp_path):
         return {"score": next(scores)}
 
     with open_run(tmp_path / "run", {}) as run:
-        best, measured = fit(Task(lm.loss, measure), model(), None, packed, RECIPE, run)
+        best, measured = fit(lm.loss, model(), None, packed, RECIPE, run, measure=measure)
     assert same(best, seen[1])
     assert measured == {"score": 3.0}
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["12", "8"]
@@ -147,7 +144,7 @@ class CrashError(Exception):
 
 def test_an_interrupted_run_goes_on_bit_for_bit(packed, tmp_path):
     with open_run(tmp_path / "whole", {}) as run:
-        whole, measured = fit(TASK, model(), None, packed, RECIPE, run)
+        whole, measured = fit(lm.loss, model(), None, packed, RECIPE, run)
 
     with open_run(tmp_path / "cut", {}) as cut:
         for at in (1, 5, 6, 11):  # before the first checkpoint, between two, just after one, near the end
@@ -159,8 +156,8 @@ def test_an_interrupted_run_goes_on_bit_for_bit(packed, tmp_path):
                 return batch
 
             with contextlib.suppress(CrashError):
-                fit(TASK, model(), None, packed, RECIPE, cut, complete)
-        resumed, _ = fit(TASK, model(), None, packed, RECIPE, cut)
+                fit(lm.loss, model(), None, packed, RECIPE, cut, complete=complete)
+        resumed, _ = fit(lm.loss, model(), None, packed, RECIPE, cut)
     assert measured is None
     assert same(resumed, whole)
     assert cut.metrics.read_bytes() == run.metrics.read_bytes()
@@ -173,13 +170,13 @@ def test_a_loss_that_is_not_finite_is_refused(packed, tmp_path):
         pytest.raises(ValueError, match=r"the loss at step \d+ is (nan|inf); lower --learning-rate"),
         open_run(tmp_path / "run", {}) as run,
     ):
-        fit(TASK, model(), None, packed, recipe, run)
+        fit(lm.loss, model(), None, packed, recipe, run)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_of_one_command(packed, tmp_path):
     with open_run(tmp_path / "run", {"--seed": 1, "--steps": 12}) as run:
-        fit(TASK, model(), None, packed, RECIPE, run)
+        fit(lm.loss, model(), None, packed, RECIPE, run)
     with (
         pytest.raises(ValueError, match=r"started with --seed 1 and not 2; give the same"),
         open_run(tmp_path / "run", {"--seed": 2, "--steps": 12}),
@@ -198,7 +195,7 @@ def test_a_bar_on_a_terminal(monkeypatch, tmp_path):
             return True
 
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with log.Log(tmp_path / "metrics.jsonl", 0, 3, 100) as shown:
+    with log.open_log(tmp_path / "metrics.jsonl", 0, 3, 100) as shown:
         for step, value in enumerate((3.0, 2.0, 1.0), 1):
             shown.step(step, {"loss": jnp.asarray(value)})
     assert "3 of 3" in terminal.getvalue()

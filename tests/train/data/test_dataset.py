@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoint.loading import load_tokenizer
-from jaxspec.train.data import dataset, prepare, tokenizer
+from jaxspec.train.data import dataset, tokenizer
 from jaxspec.train.data.sources import Sources
 from jaxspec.train.data.text import Document
 from jaxspec.train.settings.recipe import Recipe
@@ -33,19 +33,19 @@ def generated(learnt: Any, place: Path) -> list[bool]:
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.9])
 def test_the_share_of_windows(share: float, learnt: Any, tmp_path: Path, capsys: pytest.CaptureFixture):
-    prepare.write(tmp_path, learnt, Sources(OPEN, GENERATED, share), 16, RECIPE)
+    dataset.prepare(tmp_path, learnt, Sources(OPEN, GENERATED, share), 16, RECIPE)
     found = generated(learnt, tmp_path / "train")
     assert (len(found), sum(found)) == (40, 40 * share)
     assert not any(generated(learnt, tmp_path / "held-out"))
     assert capsys.readouterr().err == ""
     (tmp_path / "open").mkdir()
-    prepare.write(tmp_path / "open", learnt, Sources(OPEN), 16, RECIPE)
+    dataset.prepare(tmp_path / "open", learnt, Sources(OPEN), 16, RECIPE)
     same = [np.asarray(dataset.read(place / "held-out").tokens).tolist() for place in (tmp_path, tmp_path / "open")]
     assert same[0] == same[1]
 
 
 def test_batches_hold_both(learnt: Any, tmp_path: Path):
-    prepare.write(tmp_path, learnt, Sources(OPEN, GENERATED, 0.5), 16, RECIPE)
+    dataset.prepare(tmp_path, learnt, Sources(OPEN, GENERATED, 0.5), 16, RECIPE)
     found, stream = (
         np.array(generated(learnt, tmp_path / "train")),
         dataset.batches(dataset.read(tmp_path / "train"), 4, seed=0),
@@ -56,7 +56,7 @@ def test_batches_hold_both(learnt: Any, tmp_path: Path):
 
 
 def test_a_source_that_is_too_small(learnt: Any, tmp_path: Path, capsys: pytest.CaptureFixture):
-    prepare.write(tmp_path, learnt, Sources(OPEN, GENERATED[:1], 0.5), 16, RECIPE)
+    dataset.prepare(tmp_path, learnt, Sources(OPEN, GENERATED[:1], 0.5), 16, RECIPE)
     found = generated(learnt, tmp_path / "train")
     assert (len(found), sum(found)) == (40, 20)
     assert capsys.readouterr().err == "the generated text fills 13 windows of its 20: each is seen 1.5 times\n"

@@ -1,34 +1,44 @@
-"""Beginnings of texts for a target to go on from: prompts of a file, or cut from open text at random places."""
+"""Prompts for a target to go on from: those of a file, or cut from open text at random places."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
-from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.decoding.request import Request, SamplingParams
-from jaxspec.engine.prompts import Prompt, encode
+from jaxspec.engine.prompts import encode
 from jaxspec.evaluate.suites import read_questions
 from jaxspec.train.data import sources
 from jaxspec.train.data.text import Document
 from jaxspec.train.settings.data import Data
 
-_CHARACTERS_A_TOKEN = 32  # read for one; where tokens are longer, a beginning has fewer of them
+_CHARACTERS_A_TOKEN = 32  # read for one; where tokens are longer, a prompt has fewer of them
 _HALF = "\ufffd"  # what half a character is decoded to
 
 
-def prompts(file: Path | None, data: Data, model: Checkpoint, count: int, length: int, seed: int) -> list[list[int]]:
-    """Token ids of the first `count` prompts of a file, the first turn of each; without a file, `cut` from the data.
+def load_with_tokenizer(target: Path, dtype: str | None, mesh: Mesh | None = None) -> Checkpoint:
+    """The target. Raises ValueError where it has no tokenizer."""
+    model = load(target, dtype, mesh)
+    if model.tokenizer is None:
+        raise ValueError(f"{model.path} has no tokenizer, so what it says cannot be made into text")
+    return model
+
+
+def load_prompts(
+    file: Path | None, data: Data, model: Checkpoint, count: int, length: int, seed: int
+) -> list[list[int]]:
+    """Token ids of the first `count` prompts of a file, the first turn of each; without one, cut from the data.
 
     Raises:
         ValueError: no readable file of prompts, data that they cannot be cut from, or one leaves no room for a token.
     """
-    found: list[Prompt] = (
-        [*cut(sources.read(data), model.tokenizer, count, length, seed)]
-        if file is None
-        else [question.turns[0] for question in read_questions(file, count)]
-    )
+    if file is None:
+        found = cut_prompts(sources.read(data), model.tokenizer, count, length, seed)
+    else:
+        found = [question.turns[0] for question in read_questions(file, count)]
     encoded = encode(found, model, chat=False)
     check_room(encoded, model.config.model.usable_length)
     return encoded
@@ -50,7 +60,7 @@ def greedy_requests(model: Checkpoint, prompts: Sequence[list[int]], max_new_tok
     return [Request(prompt, SamplingParams(max_new_tokens=left(prompt))) for prompt in prompts]
 
 
-def cut(found: sources.Texts, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
+def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
     """Token ids of `count` pieces, which begin with a line, and as the tokenizer begins a text (mostly with BOS).
 
     All characters that are not held out are equally likely to be in the line that a piece begins with; the first
@@ -74,9 +84,12 @@ def cut(found: sources.Texts, tokenizer: Any, count: int, length: int, seed: int
         text = documents[number].text
         line = text.rfind("\n", 0, int(place - ends[number]) + len(text)) + 1
         pieces.append(text[line : line + _CHARACTERS_A_TOKEN * length])
-    to_tokens = lambda texts, special: tokenizer(
-        texts, split_special_tokens=True, add_special_tokens=special, return_attention_mask=False, verbose=False
-    )["input_ids"]
+
+    def to_tokens(texts, special):
+        return tokenizer(
+            texts, split_special_tokens=True, add_special_tokens=special, return_attention_mask=False, verbose=False
+        )["input_ids"]
+
     # A cut may go through a character; what is left of it is no text, and the rest is encoded as text is.
     texts = [tokenizer.decode(tokens[:length]).strip(_HALF) for tokens in to_tokens(pieces, False)]
     return to_tokens(texts, True)

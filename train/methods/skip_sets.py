@@ -1,0 +1,72 @@
+"""Skip sets: on disk, and choices of them that need no search (Draft & Verify, arXiv:2309.08168).
+
+On disk a set is a head without weights, whose config.json names the blocks that are left out.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxspec.checkpoint import heads
+from jaxspec.checkpoint.config_json import CheckpointConfig
+from jaxspec.decoding.drafter import HeadShape
+from jaxspec.drafters.layer_skip import LayerSkip
+from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
+from jaxspec.engine.head_weights import head_config, read_shape
+from jaxspec.train.methods.trial import Trial
+
+
+def write_skip_set(path: Path, target: CheckpointConfig, skips: SkipMask) -> None:
+    """Writes a set into the folder `path`, which may be there already; methods can name it by its path."""
+    path.mkdir(parents=True, exist_ok=True)
+    heads.write_config(path, head_config(LayerSkip(), HeadShape(target.model, layers_of(skips)), target))
+
+
+def read_skip_set(path: Path, target: CheckpointConfig) -> SkipMask:
+    """The set at `path`, trained or not. Raises CheckpointError where it is none, or another target's."""
+    shape = read_shape(path, LayerSkip(), target.model)
+    return skip(target.model.num_layers, shape.settings["attention"], shape.settings["mlp"])
+
+
+def strategies(best: SkipMask, seed: int) -> dict[str, SkipMask]:
+    """As many blocks left out as in `best`, chosen otherwise: the paper's Table 8, and evenly spread ones."""
+    layers, rng = len(best.attention), np.random.default_rng(seed)
+    choose: dict[str, Callable[[int], Sequence[int]]] = {
+        "first": lambda count: range(count),
+        "middle": lambda count: range((layers - count) // 2, (layers + count) // 2),
+        "last": lambda count: range(layers - count, layers),
+        "random": lambda count: rng.permutation(layers)[:count].tolist(),
+        "uniform": lambda count: [(2 * i + 1) * layers // (2 * count) for i in range(count)],
+    }
+    counts = sum(best.attention), sum(best.mlp)
+    return {name: skip(layers, *map(chosen, counts)) for name, chosen in choose.items()}
+
+
+def aggressive(trials: Sequence[Trial], attention: float, mlp: float) -> SkipMask:
+    """Leaves out these shares of the attention and of the MLP blocks, rounded, those of the largest gain (Appendix E).
+
+    More of them than in the best set of a search, in the order in which its trials speak for leaving them out. The
+    paper goes by the "probabilities" of its optimiser and says no more; here a block's gain is read from all trials.
+    """
+    layers = len(trials[0].skips.attention)
+
+    def first(gain, share):
+        return np.argsort(-gain, kind="stable")[: round(share * layers)].tolist()
+
+    of_attention, of_mlp = np.split(gains(trials), 2)
+    return skip(layers, first(of_attention, attention), first(of_mlp, mlp))
+
+
+def gains(trials: Sequence[Trial]) -> np.ndarray:
+    """[2 L] how much faster drafting is without each attention block, then each MLP block, the others as they are.
+
+    The slopes of a linear regression of the trials' speedups on their switches. A search tries mostly sets near its
+    best ones, so that blocks are left out together: a plain difference of means would credit each with what the others
+    bring. A ridge, as if one trial had found that a block makes no difference, decides where trials are too few.
+    """
+    switches = np.array([each.corner for each in trials], float)
+    speedups = np.array([each.speedup for each in trials])
+    switches -= switches.mean(axis=0)
+    normal = switches.T @ switches + np.eye(switches.shape[1])
+    return np.linalg.solve(normal, switches.T @ (speedups - speedups.mean()))

@@ -1,0 +1,43 @@
+"""Losses: summed over the tokens that count, so that a batch may be computed in parts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Key
+
+from jaxspec.train.data.text import Windows
+from jaxspec.train.settings.heads import Distillation
+
+Params = Any  # a pytree of float32 arrays: an nnx.Module
+Sums = dict[str, Float[Array, ""]]
+Summed = tuple[Float[Array, ""], Sums]
+"""What is minimised, and more sums over the same tokens: `count` is their number."""
+Loss = Callable[[Params, Any, Windows, Key[Array, ""] | None], Summed]
+"""(parameters, what is frozen, batch, key) → the loss. Without a key there is no noise and no dropout."""
+
+
+def cross_entropy(logits: Float[Array, "B T V"], batch: Windows) -> Summed:
+    """Cross-entropy of the text's next token, from the logits after each token."""
+    goal = jnp.asarray(batch.tokens)[:, 1:]
+    return _over_counted(optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], goal), batch)
+
+
+def distil(goal: Distillation, drafts: Float[Array, "B T V"], says: Float[Array, "B T V"], batch: Windows) -> Summed:
+    """KL(target ‖ draft) of the next token's distribution, or cross-entropy of the text's.
+
+    Args:
+        drafts, says: logits of the drafter and of the target after each token. Cross-entropy reads nothing of the
+            target's: under `jax.jit` they are not computed then.
+    """
+    if goal == "cross-entropy":
+        return cross_entropy(drafts, batch)
+    return _over_counted(optax.kl_divergence(jax.nn.log_softmax(drafts[:, :-1]), jax.nn.softmax(says[:, :-1])), batch)
+
+
+def _over_counted(each: Float[Array, "B drafts"], batch: Windows) -> Summed:
+    """The sum of what predicting each token but the first costs, over those that count."""
+    counted = jnp.asarray(batch.counted)[:, 1:]
+    return (each * counted).sum(), {"count": counted.sum().astype(jnp.float32)}
