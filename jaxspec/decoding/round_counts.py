@@ -14,9 +14,13 @@ from jaxspec.decoding.tree import DraftTree, levels
 
 @chex.dataclass(frozen=True)
 class RoundCounts:
-    """Counts of rounds, after the cut at EOS and budget; all 0 where a row was done.
+    """Counts of rounds, after the cut at EOS and budget except `uncut`; all 0 where a row was done.
 
     Of one round the axes are [B], of a generation on the device [B R], of a text on the host [rounds].
+
+    `uncut` is EAGLE's count, its accept_length + 1: what the round would have committed had nothing cut it, neither
+    EOS, nor a stop string, nor the budget. EAGLE's code looks for an EOS after it has counted the whole round. It is
+    more than `committed` in the last round of a text only.
     """
 
     committed: Int[Array | np.ndarray, "*rounds"]  # tokens, the bonus token included
@@ -24,10 +28,11 @@ class RoundCounts:
     levels: Int[Array | np.ndarray, "*rounds"]  # drafted: the deepest live path, before pruning
     drafted: Int[Array | np.ndarray, "*rounds"]  # nodes, before pruning
     verified: Int[Array | np.ndarray, "*rounds"]  # nodes, without the root
+    uncut: Int[Array | np.ndarray, "*rounds"] | None = None  # tokens; None in logs of earlier versions
 
 
-FIELDS = ("committed", "accepted", "levels", "drafted", "verified")
-"""In the order of a row of the logs."""
+FIELDS = ("committed", "accepted", "levels", "drafted", "verified", "uncut")
+"""In the order of a row of the logs; those of earlier versions end before `uncut`."""
 
 
 def no_rounds(batch: int, rounds: int) -> RoundCounts:
@@ -52,6 +57,7 @@ def count_round(
         levels=seen(depth),
         drafted=seen(nodes(grown)),
         verified=seen(nodes(verified)),
+        uncut=seen(verdict.accepted + 1),
     )
 
 
@@ -69,29 +75,40 @@ def write_column(rows: Array, new: Array, at: Int[Array, ""]) -> Array:
 
 
 def to_rows(counts: RoundCounts) -> list[list[int]]:
-    """[rounds][5], as logs have it."""
-    return np.stack([np.asarray(getattr(counts, name)) for name in FIELDS], axis=-1).tolist()
+    """[rounds][6], as logs have it; [rounds][5] where `uncut` is not known."""
+    return np.stack(list(known(counts).values()), axis=-1).tolist()
 
 
 def from_rows(rows: Sequence[Sequence[int]]) -> RoundCounts:
     """Inverse of `to_rows`."""
-    columns = np.array(rows, int).reshape(-1, len(FIELDS)).T
-    return RoundCounts(**dict(zip(FIELDS, columns, strict=True)))
+    width = len(rows[0]) if rows else len(FIELDS)
+    columns = np.array(rows, int).reshape(-1, width).T
+    return RoundCounts(**dict(zip(FIELDS[:width], columns, strict=True)))
+
+
+def known(counts: RoundCounts) -> dict[str, np.ndarray]:
+    """The columns by name, without `uncut` where it is not known."""
+    columns = ((name, getattr(counts, name)) for name in FIELDS)
+    return {name: np.asarray(column) for name, column in columns if column is not None}
 
 
 def join(several: Sequence[RoundCounts]) -> RoundCounts:
-    """The rounds of several texts, those in which a row was done left out."""
-    none = np.zeros(0, int)
-    whole = {name: np.concatenate([none, *(np.asarray(getattr(one, name)) for one in several)]) for name in FIELDS}
+    """The rounds of several texts, those in which a row was done left out; `uncut` only where all texts have it."""
+    texts = [known(one) for one in several]
+    shared = [name for name in FIELDS if all(name in text for text in texts)]
+    whole = {name: np.concatenate([np.zeros(0, int), *(text[name] for text in texts)]) for name in shared}
     live = whole["committed"] > 0
     return RoundCounts(**{name: values[live] for name, values in whole.items()})
 
 
 def first_tokens(counts: RoundCounts, tokens: int) -> RoundCounts:
-    """The rounds that led to the first `tokens` tokens (the first of which prefill gave), the last one cut to fit."""
+    """The rounds that led to the first `tokens` tokens (the first of which prefill gave), the last one cut to fit.
+
+    Its `uncut` stays, as its name says.
+    """
     before = 1 + np.cumsum(counts.committed) - counts.committed
     kept = (counts.committed > 0) & (before < tokens)
-    found = {name: np.asarray(getattr(counts, name))[kept].copy() for name in FIELDS}
+    found = {name: column[kept] for name, column in known(counts).items()}
     if len(found["committed"]) and (excess := 1 + found["committed"].sum() - tokens) > 0:
         committed = found["committed"][-1] - excess
         if committed <= found["accepted"][-1]:

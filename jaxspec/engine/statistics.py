@@ -14,6 +14,7 @@ class Statistics:
     """What the rounds of one or several texts add up to. The token that prefill yields is in none of these."""
 
     tokens: int  # committed
+    uncut: int | None  # tokens of whole rounds; None where a log of an earlier version does not say
     rounds: int
     accepted: int  # drafts
     levels: int  # drafted: the deepest live path of each round
@@ -26,6 +27,14 @@ class Statistics:
     def tau(self) -> float:
         """Tokens a round, bonus included (EAGLE's average acceptance length; plain decoding has 1)."""
         return ratio(self.tokens, self.rounds)
+
+    @property
+    def tau_uncut(self) -> float | None:
+        """Tokens of whole rounds a round, as EAGLE's code counts: an end of the text cuts nothing off its last round.
+
+        `tau` has what the text has. They differ most where texts are short and rounds long.
+        """
+        return None if self.uncut is None else ratio(self.uncut, self.rounds)
 
     @property
     def tau_drafted(self) -> float:
@@ -84,6 +93,7 @@ def statistics_of(histories: Sequence[RoundCounts]) -> Statistics:
 
     return Statistics(
         tokens=total(rounds.committed),
+        uncut=None if rounds.uncut is None else total(rounds.uncut),
         rounds=len(rounds.committed),
         accepted=total(rounds.accepted),
         levels=total(rounds.levels),

@@ -22,7 +22,7 @@ from jaxspec.evaluate import divergence, piece_times, quality, results, runner, 
 from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
 from jaxspec.evaluate.description import describe, weight_bytes
 from jaxspec.evaluate.results import Form, Measured
-from jaxspec.evaluate.runlog import RunLog, read_finished
+from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.evaluate.settings import Bench
 from jaxspec.host import compilation_cache
@@ -166,11 +166,6 @@ def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str,
     assert log.measured is not None
     forms = forms_of(plan, engines)
     return results.summarise(about, log.answers, Measured(**log.measured), forms)
-
-
-def log_of(out: Path) -> Path:
-    """The log beside a file of results."""
-    return Path(f"{out}.jsonl")
 
 
 def to_json(found: dict[str, Any]) -> str:

@@ -1,15 +1,20 @@
 """What `jaxspec bench --compare A.json B.json` does: two results side by side."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from jaxspec.engine.statistics import ratio
+from jaxspec.evaluate.per_question import PerQuestion, per_question
+from jaxspec.evaluate.runlog import Answer, log_of, read_finished
+from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.evaluate.settings import Compare
 from jaxspec.evaluate.table import grid
+from jaxspec.evaluate.uncertainty import RatioOfSums, in_words, p_in_words
 
 COLUMNS = {"tok/s": ("tokens_per_second", ".1f"), "speedup": ("speedup", ".2f"), "tau": ("tau", ".2f")}
 LEFT_OUT = ("methods", "resolved", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256")
@@ -18,8 +23,15 @@ LEFT_OUT = ("methods", "resolved", "questions_sha256", "target_sha256", "params_
 
 def run(settings: Compare) -> None:
     """Prints the two results side by side, and what else differs between the runs."""
+    console = Console()
     first, second = map(read, settings.compare)
-    show(first, second, Console())
+    show(first, second, console)
+    logs = list(map(log_of, settings.compare))
+    if missing := [log for log in logs if not log.exists()]:
+        console.print(f"Whether they differ was not tested: there is no {missing[0]}.", markup=False, highlight=False)
+        return
+    ours, theirs = (read_finished(log)[1] for log in logs)
+    show_tests(ours, theirs, console)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -60,6 +72,54 @@ def show(first: Mapping[str, Any], second: Mapping[str, Any], console: Console) 
             line(f"only in the {which}: {', '.join(only)}")
 
 
+def show_tests(first: Sequence[Answer], second: Sequence[Answer], console: Console) -> None:
+    """Prints, for each method that both runs have, whether they differ on the questions that both answered."""
+    line = lambda text: console.print(text, markup=False, highlight=False)
+    before, after = on_shared_questions(first, second)
+    questions = len(before[REFERENCE].tokens)
+    if not questions:
+        line("Whether they differ was not tested: they share no question.")
+        return
+    line(f"\nOver the {questions} questions that both runs answered, the second has, by a paired test:")
+    table = grid("method", [column for title in COLUMNS for column in (title, "p")])
+    for name in (name for name in before if name in after):
+        table.add_row(name, *(cell for found in ratios(before, after, name) for cell in _tested(found)))
+    console.print(table, markup=False)
+    line(
+        "By 95 % intervals of a bootstrap over the questions. p: Wilcoxon's signed-rank test; unclear: no difference "
+        "was found, and with more questions one may be."
+    )
+
+
+def on_shared_questions(*runs: Sequence[Answer]) -> list[dict[str, PerQuestion]]:
+    """By run and method, the numbers of the questions that all runs answered, in the same order."""
+    methods = [
+        {
+            name: [answer for answer in answers if answer.method == name]
+            for name in dict.fromkeys(a.method for a in answers)
+        }
+        for answers in runs
+    ]
+    # Within a run every method has the questions in the same order.
+    places = [{_asked(answer): at for at, answer in enumerate(run[REFERENCE])} for run in methods]
+    shared = [asked for asked in places[0] if all(asked in others for others in places)]
+    return [
+        {
+            name: per_question(answers).take(np.array([at[asked] for asked in shared], int))
+            for name, answers in run.items()
+        }
+        for run, at in zip(methods, places, strict=True)
+    ]
+
+
+def ratios(first: Mapping[str, PerQuestion], second: Mapping[str, PerQuestion], name: str) -> list[RatioOfSums]:
+    """Of a method's tokens a second, speedup and tau, second / first, over the same questions."""
+    one, other = first[name], second[name]
+    batch = min(one.batch, other.batch, key=lambda batches: len(np.unique(batches)))  # of the larger batches
+    faster = lambda name: second[name].speed(batch) / first[name].speed(batch)
+    return [faster(name), faster(name) / faster(REFERENCE), other.tau / one.tau]
+
+
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Device, dtype, versions and settings in which two runs differ."""
     flat = lambda run: {
@@ -71,6 +131,16 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
     ours, theirs = flat(first), flat(second)
     names = dict.fromkeys((*ours, *theirs))
     return {name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)}
+
+
+def _asked(answer: Answer) -> tuple[int | str, ...]:
+    """What tells a question from others, in any run: its number, and what the user said in its turns."""
+    return answer.question, *(turn.asked for turn in answer.turns)
+
+
+def _tested(found: RatioOfSums) -> tuple[str, str]:
+    p_value = found.p_value()
+    return in_words(found.interval(), p_value, "lower", "higher"), p_in_words(p_value)
 
 
 def _label(*runs: Mapping[str, Any]) -> str:

@@ -9,8 +9,10 @@ from jaxspec.decoding.round_counts import RoundCounts, from_rows
 from jaxspec.engine.statistics import Statistics, ratio, statistics_of
 from jaxspec.evaluate import quality, reliability
 from jaxspec.evaluate.cost_model import PieceCosts, RunCosts, eq14_speedup, run_costs
+from jaxspec.evaluate.per_question import PerQuestion, per_question
 from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.evaluate.runner import REFERENCE
+from jaxspec.evaluate.uncertainty import RatioOfSums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +81,8 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
     ours = {name: [answer for answer in answers if answer.method == name] for name in forms}
     counted = {name: _counted(found) for name, found in ours.items()}
     by_pass = {name: speeds(found) for name, found in ours.items()}
+    asked = {name: per_question(found) for name, found in ours.items()}
+    fastest = max(forms, key=lambda name: counted[name]["tokens_per_second"])
     target = _by_size(measured.target_seconds)
     results = {}
     for name, form in forms.items():
@@ -103,6 +107,9 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
                 form.read_bytes * forwards(ours[name]) / 1e9, counted[name]["decode_seconds"]
             ),
             "speedup": ratio(counted[name]["tokens_per_second"], counted[REFERENCE]["tokens_per_second"]),
+            "speedup_interval": _against(asked[name], asked[REFERENCE]).interval(),
+            "tau_interval": asked[name].tau.interval(),
+            "against_fastest": None if name == fastest else against(fastest, asked[name], asked[fastest]),
             **_spread("tokens_per_second", by_pass[name]),
             **_spread("speedup", speedups),
             "modelled_speedup": costs.speedup,
@@ -118,6 +125,17 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
             "quality": quality.mean(answer.quality for answer in ours[name]),
         }
     return results
+
+
+def against(fastest: str, ours: PerQuestion, theirs: PerQuestion) -> dict[str, Any]:
+    """How the speed of a method compares with the fastest one's on the same questions, and how sure that is."""
+    speeds = _against(ours, theirs)
+    return {
+        "method": fastest,
+        "ratio": speeds.value,
+        "ratio_interval": speeds.interval(),
+        "p_value": speeds.p_value(),
+    }
 
 
 def by_bytes(form: Form) -> PieceCosts | None:
@@ -215,6 +233,7 @@ def _from_counts(counts: Statistics) -> dict[str, Any]:
         "tokens": counts.tokens,
         "rounds": counts.rounds,
         "tau": counts.tau,
+        "tau_uncut": counts.tau_uncut,
         "tau_drafted": counts.tau_drafted,
         "acceptance_rate": counts.acceptance_rate,
         "acceptance_by_position": list(counts.acceptance_by_position),
@@ -231,6 +250,10 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
     """Mean and sample standard deviation over the repeats; of one there is no deviation."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {f"{name}_mean": statistics.fmean(values) if values else 0.0, f"{name}_deviation": deviation}
+
+
+def _against(ours: PerQuestion, theirs: PerQuestion) -> RatioOfSums:
+    return ours.speed(ours.batch) / theirs.speed(ours.batch)
 
 
 def _by_size(seconds: Mapping[str, float]) -> dict[int, float]:

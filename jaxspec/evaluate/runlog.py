@@ -18,7 +18,7 @@ class Turn:
     Attributes:
         prompt: token ids that it answers.
         tokens: token ids of the answer.
-        rounds: [rounds][5] counts, see `round_counts.to_rows`.
+        rounds: [rounds][6] counts, see `round_counts.to_rows`; [rounds][5] in logs of earlier versions.
         trees: of each round, as `tree_to_json` writes them; None where the recorded pass took other rounds than the
             timed ones, as a near-tie can make it, or where this was read back from a log.
         prefill_seconds, decode_seconds: of the whole batch that this answer was in, a number a repeat.
@@ -115,6 +115,11 @@ def read_finished(path: Path) -> tuple[dict[str, Any], list[Answer], dict[str, A
         raise ValueError(f"{path} is the log of a run that was not finished; run the same `jaxspec bench` again")
     answers = [_answer(line, trees=True) for line in lines if "question" in line]
     return lines[0]["settings"], answers, measured
+
+
+def log_of(out: Path) -> Path:
+    """The log beside a file of results."""
+    return Path(f"{out}.jsonl")
 
 
 def tree_to_json(round_: Round) -> dict[str, list]:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxspec.engine.statistics import ratio
+from jaxspec.evaluate.uncertainty import brackets, in_words, p_in_words
 
 COLUMNS = {
     "tok/s": ("tokens_per_second", ".1f"),
@@ -30,6 +31,9 @@ NOTES = (
     "modelled: the speedup that this run's counts imply, from the prices of its pieces as they occur in a round.",
     "flat: the same where time goes by the bytes of weights that are read, as it nearly does on an accelerator: a tree "
     "costs what one token does; modelled, not measured.",
+    "95 %: intervals that a bootstrap over the questions gives. tau uncut: the last round of a text counted whole, as "
+    "EAGLE does. p: Wilcoxon's signed-rank test over the questions; unclear: no difference was found, and with more "
+    "questions one may be.",
     "ECE: how far a draft's confidence is, on average, from the share accepted of drafts that are about as confident.",
 )
 
@@ -50,6 +54,7 @@ def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, 
                 f"{name} left plain decoding's text where rounding does not explain it: it is not lossless here",
                 style="red",
             )
+    _show_uncertainty(methods, console)
     _show_drafts(methods, console)
     _show_quality(methods, console)
     _explain(methods, target_seconds, console)
@@ -87,6 +92,23 @@ def show_weights(found: Mapping[str, Any], console: Console) -> None:
     # Absent in results of earlier versions.
     experts = ", every expert counted, though few tokens ask few of them" if weights.get("expert_bytes") else ""
     line(f"Reading them once a round makes, in GB/s (KV cache and drafting left out{experts}):  " + "  ".join(speeds))
+
+
+def _show_uncertainty(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Prints how sure speedup and tau are, and which methods are slower than the fastest; nothing of one question."""
+    if all(values["tau_interval"] is None for values in methods.values()):
+        return
+    table = grid("\nhow sure", ["speedup,\n95 %", "tau,\n95 %", "tau\nuncut", "than the\nfastest", "\np"])
+    for name, values in methods.items():
+        rival, uncut = values["against_fastest"], values["tau_uncut"]
+        compared = (
+            ("fastest", "")
+            if rival is None
+            else (in_words(rival["ratio_interval"], rival["p_value"], "slower", "faster"), p_in_words(rival["p_value"]))
+        )
+        intervals = (brackets(values["speedup_interval"]), brackets(values["tau_interval"]))
+        table.add_row(name, *intervals, "–" if uncut is None else format(uncut, ".2f"), *compared)
+    console.print(table, markup=False)
 
 
 def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:

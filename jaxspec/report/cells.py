@@ -31,20 +31,24 @@ class Number:
     Attributes:
         form: how it is written.
         of: where it comes from: run, method and keys of bench's JSON; of a derived one [operation, source, source].
+        interval: the ends of its 95 % interval; () where it has none.
     """
 
     value: Real | None
     form: NumberFormat
     of: Sequence[Any]
+    interval: "Sequence[Number]" = ()
 
     def __str__(self) -> str:
         return NOTHING if self.value is None else self.form(self.value)
 
     def html(self) -> str:
-        """An element that holds the exact value too."""
+        """An element that holds the exact value too, and one with its interval."""
         if self.value is None:
             return NOTHING
-        return f'<data {self.attributes()} value="{self.value!r}">{escape(str(self))}</data>'
+        found = f'<data {self.attributes()} value="{self.value!r}">{escape(str(self))}</data>'
+        ends = ", ".join(end.html() for end in self.interval)
+        return f'{found}<span class="interval"> [{ends}]</span>' if ends else found
 
     def attributes(self) -> str:
         """The attribute that says where it comes from."""
@@ -72,9 +76,14 @@ FORMS = {
 
 
 def number(run: Run, method: str, *keys: str | int, form: NumberFormat | None = None) -> Number:
-    """A number of a run, written as its kind is."""
+    """A number of a run, written as its kind is, with its interval where the run has one."""
     kind = next((str(key) for key in reversed(keys) if str(key) in FORMS), "")
-    return Number(run.value(method, *keys), form or FORMS.get(kind, PLAIN), [run.number, method, *keys])
+    *folder, last = keys
+    ends = (*folder, f"{last}_interval")
+    interval = [
+        Number(end, PLAIN, [run.number, method, *ends, at]) for at, end in enumerate(run.value(method, *ends) or ())
+    ]
+    return Number(run.value(method, *keys), form or FORMS.get(kind, PLAIN), [run.number, method, *keys], interval)
 
 
 def derived(operation: str, first: Number, second: Number, form: NumberFormat) -> Number:

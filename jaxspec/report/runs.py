@@ -9,7 +9,7 @@ from jaxspec.checkpoint.builtin import BUILTIN
 from jaxspec.evaluate import results
 from jaxspec.evaluate.comparison import LEFT_OUT
 from jaxspec.evaluate.results import Form, Measured
-from jaxspec.evaluate.runlog import Answer, read_finished
+from jaxspec.evaluate.runlog import Answer, log_of, read_finished
 from jaxspec.methods.method import Method, parse_method
 
 SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": "CNN/DM", "alpaca": "Alpaca"}
@@ -139,7 +139,7 @@ def _others(run: Run, alike: Sequence[Run]) -> list[str]:
 
 
 def _read(number: int, path: Path) -> Run:
-    log = path if path.suffix == ".jsonl" else Path(f"{path}.jsonl")
+    log = path if path.suffix == ".jsonl" else log_of(path)
     if not log.exists():
         raise ValueError(f"there is no {log}, which `jaxspec bench --json {path}` would have written")
     try:

@@ -63,7 +63,7 @@ class TestRounds:
     def test_cap_reached(self, reading: str, oracle, texts):
         # 1 + 5 + 5 tokens: two rounds, in each 4 of 4 accepted.
         state = decoded(speculation(method(reading), True), oracle, requests(PROMPTS, 11))
-        assert columns(state, 2, "accepted", "levels") == [[4, 4], [4, 4]]
+        assert columns(state, 2, "accepted", "levels", "uncut") == [[4, 4, 5], [4, 4, 5]]
         assert learnt(state) == [{"compared": (8, 0), "printed": (6, 2), "bonus": (8, 0)}[reading]] * 2
 
     def test_nothing_accepted(self, reading: str, contrarian):
@@ -73,10 +73,11 @@ class TestRounds:
         assert learnt(state) == [{"compared": (0, 3), "printed": (-3, 6), "bonus": (0, 6)}[reading]] * 2
 
     def test_cut_by_eos(self, reading: str, oracle, texts):
-        # EOS is a draft of the first round: those up to it are accepted, the levels after it were never there.
+        # EOS is a draft of the first round: those up to it are accepted, the levels after it were never there. EAGLE
+        # counts the whole round, of four drafts and the bonus token.
         at = next(i for i in (3, 2) if texts[0][i] not in texts[0][:i])
         state = decoded(speculation(method(reading), True), oracle, requests(PROMPTS, 40), [texts[0][at]])
-        assert columns(state, 1, "committed", "accepted", "levels") == [[at, at, at]]
+        assert columns(state, 1, "committed", "accepted", "levels", "uncut") == [[at, at, at, 5]]
         assert learnt(state)[0] == {"compared": (at, 0), "printed": (at - 1, 1), "bonus": (at, 0)}[reading]
 
     def test_a_sequence_that_is_done_learns_no_more(self, reading: str, oracle):
@@ -84,6 +85,7 @@ class TestRounds:
         short, long = requests(PROMPTS[:1], 3)[0], requests(PROMPTS, 11)[1]
         state = decoded(speculation(method(reading), True), oracle, [short, long])
         assert int(state.round) == 2
+        assert np.asarray(state.history.uncut)[:2, :2].tolist() == [[5, 0], [5, 5]]
         first = {"compared": (2, 0), "printed": (1, 1), "bonus": (2, 0)}[reading]
         assert learnt(state) == [first, {"compared": (8, 0), "printed": (6, 2), "bonus": (8, 0)}[reading]]
 

@@ -37,11 +37,13 @@ KEYS = {
     "predicted_seconds", "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "divergences",
     "unexplained_divergences", "calibration", "expected_calibration_error", "tokens_per_second_mean",
     "tokens_per_second_deviation", "speedup_mean", "speedup_deviation", "categories", "quality", "gigabytes_per_second",
+    "speedup_interval", "tau_interval", "tau_uncut", "against_fastest",
 }  # fmt: skip
 TIMED = {
     "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup", "predicted_seconds",
     "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "tokens_per_second_mean", "tokens_per_second_deviation",
     "speedup_mean", "speedup_deviation", "categories", "gigabytes_per_second",
+    "speedup_interval", "against_fastest",
 }  # fmt: skip
 
 
@@ -131,6 +133,14 @@ def test_numbers_follow_from_the_log(finished: Finished):
     assert ours["decode_seconds"] == pytest.approx(sum(sum(turn["decode_seconds"]) / 2 for turn in turns))
     assert ours["tokens_per_second"] == pytest.approx(TOKENS / ours["decode_seconds"])
     assert ours["speedup"] == pytest.approx(plain["decode_seconds"] / ours["decode_seconds"])
+    # Of two questions either may be drawn twice.
+    rows = [
+        [row for turn in answer["turns"] for row in turn["rounds"]] for answer in answers if answer["method"] == METHOD
+    ]
+    assert ours["tau_interval"] == pytest.approx(sorted(sum(row[0] for row in each) / len(each) for each in rows))
+    assert ours["tau_uncut"] == sum(row[5] for row in rounds) / len(rounds) >= ours["tau"]
+    low, high = ours["speedup_interval"]
+    assert low <= ours["speedup"] <= high and plain["speedup_interval"] == plain["tau_interval"] == [1, 1]
 
 
 def test_categories_and_repeats(finished: Finished):
@@ -433,6 +443,7 @@ def test_table_fits_a_narrow_page(finished: Finished, monkeypatch, capsys: pytes
     assert [line.split()[0] for line in printed if " 1.00 1.00 " in line or line.startswith(METHOD)] == [
         "plain",
         METHOD,
+        METHOD,  # how sure that is
         METHOD,  # what it drafts; plain drafts nothing
     ]
     assert next(line for line in printed if line.startswith("drafts a round")).split()[3:] == [

@@ -5,10 +5,10 @@ import pytest
 from jaxspec.decoding.round_counts import first_tokens, from_rows, to_rows
 from jaxspec.engine.statistics import Statistics, statistics_of
 
-# committed, accepted, levels, drafted, verified
-CHAIN = [[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [5, 4, 4, 4, 4]]
-TREE = [[3, 2, 3, 10, 6], [2, 1, 2, 10, 4]]
-DONE = [[0] * 5] * 2
+# committed, accepted, levels, drafted, verified, uncut
+CHAIN = [[3, 2, 4, 4, 4, 3], [1, 0, 4, 4, 4, 1], [5, 4, 4, 4, 4, 5]]
+TREE = [[3, 2, 3, 10, 6, 3], [2, 1, 2, 10, 4, 2]]
+DONE = [[0] * 6] * 2
 
 
 def count(*texts: list[list[int]]) -> Statistics:
@@ -39,17 +39,26 @@ def test_several_texts_add_up_and_done_rows_count_nothing():
 
 
 def test_plain_decoding_has_tau_one():
-    counts = count([[1, 0, 0, 0, 0]] * 5)
+    counts = count([[1, 0, 0, 0, 0, 1]] * 5)
     assert counts.tau == 1 and counts.acceptance_rate == 0 and counts.acceptance_by_position == ()
 
 
 def test_a_cut_inside_an_accepted_run_is_made_before_counting():
     """The text ends with the second token of a round that accepted four drafts."""
     history = first_tokens(from_rows(CHAIN + DONE), tokens=1 + 3 + 1 + 2)
-    assert to_rows(history) == [[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [2, 2, 2, 4, 4]]
+    assert to_rows(history) == [[3, 2, 4, 4, 4, 3], [1, 0, 4, 4, 4, 1], [2, 2, 2, 4, 4, 5]]
     counts = statistics_of([history])
     assert counts.tokens == 6 and counts.tau == 2 and counts.acceptance_rate == 4 / 10
     assert counts.acceptance_by_position == pytest.approx((2 / 3, 1, 0, 0))
+
+
+def test_eagle_counts_the_round_that_was_cut_whole():
+    """Of 3 + 1 + 5 tokens the budget keeps 3 + 1 + 2."""
+    history = first_tokens(from_rows(CHAIN), tokens=1 + 3 + 1 + 2)
+    counts = statistics_of([history])
+    assert (counts.tau, counts.tau_uncut) == (6 / 3, 9 / 3)
+    assert count(CHAIN).tau_uncut == count(CHAIN).tau == 3 and count().tau_uncut == 0
+    assert statistics_of([history, from_rows([row[:5] for row in CHAIN])]).tau_uncut is None  # one of an earlier log
 
 
 def test_a_text_that_is_whole_is_not_cut():

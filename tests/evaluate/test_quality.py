@@ -8,11 +8,14 @@ from rich.console import Console
 
 from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.checkpoint.loading import load_tokenizer
-from jaxspec.evaluate import bench, quality, table
+from jaxspec.evaluate import bench, comparison, quality, table
 from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.comparison import differences, read, show
+from jaxspec.evaluate.runlog import log_of
+from jaxspec.evaluate.settings import Compare
 from jaxspec.evaluate.spelling import pieces_of, word_of
 from jaxspec.methods.method import parse_method
+from jaxspec.report import runs as finished
 from tests.report import made_up
 
 
@@ -114,6 +117,51 @@ def test_two_results_side_by_side(tmp_path: Path):
     assert differences(first, first) == {}
     with pytest.raises(ValueError, match="no method in common"):
         show(first, {**second, "methods": {}}, console)
+
+
+def run_of(path: Path, faster: float = 1.0, questions: int = 8, **settings: int) -> Path:
+    """Results of `plain` and of a method that is so many times as fast as usual, and their log."""
+    made_up.write(path, ("plain", "eagle+static"), questions, **settings)
+    lines = [json.loads(line) for line in log_of(path).read_text(encoding="utf-8").splitlines()]
+    for line in lines[1:-1]:
+        speed = faster if line["method"] != "plain" else 1.0
+        for turn in line["turns"]:
+            turn["decode_seconds"] = [seconds / speed for seconds in turn["decode_seconds"]]
+    log_of(path).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    path.write_text(json.dumps(finished.read([path])[0].found))
+    return path
+
+
+def compared(capsys: pytest.CaptureFixture, first: Path, second: Path) -> tuple[str, dict[str, str]]:
+    """What is printed, and the last row of each method."""
+    comparison.run(Compare(compare=(first, second)))
+    printed = capsys.readouterr().out
+    rows = (" ".join(line.split()).partition(" ") for line in printed.splitlines())
+    return printed, {name: row for name, _, row in rows}
+
+
+def test_two_runs_are_tested_question_by_question(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """Of 8 questions, all of them faster: p is 2 / 2^8."""
+    first, second = run_of(tmp_path / "a.json"), run_of(tmp_path / "b.json", faster=1.25)
+    printed, rows = compared(capsys, first, second)
+    assert "Over the 8 questions" in printed
+    assert rows["plain"] == "the same 1.000 the same 1.000 the same 1.000"
+    assert rows["eagle+static"] == "25 % higher .008 25 % higher .008 the same 1.000"
+    _, rows = compared(capsys, second, first)
+    assert rows["eagle+static"].startswith("20 % lower .008")
+
+
+def test_only_questions_of_both_runs_are_tested(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """Five questions in batches of four are two batches, of which one test can say nothing."""
+    first = run_of(tmp_path / "a.json")
+    printed, rows = compared(capsys, first, run_of(tmp_path / "b.json", 2.0, questions=5, batch_size=4))
+    assert "Over the 5 questions" in printed
+    assert rows["eagle+static"].startswith("unclear .500 unclear .500")
+    none = run_of(tmp_path / "none.json")
+    log_of(none).write_text(log_of(none).read_text(encoding="utf-8").replace("Say something", "Say nothing"))
+    assert "they share no question" in compared(capsys, first, none)[0]
+    log_of(none).unlink()
+    assert "not tested: there is no" in compared(capsys, first, none)[0]
 
 
 @pytest.mark.parametrize(("text", "says"), [("{", "is no JSON"), ("[]", "holds no results"), (None, "cannot be read")])

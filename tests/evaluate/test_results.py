@@ -1,6 +1,7 @@
 """From made-up answers to reported numbers, and divergences of made-up texts."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from rich.console import Console
 from jaxspec.evaluate import table
 from jaxspec.evaluate.description import weight_bytes
 from jaxspec.evaluate.divergence import diverges, first_difference, next_logits, noise
-from jaxspec.evaluate.results import Form, Measured, by_method
-from jaxspec.evaluate.runlog import Answer, Turn
+from jaxspec.evaluate.results import Form, Measured, by_method, categories
+from jaxspec.evaluate.runlog import Answer, RunLog, Turn
 from jaxspec.model.llama import Llama
 from tests.evaluate import tiny
 
@@ -63,6 +64,15 @@ def test_rows_of_a_batch_share_its_time():
     assert (found["m"]["draft_cost"], found["m"]["verify_cost"], found["plain"]["draft_cost"]) == (0.25, 1.5, 0.0)
     assert (found["m"]["resolved"], found["m"]["unexplained_divergences"]) == ("m,full", 1)
 
+    # The two questions of a batch are drawn together: 4 and 1 tokens a second of ours, 3 and 4 of plain.
+    assert found["m"]["speedup_interval"] == pytest.approx([(6 / 1) / (6 / 3), (4 / 1) / (4 / 1)][::-1])
+    assert found["plain"]["speedup_interval"] == found["plain"]["tau_interval"] == [1, 1]
+    assert found["m"]["tau_interval"] == [2, 2]
+    assert found["m"]["against_fastest"] is None
+    rival = {"method": "m", "ratio": 0.5, "ratio_interval": pytest.approx([1 / 3, 1]), "p_value": 1.0}
+    assert found["plain"]["against_fastest"] == rival
+    assert found["m"]["tau_uncut"] is None  # rows of an earlier log
+
     resumed = dataclasses.replace(measured, resumed_seconds={"m": {"4": 1.25}})
     assert by_method(answers, resumed, FORMS)["m"]["modelled_speedup"] == pytest.approx(
         8 / (4 * (2 * 0.3 + 0.1 + 1.25))
@@ -79,6 +89,43 @@ def test_rows_of_a_batch_share_its_time():
     assert by_method(answers, measured, reads)["m"]["flat_speedup"] == pytest.approx(8 / (4 * (1 + 0.3 + 0.2)))
     trees = {**FORMS, "m": dataclasses.replace(FORMS["m"], is_chain=False)}
     assert by_method(answers, measured, trees)["m"]["eq14_speedup"] is None
+
+
+def test_a_log_that_an_earlier_version_began_goes_on(tmp_path: Path):
+    """Its rows do not say what a round would have committed, had nothing cut it."""
+    path, row = tmp_path / "out.json.jsonl", [2, 1, 2, 2, 2]
+    RunLog(path, {"seed": 0}, bool).add([answer(0, "plain", 0, [row], [1.0])])
+    log = RunLog(path, {"seed": 0}, bool)
+    log.add([answer(1, "plain", 1, [[*row, 3]], [1.0])])
+    assert [each.turns[0].rounds for each in RunLog(path, {"seed": 0}, bool).answers] == [[row], [[*row, 3]]]
+    uncut = lambda answers: categories(answers, answers)[""]["tau_uncut"]
+    assert (uncut(log.answers), uncut(log.answers[1:])) == (None, 3)
+
+
+def test_what_is_printed_of_uncertainty():
+    """In 80 columns, with names of the usual length; nothing where there is one question only."""
+    of = lambda speedup, rival, uncut: {
+        "speedup_interval": speedup,
+        "tau_interval": [2.51, 2.694],
+        "tau_uncut": uncut,
+        "against_fastest": rival,
+    }
+    slower = {"method": "eagle+chain", "ratio": 0.95, "ratio_interval": [0.92, 0.97], "p_value": 0.0002}
+    alike = {"method": "eagle+chain", "ratio": 0.99, "ratio_interval": [0.97, 1.01], "p_value": 0.4}
+    console = Console(record=True, width=80)
+    methods = {
+        "eagle+chain": of([1.38, 1.47], None, 2.75),
+        "early-exit+chain,length=5": of([1.31, 1.4], slower, 2.75),
+        "edd+chain": of([1.37, 1.45], alike, None),
+    }
+    table._show_uncertainty(methods, console)
+    *_, first, second, third = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert first == "eagle+chain [1.38, 1.47] [2.51, 2.69] 2.75 fastest"
+    assert second == "early-exit+chain,length=5 [1.31, 1.40] [2.51, 2.69] 2.75 3–8 % slower <.001"
+    assert third == "edd+chain [1.37, 1.45] [2.51, 2.69] – unclear .400"
+    one = {**methods["eagle+chain"], "tau_interval": None, "speedup_interval": None}
+    table._show_uncertainty({"eagle+chain": one}, console)
+    assert not console.export_text().strip()
 
 
 def test_first_difference():

@@ -45,12 +45,15 @@ class TestGreedy:
             assert [texts[1], texts[3]] == [plain[3], plain[0]]
 
     def test_budget_cuts_inside_an_accepted_run(self, method: Method, target, prompts, plain):
+        _, free = run(speculation(method, True), target, requests(prompts, NEW))
         for budget in range(1, 9):
             texts, history = run(speculation(method, True), target, requests(prompts, budget))
             assert texts == [text[:budget] for text in plain]
             assert (history.committed.sum(axis=1) == budget - 1).all()
             assert (history.accepted <= history.committed).all()
             assert (history.accepted <= history.levels).all()
+            assert history.uncut is not None
+            assert budget == 1 or (history.uncut[:, 0] == free.committed[:, 0]).all()  # as if nothing cut the round
 
     def test_eos_cuts_inside_an_accepted_run(self, method: Method, target, prompts, plain):
         for at in (0, 5, 17):  # 0: prefill's own token ends the text
@@ -59,6 +62,7 @@ class TestGreedy:
             texts, history = run(speculation(method, True), target, requests(prompts, NEW), eos)
             assert texts == [text[:end] for text, end in zip(plain, ends, strict=True)]
             assert history.committed.sum(axis=1).tolist() == [end - 1 for end in ends]
+            assert history.uncut is not None and (history.uncut >= history.committed).all()
 
 
 @pytest.mark.parametrize("name", combinations.WITH_KEPT_BLOCKS)

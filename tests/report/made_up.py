@@ -94,10 +94,10 @@ def turn(rng: np.random.Generator, name: str, length: int, times: np.random.Gene
         depth = depths(tree["parent"])
         path = [tree["token"][node] for node, on in enumerate(tree["accepted"]) if on][1:]
         tree["committed"] = [*path, int(rng.integers(len(WORDS)))][: length - len(tokens)]
-        kept = len(tree["committed"])
+        kept, uncut = len(tree["committed"]), len(path) + 1
         tree["accepted"] = [int(on and level <= kept) for on, level in zip(tree["accepted"], depth, strict=True)]
         tokens += tree["committed"]
-        rounds.append([kept, sum(tree["accepted"]) - 1, max(depth), len(depth) - 1, len(depth) - 1])
+        rounds.append([kept, sum(tree["accepted"]) - 1, max(depth), len(depth) - 1, len(depth) - 1, uncut])
         trees.append(tree)
     seconds = times.uniform(0.15, 0.2, 2) * (2.2 if name == "plain" else 1.0)
     return Turn(

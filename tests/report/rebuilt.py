@@ -1,5 +1,6 @@
 """Every number of a page, counted again from the lines of the logs, by other means than the library's."""
 
+import itertools
 import json
 import math
 import statistics
@@ -24,6 +25,10 @@ class Rebuilt:
             return self.of(method, keys[1])[keys[2]]
         if keys[0] in ("acceptance_by_position", "breakdown", "quality"):
             return found[keys[0]][keys[1]]
+        if str(keys[-2:-1]).endswith("_interval']"):
+            return self.drawn(method, keys)[keys[-1]]
+        if keys[0] == "against_fastest":
+            return self.against(method)[keys[1]]
         if keys[0] == "calibration":
             return found["calibration"][keys[1]][keys[2]]
         return found[keys[0]]
@@ -34,7 +39,7 @@ class Rebuilt:
         wanted = lambda answer: category is None or answer["category"] == category
         turns = [turn for group in groups for answer, turn in group if wanted(answer)]
         rows = [row for turn in turns for row in turn["rounds"]]
-        tokens, accepted, levels, drafted, verified = map(sum, zip(*rows, strict=True))
+        tokens, accepted, levels, drafted, verified, uncut = map(sum, zip(*rows, strict=True))
         rounds = len(rows)
         share = lambda group: sum(wanted(answer) for answer, _ in group) / len(group)
         seconds = sum(statistics.median(group[0][1]["decode_seconds"]) * share(group) for group in groups)
@@ -43,6 +48,7 @@ class Rebuilt:
             "tokens": tokens,
             "rounds": rounds,
             "tau": tokens / rounds,
+            "tau_uncut": uncut / rounds,
             "tau_drafted": accepted / rounds,
             "acceptance_rate": accepted / levels if levels else 0,
             "acceptance_by_position": positions(rows),
@@ -94,6 +100,53 @@ class Rebuilt:
             "quality": {key: sum(each[key] for each in scores) / len(scores) for key in scores[0]},
             "calibration": [dict(zip(("count", "confidence", "accepted"), row, strict=True)) for row in bins],
         }
+
+    def totals(self, method: str, unit: str) -> dict[int, tuple[float, float, float]]:
+        """Tokens, rounds and seconds of each question, or of each batch of questions."""
+        found: dict[int, tuple[float, float, float]] = {}
+        for group in self.groups(method):
+            seconds = statistics.median(group[0][1]["decode_seconds"])
+            for answer, turn in group:
+                rounds = turn["rounds"]
+                new = (sum(row[0] for row in rounds), len(rounds), seconds / len(group))
+                before = found.get(answer[unit], (0, 0, 0))
+                found[answer[unit]] = (before[0] + new[0], before[1] + new[1], before[2] + new[2])
+        return found
+
+    def fastest(self) -> str:
+        return max(self.settings["methods"], key=lambda name: self.of(name, None)["tokens_per_second"])
+
+    def against(self, method: str) -> dict[str, float]:
+        """The speed against the fastest method's, and the chance that the signs of the ranks fall at least so unevenly.
+
+        All assignments of signs are counted.
+        """
+        ours, theirs = (self.totals(name, "batch") for name in (method, self.fastest()))
+        speeds = self.of(method, None), self.of(self.fastest(), None)
+        logs = [math.log(ours[at][0] * theirs[at][2] / (ours[at][2] * theirs[at][0])) for at in ours]
+        logs = sorted((log for log in logs if abs(log) > 1e-12), key=abs)
+        uneven = lambda signs: abs(sum(sign * rank for rank, sign in enumerate(signs, 1)))
+        drawn = list(itertools.product((1, -1), repeat=len(logs)))
+        seen = uneven([1 if log > 0 else -1 for log in logs])
+        return {
+            "ratio": speeds[0]["tokens_per_second"] / speeds[1]["tokens_per_second"],
+            "p_value": sum(uneven(signs) >= seen for signs in drawn) / len(drawn),
+        }
+
+    def drawn(self, method: str, keys: list) -> list[float]:
+        """A bootstrap of three questions: the ends have each a chance of 1 / 27, which is more than 2.5 %."""
+        *_, key, _ = keys
+        if key == "tau_interval":
+            over = under = self.totals(method, "question")
+            ratio = lambda drawn: sum(over[at][0] for at in drawn) / sum(under[at][1] for at in drawn)
+        else:
+            over = self.totals(method, "batch")
+            under = self.totals("plain" if key == "speedup_interval" else self.fastest(), "batch")
+            speed = lambda of, drawn: sum(of[at][0] for at in drawn) / sum(of[at][2] for at in drawn)
+            ratio = lambda drawn: speed(over, drawn) / speed(under, drawn)
+        assert len(over) == 3
+        found = [ratio(drawn) for drawn in itertools.product(over, repeat=len(over))]
+        return [min(found), max(found)]
 
     def rest(self, method: str) -> float:
         """Seconds of a round besides its pieces."""

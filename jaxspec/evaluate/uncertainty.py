@@ -1,0 +1,105 @@
+"""How sure the numbers of a run are: bootstrap intervals over questions, and a paired test of two methods or runs."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy import stats
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+SEED = 0  # the same questions are drawn for every method
+Interval = list[float]  # [low, high]
+
+
+@dataclasses.dataclass(frozen=True)
+class RatioOfSums:
+    """A product of sums over questions, divided by another: tokens a second are Σ tokens / Σ seconds.
+
+    Attributes:
+        over, under: [questions factors] what is summed, a column a sum.
+    """
+
+    over: Float[np.ndarray, "questions factors"]
+    under: Float[np.ndarray, "questions factors"]
+
+    def __truediv__(self, other: "RatioOfSums") -> "RatioOfSums":
+        """The ratio of two ratios over the same questions: a speedup is that of two speeds."""
+        return RatioOfSums(np.hstack([self.over, other.under]), np.hstack([self.under, other.over]))
+
+    @property
+    def value(self) -> float:
+        """The ratio over all questions."""
+        return float(self._of_sums(*self.over.T, *self.under.T, axis=0))
+
+    def interval(self) -> Interval | None:
+        """Percentile bootstrap: questions are drawn anew, each with all its numbers; None for fewer than two."""
+        if len(self.over) < 2:
+            return None
+        found = stats.bootstrap(
+            (*self.over.T, *self.under.T),
+            self._of_sums,
+            paired=True,
+            vectorized=True,
+            method="percentile",
+            confidence_level=CONFIDENCE,
+            n_resamples=RESAMPLES,
+            rng=SEED,
+        )
+        return [float(end) for end in found.confidence_interval]
+
+    def p_value(self) -> float | None:
+        """Wilcoxon's signed-rank test of whether the questions' own ratios lie around 1; None for fewer than two.
+
+        Of n questions it can give no less than 2 / 2^n, so that five are too few for 0.05. Each question weighs the
+        same, however long its text, and one that the machine was busy in weighs no more than another.
+        """
+        over, under = self.over.prod(axis=1), self.under.prod(axis=1)
+        whole: Bool[np.ndarray, " questions"] = (over > 0) & (under > 0)
+        logs = np.round(np.log(over[whole]) - np.log(under[whole]), 12)  # what floats leave is no difference
+        if len(logs) < 2:
+            return None
+        if not logs.any():
+            return 1.0
+        found: Any = stats.wilcoxon(logs)  # a named tuple, which its type does not say
+        return float(found.pvalue)
+
+    def _of_sums(self, *columns: np.ndarray, axis: int) -> np.ndarray:
+        """The ratio for columns of resampled questions; 0 where nothing stands below."""
+        sums = [column.sum(axis=axis) for column in columns]
+        factors = self.over.shape[1]
+        above, below = np.prod(sums[:factors], axis=0), np.prod(sums[factors:], axis=0)
+        return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+
+def in_words(interval: Interval | None, p_value: float | None, less: str, more: str) -> str:
+    """What a ratio's interval and test say, in a few words: `3–8 % slower`.
+
+    There is a difference where both find one: p is below 0.05, and 1 lies outside the interval.
+    """
+    if interval is None or p_value is None:
+        return "–"
+    low, high = interval
+    if p_value >= 1 - CONFIDENCE or low <= 1 <= high:
+        return "the same" if abs(low - 1) + abs(high - 1) < 1e-9 else "unclear"
+    ends = sorted(abs(100 * (end - 1)) for end in interval)
+    return f"{_span(*ends)} % {less if high < 1 else more}"
+
+
+def brackets(interval: Interval | None) -> str:
+    """`[1.38, 1.47]`."""
+    return "–" if interval is None else f"[{', '.join(format(end, '.2f') for end in interval)}]"
+
+
+def p_in_words(p_value: float | None) -> str:
+    """`.012`, or `<.001`."""
+    if p_value is None:
+        return "–"
+    return "<.001" if p_value < 0.001 else format(p_value, ".3f").removeprefix("0")
+
+
+def _span(low: float, high: float) -> str:
+    """`3–8`, `3.1–3.3`, or `3`."""
+    spans = ([format(end, form) for end in (low, high)] for form in (".0f", ".1f"))
+    return next(("–".join(ends) for ends in spans if ends[0] != ends[1]), format(low, ".0f"))
