@@ -40,7 +40,8 @@ class Budgeted(TopPaths):
         width: nodes expanded at once, and children of each.
         depth: levels, at most.
         total: nodes verified at most, the root included.
-        power: 1 takes a probability for the chance to be accepted, which at a temperature above 0 it is.
+        power: 1 takes a probability for the chance to be accepted. At a temperature above 0 it is that of a token given
+            the noise that the text is drawn with (`rules/gumbel_coupling.py`), and rather too low than too high.
         greedy_power: the same at temperature 0, where a drafter's first token is right more often than it says, for the
             text takes the target's argmax; the others are right about as often as it says.
         cost: s_d / s_t(1), the time of a drafted level; None: as measured on the device in use.

@@ -184,7 +184,8 @@ def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int
     tree = init_tree(state.tokens[:, 0], spec.builder.size, vocab_size)
     controller, _ = spec.controller.begin(models, state.keys, state.controller)
     drafts, _ = spec.drafter.root(models, state.drafter, state.prefix, tree)
-    propose = partial(spec.rule.propose, state.keys, state.sampling, drafts, 1)
+    noise = loop.noise(models, state.keys, state.length)
+    propose = partial(spec.rule.propose, state.keys, noise, state.sampling, drafts, 1)
     tree, newest = spec.builder.grow(propose, tree, root, ~state.done)
 
     def once(at, kept):

@@ -19,11 +19,10 @@ class Drafts:
     hidden: Float[Array, "B Q E"] | None = None  # that the logits were computed from; None: the drafter has none
 
 
-def log_probs(drafts: Drafts, temperature: Float[Array, " B"] | None = None) -> Float[Array, "B Q C"]:
-    """log q, float32, at a temperature (0 counts as 1); of candidates the share of all mass that they have stays."""
+def log_probs(drafts: Drafts) -> Float[Array, "B Q C"]:
+    """log q, float32; of candidates the share of all mass that they have stays."""
     logits = drafts.logits.astype(jnp.float32)
-    scaled = logits if temperature is None else logits / jnp.where(temperature > 0, temperature, 1.0)[:, None, None]
-    found = jax.nn.log_softmax(scaled)
+    found = jax.nn.log_softmax(logits)
     return found if drafts.token is None else found + jax.nn.logsumexp(logits, axis=-1, keepdims=True)
 
 

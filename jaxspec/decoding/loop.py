@@ -15,7 +15,7 @@ from jaxspec.decoding.drafter import Committed, Models, Prefix, State, last_vali
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.round_counts import count_round, write_round
 from jaxspec.decoding.rule import Verdict, keep_probs
-from jaxspec.decoding.sampling import Sampling, fold, log_prob_of
+from jaxspec.decoding.sampling import Sampling, fold, gumbel, log_prob_of
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.trace import record_tree
 from jaxspec.decoding.tree import (
@@ -77,7 +77,7 @@ def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeSt
     slots = jnp.broadcast_to(jnp.arange(spec.builder.size), grown.token.shape) if selection is None else selection.node
     named = lambda size: jax.named_scope(f"{VERIFICATION}{size}")
     branches = [named(size)(partial(verify, spec, size)) for size in spec.verify_sizes]
-    given = (models, prefix, fold(keys, VERIFY), state.sampling, tree, state.drafter, slots)
+    given = (models, prefix, state.keys, state.sampling, tree, state.drafter, slots)
     verified = jax.lax.switch(smallest_size(tree, spec.verify_sizes), branches, *given)
     return commit(spec, models, state, grown, tree, verified)
 
@@ -99,7 +99,9 @@ def draft(
     def grow(tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"], drafts: Drafts):
         logits = constrain(drafts.logits, "batch", None, None)  # top-k of a cut axis would gather it several times
         drafts, width = dataclasses.replace(drafts, logits=logits), frontier.node.shape[1]
-        propose = partial(spec.rule.propose, fold(draft_keys, frontier.level), state.sampling, drafts, width)
+        level_noise = noise(models, state.keys, prefix.length + frontier.level)
+        draws = (fold(draft_keys, frontier.level), level_noise)
+        propose = partial(spec.rule.propose, *draws, state.sampling, drafts, width)
         tree, reached = builder.grow(propose, tree, frontier, active)
         if spec.rule.keeps_probs:
             tree = keep_probs(tree, frontier, spec.rule.draft_probs(state.sampling, drafts), drafts.token)
@@ -125,6 +127,11 @@ def draft(
     return tree, dataclasses.replace(state, drafter=drafter, controller=controller)
 
 
+def noise(models: Models, keys: Key[Array, " B"], position: Int[Array, " B"]) -> Float[Array, "B V"]:
+    """Gumbel noise of a position of each text: what plain decoding draws the token there with."""
+    return gumbel(fold(fold(keys, position), VERIFY), (models.target.config.vocab_size,))
+
+
 def verify(
     spec: Speculation,
     size: int,
@@ -141,7 +148,10 @@ def verify(
     leaves = 1 if spec.builder.is_chain else max(1, size - 1)  # the root is always expanded
     out = spec.drafter.target_forward(models, drafter, prefix, tree, slots, leaves)
     logits = unembed(models.target, out.hidden)
-    verdict = spec.rule.verify(keys, sampling, tree, logits, spec.builder.depth)
+    depths = jnp.arange(min(spec.builder.depth + 1, size))
+    path_noise = jax.vmap(lambda depth: noise(models, keys, prefix.length + depth), out_axes=1)(depths)
+    draws = (fold(fold(keys, prefix.length), VERIFY), path_noise)
+    verdict = spec.rule.verify(*draws, sampling, tree, logits, spec.builder.depth)
     path, new = verdict.path, path_tokens(tree, verdict)
     return Verified(
         verdict=verdict,

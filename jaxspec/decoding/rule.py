@@ -5,7 +5,7 @@ A rule owns both halves, so that no builder can verify children in a way that do
 | rule | children of a node | the target accepts |
 |---|---|---|
 | Greedy | the top k | the child that equals its argmax |
-| Candidates | the top k; may be pruned or sorted by anything | the child that equals its own draw |
+| GumbelCoupling | the top k by log q + g; may be pruned by anything | the child that equals its argmax of log p + g |
 | RejectionSampling | k draws without replacement; none may be dropped | min(1, p/q), else the residual max(0, p - q) |
 """
 
@@ -56,14 +56,38 @@ class Rule(abc.ABC):
         raise ValueError(f"{type(self).__name__} draws no children")
 
     @abc.abstractmethod
-    def propose(self, keys: Key[Array, " B"], sampling: Sampling, drafts: Drafts, width: int, count: int) -> Proposal:
-        """`count` children for each of `width` nodes."""
+    def propose(
+        self,
+        keys: Key[Array, " B"],
+        noise: Float[Array, "B V"],
+        sampling: Sampling,
+        drafts: Drafts,
+        width: int,
+        count: int,
+    ) -> Proposal:
+        """`count` children for each of `width` nodes.
+
+        Args:
+            keys: of this level of this round, for draws that nothing else shares.
+            noise: Gumbel noise of the children's position in the text, the same in every round and at every node.
+        """
 
     @abc.abstractmethod
     def verify(
-        self, keys: Key[Array, " B"], sampling: Sampling, tree: DraftTree, logits: Float[Array, "B N V"], depth: int
+        self,
+        keys: Key[Array, " B"],
+        noise: Float[Array, "B P V"],
+        sampling: Sampling,
+        tree: DraftTree,
+        logits: Float[Array, "B N V"],
+        depth: int,
     ) -> Verdict:
-        """Judges a tree of at most `depth` levels by the target's logits after each of its nodes."""
+        """Judges a tree of at most `depth` levels by the target's logits after each of its nodes.
+
+        Args:
+            keys: of this round, for draws that nothing else shares.
+            noise: Gumbel noise of the positions that follow nodes at depth 0, 1, …, P - 1, which is the deepest.
+        """
 
 
 def keep_probs(

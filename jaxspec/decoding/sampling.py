@@ -1,5 +1,6 @@
 """From logits to the distribution that tokens are drawn from. Nothing else in the library does this."""
 
+import dataclasses
 from collections.abc import Callable
 
 import chex
@@ -37,6 +38,11 @@ def probabilities(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[A
     soft = weight / jnp.maximum(weight.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
     best = jax.nn.one_hot(logits.argmax(axis=-1), logits.shape[-1]) * ~jnp.isneginf(peak)
     return jnp.where(temperature > 0, soft, best)
+
+
+def never_greedy(sampling: Sampling) -> Sampling:
+    """For drafting, which may go by any q: with a temperature of 1 where it is 0, so that q is not one-hot."""
+    return dataclasses.replace(sampling, temperature=jnp.where(sampling.temperature > 0, sampling.temperature, 1.0))
 
 
 def _truncate(scaled: Float[Array, "B *W V"], sampling: Sampling, per_row: Callable) -> Float[Array, "B *W V"]:

@@ -13,7 +13,7 @@ NO_PARENT = -1
 class DraftTree:
     """Padded draft tree of N nodes. Node 0 is the root (the last committed token); a parent precedes its children.
 
-    Siblings stand in the order in which they were proposed: by probability for candidates, by draw for sampled ones.
+    Siblings stand in the order in which they were proposed: by confidence, or, where they were drawn, as drawn.
     """
 
     token: Int[Array, "B N"]
@@ -22,7 +22,7 @@ class DraftTree:
     log_confidence: Float[Array, "B N"]  # of the whole path
     live: Bool[Array, "B N"]  # False: padding
     ancestors: Bool[Array, "B N N"]  # [i, j]: j is i or above i; what node i attends to
-    draft_probs: Float[Array, "B N V"] | None  # q that each node's children were drawn from; None for candidates
+    draft_probs: Float[Array, "B N V"] | None  # q that each node's children were drawn from; None: they were not
 
 
 @chex.dataclass(frozen=True)

@@ -61,11 +61,25 @@ class Replayed(Rule):
         if not self.acceptance or not all(0 <= chance <= 1 for chance in self.acceptance):
             raise ValueError(f"acceptance is one number or more from 0 to 1, not {self.acceptance}")
 
-    def propose(self, keys: Key[Array, " B"], sampling: Sampling, drafts: Drafts, width: int, count: int) -> Proposal:
+    def propose(
+        self,
+        keys: Key[Array, " B"],
+        noise: Float[Array, "B V"],
+        sampling: Sampling,
+        drafts: Drafts,
+        width: int,
+        count: int,
+    ) -> Proposal:
         return propose_top_k(drafts, width, count)
 
     def verify(
-        self, keys: Key[Array, " B"], sampling: Sampling, tree: DraftTree, logits: Float[Array, "B N V"], depth: int
+        self,
+        keys: Key[Array, " B"],
+        noise: Float[Array, "B P V"],
+        sampling: Sampling,
+        tree: DraftTree,
+        logits: Float[Array, "B N V"],
+        depth: int,
     ) -> Verdict:
         beyond = (self.acceptance[-1],) * depth
         chance = jnp.array([*self.acceptance, *beyond][:depth], jnp.float32)

@@ -14,7 +14,7 @@ from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters import DRAFTERS
 from jaxspec.methods.settings import build_part, show_settings
-from jaxspec.rules import Candidates, Greedy, RejectionSampling
+from jaxspec.rules import Greedy, GumbelCoupling, RejectionSampling
 
 CHAIN, FIXED = Chain(), Fixed()
 LONGEST = 12  # tokens of a chain without a length, where a controller decides when to stop (Draft & Verify's K)
@@ -56,12 +56,18 @@ class Method:
         return dataclasses.replace(self, **given)
 
     def rule(self, greedy: bool) -> Rule:
-        """The lossless verification for this builder: greedy at temperature 0, else what its children demand."""
+        """The lossless verification for this builder: greedy at temperature 0, else rejection sampling or coupling.
+
+        Chains take rejection sampling, which accepts more of a single child. Trees take Gumbel coupling, which accepts
+        more of several (`benchmarks/sampling_rules.py`) and lets nodes be pruned, and so does plain decoding, which has
+        no children: their text for a seed is the same.
+        """
         if self.verification is not None:
             return self.verification
         if greedy:
             return Greedy()
-        return Candidates() if self.builder.prunes or self.builder.depth == 0 else RejectionSampling()
+        drawn = self.builder.is_chain and self.builder.depth > 0 and not self.builder.prunes
+        return RejectionSampling() if drawn else GumbelCoupling()
 
     def speculation(self, greedy: bool, **options: Any) -> Speculation:
         """What the loop is compiled for. `options` are the remaining fields of `Speculation`."""

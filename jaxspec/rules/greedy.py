@@ -21,18 +21,32 @@ class Greedy(Rule):
     keeps_probs: ClassVar[bool] = False
     may_prune: ClassVar[bool] = True
 
-    def propose(self, keys: Key[Array, " B"], sampling: Sampling, drafts: Drafts, width: int, count: int) -> Proposal:
+    def propose(
+        self,
+        keys: Key[Array, " B"],
+        noise: Float[Array, "B V"],
+        sampling: Sampling,
+        drafts: Drafts,
+        width: int,
+        count: int,
+    ) -> Proposal:
         return propose_top_k(drafts, width, count)
 
     def verify(
-        self, keys: Key[Array, " B"], sampling: Sampling, tree: DraftTree, logits: Float[Array, "B N V"], depth: int
+        self,
+        keys: Key[Array, " B"],
+        noise: Float[Array, "B P V"],
+        sampling: Sampling,
+        tree: DraftTree,
+        logits: Float[Array, "B N V"],
+        depth: int,
     ) -> Verdict:
         return follow(tree, argmax(logits), depth)
 
 
-def propose_top_k(drafts: Drafts, width: int, count: int, temperature: Float[Array, " B"] | None = None) -> Proposal:
+def propose_top_k(drafts: Drafts, width: int, count: int) -> Proposal:
     """The `count` tokens of highest probability after each of `width` nodes (all, if there are fewer)."""
-    q = log_probs(drafts, temperature)
+    q = log_probs(drafts)
     log_prob, rank = jax.lax.top_k(q, min(count, q.shape[-1]))
     token = rank if drafts.token is None else jnp.take_along_axis(drafts.token, rank, axis=-1)
     live = log_prob > -jnp.inf  # false for NaN too: a row of logits that proposes nothing

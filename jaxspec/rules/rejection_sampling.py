@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.decoding.drafts import Drafts, for_each
 from jaxspec.decoding.rule import Proposal, Rule, Verdict
-from jaxspec.decoding.sampling import Sampling, fold, gumbel, probabilities, sample
+from jaxspec.decoding.sampling import Sampling, fold, gumbel, never_greedy, probabilities, sample
 from jaxspec.decoding.tree import DraftTree
 
 
@@ -26,15 +26,21 @@ class RejectionSampling(Rule):
     may_prune: ClassVar[bool] = False
 
     def draft_probs(self, sampling: Sampling, drafts: Drafts) -> Float[Array, "B Q support"]:
-        # A row at temperature 0 may draft by any q: the target's distribution is one-hot, so verification stays exact.
-        soft = dataclasses.replace(sampling, temperature=jnp.where(sampling.temperature > 0, sampling.temperature, 1.0))
-        return probabilities(drafts.logits, soft)
+        return probabilities(drafts.logits, never_greedy(sampling))
 
-    def propose(self, keys: Key[Array, " B"], sampling: Sampling, drafts: Drafts, width: int, count: int) -> Proposal:
+    def propose(
+        self,
+        keys: Key[Array, " B"],
+        noise: Float[Array, "B V"],
+        sampling: Sampling,
+        drafts: Drafts,
+        width: int,
+        count: int,
+    ) -> Proposal:
         hot, support = (sampling.temperature > 0)[:, None, None], drafts.logits.shape[-1]
         probs = self.draft_probs(sampling, drafts)
-        noise = jnp.where(hot, gumbel(keys, (width, support)), 0.0)
-        scores, rank = jax.lax.top_k(jnp.log(probs) + noise, min(count, support))
+        own = jnp.where(hot, gumbel(keys, (width, support)), 0.0)
+        scores, rank = jax.lax.top_k(jnp.log(probs) + own, min(count, support))
         pick = lambda values: jnp.take_along_axis(for_each(values, width), rank, axis=-1)
         return Proposal(
             token=rank if drafts.token is None else pick(drafts.token),
@@ -44,7 +50,13 @@ class RejectionSampling(Rule):
         )
 
     def verify(
-        self, keys: Key[Array, " B"], sampling: Sampling, tree: DraftTree, logits: Float[Array, "B N V"], depth: int
+        self,
+        keys: Key[Array, " B"],
+        noise: Float[Array, "B P V"],
+        sampling: Sampling,
+        tree: DraftTree,
+        logits: Float[Array, "B N V"],
+        depth: int,
     ) -> Verdict:
         batch, nodes = tree.token.shape
         coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,)))(fold(keys, 0))

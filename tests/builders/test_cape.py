@@ -49,7 +49,8 @@ def sampled(drafts: Drafts, width: int, count: int) -> Proposal:
     keys = jax.vmap(jax.random.key)(jnp.arange(batch))
     keys = fold(keys, (drafts.logits[:, 0].argmax(axis=-1)).astype(jnp.int32))
     hot = Sampling(temperature=jnp.ones(batch), top_k=None, top_p=None)
-    return RejectionSampling().propose(keys, hot, drafts, width, count)
+    noise = jnp.zeros((batch, drafts.logits.shape[-1]))
+    return RejectionSampling().propose(keys, noise, hot, drafts, width, count)
 
 
 @given(tables(vocab_size=8))

@@ -49,7 +49,7 @@ def forked(rows: int) -> DraftTree:
 @partial(jax.jit, static_argnums=0)
 def verify(rule: Replayed, keys, tree: DraftTree, logits) -> Verdict:
     greedy = Sampling(temperature=jnp.zeros(len(keys)), top_k=None, top_p=None)
-    return rule.verify(keys, greedy, tree, logits, 5)
+    return rule.verify(keys, jnp.zeros((len(keys), 6, 11)), greedy, tree, logits, 5)
 
 
 def test_acceptance_by_position_is_what_was_asked_for():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.rules import GumbelCoupling
 
 DRAFTERS = ("ngram", "draft-model", "eagle", "early-exit", "edd", "medusa", "layer-skip")
 BUILDERS = (
@@ -51,10 +52,22 @@ def greedy() -> list[Any]:
     return _params(_methods(), lambda *parts: parse_method("+".join(parts)))
 
 
+def coupled() -> list[Any]:
+    """Every method whose sampled text is plain decoding's; those outside a pairwise covering set only with --soak."""
+    rows = [row for row in _methods() if is_coupled("+".join(row))]
+    return _params(rows, lambda *parts: parse_method("+".join(parts)))
+
+
 def sampled() -> list[Any]:
-    """Every method with every temperature and top-p; those outside a pairwise covering set only with --soak."""
-    rows = [(*method, *how) for method in _methods() for how in itertools.product(TEMPERATURES, TOP_P)]
+    """Every other method with every temperature and top-p; those outside a pairwise covering set only with --soak."""
+    methods = [row for row in _methods() if not is_coupled("+".join(row))]
+    rows = [(*method, *how) for method in methods for how in itertools.product(TEMPERATURES, TOP_P)]
     return _params(rows, lambda d, b, c, t, p: Sampled(parse_method("+".join((d, b, c))), t, p))
+
+
+def is_coupled(method: str) -> bool:
+    """Whether the method's sampled text is plain decoding's for the same seed."""
+    return isinstance(parse_method(method).rule(greedy=False), GumbelCoupling)
 
 
 def pairwise(rows: Sequence[tuple]) -> list[tuple]:

@@ -17,7 +17,7 @@ from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.methods.method import Method, parse_method
-from jaxspec.rules import Candidates, RejectionSampling
+from jaxspec.rules import GumbelCoupling, RejectionSampling
 from tests.lossless.harness import models, requests, run, speculation
 from tests.lossless.test_sampling import FALSE_ALARM, VOCAB, enumerate_joint, p_value, sample
 
@@ -117,12 +117,19 @@ GREEDY = {
 }
 
 SAMPLED = {
-    "shared": (method(Narrowed(shared=True), STATIC), RejectionSampling),
-    "candidates": (method(TOP_3, f"{STATIC}+threshold,gamma=0.2,confidence=token"), RejectionSampling),
-    "shared candidates": (method(Narrowed(shared=True, top=4), "cape,depth=3"), RejectionSampling),
-    "shared, pruned": (method(Narrowed(shared=True), EAGLE2), Candidates),
-    "candidates, pruned": (method(TOP_3, PRUNED), Candidates),
+    "shared": (method(Narrowed(shared=True), "chain,length=3"), RejectionSampling),
+    "candidates": (method(TOP_3, "chain,length=3+threshold,gamma=0.2,confidence=token"), RejectionSampling),
+    "shared candidates": (method(Narrowed(shared=True, top=4), "chain,length=3"), RejectionSampling),
     "a length that is drawn": (method(INNER, "chain,length=3", DRAWS), RejectionSampling),
+}
+
+COUPLED = {
+    "shared": method(Narrowed(shared=True), STATIC),
+    "candidates": method(TOP_3, f"{STATIC}+threshold,gamma=0.2,confidence=token"),
+    "shared candidates": method(Narrowed(shared=True, top=4), "cape,depth=3"),
+    "shared, pruned": method(Narrowed(shared=True), EAGLE2),
+    "candidates, pruned": method(TOP_3, PRUNED),
+    "a length that is drawn": method(INNER, STATIC, DRAWS),
 }
 
 
@@ -146,6 +153,16 @@ def plain(target, prompts) -> list[list[int]]:
 def test_greedy_text_is_plain_decodings(name: str, target, prompts, plain):
     texts, history = run(speculation(GREEDY[name], True), target, requests(prompts, NEW))
     assert texts == plain
+    assert history.accepted.sum() > 0, "no draft was accepted, so nothing was tested"
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_coupled_text_is_plain_decodings(name: str, target, prompts):
+    asked = requests(prompts, NEW, seed=5, temperature=0.9, top_p=0.9)
+    spec = speculation(COUPLED[name], False)
+    assert isinstance(spec.rule, GumbelCoupling)
+    texts, history = run(spec, target, asked)
+    assert texts == run(speculation(parse_method("plain"), False), target, asked)[0]
     assert history.accepted.sum() > 0, "no draft was accepted, so nothing was tested"
 
 

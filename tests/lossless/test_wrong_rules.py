@@ -23,15 +23,16 @@ from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.drafts import for_each
 from jaxspec.decoding.rule import Proposal, Rule
-from jaxspec.decoding.sampling import gumbel
-from jaxspec.decoding.tree import Selection, compaction, levels
+from jaxspec.decoding.sampling import argmax, gumbel, probabilities
+from jaxspec.decoding.tree import Selection, compaction, levels, take
 from jaxspec.drafters.draft_model import DraftModel
-from jaxspec.methods.method import Method
+from jaxspec.methods.method import Method, parse_method
 from jaxspec.rules import rejection_sampling
-from jaxspec.rules.candidates import Candidates
-from jaxspec.rules.greedy import Greedy
+from jaxspec.rules.greedy import Greedy, follow, propose_top_k
+from jaxspec.rules.gumbel_coupling import GumbelCoupling
 from jaxspec.rules.rejection_sampling import RejectionSampling
-from tests.lossless.harness import models, with_rule
+from tests.lossless.harness import models, run, speculation, with_rule
+from tests.lossless.test_coupling import mixed
 from tests.lossless.test_sampling import FALSE_ALARM, VOCAB, enumerate_joint, p_value, sample
 
 TEMPERATURE = 1.0
@@ -43,7 +44,7 @@ def target() -> Models:
     return models(VOCAB, num_layers=1)
 
 
-SAMPLED = RejectionSampling()
+SAMPLED, COUPLED = RejectionSampling(), GumbelCoupling()
 FIXED = Fixed()
 
 
@@ -60,14 +61,14 @@ class Wrong(Rule):
     def draft_probs(self, sampling, drafts) -> jax.Array:
         return SAMPLED.draft_probs(sampling, drafts)
 
-    def propose(self, keys, sampling, drafts, width, count) -> Proposal:
-        return self.propose_by(keys, sampling, drafts, width, count)
+    def propose(self, keys, noise, sampling, drafts, width, count) -> Proposal:
+        return self.propose_by(keys, noise, sampling, drafts, width, count)
 
-    def verify(self, keys, sampling, tree, logits, depth):
+    def verify(self, keys, noise, sampling, tree, logits, depth):
         with contextlib.ExitStack() as stack:
             for name, function in self.replaced:
                 stack.enter_context(mock.patch.object(rejection_sampling, name, function))
-            return self.verify_by.verify(keys, sampling, tree, logits, depth)
+            return self.verify_by.verify(keys, noise, sampling, tree, logits, depth)
 
 
 class WrongAndPruned(Wrong):
@@ -79,29 +80,28 @@ class WrongAndPruned(Wrong):
 sampled = SAMPLED.propose
 
 
-def top_k_with_softmax(keys, sampling, drafts, width, count) -> Proposal:
-    probs = jax.nn.softmax(drafts.logits)
-    return dataclasses.replace(Candidates().propose(keys, sampling, drafts, width, count), probs=probs)
+def top_k_with_softmax(keys, noise, sampling, drafts, width, count) -> Proposal:
+    return dataclasses.replace(propose_top_k(drafts, width, count), probs=jax.nn.softmax(drafts.logits))
 
 
-def sampled_then_sorted(keys, sampling, drafts, width, count) -> Proposal:
-    found = sampled(keys, sampling, drafts, width, count)
+def sampled_then_sorted(keys, noise, sampling, drafts, width, count) -> Proposal:
+    found = sampled(keys, noise, sampling, drafts, width, count)
     order = jnp.argsort(-found.log_prob, axis=-1)
     take = lambda x: jnp.take_along_axis(x, order, axis=-1)
     return Proposal(token=take(found.token), log_prob=take(found.log_prob), live=take(found.live), probs=found.probs)
 
 
-def independent(keys, sampling, drafts, width, count) -> Proposal:
+def independent(keys, noise, sampling, drafts, width, count) -> Proposal:
     """`count` draws with replacement, duplicates kept."""
     probs = for_each(jax.nn.softmax(drafts.logits), width)
-    noise = gumbel(keys, (count, *probs.shape[1:]))
-    token = (jnp.log(probs)[:, None] + noise).argmax(-1).swapaxes(1, 2)
+    own = gumbel(keys, (count, *probs.shape[1:]))
+    token = (jnp.log(probs)[:, None] + own).argmax(-1).swapaxes(1, 2)
     log_prob = jnp.log(jnp.take_along_axis(probs, token, axis=-1))
     return Proposal(token=token, log_prob=log_prob, live=log_prob > -jnp.inf, probs=probs)
 
 
-def independent_without_duplicates(keys, sampling, drafts, width, count) -> Proposal:
-    found = independent(keys, sampling, drafts, width, count)
+def independent_without_duplicates(keys, noise, sampling, drafts, width, count) -> Proposal:
+    found = independent(keys, noise, sampling, drafts, width, count)
     same = found.token[..., None] == found.token[..., None, :]
     earlier = jnp.tril(jnp.ones((count, count), bool), -1)
     return dataclasses.replace(found, live=~(same & earlier).any(-1))
@@ -113,7 +113,7 @@ def untouched(q, token):
 
 @dataclasses.dataclass(frozen=True)
 class DropsByConfidence(TreeBuilder):
-    """A builder that drops nodes whose own probability is low, which is only sound for candidates."""
+    """A builder that drops nodes whose own probability is low, which is sound only where none was drawn."""
 
     name: ClassVar[str] = "drops"
     prunes: ClassVar[bool] = True
@@ -148,13 +148,42 @@ class DropsTheStopper(Rule):
     def draft_probs(self, sampling, drafts) -> jax.Array:
         return SAMPLED.draft_probs(sampling, drafts)
 
-    def propose(self, keys, sampling, drafts, width, count) -> Proposal:
-        return sampled(keys, sampling, drafts, width, count)
+    def propose(self, keys, noise, sampling, drafts, width, count) -> Proposal:
+        return sampled(keys, noise, sampling, drafts, width, count)
 
-    def verify(self, keys, sampling, tree, logits, depth):
+    def verify(self, keys, noise, sampling, tree, logits, depth):
         last = levels(tree)[:, None]
         stopper = (tree.depth == last) & (last < depth)
-        return SAMPLED.verify(keys, sampling, dataclasses.replace(tree, live=tree.live & ~stopper), logits, depth)
+        kept = dataclasses.replace(tree, live=tree.live & ~stopper)
+        return SAMPLED.verify(keys, noise, sampling, kept, logits, depth)
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherNoise(Rule):
+    """Gumbel coupling whose target does not look at the noise that plain decoding draws with."""
+
+    noise_of: Callable[..., jax.Array]
+    may_prune: ClassVar[bool] = True
+    keeps_probs: ClassVar[bool] = False
+
+    def propose(self, keys, noise, sampling, drafts, width, count) -> Proposal:
+        return COUPLED.propose(keys, noise, sampling, drafts, width, count)
+
+    def verify(self, keys, noise, sampling, tree, logits, depth):
+        scores = jnp.log(probabilities(logits, sampling)) + self.noise_of(keys, noise, tree)
+        return follow(tree, argmax(scores), depth)
+
+
+def of_each_node(keys, noise, tree) -> jax.Array:
+    return gumbel(keys, (tree.token.shape[1], noise.shape[-1]))
+
+
+def of_the_round(keys, noise, tree) -> jax.Array:
+    return take(gumbel(keys, noise.shape[1:])[:, ::-1], tree.depth)
+
+
+def of_the_root(keys, noise, tree) -> jax.Array:
+    return noise[:, :1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,13 +238,21 @@ WRONG = {
     "sampled chain, last token dropped by its confidence": (DropsByConfidence(Chain(2), 0.3), WrongAndPruned(sampled)),
     "bonus token without the residual": (BUSHY, Wrong(sampled, replaced=(("residual", lambda p, q: p),))),
     "greedy verification of a sampled text": (BUSHY, Wrong(sampled, verify_by=Greedy())),
+    "the root's noise for all of a path": (BUSHY, OtherNoise(of_the_root)),
 }
 
 RIGHT = {
-    "candidates, pruned by confidence": (DropsByConfidence(BUSHY, 0.2), Candidates()),
+    "coupled, pruned by confidence": (DropsByConfidence(BUSHY, 0.2), COUPLED),
+    "noise of each node": (BUSHY, OtherNoise(of_each_node)),
     "independent draws, duplicates tested again": (BUSHY, Wrong(independent, replaced=(("without", untouched),))),
 }
 
+
+UNREPEATABLE = {  # of the right distribution, but not plain decoding's text for the same seed
+    "rejection sampling": SAMPLED,
+    "noise of each node": OtherNoise(of_each_node),
+    "noise of the round": OtherNoise(of_the_round),
+}
 
 CHAIN = Chain(3)
 STOPS = {  # a chain's last token is dropped where one of these stopped; whether the decision looked at that token
@@ -247,6 +284,15 @@ def test_wrong_rule_is_seen(name: str, target):
 def test_right_rule_passes(name: str, target):
     builder, rule = RIGHT[name]
     assert score(builder, rule, target) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("rule", [COUPLED, *UNREPEATABLE.values()], ids=["coupled", *UNREPEATABLE])
+def test_the_text_is_plain_decodings_by_the_coupled_rule_alone(rule: Rule):
+    target, asked = models(vocab_size=23), mixed([[1], [5, 6, 7], [3] * 9, [2, 8]], 20)
+    method = Method(drafter=DraftModel(), builder=BUSHY, controller=FIXED, head="draft-model")
+    plain, _ = run(speculation(parse_method("plain"), False), target, asked)
+    texts, _ = run(with_rule(method, rule), target, asked)
+    assert (texts == plain) == (rule == COUPLED)
 
 
 def test_a_builder_that_drops_nodes_never_gets_sampled_children():

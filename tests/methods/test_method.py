@@ -7,8 +7,8 @@ from jaxspec.builders.static import Static
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.methods.method import default_method, parse_method, runnable
-from jaxspec.rules.candidates import Candidates
 from jaxspec.rules.greedy import Greedy
+from jaxspec.rules.gumbel_coupling import GumbelCoupling
 from jaxspec.rules.rejection_sampling import RejectionSampling
 
 
@@ -78,8 +78,11 @@ def test_refusals_say_what_is_wrong(text, says):
 
 def test_the_rule_follows_from_temperature_and_builder():
     assert parse_method("ngram+chain").rule(greedy=True) == Greedy()
-    assert parse_method("ngram+static").rule(greedy=False) == RejectionSampling()
-    assert parse_method("plain").rule(greedy=False) == Candidates()
+    for name in ("ngram+chain", "ngram+chain,length=1+threshold", "ngram+static,paths=0:00", "ngram+uniform,width=1"):
+        assert parse_method(name).rule(greedy=False) == RejectionSampling()
+    for name in ("plain", "ngram+static", "ngram+uniform", "ngram+cape", "ngram+eagle2", "ngram+pruned"):
+        assert parse_method(name).rule(greedy=False) == GumbelCoupling()
+    assert parse_method("ngram+eagle2,width=1,depth=3,total=4").rule(greedy=False) == GumbelCoupling()  # it prunes
 
 
 def test_the_best_head_is_the_default():
