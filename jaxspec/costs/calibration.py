@@ -63,7 +63,10 @@ def keep(subject: kept_tables.Subject, table: CostTable) -> None:
 
 def describe(model: Checkpoint, method: Method) -> kept_tables.Subject:
     """What the times of a method's drafter depend on."""
-    digest = lambda folder: hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+
+    def digest(folder):
+        return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+
     versions = environment.versions()
     return kept_tables.Subject(
         target=digest(model.path),
@@ -84,7 +87,10 @@ def measure(model: Checkpoint, method: Method, weights: Any) -> CostTable:
     tokens = min(TOKENS, model.config.model.usable_length // 2)
     requests = [Request([0] * tokens, SamplingParams(max_new_tokens=tokens))]
     builder = lambda width: Eagle2(total=max(*sizes, 2), depth=DEPTH, width=width)
-    spec = lambda width: dataclasses.replace(method, builder=builder(width), controller=Fixed()).speculation(True)
+
+    def spec(width):
+        return dataclasses.replace(method, builder=builder(width), controller=Fixed()).speculation(True)
+
     rows = shapes(spec(1), requests)[1]
     with model.context():
         states = {width: half_way(spec(width), models, requests, rows) for width in WIDTHS}

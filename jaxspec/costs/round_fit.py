@@ -47,6 +47,11 @@ class RoundPair:
 def round_pair(spec: Speculation, models: Models, state: DecodeState) -> RoundPair:
     """The rounds to time for a method; compiles them."""
     depth = spec.builder.depth
-    job = lambda levels: round_job(spec, models, state, levels)
-    drafted = lambda levels: levels_drafted(spec, models, state, levels)
+
+    def job(levels):
+        return round_job(spec, models, state, levels)
+
+    def drafted(levels):
+        return levels_drafted(spec, models, state, levels)
+
     return RoundPair(max(spec.verify_sizes), job(min(depth, 1)), job(depth), drafted(min(depth, 1)), drafted(depth))

@@ -46,7 +46,9 @@ def count_round(
     """The counts of one round that committed `count` tokens. A cut inside the accepted run hides the levels beyond."""
     accepted = jnp.minimum(verdict.accepted, count)
     depth = jnp.where(count <= accepted, jnp.minimum(levels(grown), count), levels(grown))
-    nodes = lambda tree: tree.live.sum(axis=1) - 1
+
+    def nodes(tree):
+        return tree.live.sum(axis=1) - 1
 
     def seen(values: Array) -> Array:
         return jnp.where(done, 0, values).astype(jnp.int32)

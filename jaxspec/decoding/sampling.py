@@ -28,7 +28,10 @@ def probabilities(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[A
     Ties with the last token kept are kept too.
     """
     logits = logits.astype(jnp.float32)
-    per_row = lambda x: x.reshape(x.shape + (1,) * (logits.ndim - 1))
+
+    def per_row(x):
+        return x.reshape(x.shape + (1,) * (logits.ndim - 1))
+
     temperature = per_row(sampling.temperature)
     scaled = logits / jnp.where(temperature > 0, temperature, 1.0)
     if sampling.top_k is not None or sampling.top_p is not None:

@@ -64,7 +64,10 @@ def show(first: Mapping[str, Any], second: Mapping[str, Any], console: Console) 
             cells += [format(ours, form), format(theirs, form), format(ratio(theirs, ours), ".2f")]
         table.add_row(_label(first, second) + name, *cells)
     console.print(table, markup=False)
-    line = lambda text: console.print(text, markup=False, highlight=False)
+
+    def line(text):
+        return console.print(text, markup=False, highlight=False)
+
     for key, (ours, theirs) in differences(first, second).items():
         line(f"{key}: {ours} → {theirs}")
     for which, here, there in (("first", first, second), ("second", second, first)):
@@ -74,7 +77,10 @@ def show(first: Mapping[str, Any], second: Mapping[str, Any], console: Console) 
 
 def show_tests(first: Sequence[Answer], second: Sequence[Answer], console: Console) -> None:
     """Prints, for each method that both runs have, whether they differ on the questions that both answered."""
-    line = lambda text: console.print(text, markup=False, highlight=False)
+
+    def line(text):
+        return console.print(text, markup=False, highlight=False)
+
     before, after = on_shared_questions(first, second)
     questions = len(before[REFERENCE].tokens)
     if not questions:
@@ -116,18 +122,24 @@ def ratios(first: Mapping[str, PerQuestion], second: Mapping[str, PerQuestion], 
     """Of a method's tokens a second, speedup and tau, second / first, over the same questions."""
     one, other = first[name], second[name]
     batch = min(one.batch, other.batch, key=lambda batches: len(np.unique(batches)))  # of the larger batches
-    faster = lambda name: second[name].speed(batch) / first[name].speed(batch)
+
+    def faster(name):
+        return second[name].speed(batch) / first[name].speed(batch)
+
     return [faster(name), faster(name) / faster(REFERENCE), other.tau / one.tau]
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Device, dtype, versions and settings in which two runs differ."""
-    flat = lambda run: {
-        "device": run.get("device"),
-        "dtype": run.get("dtype"),
-        **{name: value for name, value in run.get("settings", {}).items() if name not in LEFT_OUT},
-        **run.get("versions", {}),
-    }
+
+    def flat(run):
+        return {
+            "device": run.get("device"),
+            "dtype": run.get("dtype"),
+            **{name: value for name, value in run.get("settings", {}).items() if name not in LEFT_OUT},
+            **run.get("versions", {}),
+        }
+
     ours, theirs = flat(first), flat(second)
     names = dict.fromkeys((*ours, *theirs))
     return {name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)}

@@ -40,7 +40,10 @@ class PerQuestion:
     def speed(self, batch: Int[np.ndarray, " questions"]) -> RatioOfSums:
         """Tokens a second. Questions of a `batch` share its time, so they count as one and are drawn together."""
         _, at = np.unique(batch, return_inverse=True)
-        summed = lambda values: np.bincount(at, values)[:, None]
+
+        def summed(values):
+            return np.bincount(at, values)[:, None]
+
         return RatioOfSums(summed(self.tokens), summed(self.seconds))
 
 

@@ -75,7 +75,10 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
         name: pair.split(seconds["short", name], seconds["full", name], resumed.get(name, target)[pair.nodes])
         for name, pair in pairs.items()
     }
-    by_method = lambda piece: {name: seconds.get((piece, name), 0.0) for name in specs}
+
+    def by_method(piece):
+        return {name: seconds.get((piece, name), 0.0) for name in specs}
+
     return PieceTimes(
         target=target,
         resumed=resumed,

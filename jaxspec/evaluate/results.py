@@ -152,7 +152,10 @@ def by_bytes(form: Form) -> PieceCosts | None:
 
 def categories(answers: Sequence[Answer], reference: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     """What a method came to in each category of the questions, in the file's order; `""` where they have none."""
-    of = lambda found, name: [answer for answer in found if (answer.category or "") == name]
+
+    def of(found, name):
+        return [answer for answer in found if (answer.category or "") == name]
+
     results = {}
     for name in dict.fromkeys(answer.category or "" for answer in answers):
         ours, plain = of(answers, name), of(reference, name)

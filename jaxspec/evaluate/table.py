@@ -84,7 +84,10 @@ def show_weights(found: Mapping[str, Any], console: Console) -> None:
     weights, quantized = found["weights"], found["settings"]["quantize"]
     kinds = f"{found['dtype']}, {quantized} kernels" if quantized else found["dtype"]
     total, read = (filesize.decimal(weights[name]) for name in ("bytes", "read_bytes"))
-    line = lambda text: console.print(text, markup=False, highlight=False)
+
+    def line(text):
+        return console.print(text, markup=False, highlight=False)
+
     line(f"The target's weights ({kinds}) take {total}; a forward reads {read} of them.")
     if found["device"].startswith("cpu"):
         return
@@ -139,7 +142,10 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
     drafting = {name: values for name, values in methods.items() if values["draft_cost"]}
     if not drafting:
         return
-    line = lambda text: console.print(text, markup=False, highlight=False)
+
+    def line(text):
+        return console.print(text, markup=False, highlight=False)
+
     one = target_seconds["1"]
     table = "  ".join(f"{size}: {seconds / one:.2f}" for size, seconds in target_seconds.items())
     line(f"\nOne forward of the target takes s_t = {one * 1e3:.2f} ms. Verifying n tokens, in s_t:  {table}")

@@ -87,7 +87,10 @@ def _run(run: Run) -> str:
     tiles = ""
     if names := fastest(run, 1):
         best = names[0]
-        speed = lambda name: number(run, name, "tokens_per_second", form=WHOLE)
+
+        def speed(name):
+            return number(run, name, "tokens_per_second", form=WHOLE)
+
         tiles = (
             _tile("fastest, over plain decoding", number(run, best, "speedup"), escape(best))
             + _tile("tokens a round, τ", number(run, best, "tau"), escape(best))

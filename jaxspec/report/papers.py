@@ -66,7 +66,10 @@ def overview(run: Run) -> Table:
 
 def eagle(runs: Sequence[Run]) -> Iterator[Table]:
     """Tables 1, 2, 5 and 7."""
-    ours = lambda method: method.drafter.name == "eagle"
+
+    def ours(method):
+        return method.drafter.name == "eagle"
+
     yield by_data(
         "Speedup and average acceptance length τ by data",
         "EAGLE, Table 1",
@@ -86,7 +89,10 @@ def eagle(runs: Sequence[Run]) -> Iterator[Table]:
     )
     pairs = []
     for run in runs:
-        first = lambda wanted, run=run: next((name for name, method in run.methods.items() if wanted(method)), None)
+
+        def first(wanted, run=run):
+            return next((name for name, method in run.methods.items() if wanted(method)), None)
+
         chain = first(lambda m: ours(m) and fixed_chain(m) and m.builder.depth == 5)
         tree = first(lambda m: ours(m) and m.builder.name == "static" and m.controller.name == "fixed")
         if chain and tree:
@@ -133,7 +139,10 @@ def best_speed(runs: Sequence[Run], name: str) -> Number:
 
 def eesd(runs: Sequence[Run]) -> Iterator[Table]:
     """Tables 1 to 3 as one, 5, 7, 8, and 10 to 13 as one."""
-    rival = lambda method: method.drafter.name in ("early-exit", "medusa", "draft-model", "layer-skip")
+
+    def rival(method):
+        return method.drafter.name in ("early-exit", "medusa", "draft-model", "layer-skip")
+
     yield by_data(
         "Harmonic mean of v_d and r_d, and speedup, by data",
         "EESD, Tables 1 to 3",
@@ -188,7 +197,10 @@ def stopped(runs: Sequence[Run]) -> Table:
 
 def branched(runs: Sequence[Run]) -> Table:
     """Chains and trees under the same Thompson sampling."""
-    alike = lambda method: (drafts_by(method), method.controller.name)
+
+    def alike(method):
+        return (drafts_by(method), method.controller.name)
+
     return Table(
         "A chain and a tree under Thompson sampling",
         "EESD, Table 7",
@@ -239,9 +251,16 @@ def edd(runs: Sequence[Run]) -> Iterator[Table]:
 
 def verify(runs: Sequence[Run]) -> Iterator[Table]:
     """Tables 1, 3 and 4 as one, 5, and 2 and 14 as one."""
-    own = lambda method: method.drafter.name == "layer-skip"
-    stops = lambda method: method.controller.name in ("threshold", "adaptive")
-    lossless = lambda method: own(method) or stops(method) or method.drafter.name == "plain"
+
+    def own(method):
+        return method.drafter.name == "layer-skip"
+
+    def stops(method):
+        return method.controller.name in ("threshold", "adaptive")
+
+    def lossless(method):
+        return own(method) or stops(method) or method.drafter.name == "plain"
+
     yield by_data(
         "Quality of summaries, and speedup",
         "Draft & Verify, Table 1",
@@ -271,7 +290,10 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
         (ACCEPTANCE, SPEEDUP),
         "--methods eagle+chain,length=2 eagle+chain,length=4 eagle+chain+adaptive",
     )
-    each = lambda title, *keys: (title, lambda run, name: a_token(run, name, *keys))
+
+    def each(title, *keys):
+        return (title, lambda run, name: a_token(run, name, *keys))
+
     yield by_method(
         "Where the time of a token goes",
         "Draft & Verify, Table 5",

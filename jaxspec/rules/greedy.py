@@ -61,5 +61,8 @@ def follow(tree: DraftTree, target_tokens: Int[Array, "B N"], depth: int) -> Ver
     agrees = agrees.at[:, 0].set(True)
     reached = tree.live & (agrees[:, None, :] | ~tree.ancestors).all(axis=-1)
     last = jnp.where(reached, tree.depth * nodes + jnp.arange(nodes), -1).argmax(axis=1)
-    one = lambda values: jnp.take_along_axis(values, last[:, None], axis=1)[:, 0]
+
+    def one(values):
+        return jnp.take_along_axis(values, last[:, None], axis=1)[:, 0]
+
     return Verdict(path=path_to(tree, last, depth + 1), accepted=one(tree.depth), next_token=one(target_tokens))

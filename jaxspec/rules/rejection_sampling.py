@@ -41,7 +41,10 @@ class RejectionSampling(Rule):
         probs = self.draft_probs(sampling, drafts)
         own = jnp.where(hot, gumbel(keys, (width, support)), 0.0)
         scores, rank = jax.lax.top_k(jnp.log(probs) + own, min(count, support))
-        pick = lambda values: jnp.take_along_axis(for_each(values, width), rank, axis=-1)
+
+        def pick(values):
+            return jnp.take_along_axis(for_each(values, width), rank, axis=-1)
+
         return Proposal(
             token=rank if drafts.token is None else pick(drafts.token),
             log_prob=jnp.log(pick(probs)),
@@ -65,7 +68,10 @@ class RejectionSampling(Rule):
 
         def visit(carry, step):
             node, on_path = carry
-            at = lambda values: jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
+
+            def at(values):
+                return jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
+
             p, q = probabilities(at(logits), sampling), at(tree.draft_probs)
             children = tree.live & (tree.parent == node[:, None]) & on_path[:, None]
 
@@ -73,7 +79,10 @@ class RejectionSampling(Rule):
                 p, q, children, child = carry
                 candidate = children.argmax(axis=1)
                 token = jnp.take_along_axis(tree.token, candidate[:, None], axis=1)
-                of = lambda values, index: jnp.take_along_axis(values, index, axis=1)[:, 0]
+
+                def of(values, index):
+                    return jnp.take_along_axis(values, index, axis=1)[:, 0]
+
                 open_ = children.any(axis=1) & (child < 0)
                 accept = open_ & (of(coin, candidate[:, None]) * of(q, token) < of(p, token))
                 reject = (open_ & ~accept)[:, None]
