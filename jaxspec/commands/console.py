@@ -33,6 +33,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
     before = signal.signal(signal.SIGTERM, lambda number, _: fail("terminated", 128 + number))
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
     expect_no_chip()
+    sys.unraisablehook = _unless_loop_is_closed
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a traceback a thread; the sentence says it once
     try:
         command()
@@ -49,6 +50,12 @@ def run(command: Callable[[], Any]) -> NoReturn:
     finally:
         signal.signal(signal.SIGTERM, before)
     sys.exit(0)
+
+
+def _unless_loop_is_closed(unraisable: Any) -> None:
+    """What Orbax leaves behind after a failed read complains, once a parameter, that its event loop is closed."""
+    if "Event loop is closed" not in str(unraisable.exc_value):
+        sys.__unraisablehook__(unraisable)
 
 
 def carry_out(prog: str, description: str, commands: Mapping[str, tuple[type, str]]) -> None:

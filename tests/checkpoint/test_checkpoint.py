@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -121,13 +124,28 @@ def test_parameters_absent(tmp_path: Path):
         parameters.restore(tmp_path)
 
 
-@pytest.mark.parametrize("torn", ["_METADATA", "manifest.ocdbt"])
-def test_parameters_damaged(torn: str, saved: Path, tmp_path: Path):
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    file = tmp_path / "params" / "state" / torn
+def tear(saved: Path, into: Path, name: str) -> None:
+    """A copy of a checkpoint in which a file of the parameters lacks its second half."""
+    shutil.copytree(saved, into, dirs_exist_ok=True)
+    file = into / "params" / "state" / name
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def test_parameters_damaged(saved: Path, tmp_path: Path):
+    tear(saved, tmp_path, "_METADATA")
     with pytest.raises(CheckpointError, match=DAMAGED):
         parameters.restore(tmp_path)
+
+
+def test_a_command_says_so_in_one_line(saved: Path, tmp_path: Path):
+    """By itself, since tasks that Orbax leaves behind complain for a while."""
+    tear(saved, tmp_path, "manifest.ocdbt")
+    options = ["--method", "plain", "--prompt", "x"]
+    command = [sys.executable, "-m", "jaxspec.commands.main", "generate", "--target", str(tmp_path), *options]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+    assert re.search(DAMAGED, found.stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
