@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
+from jaxspec.builders.top_paths import TopPaths, TreeLimits, add_level, keep_top
 from jaxspec.controllers import Fixed
 from jaxspec.decoding import loop
 from jaxspec.decoding.batch import start
@@ -22,9 +23,19 @@ from jaxspec.decoding.draft_signals import DraftSignals, draft_signals
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.sampling import argmax, fold
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.decoding.tree import compaction, first_nodes, init_tree, root_frontier, subtree
+from jaxspec.decoding.tree import (
+    DraftTree,
+    Frontier,
+    Selection,
+    compaction,
+    first_nodes,
+    init_tree,
+    root_frontier,
+    subtree,
+)
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, Output, forward, unembed
@@ -154,9 +165,35 @@ class ToLevel(Controller):
         return signals.level < state
 
 
+@final
+@dataclasses.dataclass(frozen=True)
+class FullDepth(TopPaths):
+    """A tree of top paths that never ends early, whatever its confidences are: in place of one that may."""
+
+    name: ClassVar[str] = "full-depth"
+    within: TreeLimits
+
+    @property
+    def limits(self) -> TreeLimits:
+        return self.within
+
+    @property
+    def depth(self) -> int:
+        return self.within.depth
+
+    def grow(
+        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
+    ) -> tuple[DraftTree, Frontier]:
+        return add_level(self.within, propose, tree, frontier, active)
+
+    def prune(self, tree: DraftTree) -> Selection:
+        return keep_top(tree, self.verified)
+
+
 def to_depth(spec: Speculation) -> Speculation:
-    """The method under `ToLevel`, its trees verified in one size, however many nodes they have."""
-    return dataclasses.replace(spec, controller=ToLevel(), tree_sizes=())
+    """The method under `ToLevel`, its trees as deep as that says, and verified in one size, whatever their nodes."""
+    builder = FullDepth(spec.builder.limits) if isinstance(spec.builder, TopPaths) else spec.builder
+    return dataclasses.replace(spec, builder=builder, controller=ToLevel(), tree_sizes=())
 
 
 def to_level(state: DecodeState, levels: int) -> DecodeState:

@@ -65,6 +65,13 @@ def test_a_round_has_the_levels_that_are_asked_for_whatever_the_controller(engin
     assert round_pieces.round_job(spec, engine.models, state, 2)(5) == 5
 
 
+def test_trees_that_end_early_do_not_while_they_are_timed(engine: Engine):
+    """Under random weights no path is worth a second level at these costs."""
+    method = parse_method("ngram+budgeted,cost=9,verify=1:1/64:2,depth=4,width=2,total=8")
+    spec, state = half_way(engine, method)
+    assert [round_pieces.levels_drafted(spec, engine.models, state, levels) for levels in (1, 4)] == [1, 4]
+
+
 def test_a_level_is_what_a_longer_round_takes_more():
     """By hand: rounds of 1 and 4 levels take 10 and 16 s, verification 7 s: 2 s a level, and 1 s for the rest."""
     pair = lambda short, full: RoundPair(5, lambda n: n, lambda n: n, short, full)
