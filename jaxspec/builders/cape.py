@@ -20,16 +20,15 @@ MOST = max(width for _, width in WIDTHS)
 class Cape(TreeBuilder):
     """A path with siblings beside it: 7, 5, 3 or 1 in a level, the fewer the surer the draft is.
 
-    Each level hangs under the first node of the one above: the most probable, or, where children are sampled, the first
-    drawn. How many nodes it has is decided by the largest probability p of the distribution that they are taken from:
-    7 for p <= 0.3, 5 for p <= 0.6, 3 for p <= 0.8, and else 1. That does not look at what is drawn, and all of it is
-    verified, so children may be sampled.
+    Each level hangs under the first node of the one above, the most probable. How many nodes it has is decided by that
+    node's probability p: 7 for p <= 0.3, 5 for p <= 0.6, 3 for p <= 0.8, and else 1.
 
     Attributes:
         depth: levels.
     """
 
     name: ClassVar[str] = "cape"
+    prunes: ClassVar[bool] = True
     varies: ClassVar[bool] = True
     depth: int = 5
 
@@ -49,7 +48,7 @@ class Cape(TreeBuilder):
             return values[:, 0]
 
         offered = proposal.token.shape[2]  # fewer in a small vocabulary
-        top = jnp.exp(proposal.log_prob[..., 0]) if proposal.probs is None else proposal.probs.max(axis=-1)
+        top = jnp.exp(proposal.log_prob[..., 0])
         bounds, widths = zip(*WIDTHS, strict=True)
         width = jnp.array(widths)[(top > jnp.array(bounds[:-1])).sum(axis=1)]
         live = first(proposal.live) & (jnp.arange(offered) < width[:, None]) & (frontier.live & active[:, None])

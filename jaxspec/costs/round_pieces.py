@@ -23,7 +23,7 @@ from jaxspec.decoding.draft_signals import DraftSignals, draft_signals
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.round_counts import RoundCounts
-from jaxspec.decoding.rule import Propose
+from jaxspec.decoding.rule import Draws, Propose
 from jaxspec.decoding.sampling import argmax, fold
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.tree import (
@@ -222,7 +222,8 @@ def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int
     controller, _ = spec.controller.begin(models, state.keys, state.controller)
     drafts, _ = spec.drafter.root(models, state.drafter, state.prefix, tree)
     noise = loop.noise(models, state.keys, state.length)
-    propose = partial(spec.rule.propose, state.keys, noise, state.sampling, drafts, 1)
+    draws = Draws(sampling=state.sampling, keys=state.keys, noise=noise)
+    propose = partial(spec.rule.propose, draws, drafts, 1)
     tree, newest = spec.builder.grow(propose, tree, root, ~state.done)
 
     def once(at, kept):

@@ -14,7 +14,8 @@ class TreeBuilder(Strategy):
     """Decides which nodes a tree gets.
 
     Attributes:
-        prunes: drops nodes by their own value: sound where children are coupled, never where they are drawn.
+        prunes: drops nodes, or leaves out siblings, by their own value: sound where children are coupled, never where
+            they are drawn.
         varies: how many nodes it leaves depends on the text, even where every row drafts to full depth.
     """
 

@@ -1,7 +1,6 @@
 """What a drafter says of the tokens after some nodes."""
 
 import chex
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -17,13 +16,6 @@ class Drafts:
     logits: Float[Array, "B Q C"]  # of candidates: their log-probabilities, which may sum to less than 1
     token: Int[Array, "B Q C"] | None = None  # ids of the candidates
     hidden: Float[Array, "B Q E"] | None = None  # that the logits were computed from; None: the drafter has none
-
-
-def log_probs(drafts: Drafts) -> Float[Array, "B Q C"]:
-    """log q, float32; of candidates the share of all mass that they have stays."""
-    logits = drafts.logits.astype(jnp.float32)
-    found = jax.nn.log_softmax(logits)
-    return found if drafts.token is None else found + jax.nn.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def of_node(values: Array, slot: Int[Array, "B 1"]) -> Array:

@@ -14,7 +14,7 @@ from jaxspec.decoding.draft_signals import draft_signals
 from jaxspec.decoding.drafter import Committed, Models, Prefix, State, last_valid
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.round_counts import count_round, write_round
-from jaxspec.decoding.rule import Verdict, keep_probs
+from jaxspec.decoding.rule import Draws, Verdict, keep_probs
 from jaxspec.decoding.sampling import Sampling, fold, gumbel, log_prob_of
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.trace import record_tree
@@ -100,8 +100,8 @@ def draft(
         logits = constrain(drafts.logits, "batch", None, None)  # top-k of a cut axis would gather it several times
         drafts, width = dataclasses.replace(drafts, logits=logits), frontier.node.shape[1]
         level_noise = noise(models, state.keys, prefix.length + frontier.level)
-        draws = (fold(draft_keys, frontier.level), level_noise)
-        propose = partial(spec.rule.propose, *draws, state.sampling, drafts, width)
+        draws = Draws(sampling=state.sampling, keys=fold(draft_keys, frontier.level), noise=level_noise)
+        propose = partial(spec.rule.propose, draws, drafts, width)
         tree, reached = builder.grow(propose, tree, frontier, active)
         if spec.rule.keeps_probs:
             tree = keep_probs(tree, frontier, spec.rule.draft_probs(state.sampling, drafts), drafts.token)
@@ -150,8 +150,8 @@ def verify(
     logits = unembed(models.target, out.hidden)
     depths = jnp.arange(min(spec.builder.depth + 1, size))
     path_noise = jax.vmap(lambda depth: noise(models, keys, prefix.length + depth), out_axes=1)(depths)
-    draws = (fold(fold(keys, prefix.length), VERIFY), path_noise)
-    verdict = spec.rule.verify(*draws, sampling, tree, logits, spec.builder.depth)
+    draws = Draws(sampling=sampling, keys=fold(fold(keys, prefix.length), VERIFY), noise=path_noise)
+    verdict = spec.rule.verify(draws, tree, logits, spec.builder.depth)
     path, new = verdict.path, path_tokens(tree, verdict)
     return Verified(
         verdict=verdict,

@@ -24,6 +24,15 @@ from jaxspec.decoding.tree import DraftTree, Frontier
 
 
 @chex.dataclass(frozen=True)
+class Draws:
+    """What the tokens of a level, or those after a tree's nodes, are drawn with."""
+
+    sampling: Sampling
+    keys: Key[Array, " B"]  # of this level or verification of this round, for draws that nothing else shares
+    noise: Float[Array, "B *P V"]  # Gumbel noise of positions in the text, the same in every round and at every node
+
+
+@chex.dataclass(frozen=True)
 class Verdict:
     """What the target accepted of a tree."""
 
@@ -39,7 +48,6 @@ class Proposal:
     token: Int[Array, "B W C"]
     log_prob: Float[Array, "B W C"]
     live: Bool[Array, "B W C"]
-    probs: Float[Array, "B Q support"] | None = None  # q as `Rule.draft_probs` has it; None: they were not drawn
 
 
 Propose = Callable[[int], Proposal]  # C -> C children for each node of the frontier, fewer in a small vocabulary
@@ -56,37 +64,19 @@ class Rule(abc.ABC):
         raise ValueError(f"{type(self).__name__} draws no children")
 
     @abc.abstractmethod
-    def propose(
-        self,
-        keys: Key[Array, " B"],
-        noise: Float[Array, "B V"],
-        sampling: Sampling,
-        drafts: Drafts,
-        width: int,
-        count: int,
-    ) -> Proposal:
+    def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
         """`count` children for each of `width` nodes.
 
         Args:
-            keys: of this level of this round, for draws that nothing else shares.
-            noise: Gumbel noise of the children's position in the text, the same in every round and at every node.
+            draws: its noise [B V] is that of the children's position.
         """
 
     @abc.abstractmethod
-    def verify(
-        self,
-        keys: Key[Array, " B"],
-        noise: Float[Array, "B P V"],
-        sampling: Sampling,
-        tree: DraftTree,
-        logits: Float[Array, "B N V"],
-        depth: int,
-    ) -> Verdict:
+    def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:
         """Judges a tree of at most `depth` levels by the target's logits after each of its nodes.
 
         Args:
-            keys: of this round, for draws that nothing else shares.
-            noise: Gumbel noise of the positions that follow nodes at depth 0, 1, …, P - 1, which is the deepest.
+            draws: its noise [B P V] is that of the positions that follow nodes at depth 0, 1, …, P - 1, the deepest.
         """
 
 

@@ -1,12 +1,11 @@
 """From logits to the distribution that tokens are drawn from. Nothing else in the library does this."""
 
 import dataclasses
-from collections.abc import Callable
 
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from jaxspec.decoding.top_p import keep_top_k, keep_top_p
 
@@ -27,32 +26,37 @@ def probabilities(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[A
     it is one at the first largest logit. A row of logits that is -inf throughout has no distribution: all zeros.
     Ties with the last token kept are kept too.
     """
-    logits = logits.astype(jnp.float32)
-
-    def per_row(x):
-        return x.reshape(x.shape + (1,) * (logits.ndim - 1))
-
-    temperature = per_row(sampling.temperature)
-    scaled = logits / jnp.where(temperature > 0, temperature, 1.0)
-    if sampling.top_k is not None or sampling.top_p is not None:
-        scaled = _truncate(scaled, sampling, per_row)
-    peak = scaled.max(axis=-1, keepdims=True)
-    weight = jnp.where(jnp.isneginf(scaled), 0.0, jnp.exp(scaled - jnp.where(jnp.isneginf(peak), 0.0, peak)))
+    kept = kept_logits(logits, sampling)
+    peak = kept.max(axis=-1, keepdims=True)
+    weight = jnp.where(jnp.isneginf(kept), 0.0, jnp.exp(kept - jnp.where(jnp.isneginf(peak), 0.0, peak)))
     soft = weight / jnp.maximum(weight.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
     best = jax.nn.one_hot(logits.argmax(axis=-1), logits.shape[-1]) * ~jnp.isneginf(peak)
-    return jnp.where(temperature > 0, soft, best)
+    return jnp.where(_per_row(sampling.temperature, logits) > 0, soft, best)
+
+
+def kept_logits(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[Array, "B *W V"]:
+    """Logits of the sampling distribution, float32 and not normalised: -inf for what top-k and top-p leave out.
+
+    At temperature 0 the logits as they are, or the largest of them.
+    """
+    temperature = _per_row(sampling.temperature, logits)
+    scaled = logits.astype(jnp.float32) / jnp.where(temperature > 0, temperature, 1.0)
+    if sampling.top_k is None and sampling.top_p is None:
+        return scaled
+    ordered = jnp.sort(scaled, axis=-1, descending=True)
+    if sampling.top_k is not None:
+        scaled, ordered = keep_top_k(scaled, ordered, _per_row(sampling.top_k, logits))
+    return scaled if sampling.top_p is None else keep_top_p(scaled, ordered, _per_row(sampling.top_p, logits))
+
+
+def _per_row(values: Shaped[Array, " B"], logits: Float[Array, "B *W V"]) -> Shaped[Array, "B *ones"]:
+    """Values [B], of shape [B 1 … 1] as many axes as the logits have."""
+    return values.reshape(-1, *[1] * (logits.ndim - 1))
 
 
 def never_greedy(sampling: Sampling) -> Sampling:
     """For drafting, which may go by any q: with a temperature of 1 where it is 0, so that q is not one-hot."""
     return dataclasses.replace(sampling, temperature=jnp.where(sampling.temperature > 0, sampling.temperature, 1.0))
-
-
-def _truncate(scaled: Float[Array, "B *W V"], sampling: Sampling, per_row: Callable) -> Float[Array, "B *W V"]:
-    ordered = jnp.sort(scaled, axis=-1, descending=True)
-    if sampling.top_k is not None:
-        scaled, ordered = keep_top_k(scaled, ordered, per_row(sampling.top_k))
-    return scaled if sampling.top_p is None else keep_top_p(scaled, ordered, per_row(sampling.top_p))
 
 
 def fold(keys: Key[Array, " B"], data: Int[Array, " B"] | Int[Array, ""] | int) -> Key[Array, " B"]:

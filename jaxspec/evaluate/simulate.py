@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar, final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from jaxspec.builders import Chain, Static, Uniform
 from jaxspec.checkpoint import memory, parameters
@@ -23,8 +23,8 @@ from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.controllers import BetaTS, Fixed
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.drafts import Drafts
-from jaxspec.decoding.rule import Proposal, Rule, Verdict
-from jaxspec.decoding.sampling import Sampling, argmax
+from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
+from jaxspec.decoding.sampling import argmax
 from jaxspec.decoding.tree import DraftTree, levels, path_to
 from jaxspec.drafters import DRAFTERS, LayerSkip, Plain
 from jaxspec.engine.engine import Engine
@@ -61,29 +61,13 @@ class Replayed(Rule):
         if not self.acceptance or not all(0 <= chance <= 1 for chance in self.acceptance):
             raise ValueError(f"acceptance is one number or more from 0 to 1, not {self.acceptance}")
 
-    def propose(
-        self,
-        keys: Key[Array, " B"],
-        noise: Float[Array, "B V"],
-        sampling: Sampling,
-        drafts: Drafts,
-        width: int,
-        count: int,
-    ) -> Proposal:
+    def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
         return propose_top_k(drafts, width, count)
 
-    def verify(
-        self,
-        keys: Key[Array, " B"],
-        noise: Float[Array, "B P V"],
-        sampling: Sampling,
-        tree: DraftTree,
-        logits: Float[Array, "B N V"],
-        depth: int,
-    ) -> Verdict:
+    def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:
         beyond = (self.acceptance[-1],) * depth
         chance = jnp.array([*self.acceptance, *beyond][:depth], jnp.float32)
-        coin = jax.vmap(lambda key: jax.random.uniform(key, (depth,)))(keys)
+        coin = jax.vmap(lambda key: jax.random.uniform(key, (depth,)))(draws.keys)
         passed = jnp.cumprod(coin < chance, axis=1).sum(axis=1, dtype=jnp.int32)
         accepted = jnp.minimum(passed, levels(tree))
         deepest = jnp.where(tree.live, tree.depth, -1).argmax(axis=1)

@@ -3,13 +3,13 @@
 import dataclasses
 from typing import ClassVar, final
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
-from jaxspec.decoding.drafts import Drafts, for_each, log_probs
-from jaxspec.decoding.rule import Proposal, Rule, Verdict
-from jaxspec.decoding.sampling import Sampling, argmax
+from jaxspec.decoding.drafts import Drafts, for_each
+from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
+from jaxspec.decoding.sampling import argmax
+from jaxspec.decoding.top_k import top_k
 from jaxspec.decoding.tree import DraftTree, path_to
 
 
@@ -21,37 +21,29 @@ class Greedy(Rule):
     keeps_probs: ClassVar[bool] = False
     may_prune: ClassVar[bool] = True
 
-    def propose(
-        self,
-        keys: Key[Array, " B"],
-        noise: Float[Array, "B V"],
-        sampling: Sampling,
-        drafts: Drafts,
-        width: int,
-        count: int,
-    ) -> Proposal:
+    def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
         return propose_top_k(drafts, width, count)
 
-    def verify(
-        self,
-        keys: Key[Array, " B"],
-        noise: Float[Array, "B P V"],
-        sampling: Sampling,
-        tree: DraftTree,
-        logits: Float[Array, "B N V"],
-        depth: int,
-    ) -> Verdict:
+    def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:
         return follow(tree, argmax(logits), depth)
 
 
 def propose_top_k(drafts: Drafts, width: int, count: int) -> Proposal:
     """The `count` tokens of highest probability after each of `width` nodes (all, if there are fewer)."""
-    q = log_probs(drafts)
-    log_prob, rank = jax.lax.top_k(q, min(count, q.shape[-1]))
-    token = rank if drafts.token is None else jnp.take_along_axis(drafts.token, rank, axis=-1)
+    logits = drafts.logits.astype(jnp.float32)
+    top, rank = top_k(logits, count)
+    if drafts.token is None:
+        token, log_prob = rank, top - log_sum(logits, top[..., :1])
+    else:
+        token, log_prob = jnp.take_along_axis(drafts.token, rank, axis=-1), top
     live = log_prob > -jnp.inf  # false for NaN too: a row of logits that proposes nothing
     token, log_prob, live = (for_each(x, width) for x in (token, log_prob, live))
     return Proposal(token=token, log_prob=log_prob, live=live)
+
+
+def log_sum(logits: Float[Array, "*B V"], peak: Float[Array, "*B 1"]) -> Float[Array, "*B 1"]:
+    """log Σ exp(logits), whose largest is `peak`: of a vocabulary in bfloat16 a TPU is slow to find that once more."""
+    return peak + jnp.log(jnp.exp(logits - peak).sum(axis=-1, keepdims=True))
 
 
 def follow(tree: DraftTree, target_tokens: Int[Array, "B N"], depth: int) -> Verdict:

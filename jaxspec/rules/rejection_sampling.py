@@ -5,11 +5,12 @@ from typing import ClassVar, final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.drafts import Drafts, for_each
-from jaxspec.decoding.rule import Proposal, Rule, Verdict
+from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
 from jaxspec.decoding.sampling import Sampling, fold, gumbel, never_greedy, probabilities, sample
+from jaxspec.decoding.top_k import top_k
 from jaxspec.decoding.tree import DraftTree
 
 
@@ -28,19 +29,11 @@ class RejectionSampling(Rule):
     def draft_probs(self, sampling: Sampling, drafts: Drafts) -> Float[Array, "B Q support"]:
         return probabilities(drafts.logits, never_greedy(sampling))
 
-    def propose(
-        self,
-        keys: Key[Array, " B"],
-        noise: Float[Array, "B V"],
-        sampling: Sampling,
-        drafts: Drafts,
-        width: int,
-        count: int,
-    ) -> Proposal:
-        hot, support = (sampling.temperature > 0)[:, None, None], drafts.logits.shape[-1]
-        probs = self.draft_probs(sampling, drafts)
-        own = jnp.where(hot, gumbel(keys, (width, support)), 0.0)
-        scores, rank = jax.lax.top_k(jnp.log(probs) + own, min(count, support))
+    def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
+        hot, support = (draws.sampling.temperature > 0)[:, None, None], drafts.logits.shape[-1]
+        probs = self.draft_probs(draws.sampling, drafts)
+        own = jnp.where(hot, gumbel(draws.keys, (width, support)), 0.0)
+        scores, rank = top_k(jnp.log(probs) + own, count)
 
         def pick(values):
             return jnp.take_along_axis(for_each(values, width), rank, axis=-1)
@@ -49,21 +42,12 @@ class RejectionSampling(Rule):
             token=rank if drafts.token is None else pick(drafts.token),
             log_prob=jnp.log(pick(probs)),
             live=scores > -jnp.inf,
-            probs=probs,
         )
 
-    def verify(
-        self,
-        keys: Key[Array, " B"],
-        noise: Float[Array, "B P V"],
-        sampling: Sampling,
-        tree: DraftTree,
-        logits: Float[Array, "B N V"],
-        depth: int,
-    ) -> Verdict:
+    def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:
         batch, nodes = tree.token.shape
-        coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,)))(fold(keys, 0))
-        bonus_keys = fold(keys, 1)
+        coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,)))(fold(draws.keys, 0))
+        bonus_keys = fold(draws.keys, 1)
         branching = (tree.parent[:, :, None] == jnp.arange(nodes)).sum(axis=1).max()  # most children of any node
 
         def visit(carry, step):
@@ -72,7 +56,7 @@ class RejectionSampling(Rule):
             def at(values):
                 return jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
 
-            p, q = probabilities(at(logits), sampling), at(tree.draft_probs)
+            p, q = probabilities(at(logits), draws.sampling), at(tree.draft_probs)
             children = tree.live & (tree.parent == node[:, None]) & on_path[:, None]
 
             def test(_, carry):

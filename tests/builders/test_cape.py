@@ -1,17 +1,10 @@
 """CAPE: how wide each level is, and where it hangs."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
 
 from jaxspec.builders.cape import Cape
-from jaxspec.decoding.drafts import Drafts
-from jaxspec.decoding.rule import Proposal
-from jaxspec.decoding.sampling import Sampling, fold
-from jaxspec.rules.rejection_sampling import RejectionSampling
-from tests.builders.tables import grown, paths_of, tables
+from tests.builders.tables import grown, paths_of
 
 VOCAB = 10
 
@@ -41,32 +34,6 @@ def test_rows_do_not_see_each_other():
     assert [paths_of(together, row) for row in range(3)] == [
         paths_of(grown(Cape(depth=3), TABLE, roots=(root,))) for root in (0, 2, 3)
     ]
-
-
-def sampled(drafts: Drafts, width: int, count: int) -> Proposal:
-    """Children drawn without replacement."""
-    batch = drafts.logits.shape[0]
-    keys = jax.vmap(jax.random.key)(jnp.arange(batch))
-    keys = fold(keys, (drafts.logits[:, 0].argmax(axis=-1)).astype(jnp.int32))
-    hot = Sampling(temperature=jnp.ones(batch), top_k=None, top_p=None)
-    noise = jnp.zeros((batch, drafts.logits.shape[-1]))
-    return RejectionSampling().propose(keys, noise, hot, drafts, width, count)
-
-
-@given(tables(vocab_size=8))
-def test_sampled_children_hang_under_the_first_drawn(table):
-    tree = grown(Cape(depth=3), table, roots=(0, 1, 2), propose=sampled)
-    for row in range(3):
-        found = list(paths_of(tree, row))
-        path: tuple[int, ...] = ()
-        for level in range(1, 4):
-            siblings = [p for p in found if len(p) == level]
-            assert siblings and {p[:-1] for p in siblings} == {path}
-            top = table[(row, *path)[-1]].max()
-            wanted = 7 if top <= 0.3 else 5 if top <= 0.6 else 3 if top <= 0.8 else 1
-            assert len(siblings) <= wanted
-            assert len(siblings) == wanted or (table[(row, *path)[-1]] < 1e-6).any()
-            path = siblings[0]
 
 
 def test_refusals():

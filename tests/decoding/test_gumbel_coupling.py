@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.drafts import Drafts
-from jaxspec.decoding.rule import Proposal
+from jaxspec.decoding.rule import Draws, Proposal
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.rules import GumbelCoupling
 
@@ -16,7 +16,8 @@ NOISE = np.array([0.1, 0.2, 3.0, -1.0, 2.9], np.float32)
 def propose(drafts: Drafts, temperature: float = 1.0, top_p: float = 1.0, count: int = 3) -> Proposal:
     sampling = Sampling(temperature=jnp.array([temperature]), top_k=None, top_p=jnp.array([top_p]))
     keys = jax.random.split(jax.random.key(0), 1)
-    return GumbelCoupling().propose(keys, jnp.asarray(NOISE)[None], sampling, drafts, 2, count)
+    draws = Draws(sampling=sampling, keys=keys, noise=jnp.asarray(NOISE)[None])
+    return GumbelCoupling().propose(draws, drafts, 2, count)
 
 
 def whole(logits: np.ndarray) -> Drafts:

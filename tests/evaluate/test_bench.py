@@ -407,10 +407,10 @@ class Contrary(Rule):
     keeps_probs: ClassVar[bool] = False
     may_prune: ClassVar[bool] = True
 
-    def propose(self, keys, noise, sampling, drafts, width, count):
-        return Greedy().propose(keys, noise, sampling, drafts, width, count)
+    def propose(self, draws, drafts, width, count):
+        return Greedy().propose(draws, drafts, width, count)
 
-    def verify(self, keys, noise, sampling, tree, logits, depth):
+    def verify(self, draws, tree, logits, depth):
         return follow(tree, logits.argmin(axis=-1).astype(int), depth)
 
 

@@ -11,7 +11,7 @@ import pytest
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding import speculation
-from jaxspec.decoding.rule import Verdict
+from jaxspec.decoding.rule import Draws, Verdict
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.tree import DraftTree
 from jaxspec.engine.statistics import statistics_of
@@ -49,7 +49,8 @@ def forked(rows: int) -> DraftTree:
 @partial(jax.jit, static_argnums=0)
 def verify(rule: Replayed, keys, tree: DraftTree, logits) -> Verdict:
     greedy = Sampling(temperature=jnp.zeros(len(keys)), top_k=None, top_p=None)
-    return rule.verify(keys, jnp.zeros((len(keys), 6, 11)), greedy, tree, logits, 5)
+    draws = Draws(sampling=greedy, keys=keys, noise=jnp.zeros((len(keys), 6, 11)))
+    return rule.verify(draws, tree, logits, 5)
 
 
 def test_acceptance_by_position_is_what_was_asked_for():

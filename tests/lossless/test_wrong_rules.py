@@ -61,14 +61,14 @@ class Wrong(Rule):
     def draft_probs(self, sampling, drafts) -> jax.Array:
         return SAMPLED.draft_probs(sampling, drafts)
 
-    def propose(self, keys, noise, sampling, drafts, width, count) -> Proposal:
-        return self.propose_by(keys, noise, sampling, drafts, width, count)
+    def propose(self, draws, drafts, width, count) -> Proposal:
+        return self.propose_by(draws, drafts, width, count)
 
-    def verify(self, keys, noise, sampling, tree, logits, depth):
+    def verify(self, draws, tree, logits, depth):
         with contextlib.ExitStack() as stack:
             for name, function in self.replaced:
                 stack.enter_context(mock.patch.object(rejection_sampling, name, function))
-            return self.verify_by.verify(keys, noise, sampling, tree, logits, depth)
+            return self.verify_by.verify(draws, tree, logits, depth)
 
 
 class WrongAndPruned(Wrong):
@@ -80,28 +80,28 @@ class WrongAndPruned(Wrong):
 sampled = SAMPLED.propose
 
 
-def top_k_with_softmax(keys, noise, sampling, drafts, width, count) -> Proposal:
-    return dataclasses.replace(propose_top_k(drafts, width, count), probs=jax.nn.softmax(drafts.logits))
+def top_k_with_softmax(draws, drafts, width, count) -> Proposal:
+    return propose_top_k(drafts, width, count)
 
 
-def sampled_then_sorted(keys, noise, sampling, drafts, width, count) -> Proposal:
-    found = sampled(keys, noise, sampling, drafts, width, count)
+def sampled_then_sorted(draws, drafts, width, count) -> Proposal:
+    found = sampled(draws, drafts, width, count)
     order = jnp.argsort(-found.log_prob, axis=-1)
     take = lambda x: jnp.take_along_axis(x, order, axis=-1)
-    return Proposal(token=take(found.token), log_prob=take(found.log_prob), live=take(found.live), probs=found.probs)
+    return Proposal(token=take(found.token), log_prob=take(found.log_prob), live=take(found.live))
 
 
-def independent(keys, noise, sampling, drafts, width, count) -> Proposal:
+def independent(draws, drafts, width, count) -> Proposal:
     """`count` draws with replacement, duplicates kept."""
     probs = for_each(jax.nn.softmax(drafts.logits), width)
-    own = gumbel(keys, (count, *probs.shape[1:]))
+    own = gumbel(draws.keys, (count, *probs.shape[1:]))
     token = (jnp.log(probs)[:, None] + own).argmax(-1).swapaxes(1, 2)
     log_prob = jnp.log(jnp.take_along_axis(probs, token, axis=-1))
-    return Proposal(token=token, log_prob=log_prob, live=log_prob > -jnp.inf, probs=probs)
+    return Proposal(token=token, log_prob=log_prob, live=log_prob > -jnp.inf)
 
 
-def independent_without_duplicates(keys, noise, sampling, drafts, width, count) -> Proposal:
-    found = independent(keys, noise, sampling, drafts, width, count)
+def independent_without_duplicates(draws, drafts, width, count) -> Proposal:
+    found = independent(draws, drafts, width, count)
     same = found.token[..., None] == found.token[..., None, :]
     earlier = jnp.tril(jnp.ones((count, count), bool), -1)
     return dataclasses.replace(found, live=~(same & earlier).any(-1))
@@ -148,14 +148,14 @@ class DropsTheStopper(Rule):
     def draft_probs(self, sampling, drafts) -> jax.Array:
         return SAMPLED.draft_probs(sampling, drafts)
 
-    def propose(self, keys, noise, sampling, drafts, width, count) -> Proposal:
-        return sampled(keys, noise, sampling, drafts, width, count)
+    def propose(self, draws, drafts, width, count) -> Proposal:
+        return sampled(draws, drafts, width, count)
 
-    def verify(self, keys, noise, sampling, tree, logits, depth):
+    def verify(self, draws, tree, logits, depth):
         last = levels(tree)[:, None]
         stopper = (tree.depth == last) & (last < depth)
         kept = dataclasses.replace(tree, live=tree.live & ~stopper)
-        return SAMPLED.verify(keys, noise, sampling, kept, logits, depth)
+        return SAMPLED.verify(draws, kept, logits, depth)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,24 +166,24 @@ class OtherNoise(Rule):
     may_prune: ClassVar[bool] = True
     keeps_probs: ClassVar[bool] = False
 
-    def propose(self, keys, noise, sampling, drafts, width, count) -> Proposal:
-        return COUPLED.propose(keys, noise, sampling, drafts, width, count)
+    def propose(self, draws, drafts, width, count) -> Proposal:
+        return COUPLED.propose(draws, drafts, width, count)
 
-    def verify(self, keys, noise, sampling, tree, logits, depth):
-        scores = jnp.log(probabilities(logits, sampling)) + self.noise_of(keys, noise, tree)
+    def verify(self, draws, tree, logits, depth):
+        scores = jnp.log(probabilities(logits, draws.sampling)) + self.noise_of(draws, tree)
         return follow(tree, argmax(scores), depth)
 
 
-def of_each_node(keys, noise, tree) -> jax.Array:
-    return gumbel(keys, (tree.token.shape[1], noise.shape[-1]))
+def of_each_node(draws, tree) -> jax.Array:
+    return gumbel(draws.keys, (tree.token.shape[1], draws.noise.shape[-1]))
 
 
-def of_the_round(keys, noise, tree) -> jax.Array:
-    return take(gumbel(keys, noise.shape[1:])[:, ::-1], tree.depth)
+def of_the_round(draws, tree) -> jax.Array:
+    return take(gumbel(draws.keys, draws.noise.shape[1:])[:, ::-1], tree.depth)
 
 
-def of_the_root(keys, noise, tree) -> jax.Array:
-    return noise[:, :1]
+def of_the_root(draws, tree) -> jax.Array:
+    return draws.noise[:, :1]
 
 
 @dataclasses.dataclass(frozen=True)
