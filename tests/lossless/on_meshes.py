@@ -1,8 +1,9 @@
 """A program that `test_meshes.py` runs on eight CPU devices: methods on meshes, against plain decoding on one device.
 
-Its arguments are METHOD@DATAxMODEL; it prints a line of JSON for each: the case, and what was found.
+Its arguments are METHOD@DATAxMODEL@TEMPERATURE; it prints a line of JSON for each: the case, and what was found.
 """
 
+import functools
 import json
 import sys
 from typing import Any
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import parse_method
 from jaxspec.model import placement
 from jaxspec.model.llama import Llama
@@ -20,7 +22,7 @@ from tests.lossless.harness import decoded, models, requests, speculation, weigh
 NEW = 20
 ROWS = 64
 PROMPTS = [np.random.default_rng(0).integers(0, 24, size=n).tolist() for n in (1, 8, 13, 25, 2, 3, 5, 9)]
-REQUESTS = requests(PROMPTS, NEW)
+EVERYTHING = models(vocab_size=24, num_heads=4, num_kv_heads=2)
 placement.REPLICATED_BELOW = 0  # these heads are tiny, and are to be cut all the same
 
 
@@ -29,22 +31,34 @@ def texts(state: Any) -> list[list[int]]:
     return [row[len(p) : len(p) + NEW].tolist() for row, p in zip(np.asarray(state.tokens), PROMPTS, strict=True)]
 
 
-def run(case: str, everything: Models, plain: list[list[int]]) -> dict[str, Any]:
+def decode(spec: Speculation, chosen: Models, temperature: float) -> Any:
+    """The state after decoding all prompts."""
+    return decoded(spec, chosen, requests(PROMPTS, NEW, seed=3, temperature=temperature), rows=ROWS)
+
+
+@functools.cache
+def plain_texts(temperature: float) -> list[list[int]]:
+    """Plain decoding's, on one device."""
+    return texts(decode(speculation(parse_method("plain"), temperature == 0), EVERYTHING, temperature))
+
+
+def run(case: str) -> dict[str, Any]:
     """Decodes on a mesh, and says whether that changed anything and how the arrays lay."""
-    name, _, sizes = case.rpartition("@")
+    name, sizes, typed = case.rsplit("@", 2)
+    temperature = float(typed)
     data, model = map(int, sizes.split("x"))
-    mesh = split(make_mesh(data=data, model=model), everything.target.config)
-    spec = speculation(parse_method(name), greedy=True)
-    whole = weights(spec, everything)
+    mesh = split(make_mesh(data=data, model=model), EVERYTHING.target.config)
+    spec = speculation(parse_method(name), greedy=temperature == 0)
+    whole = weights(spec, EVERYTHING)
     shardings = lambda head: jax.tree.map(lambda leaf: leaf.sharding, placement.place_head(head, mesh))
     place = lambda head: jax.device_put(head, shardings(head))
     draft = {type(spec.drafter): place(whole.draft)}
     cut = Models(target=place(whole.target), draft=draft, control=place(whole.control))
     with jax.set_mesh(mesh):
-        state = decoded(spec, cut, REQUESTS, rows=ROWS)
+        state = decode(spec, cut, temperature)
     return {
         "case": case,
-        "tokens": texts(state) == plain,
+        "tokens": texts(state) == plain_texts(temperature),
         "accepted": int(np.asarray(state.history.accepted).sum()),
         "weights": share(cut.target),
         "cache": share(state.cache),
@@ -58,12 +72,9 @@ def share(arrays: Any) -> float:
 
 
 def main() -> None:
-    everything = models(vocab_size=24, num_heads=4, num_kv_heads=2)
-    assert isinstance(everything.target, Llama) and jax.device_count() == 8
-    spec = speculation(parse_method("plain"), greedy=True)
-    plain = texts(decoded(spec, everything, REQUESTS, rows=ROWS))
+    assert isinstance(EVERYTHING.target, Llama) and jax.device_count() == 8
     for case in sys.argv[1:]:
-        print(json.dumps(run(case, everything, plain)), flush=True)
+        print(json.dumps(run(case)), flush=True)
 
 
 if __name__ == "__main__":
