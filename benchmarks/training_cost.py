@@ -46,7 +46,7 @@ REPEATS = 15
 def steps(model: LlamaConfig, recipe: Recipe) -> dict[str, tuple[Any, Any, Any]]:
     """By head: the compiled step, a function that makes its head, and one that cuts the target to what it needs."""
     optimizer = make_optimizer(recipe)
-    shapes = {"eagle": Eagle().head_for(model, bias=True), "early-exit": EarlyExit().head_for(model)}
+    shapes = {"eagle": Eagle().head_for(model), "early-exit": EarlyExit().head_for(model)}
     losses = {"eagle": functools.partial(eagle.loss, objective=EagleObjective()), "early-exit": early_exit.loss}
     cut = early_exit.bottom_config(model, shapes["early-exit"].settings["first"])
     frozen = {"eagle": abstract(model), "early-exit": abstract(cut)}

@@ -124,6 +124,8 @@ def export(source: Path, out: Path, target: Path | None = None) -> None:
     target = _target_of(source) if target is None else target
     goal = config_json.read_config(target)
     heads.check_same_shape(source, config.model, goal.model)
+    if config.settings["bias"]:
+        say("the head's fc has a bias, for which vLLM has no place; heads that are trained without --bias have none")
     arrays = head_arrays(source, config, _abstract(config.model, config.settings))
     if "embedding" not in arrays:
         (table,) = parameters.read_arrays(target / "params", ["embedding"]).values()

@@ -53,6 +53,13 @@ def test_round_trip(dtype: str, bias: bool, folder: Path):
     assert (back["bias"], back["qkv_bias"], back["attention_bias"], back["rope_theta"]) == (bias, False, False, 10000.0)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_bias_that_vllm_would_not_read_is_said(bias: bool, folder: Path):
+    imported(folder, write(folder / "head", weights(folder / "hf", bias=bias)))
+    said = run("export", folder / OUT, folder / "back", "--format", "eagle").err
+    assert ("the head's fc has a bias, for which vLLM has no place" in said) == bias
+
+
 def test_loads_into_the_drafter(folder: Path):
     found = weights(folder / "hf", dtype="bfloat16", qkv_bias=True)
     imported(folder, write(folder / "head", found))

@@ -48,7 +48,7 @@ def train(settings: DraftModel) -> Llama:
             shared = {name: name for name in _SHARED if name in own}
             model = dict_to_module(model, own | copies(module_to_dict(job.target.target), shared))
         write = partial(write_checkpoint, job.target, settings.where.save_dtype)
-        return heads.train(job, drafter, shape, model, partial(loss, goal=settings.goal), write=write)
+        return heads.train(job, drafter, shape, model, partial(loss, objective=settings.objective), write=write)
 
 
 def write_checkpoint(target: Checkpoint, dtype: str, folder: Path, trained: Llama) -> None:
@@ -62,9 +62,9 @@ def write_checkpoint(target: Checkpoint, dtype: str, folder: Path, trained: Llam
     parameters.write_params(folder / "params", ((name, param.astype(dtype)) for name, param in params))
 
 
-def loss(model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None, goal: Distillation) -> Summed:
+def loss(model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: Distillation) -> Summed:
     """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count."""
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     drafts = unembed(model, hidden_states(model, tokens, segment))
     features, _ = of_target(target, batch)
-    return distil(goal, drafts, unembed(target, features), batch)
+    return distil(objective, drafts, unembed(target, features), batch)

@@ -46,7 +46,7 @@ def initial(target: Llama, tap: int) -> EddHead:
 
 
 def loss(head: EddHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: BlockObjective) -> Summed:
-    """KL(target ‖ draft) of the next token's distribution under a dual-block mask, over the tokens that count (Eq. 4).
+    """The objective under a dual-block mask, over the tokens that count: by default Eq. 4, KL(target ‖ draft).
 
     With a key, the length of the mask's blocks is drawn from it; without, it is the middle one.
     """
@@ -54,7 +54,7 @@ def loss(head: EddHead, target: Llama, batch: Windows, key: Key[Array, ""] | Non
     features, taps = of_target(target, batch, EddDrafter().taps(Models(target=target, draft=head)))
     (hidden,) = taps or (features,)
     drafts = predict(head, tokens, hidden, dual_block.draw(segment, objective, key))
-    return distil(objective.goal, drafts, unembed(target, features), batch)
+    return distil(objective, drafts, unembed(target, features), batch)
 
 
 def predict(

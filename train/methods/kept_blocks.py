@@ -79,7 +79,7 @@ def loss(
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     verified, features = jax.lax.stop_gradient(encode(target, blocks.skips, tokens, segment))
     drafts = predict(blocks, target, tokens, verified, dual_block.draw(segment, objective, key))
-    return distil(objective.goal, drafts, unembed(target, features), batch)
+    return distil(objective, drafts, unembed(target, features), batch)
 
 
 def encode(

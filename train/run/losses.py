@@ -25,16 +25,19 @@ def cross_entropy(logits: Float[Array, "B T V"], batch: Windows) -> Summed:
     return _over_counted(optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], goal), batch)
 
 
-def distil(goal: Distillation, drafts: Float[Array, "B T V"], says: Float[Array, "B T V"], batch: Windows) -> Summed:
-    """KL(target ‖ draft) of the next token's distribution, or cross-entropy of the text's.
+def distil(
+    objective: Distillation, drafts: Float[Array, "B T V"], says: Float[Array, "B T V"], batch: Windows
+) -> Summed:
+    """KL(target ‖ draft) of the next token's distribution, the target at its temperature, or the text's cross-entropy.
 
     Args:
         drafts, says: logits of the drafter and of the target after each token. Cross-entropy reads nothing of the
             target's: under `jax.jit` they are not computed then.
     """
-    if goal == "cross-entropy":
+    if objective.goal == "cross-entropy":
         return cross_entropy(drafts, batch)
-    return _over_counted(optax.kl_divergence(jax.nn.log_softmax(drafts[:, :-1]), jax.nn.softmax(says[:, :-1])), batch)
+    taught = jax.nn.softmax(says[:, :-1] / objective.teacher_temperature)
+    return _over_counted(optax.kl_divergence(jax.nn.log_softmax(drafts[:, :-1]), taught), batch)
 
 
 def _over_counted(each: Float[Array, "B drafts"], batch: Windows) -> Summed:

@@ -12,7 +12,7 @@ from jaxspec.train.settings.recipe import Recipe
 from jaxspec.train.settings.spelling import require
 
 Dtype = Literal["float32", "bfloat16"]
-Distillation = Literal["forward-kl", "cross-entropy"]
+Goal = Literal["forward-kl", "cross-entropy"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +61,27 @@ class EagleObjective:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockObjective:
-    """What a drafter minimises that is trained in blocks: EDD, and layer skipping."""
+class Distillation:
+    """What a drafter minimises that learns the distribution of the next token."""
 
-    goal: Distillation = "forward-kl"
+    goal: Goal = "forward-kl"
     """KL(target || draft), or the cross-entropy of the text's own tokens."""
+    teacher_temperature: float = 1.0
+    """The target's logits are divided by this before the KL, the draft's are not. 1 teaches the target's own
+    distribution, as the papers do. Below 1 it is sharpened, for greedy text: that follows the target's first choice
+    however unsure the target is, so the draft's confidence comes nearer to the share accepted. Text that is sampled is
+    drafted worse by it."""
+
+    def __post_init__(self) -> None:
+        require(self, lambda value: 0 < value < float("inf"), "be above 0", "teacher_temperature")
+        if self.goal != "forward-kl" and self.teacher_temperature != 1:
+            raise ValueError(f"--teacher-temperature is of the KL, and --goal {self.goal} has no teacher: give either")
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockObjective(Distillation):
+    """The same of a drafter that is trained in blocks: EDD, and layer skipping."""
+
     block_min: int = 5
     """The text is cut into blocks, each standing for one round of drafting: it sees what the target knows of the blocks
     before it, and embeddings of its own tokens. This is the shortest block; a length is drawn at every step."""
@@ -73,6 +89,7 @@ class BlockObjective:
     """The longest block; the same as --block-min for one fixed length."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.block_min <= self.block_max:
             raise ValueError(
                 f"blocks have at least 1 token and --block-max is not below --block-min, unlike --block-min "
@@ -90,8 +107,9 @@ class Eagle(HeadSettings):
     """
 
     objective: conf.OmitArgPrefixes[EagleObjective] = EagleObjective()
-    bias: bool = True
-    """Give the layer that fuses token and feature a bias, as most published heads have."""
+    bias: bool = False
+    """Give the layer that fuses token and feature a bias, as EAGLE's first heads have. Its later ones say `"bias":
+    false`, and vLLM builds none."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(
         steps=20_000, batch_size=8, learning_rate=3e-5, weight_decay=0.01, clip=0.5
     )
@@ -113,8 +131,7 @@ class DraftModel(HeadSettings):
     hidden_size: int | None = None
     """Width of the residual stream; the target's if not given, and then embedding and LM head start from the
     target's."""
-    goal: Distillation = "forward-kl"
-    """KL(target || draft), or the cross-entropy of the text's own tokens."""
+    objective: conf.OmitArgPrefixes[Distillation] = Distillation()
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-4)
 
     def __post_init__(self) -> None:

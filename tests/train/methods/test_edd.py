@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -20,6 +21,7 @@ from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import edd
 from jaxspec.train.methods.dual_block import Blocks
+from jaxspec.train.run.losses import distil
 from jaxspec.train.run.packed import hidden_states, residual_streams
 from jaxspec.train.settings.heads import BlockObjective, Distillation
 from tests.evaluate import tiny
@@ -60,18 +62,36 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-@pytest.mark.parametrize("goal", ["forward-kl", "cross-entropy"])
-def test_loss_is_the_papers(goal: Distillation, target, head, batch):
-    """Eq. 4, or the text's cross-entropy, token after token; without a key in blocks of the middle length."""
+@pytest.mark.parametrize(
+    "objective", [BlockObjective(), BlockObjective(teacher_temperature=0.5), BlockObjective("cross-entropy")]
+)
+def test_loss_is_the_papers(objective: BlockObjective, target, head, batch):
+    """Eq. 4, of a sharper target too, or the text's cross-entropy, token after token; without a key in blocks of the
+    middle length."""
     says = unembed(target, hidden_states(target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment)))
-    theirs, ours = (log_softmax(np.asarray(each, np.float64)) for each in (says, drafts(head, target, batch, 7)))
+    theirs = log_softmax(np.asarray(says, np.float64) / objective.teacher_temperature)
+    ours = log_softmax(drafts(head, target, batch, 7))
     total = 0.0
     for row, i in np.argwhere(np.asarray(batch.counted)[:, 1:]):
         p, log_p, log_q = np.exp(theirs[row, i]), theirs[row, i], ours[row, i]
-        total += (p * (log_p - log_q)).sum() if goal == "forward-kl" else -log_q[int(batch.tokens[row, i + 1])]
-    found, sums = jax.jit(partial(edd.loss, objective=BlockObjective(goal)))(head, target, batch, None)
+        total += (
+            (p * (log_p - log_q)).sum() if objective.goal == "forward-kl" else -log_q[int(batch.tokens[row, i + 1])]
+        )
+    found, sums = jax.jit(partial(edd.loss, objective=objective))(head, target, batch, None)
     assert float(sums["count"]) == np.asarray(batch.counted)[:, 1:].sum()
     assert float(found) == pytest.approx(total, rel=1e-5)
+
+
+def test_what_a_sharpened_teacher_teaches(batch):
+    """Its own distribution at that temperature, and at 1 the very numbers of a KL without any."""
+    says = 3 * jax.random.normal(jax.random.key(0), (2, LENGTH, VOCAB))
+    sharp = Distillation(teacher_temperature=0.5)
+    assert float(distil(sharp, 2 * says, says, batch)[0]) == pytest.approx(0, abs=1e-4)
+    assert float(distil(sharp, says, says, batch)[0]) > 1
+    drafted = jax.random.normal(jax.random.key(1), says.shape)
+    each = optax.kl_divergence(jax.nn.log_softmax(drafted[:, :-1]), jax.nn.softmax(says[:, :-1]))
+    untouched = (each * jnp.asarray(batch.counted)[:, 1:]).sum()
+    assert float(distil(Distillation(), drafted, says, batch)[0]) == float(untouched)
 
 
 def test_the_length_of_blocks_is_drawn_at_every_step(target, head, batch):
@@ -147,6 +167,11 @@ def test_a_head_is_trained_and_used(ckpt, tmp_path):
     [
         (("--tap", 2), "--tap must be from 0 to 1 for this target, not 2"),
         (("--block-min", 6, "--block-max", 5), "unlike --block-min 6 --block-max 5"),
+        (("--teacher-temperature", 0), "--teacher-temperature must be above 0, not 0.0"),
+        (
+            ("--goal", "cross-entropy", "--teacher-temperature", 0.5),
+            "--teacher-temperature is of the KL, and --goal cross-entropy has no teacher: give either",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(options, said, ckpt, tmp_path):

@@ -10,18 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file
 
 import jaxspec
 from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.convert import eagle as convert_eagle
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.engine.head_weights import restore_head
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import draft_model, lm
-from jaxspec.train.settings.heads import DraftModel, Where
+from jaxspec.train.settings.heads import Distillation, DraftModel, Where
 from tests.evaluate.tiny import checkpoint
 from tests.train.command import QUICK, command
 
@@ -71,6 +73,40 @@ def test_a_head_is_trained_measured_and_used(eagle):
     assert engine.generate("def f", max_new_tokens=30)[0].tokens == plain.tokens
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_trained_head_goes_out_and_comes_back(bias, eagle, data, tmp_path):
+    """Without a bias in `fc` unless one is asked for; either way the same bits, and the same drafts, after export."""
+    target, _ = eagle
+    head = target / "heads/eagle"
+    if bias:
+        head = tmp_path / "biased"
+        code, err = command("eagle", "--target", target, "--data", data, "--out", head, *QUICK, "--bias")
+        assert code == 0, err
+    convert_eagle.export(head, tmp_path / "published", target)
+    config = json.loads((tmp_path / "published/config.json").read_text())
+    names = load_file(tmp_path / "published/model.safetensors").keys()
+    assert (config["bias"], "fc.bias" in names) == (bias, bias)
+    assert heads.read_head(head, "eagle").settings["bias"] == bias
+    convert_eagle.convert(tmp_path / "published", tmp_path / "back", target)
+    model = load(target, "float32")
+    ours, theirs = (module_to_dict(restore_head(model, Eagle(), path)) for path in (head, tmp_path / "back"))
+    assert ours.keys() == theirs.keys() and ("fc.bias" in ours) == bias
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+    if bias:
+        assert np.abs(np.asarray(ours["fc.bias"])).max() > 0  # it has learnt
+    texts = [
+        jaxspec.Engine(model, f"eagle@{path}+chain").generate("def f", max_new_tokens=20)[0]
+        for path in (head, tmp_path / "back")
+    ]
+    assert (
+        texts[0].tokens
+        == texts[1].tokens
+        == jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=20)[0].tokens
+    )
+    assert texts[0].statistics == texts[1].statistics
+
+
 def test_the_same_command_gives_the_same_bits(eagle, data, tmp_path):
     """With features from the disk too: those are the ones that the step would compute."""
     target, _ = eagle
@@ -118,7 +154,7 @@ def test_a_vanilla_draft_model_lies_beside_others(target, data, tmp_path):
     plain = jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=20)[0]
     assert engine.generate("def f", max_new_tokens=20)[0].tokens == plain.tokens
     recipe = DraftModel(where=Where(target=path))  # what the paper's appendix B has for its draft models
-    assert (recipe.layers, recipe.goal) == (1, "forward-kl")
+    assert (recipe.layers, recipe.objective) == (1, Distillation("forward-kl", 1.0))
     assert (recipe.recipe.learning_rate, recipe.recipe.batch_size, recipe.recipe.optimizer) == (1e-4, 8, "adamw")
 
 
@@ -127,11 +163,11 @@ def test_forward_kl_of_the_target_itself_is_zero():
     model = Llama(shape, rngs=nnx.Rngs(0))
     tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, 40)
     batch = Windows(tokens=tokens, segment=jnp.zeros_like(tokens), counted=jnp.ones(tokens.shape, bool))
-    total, sums = draft_model.loss(model, model, batch, None, "forward-kl")
+    total, sums = draft_model.loss(model, model, batch, None, Distillation())
     assert float(total) == pytest.approx(0, abs=1e-5)
     assert float(sums["count"]) == 22
     other = Llama(shape, rngs=nnx.Rngs(1))
-    assert float(draft_model.loss(other, model, batch, None, "forward-kl")[0]) > 1
+    assert float(draft_model.loss(other, model, batch, None, Distillation())[0]) > 1
 
 
 @pytest.mark.parametrize(

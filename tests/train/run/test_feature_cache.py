@@ -1,7 +1,9 @@
 """The target's features and taps on disk: computed once, equal to those of a step, and of one target and text."""
 
+import contextlib
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -10,14 +12,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding.drafter import Models
 from jaxspec.drafters.edd import Edd
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import edd, lm
 from jaxspec.train.run import feature_cache
+from jaxspec.train.run.folder import open_run
 from jaxspec.train.run.packed import features_and_taps, hidden_states
+from jaxspec.train.run.trainer import fit
 from jaxspec.train.settings.heads import BlockObjective
+from jaxspec.train.settings.recipe import Recipe
 
 
 def test_features_are_computed_once(tmp_path):
@@ -82,6 +88,41 @@ def test_edd_learns_from_the_cache_what_it_learns_without(tap: int, target: Llam
     assert complete.features is not None
     twice = dataclasses.replace(complete, features=2 * complete.features, taps=tuple(2 * one for one in complete.taps))
     assert float(loss(head, target, twice)[0]) != pytest.approx(float(without), rel=1e-3)
+
+
+def test_edd_runs_the_target_in_the_first_epoch_alone_and_goes_on_bit_for_bit(
+    target: Llama, packed: Windows, tmp_path: Path
+):
+    """Six windows in batches of three: two forwards of the target, however long the run and however often it dies."""
+    recipe = Recipe(steps=9, batch_size=3, learning_rate=1e-2, save_every=2)
+    loss, taps, forwards = partial(edd.loss, objective=BlockObjective()), (2,), []
+
+    def train(name: str, steps: int) -> dict[str, np.ndarray]:
+        """The weights after the run of this name, which dies when it has gone that many steps further."""
+        cache = feature_cache.open_cache(tmp_path / f"{name}-features", target, packed, taps)
+
+        def compute(*given: object) -> object:
+            forwards.append(name)
+            return cache.compute(*given)
+
+        def complete(batch: Windows) -> Windows:
+            nonlocal steps
+            if (steps := steps - 1) < 0:
+                raise KeyboardInterrupt
+            return dataclasses.replace(cache, compute=compute).complete(batch)
+
+        with open_run(tmp_path / name, {}) as run:
+            head, _ = fit(loss, edd.initial(target, 1), target, packed, recipe, run, complete=complete)
+        return {name: np.asarray(array) for name, array in module_to_dict(head).items()}
+
+    whole = train("whole", 9)
+    assert forwards == ["whole"] * 2
+    for steps in (3, 4):
+        with contextlib.suppress(KeyboardInterrupt):
+            train("cut", steps)
+    resumed = train("cut", 9)
+    assert forwards == ["whole"] * 2 + ["cut"] * 2
+    assert all(resumed[name].tobytes() == whole[name].tobytes() for name in whole)
 
 
 def test_taps_are_the_inputs_of_layers(target: Llama, packed: Windows, tmp_path: Path):
