@@ -8,15 +8,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.builders import top_paths
-from jaxspec.builders.top_paths import TopPaths, TreeLimits
+from jaxspec.builders.confidence_power import ConfidencePower
+from jaxspec.builders.top_paths import TreeLimits
 from jaxspec.decoding.cost_table import CostTable, Ratios, read_ratio, read_ratios, round_ratio, show_ratio, show_ratios
-from jaxspec.decoding.rule import Proposal, Propose
+from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_up_to, take
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Budgeted(TopPaths):
+class Budgeted(ConfidencePower):
     """The nodes that give most tokens a second: their number follows the draft's confidence and the device's costs.
 
     A round that drafted D levels and verifies the kept nodes K is worth
@@ -40,10 +41,7 @@ class Budgeted(TopPaths):
         width: nodes expanded at once, and children of each.
         depth: levels, at most.
         total: nodes verified at most, the root included.
-        power: 1 takes a probability for the chance to be accepted. At a temperature above 0 it is that of a token given
-            the noise that the text is drawn with (`rules/gumbel_coupling.py`), and rather too low than too high.
-        greedy_power: the same at temperature 0, where a drafter's first token is right more often than it says, for the
-            text takes the target's argmax; the others are right about as often as it says.
+        power, greedy_power: see `ConfidencePower`.
         cost: s_d / s_t(1), the time of a drafted level; None: as measured on the device in use.
         verify: s_t(n) / s_t(1) by n, for every tree size that is compiled; None: as measured.
     """
@@ -60,13 +58,10 @@ class Budgeted(TopPaths):
 
     def __post_init__(self) -> None:
         self.require(width=1, depth=1, total=2)
-        for name in ("power", "greedy_power"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"budgeted: {name} must be above 0, and is {getattr(self, name)}")
+        self.require_powers()
 
     @property
     def at_temperature_0(self) -> "Budgeted":
-        """What a batch of greedy texts is drafted with."""
         return dataclasses.replace(self, power=self.greedy_power)
 
     @property
@@ -124,16 +119,6 @@ class Budgeted(TopPaths):
         later = further(score, confidence, reached.level, self.lookahead)
         pays = later.max(axis=(1, 2)) > now.max(axis=1)
         return tree, dataclasses.replace(reached, live=reached.live & pays[:, None])
-
-    def with_power(self, propose: Propose) -> Propose:
-        """Proposals whose first child is as probable as `power` has it."""
-
-        def proposed(count: int) -> Proposal:
-            found = propose(count)
-            first = jnp.arange(found.log_prob.shape[-1]) == 0
-            return dataclasses.replace(found, log_prob=found.log_prob * jnp.where(first, self.power, 1.0))
-
-        return proposed
 
     def expected_rates(
         self,

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jaxspec.builders import top_paths
-from jaxspec.builders.top_paths import TopPaths, TreeLimits
+from jaxspec.builders.confidence_power import ConfidencePower
+from jaxspec.builders.top_paths import TreeLimits
 from jaxspec.decoding.cost_table import CostTable, read_ratio, round_ratio, show_ratio
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, take
@@ -20,12 +21,13 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection, take
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Pruned(TopPaths):
+class Pruned(ConfidencePower):
     """PCT: expand the paths whose confidence is at least `cost`, and drop nodes that are less likely than `leaf`.
 
-    How deep a tree grows is up to each row: it ends where no path is likely enough. The confidences of a level sum to
+    How deep a tree grows is up to each row: it ends where no path is likely enough. The probabilities of a level sum to
     1 at most, so at most 1 / cost of its nodes are expanded; a static bound, which is also cut to `total` - 1, since
-    only that many of a level can be kept.
+    only that many of a level can be kept. Under a power below 1 more nodes may be worth it: then the most confident of
+    them are expanded.
 
     Attributes:
         width: children of an expanded node.
@@ -34,6 +36,7 @@ class Pruned(TopPaths):
         cost: s_d / s_t, the time of a drafted level in forwards of the target over one token; None: as measured on
             the device in use, for a level of as many nodes as are then expanded at most.
         total: nodes verified at most, the root included; the most confident, and of equals the less deep.
+        power, greedy_power: see `ConfidencePower`; at 1 the confidences are the paper's.
     """
 
     name: ClassVar[str] = "pruned"
@@ -43,11 +46,18 @@ class Pruned(TopPaths):
     leaf: float = 0.01
     cost: float | None = dataclasses.field(default=None, metadata={"parse": read_ratio, "show": show_ratio})
     total: int = 64
+    power: float = 1.0
+    greedy_power: float = 1.0
 
     def __post_init__(self) -> None:
         self.require(width=1, depth=1, total=2)
+        self.require_powers()
         if not 0 <= self.leaf <= 1:
             raise ValueError(f"pruned: leaf is a probability, and is {self.leaf}")
+
+    @property
+    def at_temperature_0(self) -> "Pruned":
+        return dataclasses.replace(self, power=self.greedy_power)
 
     @property
     def needs_costs(self) -> bool:
@@ -76,7 +86,7 @@ class Pruned(TopPaths):
             raise ValueError(
                 "pruned: its cost is not measured yet; give cost=, or take Engine.calibrated, which measures it"
             )
-        tree, reached = top_paths.add_level(self.limits, propose, tree, frontier, active)
+        tree, reached = top_paths.add_level(self.limits, self.with_power(propose), tree, frontier, active)
         worth_it = jnp.exp(take(tree.log_confidence, reached.node)) >= self.cost
         return tree, dataclasses.replace(reached, live=reached.live & worth_it)
 

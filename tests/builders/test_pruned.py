@@ -10,8 +10,9 @@ from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.builders.pruned import Pruned
 from jaxspec.decoding import tree as trees
 from jaxspec.decoding.cost_table import CostTable
+from jaxspec.methods.method import parse_method
 from jaxspec.rules.greedy import propose_top_k
-from tests.builders.tables import children, confidence, grown, level, paths_of, prune, tables
+from tests.builders.tables import children, grown, level, paths_of, prune, tables
 
 SAME = np.tile([0.6, 0.3, 0.08, 0.02], (4, 1))  # after every token
 
@@ -36,12 +37,18 @@ def test_the_most_confident_are_kept_where_there_are_too_many():
 
 
 def brute(table: np.ndarray, builder: Pruned) -> dict[tuple[int, ...], float]:
-    """Everything that PCT verifies, were there no cap."""
-    found, level = {}, [()]
+    """Everything that PCT verifies, were there no cap on what is verified."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    level: list[tuple[int, ...]] = [()]
     for _ in range(builder.depth):
-        level = [child for path in level for child in children(table, path, builder.width)]
-        found |= {path: confidence(table, path) for path in level}
-        level = [path for path in level if found[path] >= (builder.cost or 0)]
+        below = {path: children(table, path, builder.width) for path in level}
+        for path, offered in below.items():
+            for rank, child in enumerate(offered):
+                power = builder.power if rank == 0 else 1.0
+                found[child] = found[path] * table[(0, *path)[-1], child[-1]] ** power
+        level = [child for offered in below.values() for child in offered if found[child] >= (builder.cost or 0)]
+        level = sorted(level, key=lambda path: -found[path])[: builder.limits.frontier]
+    found.pop(())
     return {path: value for path, value in found.items() if value >= builder.leaf}
 
 
@@ -50,6 +57,7 @@ BUILDERS = [  # few, for each is compiled
     Pruned(width=4, depth=2, cost=0.2, leaf=0.0),
     Pruned(width=1, depth=4, cost=0.6, leaf=0.05),
     Pruned(width=3, depth=3, cost=0.07, leaf=0.0, total=9),
+    Pruned(width=3, depth=3, cost=0.15, leaf=0.05, power=0.4),
 ]
 
 
@@ -85,6 +93,25 @@ def test_without_thresholds_it_is_eagle2_that_expands_everything(table, settings
     assert sum(found.values()) >= sum(theirs.values()) - 1e-5
     if width == 1:
         assert found.keys() == theirs.keys()
+
+
+def test_a_first_child_that_is_trusted_more_is_expanded_and_kept():
+    """At power 0.5 the paths 0, 00, … have 0.77, 0.6, 0.46, 0.36 …, and the second children what they had."""
+    found = paths_of(prune(Pruned(width=2, cost=0.4, leaf=0.2), grown(Pruned(width=2, cost=0.4, leaf=0.2), SAME)))
+    assert found.keys() == {(0,), (1,), (0, 0)}
+    trusting = Pruned(width=2, cost=0.4, leaf=0.2, power=0.5)
+    found = paths_of(prune(trusting, grown(trusting, SAME)))
+    expected = {"0": 0.6**0.5, "1": 0.3, "00": 0.6, "01": 0.6**0.5 * 0.3, "000": 0.6**1.5, "0000": 0.36}
+    expected = {path: value for path, value in expected.items() if value >= 0.2}
+    assert {"".join(map(str, path)): value for path, value in found.items()} == pytest.approx(expected)
+
+
+def test_a_power_of_its_own_at_temperature_0():
+    method = parse_method("eagle+pruned,cost=0.1,power=0.9,greedy_power=0.3")
+    assert method.speculation(greedy=False).builder == method.builder
+    assert method.speculation(greedy=True).builder == Pruned(cost=0.1, power=0.3, greedy_power=0.3)
+    papers = parse_method("eagle+pruned,cost=0.1").builder
+    assert papers.at_temperature_0 == papers == Pruned(cost=0.1, power=1.0, greedy_power=1.0)
 
 
 def test_rows_grow_as_deep_as_each_is_sure():
@@ -124,6 +151,8 @@ def test_its_cost_is_that_of_a_level_wide_enough():
         ({"width": 0}, "width must be at least 1"),
         ({"total": 1}, "total must be at least 2"),
         ({"leaf": 1.5}, "leaf is a probability"),
+        ({"power": 0.0}, "pruned: power must be above 0"),
+        ({"greedy_power": float("inf")}, "pruned: greedy_power must be above 0"),
     ],
 )
 def test_refusals(settings, says):

@@ -63,7 +63,9 @@ def test_costs_and_thresholds():
     found = vary(parse_method("ngram+pruned"), "cost", ("0.05", "0.2", "measured"))
     assert [variant.value for variant in found] == [0.05, 0.2, "measured"]
     assert [variant.method.builder for variant in found] == [Pruned(cost=0.05), Pruned(cost=0.2), Pruned()]
-    assert texts("ngram+pruned,cost=0.1", "leaf", "0", "0.02")[1].endswith("leaf=0.02,cost=0.1,total=64+fixed")
+    assert texts("ngram+pruned,cost=0.1", "leaf", "0", "0.02")[1].endswith(
+        "leaf=0.02,cost=0.1,total=64,power=1.0,greedy_power=1.0+fixed"
+    )
     assert [v.method.builder for v in vary(parse_method("ngram+uniform"), "width", ("1", "2"))] == [
         Uniform(width=1),
         Uniform(width=2),
