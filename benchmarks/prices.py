@@ -9,11 +9,13 @@ target is split by least squares into the price of a drafted level and that of t
 themselves, over every number of nodes that is verified, are timed (`evaluate/piece_times.py`). Longer chains and trees
 then decode the other prompts, and their counts and three lists of prices predict how long that took:
 
-    chains  the two fitted prices and nothing else. A level of a chain expands one node. A level of a tree expands
-            several, so the price of a chain's is a lower bound of it, and the tree is predicted too quick.
+    chains  the two fitted prices and nothing else.
     width   the same for chains. To a tree's level and rest is added what both were timed to take more than those of the
-            chain of 3, in whole rounds (`costs/round_fit.py`). These are the prices to use for trees.
+            chain of 3, in whole rounds (`costs/round_fit.py`).
     timed   a level and the rest as `bench` prices them: timed in whole rounds of each method, nothing fitted.
+
+A level of a chain expands one node, and a level of a tree several. A chain's price is a lower bound of theirs and may
+not be used for them, so for a tree `chains` is only there to compare with: use `width` or `timed`.
 
 Run it on a quiet machine: what another job takes is in no price.
 """

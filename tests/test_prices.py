@@ -76,22 +76,37 @@ def test_errors_and_what_they_come_to(script: Any):
     assert "-20 % [-20, -20]" in script.in_words(row)
 
 
-def test_every_part_runs(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+@pytest.mark.parametrize(
+    ("drafter", "builders", "options"),
+    [
+        ("ngram", ("chain,length=2", "static"), ()),
+        ("medusa", ("chain,length=2",), ("--simulate", "acceptance=0.7,0.5")),
+    ],
+)
+def test_every_part_runs(
+    drafter: str,
+    builders: tuple[str, ...],
+    options: tuple[str, ...],
+    script: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+):
     monkeypatch.setattr(timing, "LEAST_SECONDS", 0.001)
     target = tiny.checkpoint(tmp_path / "ckpt")
     prompts = tiny.prompts(tmp_path / "p.jsonl", [{"prompt": "aba" * n} for n in (3, 4, 5, 6)])
     out = tmp_path / "out.json"
     script.main(
         [
-            *("--target", str(target), "--prompts", str(prompts), "--drafters", "ngram", "--repeats", "1"),
-            *("--predicted", "chain,length=2", "static", "--max-new-tokens", "6", "--json", str(out)),
+            *("--target", str(target), "--prompts", str(prompts), "--drafters", drafter, "--repeats", "1"),
+            *("--predicted", *builders, "--max-new-tokens", "6", "--json", str(out), *options),
         ]
     )
     found = json.loads(out.read_text())
-    rows = found["drafters"]["ngram"]["rows"]
-    assert [row["method"] for row in rows] == ["plain", "ngram+chain,length=2", "ngram+static"]
+    rows = found["drafters"][drafter]["rows"]
+    assert [row["method"] for row in rows] == ["plain", *(f"{drafter}+{builder}" for builder in builders)]
     assert all(row["measured"] > 0 and row["off"].keys() == set(script.LISTS) for row in rows)
-    assert {name: came_to["methods"] for name, came_to in found["summary"].items()} == dict.fromkeys(script.LISTS, 2)
-    assert found["drafters"]["ngram"]["fitted"].keys() == {"plain", "ngram"}
+    assert all(came_to["methods"] == len(builders) for came_to in found["summary"].values())
+    assert found["drafters"][drafter]["fitted"].keys() == {"plain", drafter}
     said = capsys.readouterr().out
-    assert said.count("| `ngram+") == 2 and "timed: " in said
+    assert said.count(f"| `{drafter}+") == len(builders) and "timed: " in said
