@@ -130,7 +130,7 @@ def test_methods_of_a_bench_share_one_table(model, monkeypatch, measured):
     names = ("ngram+pruned", "ngram+budgeted", "ngram+pruned,leaf=0.1", "ngram,longest=5+pruned")
     engines = bench.build_engines(model, {name: parse_method(name) for name in names})
     assert len(measured) == 2
-    assert str(engines["ngram+pruned"].method).endswith("pruned,width=5,depth=10,leaf=0.01,cost=0.2,total=64+fixed")
+    assert ",leaf=0.01,cost=0.2,total=64," in str(engines["ngram+pruned"].method)
 
 
 def test_what_can_be_calibrated(model, path):
