@@ -16,18 +16,24 @@ from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import forward, unembed
 
 
-@partial(jax.jit, static_argnames=("drafter", "chunk"), donate_argnames="state")
 def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> DecodeState:
     """Reads the prompts, `chunk` tokens at a time, and commits the first token of each row.
 
     Rows may have any lengths. Needs room for the longest prompt rounded up to whole chunks, and `margin` rows.
     """
+    # No prompt changes the two that depend on builder and controller: without them one program serves all.
+    read = _read(drafter, models, dataclasses.replace(state, controller=None, trace=None), chunk)
+    return dataclasses.replace(read, controller=state.controller, trace=state.trace)
+
+
+@partial(jax.jit, static_argnames=("drafter", "chunk"), donate_argnames="state")
+def _read(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> DecodeState:
     batch, prompt = state.length.shape[0], state.length
     taps = drafter.taps(models)
     causal = causal_mask(batch, chunk)
     keys = fold(fold(state.keys, prompt), FIRST)
 
-    def read(carry):
+    def read_chunk(carry):
         at, state = carry
         token = jax.lax.dynamic_slice_in_dim(state.tokens, at, chunk, axis=1)
         positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
@@ -63,7 +69,7 @@ def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) ->
         )
 
     unread = lambda carry: carry[0] < prompt.max()
-    _, state = jax.lax.while_loop(unread, read, (jnp.zeros((), jnp.int32), state))
+    _, state = jax.lax.while_loop(unread, read_chunk, (jnp.zeros((), jnp.int32), state))
     first = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
     length = jnp.where(state.done, prompt, prompt + 1)
     done = state.done | (first == state.eos).any(axis=1) | (length >= state.limit)

@@ -184,8 +184,7 @@ class Engine:
     ) -> Session:
         """A batch whose prompts are read, to be decoded in calls of the loop; see `Session`."""
         greedy = all(request.sampling.temperature == 0 for request in requests)
-        sizes = tree_sizes(record=True) if record else self.tree_sizes
-        options = {"tree_sizes": sizes, "log_probs": log_probs, "record": record}
+        options = {"tree_sizes": self.tree_sizes, "log_probs": log_probs, "record": record}
         return Session(self.model, program_of(self.method, self.models, greedy=greedy, **options), requests, learnt)
 
     def run(

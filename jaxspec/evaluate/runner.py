@@ -117,35 +117,23 @@ def run_batch(
 def measure(
     engines: Mapping[str, Engine], requests: list[Request], repeats: int, learnt: Mapping[str, Sequence[Learnt]]
 ) -> dict[str, list[Turn]]:
-    """One batch by all methods, which take turns within each repeat; then the first pass again, to see its trees.
-
-    `learnt` is what each method's rows start from.
-    """
+    """One batch by all methods, which take turns within each repeat; `learnt` is what each method's rows start from."""
     passes = [
         {name: warm(engine, requests, _of_pass(learnt[name], i)) for name, engine in engines.items()}
         for i in range(repeats)
     ]
     return {
-        name: [
-            _turn([one[name][row] for one in passes], recorded)
-            for row, recorded in enumerate(record(engine, requests, _of_pass(learnt[name], 0)))
-        ]
-        for name, engine in engines.items()
+        name: [_turn([one[name][row] for one in passes]) for row in range(len(requests))] for name in engines
     }
 
 
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
-    """Decodes a batch; once more if the first time had to compile something, since its times are worthless."""
+    """Decodes a batch and keeps its trees; once more if the first time had to compile something, since its times are
+    worthless."""
     compilation_cache.make_room()
     with compilations() as compiled:
-        found = engine.run(requests, learnt=learnt)
-    return engine.run(requests, learnt=learnt) if compiled else found
-
-
-def record(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
-    """Decodes a batch and keeps its trees; keeping them takes time, so its times are worthless."""
-    compilation_cache.make_room()
-    return engine.run(requests, learnt=learnt, record=True)
+        found = engine.run(requests, learnt=learnt, record=True)
+    return engine.run(requests, learnt=learnt, record=True) if compiled else found
 
 
 @contextmanager
@@ -164,17 +152,15 @@ def compilations() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def _turn(passes: Sequence[Generation], recorded: Generation) -> Turn:
-    timed = passes[0]
-    rounds = to_rows(timed.history)
-    same = recorded.tokens == timed.tokens and to_rows(recorded.history) == rounds
-    trees = [tree_to_json(round_) for round_ in recorded.rounds or ()]
+def _turn(passes: Sequence[Generation]) -> Turn:
+    first = passes[0]
+    trees = [tree_to_json(round_) for round_ in first.rounds or ()]
     return Turn(
-        prompt=timed.prompt_tokens,
-        tokens=timed.tokens,
-        text=timed.text,
-        rounds=rounds,
-        trees=trees if same else None,
+        prompt=first.prompt_tokens,
+        tokens=first.tokens,
+        text=first.text,
+        rounds=to_rows(first.history),
+        trees=trees,
         prefill_seconds=[one.prefill_seconds for one in passes],
         decode_seconds=[one.decode_seconds for one in passes],
         learnt=[[leaf.tolist() for leaf in jax.tree.leaves(one.controller)] for one in passes],
