@@ -122,9 +122,7 @@ def measure(
         {name: warm(engine, requests, _of_pass(learnt[name], i)) for name, engine in engines.items()}
         for i in range(repeats)
     ]
-    return {
-        name: [_turn([one[name][row] for one in passes]) for row in range(len(requests))] for name in engines
-    }
+    return {name: [_turn([one[name][row] for one in passes]) for row in range(len(requests))] for name in engines}
 
 
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
