@@ -21,9 +21,18 @@ def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) ->
 
     Rows may have any lengths. Needs room for the longest prompt rounded up to whole chunks, and `margin` rows.
     """
-    # No prompt changes the two that depend on builder and controller: without them one program serves all.
-    read = _read(drafter, models, dataclasses.replace(state, controller=None, trace=None), chunk)
+    read = _read(drafter, models, _without_strategy(state), chunk)
     return dataclasses.replace(read, controller=state.controller, trace=state.trace)
+
+
+def compile_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> None:
+    """Compiles `prefill` without running it; the state may be abstract."""
+    _read.lower(drafter, models, _without_strategy(state), chunk).compile()
+
+
+def _without_strategy(state: DecodeState) -> DecodeState:
+    """What prefill reads and writes: the same whatever builder and controller are, so that they share a program."""
+    return dataclasses.replace(state, controller=None, trace=None)
 
 
 @partial(jax.jit, static_argnames=("drafter", "chunk"), donate_argnames="state")

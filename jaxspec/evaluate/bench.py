@@ -183,7 +183,11 @@ def build(settings: Bench, methods: Mapping[str, Method], shape: CheckpointConfi
     assert shape is not None, "to simulate, the shape of the target must be given"
     acceptance = simulate.parse(settings.simulate)
     model = simulate.random_checkpoint(locate(settings.target), shape, settings.dtype)
-    return {name: simulate.engine(model, method, acceptance) for name, method in methods.items()}
+    heads, engines = dict[Drafter, Any](), dict[str, Engine]()
+    for name, method in methods.items():
+        engines[name] = simulate.engine(model, method, acceptance, heads.get(method.drafter))
+        heads[method.drafter] = engines[name].models.draft
+    return engines
 
 
 def build_engines(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str, Engine]:

@@ -1,7 +1,9 @@
 """What the pieces of a round cost on this device, at a run's own shapes."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from jaxspec.costs.round_fit import RoundPair, round_pair
 from jaxspec.costs.round_pieces import Job, half_way, judge_job, learn_job, resume_job, target_job, to_depth
@@ -11,6 +13,7 @@ from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.engine import Engine
+from jaxspec.host.compiling import compile_all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +48,26 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
     sizes = sorted({1, *(size for spec in specs.values() for size in spec.verify_sizes)})
     rows = max(shapes(spec, requests)[1] for spec in specs.values())
     engine = next(iter(engines.values()))
+
+    def in_context(work: Callable[..., Any], *given: Any) -> Any:
+        with engine.model.context():
+            return work(*given)
+
     with engine.model.context():
         batch = start(specs[next(iter(engines))], engine.models, requests, (), rows).length.shape[0]
         jobs: dict[tuple, Job] = {
             ("target", size): target_job(engine.models.target, batch, size, rows) for size in sizes
         }
-        pairs: dict[tuple, RoundPair] = {}
+        states = {name: half_way(spec, engines[name].models, requests, rows) for name, spec in specs.items()}
+        rounds = {
+            round_key(engines[name], spec): partial(in_context, round_pair, spec, engines[name].models, states[name])
+            for name, spec in specs.items()
+        }
+        pairs: dict[tuple, RoundPair] = compile_all(rounds, lambda key: "rounds")
         for name, spec in specs.items():
-            models = engines[name].models
-            state = half_way(spec, models, requests, rows)
-            if (key := round_key(engines[name], spec)) not in pairs:
-                pairs[key] = round_pair(spec, models, state)
-                jobs["short", key], jobs["full", key] = pairs[key].short, pairs[key].full
+            models, state = engines[name].models, states[name]
+            pair = pairs[key := round_key(engines[name], spec)]
+            jobs["short", key], jobs["full", key] = pair.short, pair.full
             if not spec.builder.depth:
                 continue
             if spec.drafter.reuses_drafting and (key := resumed_key(engines[name], spec)) not in jobs:
@@ -64,6 +75,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
             if spec.controller.stops:
                 jobs["control level", name] = judge_job(spec, models, state)
                 jobs["control round", name] = learn_job(spec, state)
+        compile_all({key: partial(in_context, job, 0) for key, job in jobs.items()}, lambda key: str(key[0]))
         seconds = dict(zip(jobs, seconds_per_unit(list(jobs.values())), strict=True))
     target = {size: seconds["target", size] for size in sizes}
     resumed = {}

@@ -20,6 +20,7 @@ from jaxspec.evaluate.runlog import Answer, RunLog, Turn, tree_to_json
 from jaxspec.evaluate.spelling import spell
 from jaxspec.evaluate.suites import next_prompt
 from jaxspec.host import compilation_cache
+from jaxspec.host.compiling import compile_all
 
 REFERENCE = "plain"
 Learnt = list[list] | None  # `Turn.learnt`
@@ -118,6 +119,13 @@ def measure(
     engines: Mapping[str, Engine], requests: list[Request], repeats: int, learnt: Mapping[str, Sequence[Learnt]]
 ) -> dict[str, list[Turn]]:
     """One batch by all methods, which take turns within each repeat; `learnt` is what each method's rows start from."""
+    compilation_cache.make_room(0.5)  # all of the methods may have something to compile
+    named = {
+        key: (name, job)
+        for name, engine in engines.items()
+        for key, job in engine.compilations(requests, record=True).items()
+    }
+    compile_all({key: job for key, (_, job) in named.items()}, lambda key: f"{key[0]} of {named[key][0]}")
     passes = [
         {name: warm(engine, requests, _of_pass(learnt[name], i)) for name, engine in engines.items()}
         for i in range(repeats)
