@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +27,15 @@ def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) ->
 
 
 def compile_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> None:
-    """Compiles `prefill` without running it; the state may be abstract."""
-    _read.lower(drafter, models, _without_strategy(state), chunk).compile()
+    """Compiles `prefill` without running it, for an abstract state on one device."""
+    bare = on_device(jax.eval_shape(_without_strategy, state), state.length.sharding)
+    _read.lower(drafter, models, bare, chunk).compile()
+
+
+def on_device(abstract: DecodeState, device: Any) -> DecodeState:
+    """An abstract state whose arrays are on a device, given as its sharding: JAX compiles anew for others."""
+    put = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device, weak_type=leaf.weak_type)
+    return jax.tree.map(put, abstract)
 
 
 def _without_strategy(state: DecodeState) -> DecodeState:

@@ -13,7 +13,7 @@ from jaxspec.decoding.batch import IDLE, start, start_rows
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.layout import place_state
-from jaxspec.decoding.prefill import compile_prefill, prefill
+from jaxspec.decoding.prefill import compile_prefill, on_device, prefill
 from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
@@ -33,7 +33,14 @@ class Program:
 
     def start(self, requests: Sequence[Request], eos: Sequence[int], rows: int) -> DecodeState:
         """The state before prefill, on the current mesh."""
-        return start(self.spec, self.models, requests, eos, rows)
+        state = start(self.spec, self.models, requests, eos, rows)
+        # Where the programs leave it, or the loop would be compiled for what came from prefill and for what did not.
+        return jax.device_put(state, self.device) if jax.sharding.get_abstract_mesh().empty else state
+
+    @property
+    def device(self) -> Any:
+        """The sharding of what is on one device with the target."""
+        return self.models.target.norm[...].sharding
 
     def prefill(self, state: DecodeState, chunk: int) -> DecodeState:
         """Reads the prompts, and commits the first token of each."""
@@ -47,7 +54,8 @@ class Program:
         Under a key that begins with the program's name and is the same for methods that share it.
         """
         chunk, rows = shapes(self.spec, requests)
-        state = jax.eval_shape(lambda models: start(self.spec, models, requests, eos, rows), self.models)
+        begun = jax.eval_shape(lambda models: start(self.spec, models, requests, eos, rows), self.models)
+        state = on_device(begun, self.device)
         size, weights = state.tokens.shape, id(self.models.draft)
         drafter = self.spec.drafter
         return {

@@ -23,6 +23,7 @@ from jaxspec.host import compilation_cache
 from jaxspec.host.compiling import compile_all
 
 REFERENCE = "plain"
+TIMED = ("jit(_read)", "jit(decode)")  # prefill and the loop, as JAX calls them
 Learnt = list[list] | None  # `Turn.learnt`
 
 
@@ -144,12 +145,15 @@ def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Yields a list that gets an entry for each program compiled, or fetched from the cache on disk, meanwhile."""
+    """Yields a list that gets the name of each program compiled, or fetched from the cache on disk, meanwhile.
+
+    Of those that run while a clock does: what puts a batch on the device is compiled before.
+    """
     found: list[str] = []
 
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(event)
+    def listen(event: str, duration_secs: float, **about: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and (name := str(about.get("fun_name"))) in TIMED:
+            found.append(name)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
