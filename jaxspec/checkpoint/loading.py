@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,26 @@ def load_tokenizer(path: str | Path) -> Any:
     folder = Path(path)
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
         return None
-    from transformers import AutoTokenizer
-
     try:
+        if _is_generic(folder):
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers raise many kinds
         raise CheckpointError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def _is_generic(folder: Path) -> bool:
+    """Whether tokenizer.json says all there is to a tokenizer: AutoTokenizer, which imports PyTorch where that is
+    installed, would come to the same class."""
+    try:
+        said = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
+    except (OSError, ValueError, AttributeError):  # AutoTokenizer says what is wrong
+        return False
+    return (folder / "tokenizer.json").exists() and said in ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def check_same_vocabulary(target: Checkpoint, draft: Path) -> None:

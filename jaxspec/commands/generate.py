@@ -6,9 +6,10 @@ from typing import Any
 from rich.console import Console
 
 from jaxspec.commands.settings import Generate
-from jaxspec.engine.engine import Engine
+from jaxspec.engine.engine import TOGETHER, Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.prompts import stateful_refusal
+from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.suites import read_questions
 from jaxspec.host.terminal import say
 from jaxspec.report.draft_colours import LEGEND, coloured
@@ -27,14 +28,17 @@ def run(settings: Generate) -> None:
     )
     if settings.method is None:
         say(f"method: {engine.method}")
-    options = {"sampling": settings.sampling, "stop": settings.stop, "chat": settings.chat}
+    asked = {"sampling": settings.sampling, "chat": settings.chat}
+    options = {**asked, "stop": settings.stop}
+    if settings.show_drafts and engine.model.tokenizer is None:
+        raise ValueError(f"{settings.target} has no tokenizer, so there is no text to colour")
+    first = requests_of(engine.model, prompts, **asked)[: settings.batch_size or TOGETHER]
+    engine.compile(first, record=settings.show_drafts)
     if settings.stream:
         for piece in engine.stream(prompts[0], **options):
             print(piece, end="", flush=True)
         print()
         return
-    if settings.show_drafts and engine.model.tokenizer is None:
-        raise ValueError(f"{settings.target} has no tokenizer, so there is no text to colour")
     found = engine.generate(
         prompts,
         batch_size=settings.batch_size,

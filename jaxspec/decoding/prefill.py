@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +17,40 @@ from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import forward, unembed
 
 
-@partial(jax.jit, static_argnames=("drafter", "chunk"), donate_argnames="state")
 def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> DecodeState:
     """Reads the prompts, `chunk` tokens at a time, and commits the first token of each row.
 
     Rows may have any lengths. Needs room for the longest prompt rounded up to whole chunks, and `margin` rows.
     """
+    read = _read(drafter, models, _without_strategy(state), chunk)
+    return dataclasses.replace(read, controller=state.controller, trace=state.trace)
+
+
+def compile_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> None:
+    """Compiles `prefill` without running it, for an abstract state on one device."""
+    bare = on_device(jax.eval_shape(_without_strategy, state), state.length.sharding)
+    _read.lower(drafter, models, bare, chunk).compile()
+
+
+def on_device(abstract: DecodeState, device: Any) -> DecodeState:
+    """An abstract state whose arrays are on a device, given as its sharding: JAX compiles anew for others."""
+    put = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device, weak_type=leaf.weak_type)
+    return jax.tree.map(put, abstract)
+
+
+def _without_strategy(state: DecodeState) -> DecodeState:
+    """What prefill reads and writes: the same whatever builder and controller are, so that they share a program."""
+    return dataclasses.replace(state, controller=None, trace=None)
+
+
+@partial(jax.jit, static_argnames=("drafter", "chunk"), donate_argnames="state")
+def _read(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> DecodeState:
     batch, prompt = state.length.shape[0], state.length
     taps = drafter.taps(models)
     causal = causal_mask(batch, chunk)
     keys = fold(fold(state.keys, prompt), FIRST)
 
-    def read(carry):
+    def read_chunk(carry):
         at, state = carry
         token = jax.lax.dynamic_slice_in_dim(state.tokens, at, chunk, axis=1)
         positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
@@ -63,7 +86,7 @@ def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) ->
         )
 
     unread = lambda carry: carry[0] < prompt.max()
-    _, state = jax.lax.while_loop(unread, read, (jnp.zeros((), jnp.int32), state))
+    _, state = jax.lax.while_loop(unread, read_chunk, (jnp.zeros((), jnp.int32), state))
     first = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
     length = jnp.where(state.done, prompt, prompt + 1)
     done = state.done | (first == state.eos).any(axis=1) | (length >= state.limit)

@@ -2,19 +2,23 @@
 
 from collections.abc import Sequence
 
+import jax
+
 from jaxspec.decoding.decode_state import margin
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 
 SMALLEST_CACHE = 64
 FIRST_STAGE = 512  # new tokens that the first cache has room for; it grows as the text does
-LARGEST_CHUNK = 512
+CPU_CHUNKS = (32, 128)  # whose products are no faster for more rows, and every row of a chunk that is not full costs
+ACCELERATOR_CHUNKS = (32, 128, 512)
 
 
 def shapes(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
     """Tokens a chunk of prefill, and rows of the first cache."""
     longest = max(len(r.tokens) for r in requests)
-    chunk = min(LARGEST_CHUNK, power_of_two(longest, 16))
+    chunks = CPU_CHUNKS if jax.default_backend() == "cpu" else ACCELERATOR_CHUNKS
+    chunk = next((size for size in chunks if size >= longest), chunks[-1])
     whole = -(-longest // chunk) * chunk
     budget = max(r.sampling.max_new_tokens for r in requests)
     return chunk, power_of_two(max(whole, longest + min(budget, FIRST_STAGE)) + margin(spec), SMALLEST_CACHE)

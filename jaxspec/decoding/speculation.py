@@ -40,12 +40,6 @@ class Speculation:
         return sizes_up_to(self.builder.verified, self.tree_sizes if varies else ())
 
 
-def tree_sizes(*, record: bool = False) -> tuple[int, ...]:
-    """The sizes to compile verification for on the default device.
-
-    Args:
-        record: for looking, not for timing: on a CPU, which takes longest to compile, one size has to do.
-    """
-    if jax.default_backend() == "cpu":
-        return () if record else CPU_SIZES
-    return ACCELERATOR_SIZES
+def tree_sizes() -> tuple[int, ...]:
+    """The sizes to compile verification for on the default device."""
+    return CPU_SIZES if jax.default_backend() == "cpu" else ACCELERATOR_SIZES

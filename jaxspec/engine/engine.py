@@ -1,6 +1,7 @@
 """What a user holds: prompts in, text and statistics out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from jaxspec.decoding.round_counts import first_tokens
 from jaxspec.decoding.speculation import tree_sizes
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.head_weights import load_control, load_head
-from jaxspec.engine.program import program_of
+from jaxspec.engine.program import Program, program_of
 from jaxspec.engine.prompts import Prompt
 from jaxspec.engine.recorded_rounds import rounds_of
 from jaxspec.engine.requests import requests_of
@@ -24,6 +25,7 @@ from jaxspec.engine.session import UNLIMITED, Session
 from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.engine.text_stream import Unfinished
 from jaxspec.host import compilation_cache
+from jaxspec.host.compiling import compile_all
 from jaxspec.host.processes import fetch
 from jaxspec.methods.method import Method, default_method, parse_method
 
@@ -172,7 +174,36 @@ class Engine:
         requests = requests_of(self.model, prompts, max_new_tokens=max_new_tokens, temperature=0.0 if greedy else 1.0)
         self.session(requests).advance(1)
 
+    def compile(self, requests: Sequence[Request], **options: bool) -> None:
+        """Compiles what decoding these requests together begins with, two programs side by side, without running it.
+
+        Where it takes longer than a second, stderr says how far it is. `options` are `log_probs` and `record`.
+        """
+        compile_all(self.compilations(requests, **options), lambda key: f"{key[0]} of {self.method}")
+
     # --- from requests to results
+
+    def program(self, requests: Sequence[Request], *, log_probs: bool = False, record: bool = False) -> Program:
+        """What decodes these requests."""
+        greedy = all(request.sampling.temperature == 0 for request in requests)
+        options = {"tree_sizes": self.tree_sizes, "log_probs": log_probs, "record": record}
+        return program_of(self.method, self.models, greedy=greedy, **options)
+
+    def compilations(self, requests: Sequence[Request], **options: bool) -> dict[tuple[Any, ...], Callable[[], None]]:
+        """What `compile_all` calls before these requests are decoded; `options` as for `program`.
+
+        Nothing on a mesh: how the arrays lie there between two programs is known once the first has run.
+        """
+        if self.model.mesh is not None:
+            return {}
+        with self.model.context():
+            found = self.program(requests, **options).compilations(requests, self.model.config.eos)
+
+        def compile_one(program: Callable[[], None]) -> None:
+            with self.model.context():
+                program()
+
+        return {key: partial(compile_one, program) for key, program in found.items()}
 
     def session(
         self,
@@ -183,10 +214,7 @@ class Engine:
         learnt: Sequence[Any] | None = None,
     ) -> Session:
         """A batch whose prompts are read, to be decoded in calls of the loop; see `Session`."""
-        greedy = all(request.sampling.temperature == 0 for request in requests)
-        sizes = tree_sizes(record=True) if record else self.tree_sizes
-        options = {"tree_sizes": sizes, "log_probs": log_probs, "record": record}
-        return Session(self.model, program_of(self.method, self.models, greedy=greedy, **options), requests, learnt)
+        return Session(self.model, self.program(requests, log_probs=log_probs, record=record), requests, learnt)
 
     def run(
         self,

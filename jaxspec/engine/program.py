@@ -1,17 +1,20 @@
 """The loop of a method with its models: what the engine runs, and what `plan` compiles for chips that are not there."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxspec.decoding import loop
 from jaxspec.decoding.batch import IDLE, start, start_rows
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.layout import place_state
-from jaxspec.decoding.prefill import prefill
+from jaxspec.decoding.prefill import compile_prefill, on_device, prefill
+from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import Method
@@ -30,11 +33,37 @@ class Program:
 
     def start(self, requests: Sequence[Request], eos: Sequence[int], rows: int) -> DecodeState:
         """The state before prefill, on the current mesh."""
-        return start(self.spec, self.models, requests, eos, rows)
+        state = start(self.spec, self.models, requests, eos, rows)
+        # Where the programs leave it, or the loop would be compiled for what came from prefill and for what did not.
+        return jax.device_put(state, self.device) if jax.sharding.get_abstract_mesh().empty else state
+
+    @property
+    def device(self) -> Any:
+        """The sharding of what is on one device with the target."""
+        return self.models.target.norm[...].sharding
 
     def prefill(self, state: DecodeState, chunk: int) -> DecodeState:
         """Reads the prompts, and commits the first token of each."""
         return prefill(self.spec.drafter, self.models, state, chunk)
+
+    def compilations(
+        self, requests: Sequence[Request], eos: Sequence[int]
+    ) -> dict[tuple[Any, ...], Callable[[], None]]:
+        """What compiles each program that decoding these requests begins with, on one device.
+
+        Under a key that begins with the program's name and is the same for methods that share it.
+        """
+        chunk, rows = shapes(self.spec, requests)
+        begun = jax.eval_shape(lambda models: start(self.spec, models, requests, eos, rows), self.models)
+        state = on_device(begun, self.device)
+        size, weights = state.tokens.shape, id(self.models.draft)
+        drafter = self.spec.drafter
+        return {
+            ("prefill", drafter, weights, size, chunk): partial(compile_prefill, drafter, self.models, state, chunk),
+            ("loop", self.spec, weights, size): lambda: LOOP.lower(
+                self.spec, self.models, state, jnp.int32(0)
+            ).compile(),
+        }
 
     def decode(self, state: DecodeState, rounds: Any) -> DecodeState:
         """Runs up to `rounds` rounds."""

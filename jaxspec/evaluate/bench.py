@@ -21,6 +21,7 @@ from jaxspec.engine.head_weights import load_head
 from jaxspec.evaluate import divergence, piece_times, quality, results, runner, side_by_side, simulate, suites, table
 from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
 from jaxspec.evaluate.description import describe, weight_bytes
+from jaxspec.evaluate.piece_times import PieceTimes
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
@@ -160,11 +161,11 @@ def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str,
         )
     with progress(f"{label}batch", len(plan.batches)) as shown:
         runner.run(plan, engines, log, lambda: shown.show(shown.done + 1))
+    forms = forms_of(plan, engines)
     if log.measured is None:
         compilation_cache.make_room(0.25)  # nothing more is decoded, and much is compiled
-        log.finish(dataclasses.asdict(measure(plan, engines, log)))
+        log.finish(dataclasses.asdict(measure(plan, engines, log, forms, settings.prices)))
     assert log.measured is not None
-    forms = forms_of(plan, engines)
     return results.summarise(about, log.answers, Measured(**log.measured), forms)
 
 
@@ -182,7 +183,11 @@ def build(settings: Bench, methods: Mapping[str, Method], shape: CheckpointConfi
     assert shape is not None, "to simulate, the shape of the target must be given"
     acceptance = simulate.parse(settings.simulate)
     model = simulate.random_checkpoint(locate(settings.target), shape, settings.dtype)
-    return {name: simulate.engine(model, method, acceptance) for name, method in methods.items()}
+    heads, engines = dict[Drafter, Any](), dict[str, Engine]()
+    for name, method in methods.items():
+        engines[name] = simulate.engine(model, method, acceptance, heads.get(method.drafter))
+        heads[method.drafter] = engines[name].models.draft
+    return engines
 
 
 def build_engines(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str, Engine]:
@@ -200,20 +205,25 @@ def build_engines(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str,
     return engines
 
 
-def measure(plan: Workload, engines: Mapping[str, Engine], log: RunLog) -> Measured:
-    """What a run measures besides its answers: costs, noise, divergences."""
+def measure(
+    plan: Workload, engines: Mapping[str, Engine], log: RunLog, forms: Mapping[str, Form], prices: bool
+) -> Measured:
+    """What a run measures besides its answers: costs where `prices` are wanted, noise, divergences."""
     engine = engines[REFERENCE]
     target = engine.model.target
     plain = {answer.question: answer for answer in log.answers if answer.method == REFERENCE}
-    longest = max(plan.batches, key=lambda batch: max(len(turn.prompt) for n in batch for turn in plain[n].turns))
-    costs = piece_times.measure(engines, [plan.request(engine, number, ()) for number in longest])
-    sizes = {size for each in engines.values() for size in _sizes(plan, each)}
-    first = [[(plain[n].turns[0].prompt, plain[n].turns[0].tokens) for n in batch] for batch in plan.batches]
-    with engine.model.context():
-        noise = divergence.noise(target, first[:NOISE_BATCHES], sizes)
-    divergences: dict[str, list[dict[str, Any]] | None] = dict.fromkeys(engines)
-    simulated = any(engine.method.verification is not None for engine in engines.values())
-    if plan.sampling.temperature == 0 and not simulated:
+    seconds: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(PieceTimes))
+    if prices:
+        longest = max(plan.batches, key=lambda batch: max(len(turn.prompt) for n in batch for turn in plain[n].turns))
+        costs = piece_times.measure(engines, [plan.request(engine, number, ()) for number in longest])
+        seconds = json.loads(json.dumps(dataclasses.asdict(costs)))  # sizes become strings, as they are read back
+    noise, divergences = None, dict[str, list[dict[str, Any]] | None].fromkeys(engines)
+    if not any(engine.method.verification is not None for engine in engines.values()):  # nothing is simulated
+        sizes = {size for form in forms.values() for size in form.sizes}
+        first = [[(plain[n].turns[0].prompt, plain[n].turns[0].tokens) for n in batch] for batch in plan.batches]
+        with engine.model.context():
+            noise = divergence.noise(target, first[:NOISE_BATCHES], sizes)
+    if plan.sampling.temperature == 0 and noise is not None:
         for name in engines:
             found = (
                 divergence.diverges(target, answer.question, i, (turn.prompt, turn.tokens), ours.tokens)
@@ -222,12 +232,11 @@ def measure(plan: Workload, engines: Mapping[str, Engine], log: RunLog) -> Measu
                 for i, (turn, ours) in enumerate(zip(plain[answer.question].turns, answer.turns, strict=True))
             )
             divergences[name] = [{**dataclasses.asdict(d), "explained": d.explained(noise)} for d in found if d]
-    seconds = json.loads(json.dumps(dataclasses.asdict(costs)))  # sizes become strings, as they are read back
     return Measured(
         noise=noise,
         **{f"{name}_seconds": values for name, values in seconds.items()},
         divergences=divergences,
-        forms={name: dataclasses.asdict(form) for name, form in forms_of(plan, engines).items()},
+        forms={name: dataclasses.asdict(form) for name, form in forms.items()},
     )
 
 

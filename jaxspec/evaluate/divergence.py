@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxspec.decoding.decode_state import write_block
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward, unembed
@@ -106,9 +107,10 @@ def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[in
         cache = kv.allocate(target.config, len(texts), rows, target.norm[...].dtype)
         for at in range(0, int(begin.max()), chunk):
             _, cache = _read(target, block[:, at : at + chunk], cache, np.full(len(texts), at, np.int32))
+        ones = _by_one(target, jnp.asarray(block), cache, begin, end)
         for size in sizes:
             if size > 1:
-                worst = max(worst, float(_difference(target, jnp.asarray(block), cache, begin, end, size)))
+                worst = max(worst, float(_difference(target, jnp.asarray(block), cache, ones, begin, end, size)))
     return worst
 
 
@@ -135,30 +137,47 @@ def _read_in_float32(
     return _advance(jax.tree.map(lambda x: x.astype(jnp.float32), target), tokens, cache, cached)
 
 
+@jax.jit
+def _by_one(
+    target: Llama, tokens: Int[Array, "B S"], cache: tuple[kv.KV, ...], begin: Int[Array, " B"], end: Int[Array, " B"]
+) -> Float[Array, "B S D"]:
+    """The features at tokens[b, begin[b]:end[b]], which are read a token at a time."""
+
+    def single(carry):
+        at, cache, features = carry
+        hidden, cache = _advance(target, jnp.take_along_axis(tokens, at[:, None], axis=1), cache, at)
+        return at + 1, cache, write_block(features, hidden, at)
+
+    unread = lambda carry: (carry[0] < end).any()
+    blank = jnp.zeros((*tokens.shape, target.config.hidden_size), target.norm[...].dtype)
+    return jax.lax.while_loop(unread, single, (begin, cache, blank))[2]
+
+
 @partial(jax.jit, static_argnames="size")
 def _difference(
     target: Llama,
     tokens: Int[Array, "B S"],
     cache: tuple[kv.KV, ...],
+    ones: Float[Array, "B S D"],
     begin: Int[Array, " B"],
     end: Int[Array, " B"],
     size: int,
 ) -> Float[Array, ""]:
-    """Reads tokens[b, begin[b]:end[b]] by ones and by blocks of `size`: the largest difference between the logits."""
+    """Reads the same by blocks of `size`: the largest difference of a logit from those that `_by_one` implies."""
+    window = jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, size))
 
     def block(carry):
-        at, by_one, by_block, worst = carry
-        text = jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, size))(tokens, at)
-        hidden, by_block = _advance(target, text, by_block, at)
+        at, cache, worst = carry
+        hidden, cache = _advance(target, window(tokens, at), cache, at)
+        logits, single = unembed(target, hidden), window(ones, at)
 
-        def single(by_one, offset):
-            token = jax.lax.dynamic_slice_in_dim(text, offset, 1, axis=1)
-            one, by_one = _advance(target, token, by_one, at + offset)
-            apart = jnp.abs(unembed(target, one[:, 0]) - unembed(target, hidden)[:, offset]).max(axis=-1)
-            return by_one, jnp.where(at + offset < end, apart, 0.0).max()
+        def apart(offset):
+            here = lambda values: jax.lax.dynamic_index_in_dim(values, offset, axis=1, keepdims=False)
+            # A token's logits by itself, as plain decoding computes them.
+            difference = jnp.abs(unembed(target, here(single)) - here(logits)).max(axis=-1)
+            return jnp.where(at + offset < end, difference, 0.0).max()
 
-        by_one, apart = jax.lax.scan(single, by_one, jnp.arange(size))
-        return at + size, by_one, by_block, jnp.maximum(worst, apart.max())
+        return at + size, cache, jnp.maximum(worst, jax.lax.map(apart, jnp.arange(size)).max())
 
     unread = lambda carry: (carry[0] < end).any()
-    return jax.lax.while_loop(unread, block, (begin, cache, cache, jnp.zeros(())))[3]
+    return jax.lax.while_loop(unread, block, (begin, cache, jnp.zeros(())))[2]

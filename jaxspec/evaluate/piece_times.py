@@ -1,15 +1,19 @@
 """What the pieces of a round cost on this device, at a run's own shapes."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from jaxspec.costs.round_fit import round_pair
-from jaxspec.costs.round_pieces import Job, half_way, judge_job, learn_job, resume_job, target_job
+from jaxspec.costs.round_fit import RoundPair, round_pair
+from jaxspec.costs.round_pieces import Job, half_way, judge_job, learn_job, resume_job, target_job, to_depth
 from jaxspec.costs.timing import seconds_per_unit
 from jaxspec.decoding.batch import start
 from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
+from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.engine import Engine
+from jaxspec.host.compiling import compile_all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +22,8 @@ class PieceTimes:
 
     Attributes:
         target: s_t(n) by n: one forward of the target over n tree nodes, and their logits.
-        resumed: by method whose verification begins where drafting left off, by n: that instead of s_t(n).
+        resumed: by method whose verification begins where drafting left off, by n: that instead of s_t(n). Timed at
+            its largest size; at others it saves the same share of s_t(n).
         level: s_d by method: one drafted level as it occurs in a round, without the controller.
         rest: by method: what a round takes besides levels, verification and the controller.
         control_level: by method: the controller's decision after a level, with what it reads of that level.
@@ -43,38 +48,47 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
     sizes = sorted({1, *(size for spec in specs.values() for size in spec.verify_sizes)})
     rows = max(shapes(spec, requests)[1] for spec in specs.values())
     engine = next(iter(engines.values()))
+
+    def in_context(work: Callable[..., Any], *given: Any) -> Any:
+        with engine.model.context():
+            return work(*given)
+
     with engine.model.context():
         batch = start(specs[next(iter(engines))], engine.models, requests, (), rows).length.shape[0]
         jobs: dict[tuple, Job] = {
             ("target", size): target_job(engine.models.target, batch, size, rows) for size in sizes
         }
-        pairs = {}
+        states = {name: half_way(spec, engines[name].models, requests, rows) for name, spec in specs.items()}
+        rounds = {
+            round_key(engines[name], spec): partial(in_context, round_pair, spec, engines[name].models, states[name])
+            for name, spec in specs.items()
+        }
+        pairs: dict[tuple, RoundPair] = compile_all(rounds, lambda key: "rounds")
         for name, spec in specs.items():
-            models = engines[name].models
-            state = half_way(spec, models, requests, rows)
-            pairs[name] = round_pair(spec, models, state)
-            jobs["short", name], jobs["full", name] = pairs[name].short, pairs[name].full
+            models, state = engines[name].models, states[name]
+            pair = pairs[key := round_key(engines[name], spec)]
+            jobs["short", key], jobs["full", key] = pair.short, pair.full
             if not spec.builder.depth:
                 continue
-            if spec.drafter.reuses_drafting:
-                for size in spec.verify_sizes:
-                    if (key := resumed_key(engines[name], size)) not in jobs:
-                        jobs[key] = resume_job(spec, models, state, size)
+            if spec.drafter.reuses_drafting and (key := resumed_key(engines[name], spec)) not in jobs:
+                jobs[key] = resume_job(spec, models, state, max(spec.verify_sizes))
             if spec.controller.stops:
                 jobs["control level", name] = judge_job(spec, models, state)
                 jobs["control round", name] = learn_job(spec, state)
+        compile_all({key: partial(in_context, job, 0) for key, job in jobs.items()}, lambda key: str(key[0]))
         seconds = dict(zip(jobs, seconds_per_unit(list(jobs.values())), strict=True))
     target = {size: seconds["target", size] for size in sizes}
-    resumed = {
-        name: found
-        for name, spec in specs.items()
-        if spec.builder.depth  # what drafts nothing has nothing to go on from, whoever's weights it holds
-        if (found := {n: seconds[key] for n in spec.verify_sizes if (key := resumed_key(engines[name], n)) in jobs})
-    }
-    split = {
-        name: pair.split(seconds["short", name], seconds["full", name], resumed.get(name, target)[pair.nodes])
-        for name, pair in pairs.items()
-    }
+    resumed = {}
+    for name, spec in specs.items():
+        # What drafts nothing has nothing to go on from, whoever's weights it holds.
+        if spec.builder.depth and (key := resumed_key(engines[name], spec)) in jobs:
+            saved = seconds[key] / target[max(spec.verify_sizes)]  # the same share of the layers, whatever the size
+            resumed[name] = {size: saved * target[size] for size in spec.verify_sizes}
+    split = {}
+    for name, spec in specs.items():
+        pair = pairs[key := round_key(engines[name], spec)]
+        verification = resumed.get(name, target)[pair.nodes]
+        split[name] = pair.split(seconds["short", key], seconds["full", key], verification)
 
     def by_method(piece):
         return {name: seconds.get((piece, name), 0.0) for name in specs}
@@ -89,6 +103,11 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
     )
 
 
-def resumed_key(engine: Engine, size: int) -> tuple:
-    """What the time of a verification that goes on from drafting depends on: methods that share it are timed once."""
-    return ("resumed", id(engine.models.draft), engine.method.builder.is_chain, size)
+def round_key(engine: Engine, spec: Speculation) -> tuple:
+    """What the times of whole rounds depend on: methods that share it are timed once."""
+    return (to_depth(spec), id(engine.models.draft))
+
+
+def resumed_key(engine: Engine, spec: Speculation) -> tuple:
+    """The same for a verification that goes on from drafting."""
+    return ("resumed", id(engine.models.draft), spec.builder.is_chain, max(spec.verify_sizes))

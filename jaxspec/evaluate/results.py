@@ -20,8 +20,9 @@ class Measured:
     """What is measured once for a run, after its last question.
 
     Attributes:
-        noise: see `divergence.noise`.
-        target_seconds: s_t(n) by n, as a string, for that is what JSON has.
+        noise: see `divergence.noise`; None where no text is compared.
+        target_seconds: s_t(n) by n, as a string, for that is what JSON has; None, as all seconds are, where the pieces
+            were not timed.
         resumed_seconds: by method whose verification begins where drafting left off, the same for it.
         level_seconds, rest_seconds, control_level_seconds, control_round_seconds: by method, see
             `piece_times.PieceTimes`; logs of earlier versions have no rest.
@@ -30,15 +31,32 @@ class Measured:
         forms: by method, fields of `Form`: all that a report needs besides the log; None in logs of earlier versions.
     """
 
-    noise: float
-    target_seconds: dict[str, float]
-    resumed_seconds: dict[str, dict[str, float]]
-    level_seconds: dict[str, float]
-    control_level_seconds: dict[str, float]
-    control_round_seconds: dict[str, float]
+    noise: float | None
+    target_seconds: dict[str, float] | None
+    resumed_seconds: dict[str, dict[str, float]] | None
+    level_seconds: dict[str, float] | None
+    control_level_seconds: dict[str, float] | None
+    control_round_seconds: dict[str, float] | None
     divergences: dict[str, list[dict[str, Any]] | None]
     forms: dict[str, dict[str, Any]] | None = None
-    rest_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    rest_seconds: dict[str, float] | None = dataclasses.field(default_factory=dict)
+
+    def pieces(self, name: str) -> PieceCosts | None:
+        """What the pieces of a method's rounds cost; None where they were not timed."""
+        if self.target_seconds is None:
+            return None
+        assert self.resumed_seconds is not None and self.level_seconds is not None and self.rest_seconds is not None
+        assert self.control_level_seconds is not None and self.control_round_seconds is not None
+        target = _by_size(self.target_seconds)
+        return PieceCosts(
+            plain=target[1],
+            verify=_by_size(self.resumed_seconds.get(name, {})) or target,
+            level=self.level_seconds[name],
+            control_level=self.control_level_seconds[name],
+            control_round=self.control_round_seconds[name],
+            rest=self.rest_seconds.get(name, 0.0),
+            plain_rest=self.rest_seconds.get(REFERENCE, 0.0),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,21 +101,12 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
     by_pass = {name: speeds(found) for name, found in ours.items()}
     asked = {name: per_question(found) for name, found in ours.items()}
     fastest = max(forms, key=lambda name: counted[name]["tokens_per_second"])
-    target = _by_size(measured.target_seconds)
     results = {}
     for name, form in forms.items():
         side_by_side = [list(map(history, turns)) for turns in together(ours[name]).values()]
-        pieces = PieceCosts(
-            plain=target[1],
-            verify=_by_size(measured.resumed_seconds.get(name, {})) or target,
-            level=measured.level_seconds[name],
-            control_level=measured.control_level_seconds[name],
-            control_round=measured.control_round_seconds[name],
-            rest=measured.rest_seconds.get(name, 0.0),
-            plain_rest=measured.rest_seconds.get(REFERENCE, 0.0),
-        )
-        costs, memory = run_costs(side_by_side, pieces, form.sizes), by_bytes(form)
-        draft_cost = ratio(pieces.level, target[1])
+        pieces, memory = measured.pieces(name), by_bytes(form)
+        costs = None if pieces is None else run_costs(side_by_side, pieces, form.sizes)
+        draft_cost = None if pieces is None else ratio(pieces.level, pieces.plain)
         divergences = measured.divergences[name]
         speedups = [ratio(speed, plain) for speed, plain in zip(by_pass[name], by_pass[REFERENCE], strict=True)]
         results[name] = {
@@ -112,13 +121,15 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
             "against_fastest": None if name == fastest else against(fastest, asked[name], asked[fastest]),
             **_spread("tokens_per_second", by_pass[name]),
             **_spread("speedup", speedups),
-            "modelled_speedup": costs.speedup,
-            "predicted_seconds": costs.whole,
+            "modelled_speedup": None if costs is None else costs.speedup,
+            "predicted_seconds": None if costs is None else costs.whole,
             "flat_speedup": None if memory is None else run_costs(side_by_side, memory, form.sizes).speedup,
-            "eq14_speedup": eq14_speedup(_statistics(ours[name]), draft_cost) if form.is_chain else None,
+            "eq14_speedup": None
+            if draft_cost is None or not form.is_chain
+            else eq14_speedup(_statistics(ours[name]), draft_cost),
             "draft_cost": draft_cost,
-            "verify_cost": ratio(pieces.verify[max(form.sizes)], target[1]),
-            "breakdown": breakdown(costs, counted[name]["decode_seconds"]),
+            "verify_cost": None if pieces is None else ratio(pieces.verify[max(form.sizes)], pieces.plain),
+            "breakdown": None if costs is None else breakdown(costs, counted[name]["decode_seconds"]),
             "divergences": divergences,
             "unexplained_divergences": None if divergences is None else sum(not d["explained"] for d in divergences),
             "categories": categories(ours[name], ours[REFERENCE]),

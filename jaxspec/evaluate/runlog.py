@@ -19,11 +19,11 @@ class Turn:
         prompt: token ids that it answers.
         tokens: token ids of the answer.
         rounds: [rounds][6] counts, see `round_counts.to_rows`; [rounds][5] in logs of earlier versions.
-        trees: of each round, as `tree_to_json` writes them; None where the recorded pass took other rounds than the
-            timed ones, as a near-tie can make it, or where this was read back from a log.
+        trees: of each round, as `tree_to_json` writes them; None where this was read back from a log, and in logs of
+            earlier versions where a pass of its own for the trees took other rounds.
         prefill_seconds, decode_seconds: of the whole batch that this answer was in, a number a repeat.
         learnt: what the controller had learnt at the end: for each repeat, the arrays of its state.
-        calibration: `reliability.tally` of the recorded pass; empty where that is not known.
+        calibration: `reliability.tally` of the trees; empty where that is not known.
         asked: what the user said in this turn, as text.
         pieces: the answer's text, token by token; words: text of every token in the trees, by its id. Empty where there
             is no tokenizer, or in logs of earlier versions.

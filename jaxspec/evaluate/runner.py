@@ -20,8 +20,10 @@ from jaxspec.evaluate.runlog import Answer, RunLog, Turn, tree_to_json
 from jaxspec.evaluate.spelling import spell
 from jaxspec.evaluate.suites import next_prompt
 from jaxspec.host import compilation_cache
+from jaxspec.host.compiling import compile_all
 
 REFERENCE = "plain"
+TIMED = ("jit(_read)", "jit(decode)")  # prefill and the loop, as JAX calls them
 Learnt = list[list] | None  # `Turn.learnt`
 
 
@@ -117,45 +119,41 @@ def run_batch(
 def measure(
     engines: Mapping[str, Engine], requests: list[Request], repeats: int, learnt: Mapping[str, Sequence[Learnt]]
 ) -> dict[str, list[Turn]]:
-    """One batch by all methods, which take turns within each repeat; then the first pass again, to see its trees.
-
-    `learnt` is what each method's rows start from.
-    """
+    """One batch by all methods, which take turns within each repeat; `learnt` is what each method's rows start from."""
+    compilation_cache.make_room(0.5)  # all of the methods may have something to compile
+    named = {
+        key: (name, job)
+        for name, engine in engines.items()
+        for key, job in engine.compilations(requests, record=True).items()
+    }
+    compile_all({key: job for key, (_, job) in named.items()}, lambda key: f"{key[0]} of {named[key][0]}")
     passes = [
         {name: warm(engine, requests, _of_pass(learnt[name], i)) for name, engine in engines.items()}
         for i in range(repeats)
     ]
-    return {
-        name: [
-            _turn([one[name][row] for one in passes], recorded)
-            for row, recorded in enumerate(record(engine, requests, _of_pass(learnt[name], 0)))
-        ]
-        for name, engine in engines.items()
-    }
+    return {name: [_turn([one[name][row] for one in passes]) for row in range(len(requests))] for name in engines}
 
 
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
-    """Decodes a batch; once more if the first time had to compile something, since its times are worthless."""
+    """Decodes a batch and keeps its trees; once more if the first time had to compile something, since its times are
+    worthless."""
     compilation_cache.make_room()
     with compilations() as compiled:
-        found = engine.run(requests, learnt=learnt)
-    return engine.run(requests, learnt=learnt) if compiled else found
-
-
-def record(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
-    """Decodes a batch and keeps its trees; keeping them takes time, so its times are worthless."""
-    compilation_cache.make_room()
-    return engine.run(requests, learnt=learnt, record=True)
+        found = engine.run(requests, learnt=learnt, record=True)
+    return engine.run(requests, learnt=learnt, record=True) if compiled else found
 
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Yields a list that gets an entry for each program compiled, or fetched from the cache on disk, meanwhile."""
+    """Yields a list that gets the name of each program compiled, or fetched from the cache on disk, meanwhile.
+
+    Of those that run while a clock does: what puts a batch on the device is compiled before.
+    """
     found: list[str] = []
 
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(event)
+    def listen(event: str, duration_secs: float, **about: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and (name := str(about.get("fun_name"))) in TIMED:
+            found.append(name)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
@@ -164,17 +162,15 @@ def compilations() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def _turn(passes: Sequence[Generation], recorded: Generation) -> Turn:
-    timed = passes[0]
-    rounds = to_rows(timed.history)
-    same = recorded.tokens == timed.tokens and to_rows(recorded.history) == rounds
-    trees = [tree_to_json(round_) for round_ in recorded.rounds or ()]
+def _turn(passes: Sequence[Generation]) -> Turn:
+    first = passes[0]
+    trees = [tree_to_json(round_) for round_ in first.rounds or ()]
     return Turn(
-        prompt=timed.prompt_tokens,
-        tokens=timed.tokens,
-        text=timed.text,
-        rounds=rounds,
-        trees=trees if same else None,
+        prompt=first.prompt_tokens,
+        tokens=first.tokens,
+        text=first.text,
+        rounds=to_rows(first.history),
+        trees=trees,
         prefill_seconds=[one.prefill_seconds for one in passes],
         decode_seconds=[one.decode_seconds for one in passes],
         learnt=[[leaf.tolist() for leaf in jax.tree.leaves(one.controller)] for one in passes],

@@ -60,6 +60,9 @@ class Bench(Comparison):
     OUT.t0.8.json and the like."""
     batch_sizes: tuple[int, ...] = ()
     """Run with each of these instead of --batch-size, likewise: OUT.b4.json."""
+    prices: bool = True
+    """Time the pieces of a round after the questions; without, nothing is predicted (modelled speedup, and where the
+    time goes), and less is compiled."""
     report: Path | None = None
     """Write a page with everything that came out here, as `jaxspec report` does; needs --json."""
     simulate: str | None = None

@@ -91,11 +91,12 @@ def parse(text: str) -> tuple[float, ...]:
         ) from None
 
 
-def engine(model: Checkpoint, method: Method, acceptance: tuple[float, ...]) -> Engine:
+def engine(model: Checkpoint, method: Method, acceptance: tuple[float, ...], draft: Any = None) -> Engine:
     """An engine with a head of random weights, whose verdicts are drawn from `acceptance`.
 
     Args:
         model: such as `random_checkpoint` makes.
+        draft: the head, where another method has one for the same drafter.
 
     Raises:
         ValueError: a method whose drafts depend on what trained weights are confident of, or on the text.
@@ -108,7 +109,8 @@ def engine(model: Checkpoint, method: Method, acceptance: tuple[float, ...]) -> 
                 f"{part.name} goes by the confidence of drafts, which random weights do not have, so it cannot be "
                 f"simulated; {', '.join(kind.name for kind in BLIND)} can"
             )
-    draft = random_head(method.drafter, model.config.model, model.target.norm[...].dtype)
+    if draft is None:
+        draft = random_head(method.drafter, model.config.model, model.target.norm[...].dtype)
     return Engine(model, dataclasses.replace(method, verification=Replayed(acceptance)), draft=draft)
 
 

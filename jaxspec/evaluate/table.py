@@ -38,11 +38,14 @@ NOTES = (
 )
 
 
-def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, float], console: Console) -> None:
+def show(
+    methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, float] | None, console: Console
+) -> None:
     """Prints a row a method, and what its speed is made of; fits 80 columns.
 
     Args:
-        target_seconds: of one forward of the target, by the number of tokens that it verifies.
+        target_seconds: of one forward of the target, by the number of tokens that it verifies; None where the pieces
+            of rounds were not timed.
     """
     table = grid("method", [*COLUMNS, "diver-\ngences"])
     for name, values in methods.items():
@@ -57,7 +60,8 @@ def show(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, 
     _show_uncertainty(methods, console)
     _show_drafts(methods, console)
     _show_quality(methods, console)
-    _explain(methods, target_seconds, console)
+    if target_seconds is not None:
+        _explain(methods, target_seconds, console)
 
 
 def grid(names: str, numbers: Iterable[str]) -> Table:

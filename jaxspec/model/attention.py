@@ -1,7 +1,6 @@
 """Attention of one layer over [committed prefix ; tree nodes], the two kept apart so that the cache is only read."""
 
-import dataclasses
-
+import chex
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
@@ -21,7 +20,7 @@ class Attention(nnx.Module):
         self.o = Linear(rngs, (heads, c.hidden_size), ("heads", "embed"), bias=c.output_bias, dtype=dtype)
 
 
-@dataclasses.dataclass(frozen=True)
+@chex.dataclass(frozen=True)
 class Attend:
     """What the nodes of one forward may look at, the same for every layer.
 

@@ -169,7 +169,9 @@ def control(run: Run) -> Iterator[Figure]:
 
 
 def time(run: Run) -> Iterator[Figure]:
-    """Milliseconds a token by part."""
+    """Milliseconds a token by part; none of a run without prices."""
+    if run.value(REFERENCE, "breakdown") is None:
+        return
     rows = [
         (name, [(part, i, a_token(run, name, "breakdown", part)) for i, part in enumerate(PARTS)])
         for name in [REFERENCE, *fastest(run, 2 * MOST)]

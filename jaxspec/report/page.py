@@ -177,7 +177,7 @@ def _settings(run: Run) -> str:
     values = {
         "device": run.found["device"],
         "dtype": run.found["dtype"],
-        "noise of logits": f"{run.found['noise']:.3g}",
+        "noise of logits": "not measured" if run.found["noise"] is None else f"{run.found['noise']:.3g}",
         **run.found["versions"],
         **run.settings,
     }

@@ -220,7 +220,8 @@ def a_question(part: str) -> Callable[[Run, str], Number]:
 
     def read(run: Run, name: str) -> Number:
         whole, questions = number(run, name, "breakdown", part), len({answer.question for answer in run.answers})
-        return Number((whole.value or 0) / questions, SHARE, ["a question", *whole.of])
+        mean = None if whole.value is None else whole.value / questions
+        return Number(mean, SHARE, ["a question", *whole.of])
 
     return read
 

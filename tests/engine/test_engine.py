@@ -48,6 +48,27 @@ class TestGenerate:
     def test_without_a_method_the_trained_head_is_taken(self, model):
         assert str(Engine(model).method).startswith("draft-model+chain")
 
+    def test_what_is_compiled_ahead_is_not_compiled_again(self, model):
+        """And one prefill serves both trees."""
+        chain, tree = Engine(model, "ngram+chain,length=3"), Engine(model, "ngram+static")
+        requests = requests_of(model, ["abcabcabcabc"], max_new_tokens=7)
+        assert len({**chain.compilations(requests), **tree.compilations(requests)}) == 3
+        chain.compile(requests)
+        compiled = []
+
+        def listen(event: str, duration_secs: float, **about: str | int) -> None:
+            if event == "/jax/core/compile/backend_compile_duration":
+                compiled.append(about["fun_name"])
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            chain.run(requests)
+            assert not {"jit(_read)", "jit(decode)"} & {*compiled}
+            tree.run(requests)
+            assert "jit(decode)" in compiled and "jit(_read)" not in compiled
+        finally:
+            jax.monitoring.unregister_event_duration_listener(listen)
+
     def test_the_batch_does_not_show(self, engine):
         settings = {"max_new_tokens": 20, "temperature": [0.0, 0.8, 1.2], "top_p": 0.9, "top_k": [0, 5, 0], "seed": 3}
         together = engine.generate(PROMPTS, **settings)

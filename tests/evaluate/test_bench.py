@@ -13,8 +13,8 @@ import pytest
 from jaxspec.commands.bench import run
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.decoding.rule import Rule
-from jaxspec.evaluate import bench
-from jaxspec.evaluate.settings import Bench
+from jaxspec.evaluate import bench, comparison
+from jaxspec.evaluate.settings import Bench, Compare
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.report import page, runs
 from jaxspec.rules.greedy import Greedy, follow
@@ -141,6 +141,22 @@ def test_numbers_follow_from_the_log(finished: Finished):
     assert ours["tau_uncut"] == sum(row[5] for row in rounds) / len(rounds) >= ours["tau"]
     low, high = ours["speedup_interval"]
     assert low <= ours["speedup"] <= high and plain["speedup_interval"] == plain["tau_interval"] == [1, 1]
+
+
+def test_a_run_without_prices(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture):
+    """Nothing is timed but decoding; table, page and comparison do without."""
+    out = tmp_path / "out.json"
+    found = finished(out, prices=False, report=tmp_path / "page.html")
+    plain, ours = found["methods"].values()
+    priced = ("modelled_speedup", "predicted_seconds", "eq14_speedup", "draft_cost", "verify_cost", "breakdown")
+    assert all(values[key] is None for values in (plain, ours) for key in priced)
+    assert all(value is None for key, value in found.items() if key.endswith("_seconds"))
+    assert ours.keys() == KEYS and ours["flat_speedup"] > 0 and ours["speedup"] > 0
+    assert untimed(found) == untimed(finished.json)
+    assert "predicted" not in capsys.readouterr().out
+    assert "Where the time goes" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+    comparison.run(Compare(compare=(finished.out, out)))
+    assert "prices: True → False" in capsys.readouterr().out
 
 
 def test_categories_and_repeats(finished: Finished):
@@ -277,7 +293,7 @@ def test_controllers_go_on_where_they_were(finished: Finished, tmp_path: Path):
     _, _, first, _, second, _ = lines(tmp_path / "out.json")  # the others are settings, plain, and measurements
     alpha, beta = prior
     for turn in [*first["turns"], *second["turns"]]:
-        assert turn["trees"] is not None, "the recorded pass started from another state than the timed one"
+        assert turn["trees"] is not None, "the trees of a pass are kept with it"
         for _, accepted, depth, *_ in turn["rounds"]:
             alpha, beta = alpha + accepted, beta + min(accepted + 1, depth) - accepted
         assert turn["learnt"] == [[alpha, beta]] * 2
@@ -390,7 +406,7 @@ def test_a_simulated_run(finished: Finished, tmp_path: Path, capsys: pytest.Capt
     ours = found["methods"]["draft-model+chain,length=2"]
     assert found["simulated"] is True
     assert ours["acceptance_by_position"][0] == 1 and ours["acceptance_by_position"][1] == 0
-    assert ours["divergences"] is ours["unexplained_divergences"] is None
+    assert ours["divergences"] is ours["unexplained_divergences"] is found["noise"] is None
     printed = capsys.readouterr()
     assert "simulated: random weights" in printed.out
     assert "simulated: batch 1 of 1" in printed.err

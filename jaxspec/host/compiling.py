@@ -1,0 +1,38 @@
+"""Programs compiled side by side, ahead of their first use, and said while it lasts."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from typing import Any, TypeVar
+
+from jaxspec.host.progress import progress
+
+AT_ONCE = 2  # Python traces one at a time, and the compiler itself has several threads
+PATIENCE = 1.0  # seconds of which nothing is said: what is compiled already takes less
+
+Name = TypeVar("Name")
+
+
+def compile_all(programs: Mapping[Name, Callable[[], Any]], name: Callable[[Name], str] = str) -> dict[Name, Any]:
+    """Calls what compiles each of some programs, two at a time, and returns what they return.
+
+    What JAX compiles under, such as the precision of products, is a thread's own: each call has to set it.
+
+    Args:
+        name: what stderr calls a program.
+    """
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        running = {pool.submit(program): which for which, program in programs.items()}
+        try:
+            done, waiting = wait(running, PATIENCE)
+            if waiting:
+                with progress("compiled programs:", len(running), len(done)) as shown:
+                    left = [future for future in running if future in waiting]
+                    shown.show(len(done), name(running[left[0]]))
+                    for future in as_completed(waiting):
+                        left.remove(future)
+                        shown.done += 1
+                        if left and shown.due():
+                            shown.show(shown.done, name(running[left[0]]))
+        finally:
+            pool.shutdown(cancel_futures=True)  # of the others, where one fails or Ctrl-C comes
+    return {which: future.result() for future, which in running.items()}
