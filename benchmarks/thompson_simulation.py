@@ -34,7 +34,7 @@ PAPER_SHARE = 0.67  # r_d of Beta-TS
 
 def oracle_predictor() -> AcceptancePredictor:
     """A predictor whose theta is the sigmoid of the draft's one hidden number."""
-    weights = {"transform": jnp.zeros((10, 1, 1)), "head.kernel": jnp.array([[0.0, 0.0], [0.0, 1.0]])}
+    weights = {"target": jnp.zeros((10, 1, 2)), "draft.kernel": jnp.array([[0.0, 1.0]])}
     return dict_to_module(CaliTS().build_weights(1, 1), weights)
 
 
