@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.decoding.drafts import Drafts, of_node
+from jaxspec.decoding.drafts import Drafts, log_top, of_node
 from jaxspec.decoding.tree import DraftTree, Frontier, take
 
 
@@ -36,14 +36,12 @@ def draft_signals(
     tip = jnp.where(at_level, tree.log_confidence, -jnp.inf).argmax(axis=1)[:, None]
     parent = take(tree.parent, tip)
     slot = (expanded.node == parent).argmax(axis=1)[:, None]
-    given = of_node(drafts.logits, slot)
-    total = 0.0 if drafts.token is not None else jax.nn.logsumexp(given, axis=-1)  # of candidates: log-probabilities
     confidence = take(tree.log_confidence, tip)[:, 0]
     return DraftSignals(
         level=newest.level,
         drafted=at_level.any(axis=1),
         active=newest.live.any(axis=1),
-        top_prob=jnp.exp(given.max(axis=-1) - total),
+        top_prob=jnp.exp(log_top(drafts, slot)),
         token_prob=jnp.exp(confidence - take(tree.log_confidence, parent)[:, 0]),
         log_confidence=confidence,
         log_coverage=jax.nn.logsumexp(tree.log_confidence, axis=1, where=at_level),

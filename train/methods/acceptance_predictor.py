@@ -32,6 +32,7 @@ from jaxspec.train.settings.calibrator import Calibrator
 
 HELD_OUT = 10  # one text in so many only measures
 _EVERY = 50  # steps between measurements
+_FEW = 20.0  # larger steps for the two numbers of the top probability, which many hidden ones stand against
 
 
 def train(settings: Calibrator) -> AcceptancePredictor:
@@ -91,9 +92,11 @@ def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[Accepta
     if not 0 < accepted[compared].sum() < compared.sum():
         raise ValueError("the target accepted all drafts or none, so there is nothing to tell apart; take more text")
     width, (_, _, narrow) = labels.target_hidden.shape[1], labels.draft_hidden.shape
-    weights: Any = AcceptancePredictor(width, narrow, rngs=nnx.Rngs(settings.seed), inputs=settings.inputs)
+    random: Any = AcceptancePredictor(width, narrow, rngs=nnx.Rngs(settings.seed), inputs=settings.inputs)
+    weights = jax.tree.map(jnp.zeros_like, random)  # it is linear: from there on all that it says is learnt
     schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps, 0.1)
-    optimizer = optax.adamw(schedule, weight_decay=0.01)
+    few = jax.tree_util.tree_map_with_path(lambda path, _: "top" in jax.tree_util.keystr(path), weights)
+    optimizer = optax.chain(optax.adamw(schedule, weight_decay=0.01), optax.masked(optax.scale(_FEW), few))
 
     @jax.jit
     def some_steps(weights: Any, moments: Any, rows: Array, labels: Labels) -> Any:

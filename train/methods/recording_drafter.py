@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.controllers.acceptance_predictor import draft_width
 from jaxspec.decoding.drafter import Committed, Drafter, Models, Prefix, last_valid
-from jaxspec.decoding.drafts import Drafts, log_probs
+from jaxspec.decoding.drafts import Drafts, log_top
 from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.model.llama import Output
 
@@ -118,5 +118,5 @@ def _keep(state: Recording, drafts: Drafts, level: Int[Array, ""]) -> Recording:
     """The state with what gave the token of a level, from 0, of the chain."""
     assert drafts.hidden is not None, "a drafter without hidden states has no predictor"
     hidden = state.hidden.at[:, level].set(drafts.hidden[:, 0].astype(state.hidden.dtype))
-    top = state.top.at[:, level].set(log_probs(drafts)[:, 0].max(axis=-1))
+    top = state.top.at[:, level].set(log_top(drafts, jnp.zeros((len(hidden), 1), jnp.int32)))
     return dataclasses.replace(state, hidden=hidden, top=top)
