@@ -1,26 +1,30 @@
-"""Thompson sampling against every fixed length, on made-up drafts that are accepted as often as the paper's.
+"""Every controller against every fixed length, on made-up drafts that are accepted as often as the paper's.
 
     python benchmarks/thompson_simulation.py
 
 A drafted token is accepted with a chance whose log-odds are those of its text (mean, spread over texts) and its own
-(spread over tokens); Cali-TS's predictor sees the log-odds of the token with an error. The controllers are the
-library's own, the speedup is Eq. 14 of EESD (arXiv:2406.03853), which takes verification to be flat. The mean is set
+(spread over tokens). The draft's own confidence, which all but Beta-TS and the length's Thompson sampling go by, has
+these log-odds with an error; Cali-TS's predictor sees the same. The controllers are the library's own, each text a
+batch of its own; the speedup is Eq. 14 of EESD (arXiv:2406.03853), which takes verification to be flat. The mean is set
 for each kind of text such that Beta-TS has the r_d that the paper has for LLaMA-2 13B on Gsm8k (Table 10: 0.67; its v_d
 is 0.50); alpha is what the paper's Table 8 comes to: 3.66 s of drafting and 7.99 s of verification, at some four drafts
 a round.
 """
 
 import argparse
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.builders import Chain
 from jaxspec.checkpoint.parameters import dict_to_module
-from jaxspec.controllers import BetaTS, CaliTS
+from jaxspec.controllers import Adaptive, BetaTS, CaliTS, ExpectedGain, LengthTS, Threshold
 from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
 from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.decode_state import select_rows
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_counts import RoundCounts
 
@@ -30,9 +34,19 @@ PAPER_SHARE = 0.67  # r_d of Beta-TS
 
 def oracle_predictor() -> AcceptancePredictor:
     """A predictor whose theta is the sigmoid of the draft's one hidden number."""
-    weights = {"transform": jnp.zeros((10, 1, 1)), "head.kernel": jnp.array([[0.0, 0.0], [0.0, 1.0]])}
+    weights = {"target": jnp.zeros((10, 1, 2)), "draft.kernel": jnp.array([[0.0, 1.0]])}
     return dict_to_module(CaliTS().build_weights(1, 1), weights)
 
+
+FLAT: Any = {"cost": ALPHA, "verify": ((1, 1.0),)}
+CONTROLLERS: dict[str, Controller] = {
+    **{f"threshold, {gamma}": Threshold(gamma=gamma) for gamma in (0.2, 0.4, 0.6)},
+    "adaptive": Adaptive(),
+    "beta-ts": BetaTS(),
+    **{f"cali-ts, {prediction}": CaliTS(prediction=prediction) for prediction in ("both", "model", "sampled")},
+    "length-ts": LengthTS(**FLAT),
+    "expected-gain": ExpectedGain(**FLAT),
+}
 
 nothing: Any = None
 MODELS = Models(target=nothing, draft=None, control=oracle_predictor())  # a controller reads the last one alone
@@ -53,7 +67,8 @@ def simulate(
     if controller is None:
         drafted = np.full((texts, rounds), length)
     else:
-        drafted = np.asarray(_lengths(controller, jnp.asarray(seen), jnp.asarray(right), jax.random.key(seed)))
+        keys = jax.random.split(jax.random.key(seed), texts)
+        drafted = np.asarray(_lengths(controller, jnp.asarray(seen), jnp.asarray(right), keys))
     run = np.cumprod(right, axis=2).sum(axis=2)
     accepted = np.minimum(run, drafted).sum()
     tokens = accepted + texts * rounds
@@ -61,33 +76,44 @@ def simulate(
     return v, r, v / ((ALPHA - v) * r + v)
 
 
+@partial(jax.jit, static_argnums=0)
+@partial(jax.vmap, in_axes=(None, 0, 0, 0))
 def _lengths(controller: Controller, seen: jax.Array, right: jax.Array, key: jax.Array) -> jax.Array:
-    """[texts, rounds]: how many tokens the controller lets each round draft."""
-    texts, rounds, cap = seen.shape
+    """[texts, rounds]: how many tokens the controller lets each round draft; a text by itself is a batch of one."""
+    rounds, cap = seen.shape
+    everything = jnp.ones(1, bool)
+    log_prob = jax.nn.log_sigmoid(seen)
+    path = jnp.cumsum(log_prob, axis=1)
 
     def one_round(state: Any, at: jax.Array) -> tuple[Any, jax.Array]:
-        def level(carry: tuple[jax.Array, jax.Array], i: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-            active, length = carry
+        keys = jax.random.fold_in(key, at)[None]
+        state, drafts = controller.begin(MODELS, keys, state, everything, Chain(cap))
+
+        def level(carry: tuple[Any, jax.Array, jax.Array], i: jax.Array) -> tuple[tuple, None]:
+            state, active, length = carry
+            probability = jnp.exp(log_prob[at, i])[None]
             signals = DraftSignals(
                 level=i + 1,
-                top_prob=jnp.ones(texts),
-                token_prob=jnp.ones(texts),
-                log_confidence=jnp.zeros(texts),
-                draft_hidden=seen[:, at, i, None],
-                target_hidden=jnp.zeros((texts, 1)),
+                drafted=active,
+                active=active,
+                top_prob=probability,
+                token_prob=probability,
+                log_confidence=path[at, i][None],
+                log_coverage=path[at, i][None],
+                draft_hidden=seen[at, i, None, None],
+                target_hidden=jnp.zeros((1, 1)),
             )
-            length = length + active
-            keys = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, at), i), texts)
-            return (active & controller.keep_drafting(MODELS, keys, state, signals), length), None
+            state = select_rows(active, controller.note(state, signals), state)
+            keys = jax.random.fold_in(jax.random.fold_in(key, at), i + 1)[None]
+            return (state, active & controller.keep_drafting(MODELS, keys, state, signals), length + active), None
 
-        start = (jnp.ones(texts, bool), jnp.zeros(texts, jnp.int32))
-        (_, length), _ = jax.lax.scan(level, start, jnp.arange(cap))
-        accepted = jnp.minimum(jnp.cumprod(right[:, at], axis=1).sum(axis=1), length)
+        start = (state, drafts, jnp.zeros(1, jnp.int32))
+        (state, _, length), _ = jax.lax.scan(level, start, jnp.arange(cap))
+        accepted = jnp.minimum(jnp.cumprod(right[at]).sum(), length)
         counts = RoundCounts(committed=accepted + 1, accepted=accepted, levels=length, drafted=length, verified=length)
-        return controller.update(state, counts), length
+        return controller.update(state, counts), length[0]
 
-    _, lengths = jax.lax.scan(one_round, controller.init(texts), jnp.arange(rounds))
-    return lengths.T
+    return jax.lax.scan(one_round, controller.init(1), jnp.arange(rounds))[1]
 
 
 def odds_of(mean: float, over_texts: float, over_tokens: float) -> np.ndarray:
@@ -115,9 +141,8 @@ def main() -> None:
         print(f"\nspread over texts {over_texts}, over tokens {over_tokens}\n{'':22} v_d   r_d   speedup")
         fixed = {k: simulate(None, k, odds, 1.0, 0) for k in range(1, CAP + 1)}
         best = max(fixed, key=lambda k: fixed[k][2])
-        rows = {f"K={best}, the best": fixed[best], "K=10": fixed[10], "beta-ts": simulate(BetaTS(), 0, odds, 1.0, 0)}
-        for prediction in ("both", "model", "sampled"):
-            rows[f"cali-ts, {prediction}"] = simulate(CaliTS(prediction=prediction), 0, odds, 1.0, 0)
+        rows = {f"K={best}, the best": fixed[best], "K=10": fixed[10]}
+        rows |= {name: simulate(controller, 0, odds, 1.0, 0) for name, controller in CONTROLLERS.items()}
         for name, (v, r, speedup) in rows.items():
             print(f"{name:20} {v:5.2f} {r:5.2f} {speedup:7.2f}  {speedup / fixed[best][2] - 1:+.1%}")
 

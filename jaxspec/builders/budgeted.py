@@ -10,14 +10,15 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.builders import top_paths
 from jaxspec.builders.confidence_power import ConfidencePower
 from jaxspec.builders.top_paths import TreeLimits
-from jaxspec.decoding.cost_table import CostTable, Ratios, read_ratio, read_ratios, round_ratio, show_ratio, show_ratios
+from jaxspec.decoding.cost_table import Ratios
+from jaxspec.decoding.priced import COST, VERIFY, Priced
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_up_to, take
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Budgeted(ConfidencePower):
+class Budgeted(Priced, ConfidencePower):
     """The nodes that give most tokens a second: their number follows the draft's confidence and the device's costs.
 
     A round that drafted D levels and verifies the kept nodes K is worth
@@ -53,40 +54,26 @@ class Budgeted(ConfidencePower):
     total: int = 64
     power: float = 1.0
     greedy_power: float = 0.3  # best for the heads of the builtin model: benchmarks/README.md
-    cost: float | None = dataclasses.field(default=None, metadata={"parse": read_ratio, "show": show_ratio})
-    verify: Ratios | None = dataclasses.field(default=None, metadata={"parse": read_ratios, "show": show_ratios})
+    cost: float | None = dataclasses.field(default=None, metadata=COST)
+    verify: Ratios | None = dataclasses.field(default=None, metadata=VERIFY)
 
     def __post_init__(self) -> None:
         self.require(width=1, depth=1, total=2)
         self.require_powers()
+        self.check_costs()
 
     @property
     def at_temperature_0(self) -> "Budgeted":
         return dataclasses.replace(self, power=self.greedy_power)
 
     @property
-    def needs_costs(self) -> bool:
-        return self.cost is None or self.verify is None
-
-    def with_costs(self, table: CostTable) -> "Budgeted":
-        """The same with those of `cost` and `verify` measured that are not given."""
-        cost = round_ratio(table.level_cost(self.width)) if self.cost is None else self.cost
-        measured = tuple((nodes, round_ratio(seconds / table.plain)) for nodes, seconds in table.verify)
-        return dataclasses.replace(self, cost=cost, verify=measured if self.verify is None else self.verify)
+    def level_width(self) -> int:
+        return self.width
 
     @property
     def limits(self) -> TreeLimits:
         frontier = top_paths.widest(self.width, self.depth, min(self.width, self.total - 1))
         return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
-
-    @property
-    def known(self) -> tuple[float, Ratios]:
-        """`cost` and `verify`. Raises ValueError where they are still to be measured."""
-        if self.cost is None or self.verify is None:
-            raise ValueError(
-                "budgeted: its costs are not measured yet; give cost= and verify=, or take Engine.calibrated"
-            )
-        return self.cost, self.verify
 
     @property
     def buckets(self) -> Ratios:

@@ -98,7 +98,8 @@ class CaliTS(Controller):
         else:
             rounds = state.rounds if self.prediction == "both" else jnp.zeros_like(state.rounds)
             assert signals.draft_hidden is not None, "a drafter without hidden states has no predictor"
-            predicted = predict(models.control, signals.level, signals.target_hidden, signals.draft_hidden)
+            log_top = jnp.log(jnp.maximum(signals.top_prob, jnp.finfo(jnp.float32).tiny))
+            predicted = predict(models.control, signals.level, signals.target_hidden, signals.draft_hidden, log_top)
             mean, variance = combine(predicted, state.estimate, rounds, model, sample)
         return bernoulli(keys, clipped_mean(mean, jnp.sqrt(variance)))
 

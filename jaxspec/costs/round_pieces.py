@@ -219,7 +219,7 @@ def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int
     root = root_frontier(state.length.shape[0])
     vocab_size = models.target.config.vocab_size if spec.rule.keeps_probs else None
     tree = init_tree(state.tokens[:, 0], spec.builder.size, vocab_size)
-    controller, _ = spec.controller.begin(models, state.keys, state.controller)
+    controller, _ = spec.controller.begin(models, state.keys, state.controller, ~state.done, spec.builder)
     drafts, _ = spec.drafter.root(models, state.drafter, state.prefix, tree)
     noise = loop.noise(models, state.keys, state.length)
     draws = Draws(sampling=state.sampling, keys=state.keys, noise=noise)
@@ -229,7 +229,9 @@ def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int
     def once(at, kept):
         # Behind the barrier nothing is the same in every iteration, so that XLA computes all of it in each.
         seen, now, kept = jax.lax.optimization_barrier(((tree, newest, root, drafts, state.feature), controller, kept))
-        return kept + spec.controller.keep_drafting(models, fold(state.keys, at), now, draft_signals(*seen))
+        signals = draft_signals(*seen)
+        now = spec.controller.note(now, signals)
+        return kept + spec.controller.keep_drafting(models, fold(state.keys, at), now, signals)
 
     return jax.lax.fori_loop(0, iterations, once, jnp.zeros_like(state.length))
 

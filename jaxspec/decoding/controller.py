@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
+from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.draft_signals import DraftSignals
 from jaxspec.decoding.drafter import FLOAT32, Models, State
 from jaxspec.decoding.round_counts import RoundCounts
@@ -17,9 +18,12 @@ class Controller(Strategy):
 
     Attributes:
         stops: it may end drafting before the builder's full depth.
+        looks_beyond_row: it decides by more than the row's own text, such as the other rows or measured costs. Above
+            temperature 0 such a method needs the rule under which no draft changes the text (`Method.rule`).
     """
 
     stops: ClassVar[bool] = True
+    looks_beyond_row: ClassVar[bool] = False
 
     @property
     def needs_weights(self) -> bool:
@@ -38,12 +42,27 @@ class Controller(Strategy):
         """State of `batch` sequences that have seen nothing."""
         return ()
 
-    def begin(self, models: Models, keys: Key[Array, " B"], state: State) -> tuple[State, Bool[Array, " B"]]:
+    def begin(
+        self,
+        models: Models,
+        keys: Key[Array, " B"],
+        state: State,
+        unfinished: Bool[Array, " B"],
+        builder: TreeBuilder,
+    ) -> tuple[State, Bool[Array, " B"]]:
         """Before a round: a state that may hold what was drawn for it, and whether each row drafts at all.
 
         In rows that are done neither counts: their state stays, and they draft nothing.
+
+        Args:
+            unfinished: the rows that are not done.
+            builder: of the round's trees.
         """
         return state, jnp.ones(keys.shape, bool)
+
+    def note(self, state: State, signals: DraftSignals) -> State:
+        """Once a level is drafted: a state that may hold what it showed. It stays in rows that drafted none."""
+        return state
 
     @abc.abstractmethod
     def keep_drafting(

@@ -3,9 +3,9 @@
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.decoding.drafts import Drafts, of_node
+from jaxspec.decoding.drafts import Drafts, log_top, of_node
 from jaxspec.decoding.tree import DraftTree, Frontier, take
 
 
@@ -14,9 +14,12 @@ class DraftSignals:
     """What a controller may judge by once a level is drafted, along each row's most confident path."""
 
     level: Int[Array, ""]  # of the newest nodes, from 1
+    drafted: Bool[Array, " B"]  # whether the row has nodes of this level
+    active: Bool[Array, " B"]  # whether its builder would expand any of them
     top_prob: Float[Array, " B"]  # largest probability of the distribution that produced the newest node
     token_prob: Float[Array, " B"]  # that of the newest node's own token
     log_confidence: Float[Array, " B"]  # of the path to it
+    log_coverage: Float[Array, " B"]  # the sum of the level's confidences: that any of its nodes is accepted
     draft_hidden: Float[Array, "B E"] | None  # the draft hidden state whose logits gave it; None: there is none
     target_hidden: Float[Array, "B D"]  # the target's feature at the last position that it verified
 
@@ -33,14 +36,15 @@ def draft_signals(
     tip = jnp.where(at_level, tree.log_confidence, -jnp.inf).argmax(axis=1)[:, None]
     parent = take(tree.parent, tip)
     slot = (expanded.node == parent).argmax(axis=1)[:, None]
-    given = of_node(drafts.logits, slot)
-    total = 0.0 if drafts.token is not None else jax.nn.logsumexp(given, axis=-1)  # of candidates: log-probabilities
     confidence = take(tree.log_confidence, tip)[:, 0]
     return DraftSignals(
         level=newest.level,
-        top_prob=jnp.exp(given.max(axis=-1) - total),
+        drafted=at_level.any(axis=1),
+        active=newest.live.any(axis=1),
+        top_prob=jnp.exp(log_top(drafts, slot)),
         token_prob=jnp.exp(confidence - take(tree.log_confidence, parent)[:, 0]),
         log_confidence=confidence,
+        log_coverage=jax.nn.logsumexp(tree.log_confidence, axis=1, where=at_level),
         draft_hidden=None if drafts.hidden is None else of_node(drafts.hidden, slot),
         target_hidden=feature,
     )

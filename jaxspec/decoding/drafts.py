@@ -1,6 +1,7 @@
 """What a drafter says of the tokens after some nodes."""
 
 import chex
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -24,6 +25,13 @@ def of_node(values: Array, slot: Int[Array, "B 1"]) -> Array:
         return values[:, 0]
     index = slot.reshape(slot.shape + (1,) * (values.ndim - 2))
     return jnp.take_along_axis(values, index, axis=1, mode="promise_in_bounds")[:, 0]
+
+
+def log_top(drafts: Drafts, slot: Int[Array, "B 1"]) -> Float[Array, " B"]:
+    """The log of the largest probability after the node in this slot of the W, at temperature 1."""
+    given = of_node(drafts.logits, slot).astype(jnp.float32)
+    total = 0.0 if drafts.token is not None else jax.nn.logsumexp(given, axis=-1)  # of candidates: log-probabilities
+    return given.max(axis=-1) - total
 
 
 def for_each(values: Array, width: int) -> Array:

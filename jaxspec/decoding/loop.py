@@ -93,10 +93,10 @@ def draft(
     if builder.depth == 0:
         return tree, state
     draft_keys, control_keys = fold(keys, DRAFT), fold(keys, CONTROL)
-    begun, drafts_now = spec.controller.begin(models, fold(keys, BEGIN), state.controller)
+    begun, drafts_now = spec.controller.begin(models, fold(keys, BEGIN), state.controller, ~state.done, builder)
     controller = select_rows(state.done, state.controller, begun)
 
-    def grow(tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"], drafts: Drafts):
+    def grow(tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"], controller: State, drafts: Drafts):
         logits = constrain(drafts.logits, "batch", None, None)  # top-k of a cut axis would gather it several times
         drafts, width = dataclasses.replace(drafts, logits=logits), frontier.node.shape[1]
         level_noise = noise(models, state.keys, prefix.length + frontier.level)
@@ -107,23 +107,24 @@ def draft(
             tree = keep_probs(tree, frontier, spec.rule.draft_probs(state.sampling, drafts), drafts.token)
         active &= reached.live.any(axis=1)
         signals = draft_signals(tree, reached, frontier, drafts, state.feature)
+        controller = select_rows(signals.drafted, spec.controller.note(controller, signals), controller)
         level_keys = fold(control_keys, frontier.level)
         active &= spec.controller.keep_drafting(models, level_keys, controller, signals)
-        return tree, reached, active
+        return tree, reached, active, controller
 
     @jax.named_scope(LEVEL)
     def level(carry):
-        tree, frontier, active, drafter = carry
+        tree, frontier, active, controller, drafter = carry
         drafts, drafter = spec.drafter.expand(models, drafter, prefix, tree, frontier)
-        return *grow(tree, frontier, active, drafts), drafter
+        return *grow(tree, frontier, active, controller, drafts), drafter
 
     def drafting(carry):
-        _, frontier, active, _ = carry
+        _, frontier, active, *_ = carry
         return (frontier.level < builder.depth) & active.any()
 
     drafts, drafter = spec.drafter.root(models, state.drafter, prefix, tree)
-    first = grow(tree, root_frontier(root.shape[0]), ~state.done & drafts_now, drafts)
-    tree, _, _, drafter = jax.lax.while_loop(drafting, level, (*first, drafter))
+    first = grow(tree, root_frontier(root.shape[0]), ~state.done & drafts_now, controller, drafts)
+    tree, _, _, controller, drafter = jax.lax.while_loop(drafting, level, (*first, drafter))
     return tree, dataclasses.replace(state, drafter=drafter, controller=controller)
 
 

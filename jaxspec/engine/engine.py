@@ -128,7 +128,7 @@ class Engine:
             record: also return every round's tree and verdict.
             keep_state: the controller goes on with what it has learnt: row i of each batch from row i of the batch
                 before; with `batch_size` 1, one posterior over all prompts. It changes no text, only how fast it comes,
-                but for chains above temperature 0: what they draw (not its distribution) depends on the prompts before.
+                but under rejection sampling: what is drawn (not its distribution) depends on the prompts before.
             settings: `sampling`, a SamplingParams; its fields by name, each one value or one a prompt, such as
                 max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0 and seed=0; `seeds` and `chat`. See
                 `requests_of`.

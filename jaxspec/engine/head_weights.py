@@ -12,7 +12,14 @@ from jaxspec.checkpoint.heads import HeadConfig, check_same_shape, find_head, re
 from jaxspec.checkpoint.loading import Checkpoint, check_same_vocabulary
 from jaxspec.checkpoint.memory import check_fits
 from jaxspec.checkpoint.parameters import load_params
-from jaxspec.controllers.acceptance_predictor import FOLDER, draft_width
+from jaxspec.controllers.acceptance_predictor import (
+    FOLDER,
+    INPUTS,
+    AcceptancePredictor,
+    UnfoldedPredictor,
+    draft_width,
+    fold,
+)
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.drafters import DRAFTERS, DraftModel
 from jaxspec.methods.method import Method
@@ -52,9 +59,15 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
     target_hidden = model.config.model.hidden_size
     draft_hidden = draft_width(method.drafter, Models(target=model.target, draft=draft))
     ours = {"target_hidden": target_hidden, "draft_hidden": draft_hidden}
-    if config.settings != ours:
-        raise CheckpointError(f"the predictor at {path} was trained for {config.settings}, and here it is {ours}")
-    return _restore(model, path, lambda: controller.build_weights(target_hidden, draft_hidden))
+    theirs = {name: width for name, width in config.settings.items() if name != "inputs"}
+    if theirs != ours:
+        raise CheckpointError(f"the predictor at {path} was trained for {theirs}, and here it is {ours}")
+    inputs, widths = config.settings.get("inputs"), (target_hidden, draft_hidden)
+    if inputs is None:  # of earlier versions, which kept the paper's matrices
+        return fold(_restore(model, path, lambda: UnfoldedPredictor(*widths, rngs=nnx.Rngs(0))))
+    if inputs not in INPUTS:
+        raise CheckpointError(f"the predictor at {path} looks at {inputs!r}, which is none of {', '.join(INPUTS)}")
+    return _restore(model, path, lambda: AcceptancePredictor(*widths, rngs=nnx.Rngs(0), inputs=inputs))
 
 
 def _folder(model: Checkpoint, method: Method) -> Path:

@@ -56,18 +56,20 @@ class Method:
         return dataclasses.replace(self, **given)
 
     def rule(self, greedy: bool) -> Rule:
-        """The lossless verification for this builder: greedy at temperature 0, else rejection sampling or coupling.
+        """The lossless verification for this method: greedy at temperature 0, else rejection sampling or coupling.
 
         Chains take rejection sampling, which accepts more of a single child. Trees take Gumbel coupling, which accepts
         more of several (`benchmarks/sampling_rules.py`) and lets nodes be pruned, and so does plain decoding, which has
-        no children: their text for a seed is the same.
+        no children: their text for a seed is the same. So do chains whose controller looks beyond the row: under
+        rejection sampling their text would depend on its neighbours and on the machine.
         """
         if self.verification is not None:
             return self.verification
         if greedy:
             return Greedy()
-        drawn = self.builder.is_chain and self.builder.depth > 0 and not self.builder.prunes
-        return RejectionSampling() if drawn else GumbelCoupling()
+        chain = self.builder.is_chain and self.builder.depth > 0
+        coupled = not chain or self.builder.prunes or self.controller.looks_beyond_row
+        return GumbelCoupling() if coupled else RejectionSampling()
 
     def speculation(self, greedy: bool, **options: Any) -> Speculation:
         """What the loop is compiled for. `options` are the remaining fields of `Speculation`."""

@@ -24,7 +24,7 @@ def plain_seconds(where: Slice, compose: Compose) -> float:
 
 
 def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> Method:
-    """The method whose builder knows what drafting and verification cost, as `jaxspec calibrate` would measure it.
+    """The method whose parts know what drafting and verification cost, as `jaxspec calibrate` would measure it.
 
     Args:
         plain: seconds of a round of plain decoding.

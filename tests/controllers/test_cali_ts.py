@@ -12,7 +12,16 @@ from flax import nnx
 from jaxspec import Engine, load
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig, write_head
-from jaxspec.controllers.acceptance_predictor import NAME, AcceptancePredictor, draft_width, predict
+from jaxspec.controllers.acceptance_predictor import (
+    INPUTS,
+    NAME,
+    AcceptancePredictor,
+    UnfoldedPredictor,
+    classify,
+    draft_width,
+    fold,
+    predict,
+)
 from jaxspec.controllers.cali_ts import CaliState, CaliTS, clipped_mean
 from jaxspec.decoding.round_counts import to_rows
 from jaxspec.engine.head_weights import load_control, load_head
@@ -86,7 +95,8 @@ class TestCoin:
         half = np.full(NUMBER, 0.5)
         seen = signals(half, half, level=2, target=target, draft=draft[:3])
         assert seen.draft_hidden is not None
-        predicted = predict(own, seen.level, seen.target_hidden, seen.draft_hidden)[0].item()
+        log_top = jnp.log(seen.top_prob)
+        predicted = predict(own, seen.level, seen.target_hidden, seen.draft_hidden, log_top)[0].item()
         assert 0.1 < predicted < 0.9 and abs(predicted - 0.2) > 0.1, "the two say the same, so nothing is tested"
         state = CaliState(
             estimate=jnp.full(NUMBER, 0.2), trials=jnp.zeros(NUMBER), rounds=jnp.full(NUMBER, float(rounds))
@@ -105,21 +115,34 @@ class TestCoin:
 
 
 class TestPredictor:
-    def test_is_the_formula(self):
-        own = AcceptancePredictor(4, 3, rngs=nnx.Rngs(0))
+    def test_folded_is_the_formula(self):
+        own = UnfoldedPredictor(4, 3, rngs=nnx.Rngs(0))
         rng = np.random.default_rng(0)
         target, draft = rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(6, 3)).astype(np.float32)
         transform, head = np.asarray(own.transform[...]), np.asarray(own.head.kernel[...])
         for level, matrix in ((1, 0), (2, 1), (10, 9), (11, 9), (40, 9)):
             logits = np.concatenate([target @ transform[matrix], draft], axis=1) @ head
             expected = np.exp(logits[:, 1]) / np.exp(logits).sum(axis=1)
-            found = predict(own, jnp.int32(level), jnp.asarray(target), jnp.asarray(draft))
+            found = predict(fold(own), jnp.int32(level), jnp.asarray(target), jnp.asarray(draft), jnp.zeros(6))
             np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+    def test_the_top_probability_adds_to_the_log_odds(self):
+        hidden, log_top = jnp.ones((3, 4)), jnp.log(jnp.array([0.1, 0.5, 0.9]))
+        both = AcceptancePredictor(4, 4, rngs=nnx.Rngs(0), inputs="both")
+        alone = AcceptancePredictor(4, 4, rngs=nnx.Rngs(0), inputs="top-probability")
+        odds = lambda own: jnp.diff(classify(own, jnp.int32(1), hidden, hidden, log_top))[:, 0]
+        before = odds(both)
+        for own in (both, alone):
+            assert own.top is not None
+            own.top[...] = jnp.array([[0.0, 1.0], [0.5, 2.5]])
+        assert [own.inputs for own in (both, alone)] == list(INPUTS[1:])
+        np.testing.assert_allclose(odds(alone), 1 + 2 * log_top, rtol=1e-5)
+        np.testing.assert_allclose(odds(both) - before, 1 + 2 * log_top, rtol=1e-4)
 
     def test_low_precision_weights_give_a_float32(self):
         own = AcceptancePredictor(4, 4, rngs=nnx.Rngs(0), dtype=jnp.dtype("bfloat16"))
         hidden = jnp.ones((2, 4), jnp.bfloat16)
-        assert predict(own, jnp.int32(1), hidden, hidden).dtype == jnp.float32
+        assert predict(own, jnp.int32(1), hidden, hidden, jnp.zeros(2)).dtype == jnp.float32
 
     def test_width_of_every_drafters_hidden_states(self):
         everything = models(5)
@@ -151,7 +174,9 @@ def write(head: Path, target: LlamaConfig, weights: AcceptancePredictor) -> None
     """Puts a predictor for a target into the folder of a head."""
     (folder := head / "calibrator").mkdir()
     width = target.hidden_size
-    settings = {"target_hidden": width, "draft_hidden": weights.head.kernel[...].shape[0] - width}
+    assert weights.draft is not None
+    narrow = weights.draft.kernel[...].shape[0]
+    settings = {"target_hidden": width, "draft_hidden": narrow, "inputs": weights.inputs}
     write_head(folder, HeadConfig(NAME, target, "float32", "float32", settings), weights)
 
 
@@ -171,6 +196,47 @@ class TestEngine:
         assert found.tokens == in_memory.tokens == plain.tokens
         assert to_rows(found.history) == to_rows(in_memory.history)
         assert len(set(found.history.levels.tolist())) > 1, "it never stopped at another length"
+
+    @pytest.mark.parametrize("inputs", ["both", "top-probability"])
+    def test_with_the_drafts_top_probability(self, inputs: str, model, head: Path):
+        width = model.config.model.hidden_size
+        weights = AcceptancePredictor(width, width, rngs=nnx.Rngs(0), inputs=inputs)
+        assert weights.top is not None
+        weights.top[...] = jnp.array([[0.0, 3.0], [0.0, 1.0]])
+        (head / "calibrator").mkdir()
+        settings = {"target_hidden": width, "draft_hidden": width, "inputs": inputs}
+        write_head(head / "calibrator", HeadConfig(NAME, model.config.model, "float32", "float32", settings), weights)
+        draft = load_head(model, parse_method("draft-model"))
+        restored = load_control(model, parse_method(f"draft-model@{head}+cali-ts"), draft)
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, restored, weights))
+        found = Engine(model, self.METHOD, control=restored).generate("abcabc", max_new_tokens=24)[0]
+        assert found.tokens == Engine(model, "plain").generate("abcabc", max_new_tokens=24)[0].tokens
+
+    def test_of_an_earlier_version(self, model, head: Path):
+        """Files with the paper's matrices: the predictions are theirs."""
+        width = model.config.model.hidden_size
+        weights = UnfoldedPredictor(width, width, rngs=nnx.Rngs(2))
+        (head / "calibrator").mkdir()
+        settings = {"target_hidden": width, "draft_hidden": width}
+        write_head(head / "calibrator", HeadConfig(NAME, model.config.model, "float32", "float32", settings), weights)
+        draft = load_head(model, parse_method("draft-model"))
+        found = load_control(model, parse_method(f"draft-model@{head}+cali-ts"), draft)
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, found, fold(weights)))
+        rng = np.random.default_rng(0)
+        target, drafted = rng.normal(size=(2, 5, width)).astype(np.float32)
+        logits = np.concatenate([target @ weights.transform[...][2], drafted], axis=1) @ weights.head.kernel[...]
+        here = (jnp.int32(3), jnp.asarray(target), jnp.asarray(drafted), jnp.zeros(5))
+        np.testing.assert_allclose(predict(found, *here), np.asarray(jax.nn.softmax(logits))[:, 1], rtol=1e-4)
+
+    def test_that_looks_at_something_else(self, model, head: Path):
+        width = model.config.model.hidden_size
+        (head / "calibrator").mkdir()
+        settings = {"target_hidden": width, "draft_hidden": width, "inputs": "stars"}
+        own = AcceptancePredictor(width, width, rngs=nnx.Rngs(0))
+        write_head(head / "calibrator", HeadConfig(NAME, model.config.model, "float32", "float32", settings), own)
+        draft = load_head(model, parse_method("draft-model"))
+        with pytest.raises(CheckpointError, match="looks at 'stars', which is none of hidden, both, top-probability"):
+            load_control(model, parse_method(f"draft-model@{head}+cali-ts"), draft)
 
     def test_without_its_predictor(self, model):
         free = f"{self.METHOD},prediction=sampled"

@@ -11,6 +11,7 @@ import pytest
 from jaxspec.builders.chain import Chain
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.decoding import loop
+from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.decode_state import DecodeState, enlarge
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill import prefill
@@ -24,7 +25,8 @@ from tests.lossless.harness import models, requests, speculation, start, weights
 BATCH, LENGTH = 4, 3
 STATELESS = {"plain", "ngram", "layer-skip", "fixed", "threshold"}
 DRAFTING = [parse_method(name) for name in DRAFTERS]
-STOPPING = [parse_method(f"draft-model+chain+{name}") for name in CONTROLLERS]
+COSTS = CostTable(plain=1.0, verify=((1, 1.0), (8, 2.0)), level=((1, 0.1),))
+STOPPING = [parse_method(f"draft-model+chain+{name}").with_costs(COSTS) for name in CONTROLLERS]
 
 
 @pytest.fixture(scope="module")

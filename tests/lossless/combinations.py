@@ -27,6 +27,8 @@ CONTROLLERS = (  # where they stop, they stop often: chance 1/2 or so
     "adaptive,gamma=0.3,alpha=0.5,epsilon=1.0",
     "beta-ts,prior_alpha=1",
     "cali-ts",
+    "length-ts,prior_alpha=1,cost=0.1,verify=1:1/2:1.2/4:1.4/8:1.6",
+    "expected-gain,cost=0.2,verify=1:1/2:1.2/4:1.4/8:1.6",
 )
 UNSOUND = {("ngram", "cali-ts")}  # drafter, controller: refused by parse_method, as ngram has no hidden states
 WITH_KEPT_BLOCKS = (  # how a skip set drafts that has weights of its own

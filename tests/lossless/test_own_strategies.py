@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Bool, Int, Key
 
+from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.draft_signals import DraftSignals
 from jaxspec.decoding.drafter import Committed, Drafter, Models, Prefix, State
@@ -79,7 +80,12 @@ class DrawsALength(Controller):
         return jnp.full(batch, -1, jnp.int32)
 
     def begin(
-        self, models: Models, keys: Key[Array, " B"], state: Int[Array, " B"]
+        self,
+        models: Models,
+        keys: Key[Array, " B"],
+        state: Int[Array, " B"],
+        unfinished: Bool[Array, " B"],
+        builder: TreeBuilder,
     ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
         length = jax.vmap(lambda key: jax.random.randint(key, (), 0, self.longest + 1))(keys)
         return length, length > 0

@@ -214,7 +214,7 @@ def by_own_probability(inner, models, keys, state, signals):
 
 def by_prediction_from_the_token(inner, models, keys, state, signals):
     """Cali-TS, with a predictor that sees the token's own probability where it should see what gave the token."""
-    kernel = models.control.head.kernel[...][-signals.draft_hidden.shape[1] :]
+    kernel = models.control.draft.kernel[...]
     logit = 20 * (signals.token_prob - 0.3)
     seen = logit[:, None] * (kernel[:, 1] - kernel[:, 0])
     return inner.keep_drafting(models, keys, state, dataclasses.replace(signals, draft_hidden=seen))

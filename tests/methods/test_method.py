@@ -4,6 +4,7 @@ import pytest
 
 from jaxspec.builders.chain import Chain
 from jaxspec.builders.static import Static
+from jaxspec.controllers import CONTROLLERS
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.methods.method import default_method, parse_method, runnable
@@ -76,13 +77,17 @@ def test_refusals_say_what_is_wrong(text, says):
         parse_method(text)
 
 
-def test_the_rule_follows_from_temperature_and_builder():
+def test_the_rule_follows_from_temperature_builder_and_controller():
     assert parse_method("ngram+chain").rule(greedy=True) == Greedy()
     for name in ("ngram+chain", "ngram+chain,length=1+threshold", "ngram+static,paths=0:00", "ngram+uniform,width=1"):
         assert parse_method(name).rule(greedy=False) == RejectionSampling()
     for name in ("plain", "ngram+static", "ngram+uniform", "ngram+cape", "ngram+eagle2", "ngram+pruned"):
         assert parse_method(name).rule(greedy=False) == GumbelCoupling()
     assert parse_method("ngram+eagle2,width=1,depth=3,total=4").rule(greedy=False) == GumbelCoupling()  # it prunes
+    for name, kind in CONTROLLERS.items():
+        method = parse_method(f"ngram+chain+{name}" + (",prediction=sampled" if name == "cali-ts" else ""))
+        assert method.rule(greedy=False) == (GumbelCoupling() if kind.looks_beyond_row else RejectionSampling())
+    assert {name for name, kind in CONTROLLERS.items() if kind.looks_beyond_row} == {"length-ts", "expected-gain"}
 
 
 def test_the_best_head_is_the_default():

@@ -27,11 +27,12 @@ class Labels:
 
     target_hidden: Float[Array | np.ndarray, "R D"]  # the target's feature at the last position verified before
     draft_hidden: Float[Array | np.ndarray, "R levels E"]  # the hidden state that gave each drafted token
+    log_top: Float[Array | np.ndarray, "R levels"]  # of the largest probability of the distribution that gave it
     accepted: Bool[Array | np.ndarray, "R levels"]
     compared: Bool[Array | np.ndarray, "R levels"]  # whether the target looked at it: all before it were accepted
 
 
-_FIELDS = ("target_hidden", "draft_hidden", "accepted", "compared")
+_FIELDS = ("target_hidden", "draft_hidden", "log_top", "accepted", "compared")
 
 
 def collect(engine: Engine, requests: Sequence[Request], batch_size: int, folder: Path) -> Iterator[Labels]:
@@ -61,16 +62,17 @@ def labels_of(engine: Engine, requests: Sequence[Request]) -> list[Labels]:
     while not session.finished:
         session.advance()
     found: Recording = session.state.drafter
-    seen = jax.device_get((found.target_hidden, found.draft_hidden, found.committed))
+    seen = jax.device_get((found.target_hidden, found.draft_hidden, found.log_top, found.committed))
     labels = []
     for row in range(len(requests)):
-        target_hidden, draft_hidden, committed = (array[row].astype(np.float32) for array in seen)
+        target_hidden, draft_hidden, log_top, committed = (array[row].astype(np.float32) for array in seen)
         rounds = slice(0, max(int((committed > 0).sum()) - 1, 0))
         accepted, level = committed[rounds, None] - 1, np.arange(draft_hidden.shape[1])  # all but the bonus token
         labels.append(
             Labels(
                 target_hidden=target_hidden[rounds],
                 draft_hidden=draft_hidden[rounds],
+                log_top=log_top[rounds],
                 accepted=level < accepted,
                 compared=level <= accepted,
             )

@@ -32,6 +32,7 @@ from jaxspec.train.settings.calibrator import Calibrator
 
 HELD_OUT = 10  # one text in so many only measures
 _EVERY = 50  # steps between measurements
+_FEW = 20.0  # larger steps for the two numbers of the top probability, which many hidden ones stand against
 
 
 def train(settings: Calibrator) -> AcceptancePredictor:
@@ -55,9 +56,9 @@ def train(settings: Calibrator) -> AcceptancePredictor:
         kept = [part for i, part in enumerate(found) if i % HELD_OUT] or found
         trained, measured = fit(join(kept), join(held_out), settings)
         width, dtype = model.config.model.hidden_size, settings.save_dtype
-        widths = {"target_hidden": width, "draft_hidden": trained.head.kernel[...].shape[0] - width}
+        shape = {"target_hidden": width, "draft_hidden": held_out[0].draft_hidden.shape[2], "inputs": trained.inputs}
         with deferred():
-            write_head(folder, HeadConfig(NAME, model.config.model, dtype, dtype, widths), trained)
+            write_head(folder, HeadConfig(NAME, model.config.model, dtype, dtype, shape), trained)
     say(
         f"wrote {out}: a predictor for {drafter.name}, loss {measured['loss']:.3f} on held-out comparisons, where "
         f"knowing only their share accepted ({measured['share']:.2f}) gives {measured['base']:.3f}"
@@ -91,9 +92,11 @@ def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[Accepta
     if not 0 < accepted[compared].sum() < compared.sum():
         raise ValueError("the target accepted all drafts or none, so there is nothing to tell apart; take more text")
     width, (_, _, narrow) = labels.target_hidden.shape[1], labels.draft_hidden.shape
-    weights: Any = AcceptancePredictor(width, narrow, rngs=nnx.Rngs(settings.seed))
+    random: Any = AcceptancePredictor(width, narrow, rngs=nnx.Rngs(settings.seed), inputs=settings.inputs)
+    weights = jax.tree.map(jnp.zeros_like, random)  # it is linear: from there on all that it says is learnt
     schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps, 0.1)
-    optimizer = optax.adamw(schedule, weight_decay=0.01)
+    few = jax.tree_util.tree_map_with_path(lambda path, _: "top" in jax.tree_util.keystr(path), weights)
+    optimizer = optax.chain(optax.adamw(schedule, weight_decay=0.01), optax.masked(optax.scale(_FEW), few))
 
     @jax.jit
     def some_steps(weights: Any, moments: Any, rows: Array, labels: Labels) -> Any:
@@ -121,8 +124,8 @@ def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[Accepta
 def loss(weights: AcceptancePredictor, labels: Labels) -> Float[Array, ""]:
     """Mean cross-entropy over the comparisons made."""
     levels = jnp.arange(1, labels.accepted.shape[1] + 1)
-    target, draft = jnp.asarray(labels.target_hidden), jnp.asarray(labels.draft_hidden)
-    logits = jax.vmap(classify, (None, 0, None, 1), 1)(weights, levels, target, draft)
+    target, draft, top = map(jnp.asarray, (labels.target_hidden, labels.draft_hidden, labels.log_top))
+    logits = jax.vmap(classify, (None, 0, None, 1, 1), 1)(weights, levels, target, draft, top)
     each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels.accepted).astype(jnp.int32))
     compared = jnp.asarray(labels.compared)
     return (each * compared).sum() / jnp.maximum(compared.sum(), 1)

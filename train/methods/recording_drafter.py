@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.controllers.acceptance_predictor import draft_width
 from jaxspec.decoding.drafter import Committed, Drafter, Models, Prefix, last_valid
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafts import Drafts, log_top
 from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.model.llama import Output
 
@@ -21,9 +21,11 @@ class Recording:
     inner: Any
     drafting: Bool[Array, " B"]  # whether something was drafted since the last observation
     hidden: Float[Array, "B levels E"]  # of this round, by level
+    top: Float[Array, "B levels"]  # the log of the largest probability, likewise
     feature: Float[Array, "B D"]  # the target's, at the last position that it verified
     round: Int[Array, " B"]
     draft_hidden: Float[Array, "B R levels E"]  # the hidden state that gave the token of each level
+    log_top: Float[Array, "B R levels"]  # the log of the largest probability of the distribution that gave it
     target_hidden: Float[Array, "B R D"]  # the feature before the round
     committed: Int[Array, "B R"]  # tokens of the round, bonus included; 0: the row was done
 
@@ -52,9 +54,11 @@ class RecordingDrafter(Drafter):
             inner=self.inner.init(models, batch, rows),
             drafting=jnp.zeros(batch, bool),
             hidden=jnp.zeros((batch, *levels), dtype),
+            top=jnp.zeros((batch, self.length), jnp.float32),
             feature=jnp.zeros((batch, target), dtype),
             round=jnp.zeros(batch, jnp.int32),
             draft_hidden=jnp.zeros((batch, rows, *levels), dtype),
+            log_top=jnp.zeros((batch, rows, self.length), jnp.float32),
             target_hidden=jnp.zeros((batch, rows, target), dtype),
             committed=jnp.zeros((batch, rows), jnp.int32),
         )
@@ -67,6 +71,7 @@ class RecordingDrafter(Drafter):
             state,
             inner=self.inner.enlarge(state.inner, rows),
             draft_hidden=pad(state.draft_hidden),
+            log_top=pad(state.log_top),
             target_hidden=pad(state.target_hidden),
             committed=pad(state.committed),
         )
@@ -87,6 +92,7 @@ class RecordingDrafter(Drafter):
             feature=jnp.where((committed.count > 0)[:, None], last, state.feature),
             round=state.round + state.drafting,
             draft_hidden=put(state.draft_hidden, state.hidden),
+            log_top=put(state.log_top, state.top),
             target_hidden=put(state.target_hidden, state.feature),
             committed=put(state.committed, committed.count),
         )
@@ -109,7 +115,8 @@ class RecordingDrafter(Drafter):
 
 
 def _keep(state: Recording, drafts: Drafts, level: Int[Array, ""]) -> Recording:
-    """The state with the hidden state that gave the token of a level, from 0, of the chain."""
+    """The state with what gave the token of a level, from 0, of the chain."""
     assert drafts.hidden is not None, "a drafter without hidden states has no predictor"
     hidden = state.hidden.at[:, level].set(drafts.hidden[:, 0].astype(state.hidden.dtype))
-    return dataclasses.replace(state, hidden=hidden)
+    top = state.top.at[:, level].set(log_top(drafts, jnp.zeros((len(hidden), 1), jnp.int32)))
+    return dataclasses.replace(state, hidden=hidden, top=top)

@@ -37,8 +37,11 @@ class Calibrator:
     """Tokens of a prompt, at most."""
     max_new_tokens: int = 128
     """Tokens of a text after its prompt, at most."""
+    inputs: Literal["hidden", "both", "top-probability"] = "hidden"
+    """What it judges a draft by: hidden states of target and drafter, as in the paper; the log of the largest
+    probability that the drafter gave, which two numbers weigh; or both."""
     length: int = 10
-    """Tokens of a drafted chain; the predictor has a matrix for each of the first ten."""
+    """Tokens of a drafted chain; the predictor tells the first ten apart."""
     batch_size: int = 16
     """Texts decoded together."""
     steps: int = 2000

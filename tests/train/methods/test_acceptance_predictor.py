@@ -60,7 +60,7 @@ def test_labels_are_what_decoding_saw(target):
     prompts = [[1, 40, 41, 42, 43], [1, 50]]
     labels = acceptance_labels.labels_of(recording, [Request(p, SamplingParams(max_new_tokens=20)) for p in prompts])
     head = engine.models.draft.head.kernel[...]
-    target_head = engine.models.target.head
+    target_head, probs = engine.models.target.head, jax.nn.log_softmax
     assert target_head is not None
     for found, generation in zip(labels, engine.generate(prompts, max_new_tokens=20, record=True), strict=True):
         assert generation.rounds is not None
@@ -70,7 +70,9 @@ def test_labels_are_what_decoding_saw(target):
             count = int(generation.history.accepted[i])
             assert found.accepted[i].tolist() == [level < count for level in range(K)]
             assert found.compared[i].tolist() == [level <= count for level in range(K)]
-            assert (jnp.asarray(found.draft_hidden[i]) @ head).argmax(-1).tolist() == round_.token[1:].tolist()
+            logits = jnp.asarray(found.draft_hidden[i]) @ head
+            assert logits.argmax(-1).tolist() == round_.token[1:].tolist()
+            np.testing.assert_allclose(found.log_top[i], probs(logits).max(-1), rtol=1e-3, atol=1e-5)
             # The feature before the round says the token that is the round's root.
             assert int((found.target_hidden[i] @ target_head.kernel[...]).argmax()) == int(round_.token[0])
 
@@ -93,15 +95,35 @@ def made_up(seed: int, rounds: int = 400) -> Labels:
     accepted = np.cumprod(right, axis=1).astype(bool)
     before = np.concatenate([np.ones((rounds, 1), bool), accepted[:, :-1]], axis=1)
     target_hidden = rng.normal(size=(rounds, 5)).astype(np.float32)
-    return Labels(target_hidden=target_hidden, draft_hidden=hidden, accepted=accepted, compared=before)
+    log_top = rng.uniform(-3, 0, (rounds, K)).astype(np.float32)
+    return Labels(target_hidden=target_hidden, draft_hidden=hidden, log_top=log_top, accepted=accepted, compared=before)
 
 
 def test_what_can_be_told_apart_is():
     found, measured = acceptance_predictor.fit(made_up(0), made_up(1), FITTING)
     assert measured["loss"] < 0.5 * measured["base"]
     assert measured["share"] == pytest.approx(0.5, abs=0.1)
-    ask = lambda sign: predict(found, jnp.array(2), jnp.zeros((1, 5)), jnp.array([[sign * 2.0, 0, 0, 0]]))[0]
+    drafted = lambda sign: jnp.array([[sign * 2.0, 0, 0, 0]])
+    ask = lambda sign: predict(found, jnp.array(2), jnp.zeros((1, 5)), drafted(sign), jnp.zeros(1))[0]
     assert ask(1) > 0.9 and ask(-1) < 0.1
+
+
+@pytest.mark.parametrize("inputs", ["both", "top-probability"])
+def test_the_top_probability_is_judged_by(inputs: str):
+    """Rounds whose drafts are accepted with a chance that it alone decides."""
+    kinds: list[Labels] = []
+    for seed in (0, 1):
+        labels, rng = made_up(seed, 2000), np.random.default_rng(seed)
+        right = rng.random(labels.log_top.shape) < 1 / (1 + np.exp(-3 - 2 * np.asarray(labels.log_top)))
+        accepted = np.cumprod(right, axis=1).astype(bool)
+        before = np.concatenate([np.ones((len(right), 1), bool), accepted[:, :-1]], axis=1)
+        kinds.append(dataclasses.replace(labels, accepted=accepted, compared=before))
+    found, measured = acceptance_predictor.fit(
+        kinds[0], kinds[1], dataclasses.replace(FITTING, inputs=inputs, steps=400, learning_rate=0.05)
+    )
+    assert measured["loss"] < 0.85 * measured["base"]
+    assert found.inputs == inputs and found.top is not None
+    np.testing.assert_allclose(np.diff(found.top[...])[:, 0], [3, 2], atol=0.8)
 
 
 def test_what_was_not_compared_does_not_count():

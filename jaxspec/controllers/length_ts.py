@@ -1,0 +1,132 @@
+"""Thompson sampling of the draft's length, by what a round earns and costs."""
+
+import dataclasses
+from typing import ClassVar, final
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.controllers.posterior_update import BETA_FLOOR, draw_beta
+from jaxspec.controllers.round_cost import LONGEST, Density, chain_density, costs_by_length, count_density
+from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.controller import Controller
+from jaxspec.decoding.cost_table import Ratios
+from jaxspec.decoding.draft_signals import DraftSignals
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.priced import COST, VERIFY, Priced
+from jaxspec.decoding.round_counts import RoundCounts
+
+DISCOUNT = 0.98
+"""What a comparison of the round before counts for: the last fifty rounds matter."""
+LIKENESS = 10.0
+"""How many comparisons the position before is worth; 30 was no better in simulation, 4 and none were worse."""
+
+
+@chex.dataclass(frozen=True)
+class LengthState:
+    """What the target said of the drafts at each position, older rounds counted for less, and this round's length."""
+
+    accepted: Float[Array, "B positions"]
+    rejected: Float[Array, "B positions"]
+    density: Density
+    length: Int[Array, " B"]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class LengthTS(Priced, Controller):
+    """Drafts as many levels as give most tokens for their cost, by Thompson sampling of the length.
+
+    The draft at position i is accepted, once those before it were, with a chance theta_i. Its posterior is a Beta: that
+    of a prior with the mean of the position before, and of the comparisons made at i. Once a round all theta are drawn,
+    and the round drafts the L levels that maximise
+
+        (1 + theta_1 + theta_1 theta_2 + ... + theta_1 ... theta_L) / (L cost + verify(nodes of L levels))
+
+    expected tokens by their cost. So a theta that is hardly known is tried now and then, and where drafting costs more
+    than it gives, L is 0. Before a round is counted, all earlier ones are discounted, those that drafted nothing too: a
+    row that has stopped drafting falls back to the prior, and tries again.
+
+    Drafting lasts while any row of a batch drafts on, so a batch drafts one length, which maximises the expected tokens
+    of all unfinished rows by the cost of all rows.
+
+    Attributes:
+        prior_alpha, prior_beta: the prior of the first position.
+        cost: a drafted level, in forwards of the target over one token; None: as measured on the device in use.
+        verify: verification of a row's nodes, by their number, likewise.
+    """
+
+    name: ClassVar[str] = "length-ts"
+    looks_beyond_row: ClassVar[bool] = True
+    prior_alpha: float = 3.0
+    prior_beta: float = 1.0
+    cost: float | None = dataclasses.field(default=None, metadata=COST)
+    verify: Ratios | None = dataclasses.field(default=None, metadata=VERIFY)
+
+    def __post_init__(self) -> None:
+        for name in ("prior_alpha", "prior_beta"):
+            if not BETA_FLOOR <= getattr(self, name) < float("inf"):
+                raise ValueError(f"length-ts: {name} must be at least {BETA_FLOOR}, and is {getattr(self, name)}")
+        self.check_costs()
+
+    def init(self, batch: int) -> LengthState:
+        # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
+        return LengthState(
+            accepted=jnp.zeros((batch, LONGEST)),
+            rejected=jnp.zeros((batch, LONGEST)),
+            density=chain_density(batch),
+            length=jnp.zeros(batch, jnp.int32),
+        )
+
+    def begin(
+        self,
+        models: Models,
+        keys: Key[Array, " B"],
+        state: LengthState,
+        unfinished: Bool[Array, " B"],
+        builder: TreeBuilder,
+    ) -> tuple[LengthState, Bool[Array, " B"]]:
+        theta = draw_beta(keys, *self.posterior(state))
+        length = best_length(theta, costs_by_length(self, builder, state.density, unfinished), unfinished)
+        return dataclasses.replace(state, length=jnp.full_like(state.length, length)), unfinished & (length > 0)
+
+    def keep_drafting(
+        self, models: Models, keys: Key[Array, " B"], state: LengthState, signals: DraftSignals
+    ) -> Bool[Array, " B"]:
+        return signals.level < state.length
+
+    def posterior(self, state: LengthState) -> tuple[Float[Array, "B positions"], Float[Array, "B positions"]]:
+        """Alpha and beta of each position."""
+        weights = jnp.full(LONGEST, LIKENESS).at[0].set(self.prior_alpha + self.prior_beta)
+
+        def position(mean: Float[Array, " B"], here: tuple) -> tuple:
+            weight, accepted, rejected = here
+            alpha, beta = weight * mean + accepted, weight * (1 - mean) + rejected
+            return alpha / (alpha + beta), (alpha, beta)
+
+        first = jnp.full(state.length.shape, self.prior_alpha / (self.prior_alpha + self.prior_beta))
+        seen = (weights, state.accepted.T, state.rejected.T)
+        _, (alpha, beta) = jax.lax.scan(position, first, seen, unroll=True)
+        return alpha.T, beta.T
+
+    def update(self, state: LengthState, counts: RoundCounts) -> LengthState:
+        position, accepted = jnp.arange(LONGEST), jnp.asarray(counts.accepted)[:, None]
+        kept = jnp.where(jnp.asarray(counts.committed) > 0, DISCOUNT, 1.0)[:, None]
+        rejected = (position == accepted) & (position < jnp.asarray(counts.levels)[:, None])
+        return LengthState(
+            accepted=kept * state.accepted + (position < accepted),
+            rejected=kept * state.rejected + rejected,
+            density=count_density(state.density, counts, DISCOUNT),
+            length=state.length,
+        )
+
+
+def best_length(
+    theta: Float[Array, "B positions"], costs: Float[Array, " lengths"], unfinished: Bool[Array, " B"]
+) -> Int[Array, ""]:
+    """The length, from 0, at which the unfinished rows expect most tokens by the cost of the round."""
+    reached = jnp.cumprod(theta, axis=1) * unfinished[:, None]
+    tokens = unfinished.sum() + jnp.concatenate([jnp.zeros(1), jnp.cumsum(reached.sum(axis=0))])
+    return jnp.argmax(tokens / costs).astype(jnp.int32)

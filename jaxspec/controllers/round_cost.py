@@ -1,0 +1,65 @@
+"""What a round costs by the levels that it drafts: what a controller weighs expected tokens against."""
+
+import chex
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.priced import Priced
+from jaxspec.decoding.round_counts import RoundCounts
+
+LONGEST = 16
+"""Levels that a controller plans for at most; a builder that is deeper is stopped there."""
+
+
+@chex.dataclass(frozen=True)
+class Density:
+    """Nodes that a row verified in the levels that it drafted, both counted with older rounds for less."""
+
+    nodes: Float[Array, " B"]
+    levels: Float[Array, " B"]
+
+
+def chain_density(batch: int) -> Density:
+    """Of rows that drafted nothing yet: a node a level, as chains have it."""
+    return Density(nodes=jnp.ones(batch), levels=jnp.ones(batch))
+
+
+def count_density(density: Density, counts: RoundCounts, discount: float) -> Density:
+    """With another round; the same in rows that drafted nothing."""
+    levels = jnp.asarray(counts.levels)
+    kept = jnp.where(levels > 0, discount, 1.0)
+    return Density(nodes=kept * density.nodes + counts.verified, levels=kept * density.levels + levels)
+
+
+def round_cost(
+    part: Priced, batch: int, levels: Int[Array, "*lengths"], nodes: Float[Array, "*lengths"]
+) -> Float[Array, "*lengths"]:
+    """Of rounds of `batch` rows that draft so many levels and verify so many nodes a row, the root included.
+
+    In forwards of the target over one token. Verification takes the smallest size in the table that holds a row's
+    nodes, and costs what so many nodes of all rows together do. A level costs the same part of a forward in every
+    batch. The root is drafted below even where nothing of it is wanted: so does the loop.
+    """
+    level, table = part.known
+    sizes, costs = (jnp.array(column, jnp.float32) for column in zip(*table, strict=True))
+    slope = jnp.maximum(costs[-1] - costs[-2], 0) / (sizes[-1] - sizes[-2]) if len(table) > 1 else 0.0
+
+    def verification(count: Float[Array, "*lengths"]) -> Float[Array, "*lengths"]:
+        return jnp.interp(count, sizes, costs) + slope * jnp.maximum(count - sizes[-1], 0)
+
+    fits = sizes >= nodes[..., None] - 1e-3
+    held = jnp.where(fits.any(axis=-1), sizes[fits.argmax(axis=-1)], nodes)
+    one, all_rows = verification(jnp.ones(())), verification(jnp.full((), float(batch)))
+    return jnp.maximum(levels, 1) * level * all_rows / one + verification(batch * held)
+
+
+def costs_by_length(
+    part: Priced, builder: TreeBuilder, density: Density, unfinished: Bool[Array, " B"]
+) -> Float[Array, " lengths"]:
+    """The cost of a round of 0, 1, ... levels, were its trees as dense as of late; infinite beyond the builder's."""
+    levels = jnp.arange(LONGEST + 1)
+    densest = jnp.where(unfinished, density.nodes / density.levels, 1.0).max()
+    nodes = jnp.minimum(1 + levels * densest, builder.verified)
+    costs = round_cost(part, len(unfinished), levels, nodes)
+    return jnp.where(levels <= builder.depth, costs, jnp.inf)

@@ -1,0 +1,52 @@
+"""Strategies that decide by what a drafted level and verification cost."""
+
+import dataclasses
+from typing import Any
+
+from jaxspec.decoding.cost_table import CostTable, Ratios, read_ratio, read_ratios, round_ratio, show_ratio, show_ratios
+from jaxspec.decoding.strategy import Strategy
+
+COST = {"parse": read_ratio, "show": show_ratio}
+VERIFY = {"parse": read_ratios, "show": show_ratios}
+"""Metadata of the two settings."""
+
+
+class Priced(Strategy):
+    """A strategy with the settings `cost`, of a drafted level, and `verify`, by nodes; None: as measured."""
+
+    cost: float | None
+    verify: Ratios | None
+
+    @property
+    def level_width(self) -> int:
+        """Nodes expanded at once in the level that `cost` is of."""
+        return 1
+
+    def check_costs(self) -> None:
+        """Raises ValueError for a table of `verify` that cannot be."""
+        nodes, costs = zip(*self.verify or [(1, 1.0)], strict=True)
+        if list(nodes) != sorted({*nodes}) or not all(0 < cost < float("inf") for cost in costs):
+            raise ValueError(
+                f"{self.name}: verify gives each number of nodes once, in rising order, with a cost above 0, as in "
+                f"1:1.0/8:1.9; not {show_ratios(self.verify)}"
+            )
+
+    @property
+    def needs_costs(self) -> bool:
+        return self.cost is None or self.verify is None
+
+    def with_costs(self, table: CostTable) -> "Priced":
+        """The same with those of `cost` and `verify` measured that are not given."""
+        cost = round_ratio(table.level_cost(self.level_width)) if self.cost is None else self.cost
+        measured = tuple((nodes, round_ratio(seconds / table.plain)) for nodes, seconds in table.verify)
+        unpriced: Any = self  # a dataclass, as every strategy
+        return dataclasses.replace(unpriced, cost=cost, verify=measured if self.verify is None else self.verify)
+
+    @property
+    def known(self) -> tuple[float, Ratios]:
+        """`cost` and `verify`. Raises ValueError where they are still to be measured."""
+        if self.cost is None or self.verify is None:
+            raise ValueError(
+                f"{self.name}: its costs are not measured yet; give cost= and verify=, or take Engine.calibrated"
+            )
+        return self.cost, self.verify
