@@ -1,4 +1,4 @@
-"""Draft on while that is expected to earn more than the tokens a second of late."""
+"""Draft on while that is expected to give more tokens a second than recent rounds did."""
 
 import dataclasses
 from typing import ClassVar, final
@@ -54,22 +54,22 @@ class GainState:
 @final
 @dataclasses.dataclass(frozen=True)
 class ExpectedGain(Priced, Controller):
-    """Drafts on while further levels are expected to earn more than the tokens a second of late.
+    """Drafts on while further levels are expected to give more tokens a second than recent rounds did.
 
-    A level is accepted, once the one before it is, with a chance whose log-odds are linear in those that the draft
-    gives it: its confidences' sum over that of the level before. The two weights are learnt from what was accepted, by
-    logistic regression. The product of these chances over the levels so far, times a theta for each one further, is
-    what further levels are expected to add; theta, the chance of a level of which nothing else is known, is drawn once
+    The draft's own chance that a level is accepted, given that the level before it is, is the sum of the level's
+    confidences by that of the level before. Its log-odds x become a + b x, the log-odds that are believed, where a and
+    b are learnt from what was accepted (logistic regression). The product of these chances over the levels drafted is
+    the chance that all of them are accepted. A level that is not drafted yet has the chance theta, which is drawn once
     a round from its Beta posterior. A row drafts on while for some number of further levels
 
-        tokens that they add > (tokens / time of late) * (what they and their verification cost)
+        expected tokens of these levels > (tokens / time of recent rounds) * (price of drafting and verifying them)
 
-    Looking one level ahead would not do: where two tokens take much longer to verify than one, and eight hardly longer
-    than two, none would ever pay. Before the first level theta alone is known. Older rounds are discounted towards the
-    prior, those that drafted nothing too, so that a row that has stopped drafting tries again.
+    One level ahead is not enough: where two tokens take much longer to verify than one, and eight hardly longer than
+    two, no single level would ever pay. Older rounds count for less, and the prior for more, after every round, also
+    one without drafts. So a row that has stopped drafting tries again.
 
-    The rows of a batch share what a level costs, so they decide together: tokens are those of all rows that can draft
-    on.
+    A level costs the same for one row or all, so the rows of a batch decide together: the tokens are those of all rows
+    that can draft on.
 
     Attributes:
         cost: a drafted level, in forwards of the target over one token; None: as measured on the device in use.
