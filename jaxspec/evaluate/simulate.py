@@ -20,7 +20,7 @@ from jaxspec.checkpoint import memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint, compute_dtype, load_tokenizer
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.controllers import BetaTS, Fixed
+from jaxspec.controllers import BetaTS, Fixed, LengthTS
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
@@ -37,7 +37,7 @@ LABEL = "simulated"
 
 M = TypeVar("M", bound=nnx.Module)
 
-BLIND = (Chain, Static, Uniform, Fixed, BetaTS)
+BLIND = (Chain, Static, Uniform, Fixed, BetaTS, LengthTS)
 """Builders and controllers that come to as many nodes and levels whatever a draft's confidence is: random weights have
 none to go by."""
 

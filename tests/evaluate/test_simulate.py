@@ -87,6 +87,17 @@ def test_decoding_replays_it(model: Checkpoint, monkeypatch: pytest.MonkeyPatch)
     assert counts.acceptance_by_position == pytest.approx((0.8, 0.6), abs=0.1)
 
 
+@pytest.mark.parametrize(("chance", "few", "most"), [(0.0, 0.0, 0.5), (1.0, 3.5, 4.0)])
+def test_a_length_is_learnt_from_what_is_replayed(
+    chance: float, few: float, most: float, model: Checkpoint, monkeypatch: pytest.MonkeyPatch
+):
+    """Where no draft is accepted hardly any is made in the end, and where all are, as many as there can be."""
+    monkeypatch.setattr(speculation, "CPU_SIZES", ())
+    method = parse_method("eagle+chain,length=4+length-ts,cost=0.3,verify=1:1.0/8:1.2")
+    (found,) = simulate.engine(model, method, (chance,)).generate([[1, 2, 3]], max_new_tokens=200)
+    assert few <= found.history.levels[-30:-1].mean() <= most
+
+
 @pytest.mark.parametrize("method", ["early-exit", "edd", "medusa", "draft-model", "layer-skip", "eagle"])
 def test_every_trained_drafter_gets_weights_of_the_shape(method: str, model: Checkpoint):
     head = simulate.random_head(parse_method(method).drafter, SHAPE, jnp.bfloat16)
