@@ -45,10 +45,10 @@ class GainState:
 
     costs: Float[Array, "B lengths"]  # of this round, by its levels
     earned: Float[Array, " B"]  # tokens by time of late, of all unfinished rows together
-    theta: Float[Array, " B"]  # that a level is accepted once the one before it is, of which nothing else is known
-    coverage: Float[Array, " B"]  # of the last level, a logarithm
-    chance: Float[Array, " B"]  # that the last level is accepted
-    odds: Float[Array, "B positions"]  # log-odds of each level given the one before, as the draft has them
+    theta: Float[Array, " B"]  # the chance that a level not drafted yet is accepted, given the one before
+    coverage: Float[Array, " B"]  # log of the sum of the last level's confidences
+    chance: Float[Array, " B"]  # the chance that all levels so far are accepted
+    odds: Float[Array, "B positions"]  # the draft's own log-odds of each level, given the one before
 
 
 @final
@@ -165,14 +165,14 @@ class ExpectedGain(Priced, Controller):
 
 
 def chance_of(weights: Float[Array, "B 2"], odds: Float[Array, "B positions"]) -> Float[Array, "B positions"]:
-    """That a level is accepted once the one before it is, by its log-odds as drafted."""
+    """The chance that a level is accepted, given that the one before it is; `odds` are the draft's own log-odds."""
     return jax.nn.sigmoid(weights[:, :1] + weights[:, 1:] * odds)
 
 
 def pays(state: GainState, active: Bool[Array, " B"], level: Int[Array, ""]) -> Bool[Array, " B"]:
-    """Whether some number of levels after `level` is expected to give the active rows more than they cost.
+    """Whether some number of levels after `level` is expected to earn the active rows more tokens than their time did.
 
-    Further levels are taken to be accepted with the chance theta each.
+    Each level that is not drafted yet has the chance theta.
     """
     lengths = jnp.arange(state.costs.shape[1])
     theta = state.theta[:, None]
@@ -206,7 +206,7 @@ def learn(
 
 
 def inverse(matrix: Float[Array, "B 2 2"]) -> Float[Array, "B 2 2"]:
-    """Of symmetric matrices."""
+    """The inverses of symmetric matrices."""
     a, b, c = matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 1, 1]
     rows = jnp.stack([jnp.stack([c, -b], axis=1), jnp.stack([-b, a], axis=1)], axis=1)
     return rows / (a * c - b * b)[:, None, None]

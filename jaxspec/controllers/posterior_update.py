@@ -29,7 +29,7 @@ def update_beta(
 def draw_beta(
     keys: Key[Array, " B"], alpha: Float[Array, "B positions"], beta: Float[Array, "B positions"]
 ) -> Float[Array, "B positions"]:
-    """A draw from each Beta(alpha, beta), but for an error of its distribution function below 0.005.
+    """A draw from each Beta(alpha, beta), approximate: its distribution function is off by less than 0.005.
 
     X / (X + Y) of two Gamma variables, each by Wilson and Hilferty's cube of a normal one. `jax.random.beta` is exact,
     but rejects in a loop, which takes several times as long (`benchmarks/README.md`).

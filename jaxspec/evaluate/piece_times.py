@@ -80,7 +80,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
     target = {size: seconds["target", size] for size in sizes}
     resumed = {}
     for name, spec in specs.items():
-        # What drafts nothing has nothing to go on from, whoever's weights it holds.
+        # Plain decoding drafts nothing, so its verification cannot resume from a draft.
         if spec.builder.depth and (key := resumed_key(engines[name], spec)) in jobs:
             saved = seconds[key] / target[max(spec.verify_sizes)]  # the same share of the layers, whatever the size
             resumed[name] = {size: saved * target[size] for size in spec.verify_sizes}
