@@ -28,8 +28,12 @@ def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) ->
 
 def compile_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> None:
     """Compiles `prefill` without running it, for an abstract state on one device."""
-    bare = on_device(jax.eval_shape(_without_strategy, state), state.length.sharding)
-    _read.lower(drafter, models, bare, chunk).compile()
+    trace_prefill(drafter, models, state, chunk).lower().compile()
+
+
+def trace_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> Any:
+    """Traces `prefill`, for abstract arguments in their places."""
+    return _read.trace(drafter, models, _without_strategy(state), chunk)
 
 
 def on_device(abstract: DecodeState, device: Any) -> DecodeState:

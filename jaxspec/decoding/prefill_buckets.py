@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-import jax
-
 from jaxspec.decoding.decode_state import margin
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
+from jaxspec.model.mesh import platform
 
 SMALLEST_CACHE = 64
 FIRST_STAGE = 512  # new tokens that the first cache has room for; it grows as the text does
@@ -17,11 +16,15 @@ ACCELERATOR_CHUNKS = (32, 128, 512)
 def shapes(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
     """Tokens a chunk of prefill, and rows of the first cache."""
     longest = max(len(r.tokens) for r in requests)
-    chunks = CPU_CHUNKS if jax.default_backend() == "cpu" else ACCELERATOR_CHUNKS
-    chunk = next((size for size in chunks if size >= longest), chunks[-1])
+    chunk = chunk_for(longest, CPU_CHUNKS if platform() == "cpu" else ACCELERATOR_CHUNKS)
     whole = -(-longest // chunk) * chunk
     budget = max(r.sampling.max_new_tokens for r in requests)
     return chunk, power_of_two(max(whole, longest + min(budget, FIRST_STAGE)) + margin(spec), SMALLEST_CACHE)
+
+
+def chunk_for(longest: int, chunks: Sequence[int]) -> int:
+    """The smallest of these chunks that holds the longest prompt, or else the largest."""
+    return next((size for size in chunks if size >= longest), chunks[-1])
 
 
 def power_of_two(number: int, least: int = 1) -> int:

@@ -2,13 +2,12 @@
 
 import dataclasses
 
-import jax
-
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.tree import sizes_up_to
+from jaxspec.model.mesh import platform
 
 CPU_SIZES = (1, 2, 4, 6, 8, 16, 32, 64)  # on a CPU every node of a tree costs
 ACCELERATOR_SIZES = (8, 16, 32, 64)
@@ -41,5 +40,5 @@ class Speculation:
 
 
 def tree_sizes() -> tuple[int, ...]:
-    """The sizes to compile verification for on the default device."""
-    return CPU_SIZES if jax.default_backend() == "cpu" else ACCELERATOR_SIZES
+    """The sizes to compile verification for on what runs them: the current mesh, or JAX's own device."""
+    return CPU_SIZES if platform() == "cpu" else ACCELERATOR_SIZES

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxspec.model import quantization
+from jaxspec.model.mesh import platform
 from jaxspec.model.quantization import QuantizedKernel
 
 
@@ -59,7 +60,7 @@ def _multiply(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> Float[Arr
     rows, size = math.prod(x.shape[:-1]), kernel.size * kernel.dtype.itemsize
     least, most = WORTH_IT
     fits = least <= size <= most
-    on_cpu = jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().empty
+    on_cpu = platform() == "cpu" and jax.sharding.get_abstract_mesh().empty
     if not (on_cpu and 1 < rows <= FEW and fits and kernel.dtype == jnp.float32):
         return x @ kernel
     each = jax.lax.map(lambda row: row @ kernel, x.reshape(rows, x.shape[-1]))

@@ -77,6 +77,12 @@ def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
+def platform() -> str:
+    """What a program that is traced now will run on, such as `tpu`: as the current mesh says, or JAX's own device."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def model_size(mesh: AnyMesh) -> int:
     """How many ways a split mesh cuts the weights."""
     return math.prod(mesh.shape[name] for name in AXES[1:])

@@ -4,6 +4,7 @@ A place is written into a `jax.ShapeDtypeStruct`, as its sharding: so that what 
 disk (`parameters.load_params`) or compiled for, without an array having been.
 """
 
+import math
 from typing import Any, TypeVar
 
 import jax
@@ -85,3 +86,8 @@ def device_bytes(placed: Any) -> int:
 def _wanted(leaf: Any, dtype: Any) -> Any:
     """The dtype asked for, of floats; quantised values keep theirs."""
     return dtype if dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
+
+
+def device_elements(placed: Any) -> int:
+    """Numbers that each device holds of what was placed."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(placed))

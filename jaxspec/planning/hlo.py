@@ -1,189 +1,223 @@
-"""Reading what XLA compiled: messages between chips, by phase, and what it should never do inside the loop."""
+"""Reading what XLA compiled: the instructions of a program, the buffers that they read and write, and what they run."""
 
 import dataclasses
 import functools
-import itertools
-import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-import jax
 import numpy as np
 
-from jaxspec.planning.work import COMMIT, Collective, Phase, merged, phase_of
-
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
-
-_MESSAGE = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(")
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) ")
-_CALL = re.compile(r"\b(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"\b(?:branch_computations=\{(.*?)\}|true_computation=(\S+), false_computation=(\S+))")
-_NAME = re.compile(r"[\w.\-]+")
-_COPY = re.compile(r"^\s*(?:ROOT )?%?\S+ = (\S+) (?:copy|transpose)\(")
-_ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
+_START = re.compile(r"^\s*(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = ")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
+_NAME = re.compile(r"%?([\w.\-]*[A-Za-z_][\w.\-]*)")
+_CALL = re.compile(r"\b(calls|to_apply|body|condition)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\b(?:branch_computations=\{(.*?)\}|true_computation=(\S+), false_computation=([^\s,]+))")
 _PATH = re.compile(r'op_name="(jit[^"]*)"')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_MEMORY = re.compile(r"S\((\d+)\)")
 _BITS = re.compile(r"\d+")
-_GROUPS = re.compile(
-    r"replica_groups=(?:\{\{(?P<listed>[\d,]+)\}|\[\d+,(?P<size>\d+)\]<=|mesh\[(?P<axes>.*?)\] ?\{(?P<used>.*?)\})"
-)
 
-Array = tuple[str, tuple[int, ...]]  # dtype and shape
-Sent = dict[Phase, tuple[Collective, ...]]
+MAIN = ("0", "5")  # memory spaces of a layout that are no fast memory of the chip: its main memory, and the host's
 
 
 @dataclasses.dataclass(frozen=True)
-class _Message:
-    """A collective as it stands in a program: the arrays of its result, and the chips of a group (None: all)."""
+class Buffer:
+    """An array of a program; `fast` where the compiler put it into the chip's fast memory."""
 
-    computation: str
-    phase: Phase
-    kind: str
-    arrays: list[Array]
-    chips: int | None
+    dtype: str
+    shape: tuple[int, ...]
+    fast: bool = False
 
     @property
-    def collective(self) -> Collective:
-        size = sum(_bytes(*array) for array in self.arrays)
-        return Collective(self.kind, size * (self.chips or 1) if self.kind == "reduce-scatter" else size, 1, self.chips)
+    def bytes(self) -> int:
+        """Without what a layout pads."""
+        bits = 8 if self.dtype == "pred" else int(found[0]) if (found := _BITS.search(self.dtype)) else 0
+        return int(np.prod(self.shape, dtype=np.int64)) * bits // 8
+
+    @property
+    def slow_bytes(self) -> int:
+        """Of main memory."""
+        return 0 if self.fast else self.bytes
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
 
 
-def collectives(text: str) -> Sent:
-    """The messages of each phase of a round. Those before and after the loop are left out.
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of a program.
 
-    Of the branches of a conditional one runs: in each phase the one that sends most counts.
+    Attributes:
+        results: the arrays of its result, those of a tuple in their order.
+        operands: the names of the instructions whose results it takes.
+        runs: by role, such as `body`, the name of a computation.
+        branches: of a conditional.
+        path: the scopes that it was traced in; empty for what the compiler added.
+        cycles: the compiler's estimate for a TPU; None where it gives none.
+        line: as it stands in the text.
     """
-    own: dict[str, list[_Message]] = defaultdict(list)
-    for message in _messages(text):
-        own[message.computation].append(message)
-    calls, entry = _calls(text)
 
-    @functools.cache
-    def of(computation: str) -> Sent:
-        found: dict[Phase, list[Collective]] = defaultdict(list)
-        for message in own[computation]:
-            found[message.phase].append(message.collective)
-        for branches in calls[computation]:
-            choices = [of(branch) for branch in branches]
-            for phase in {phase for sent in choices for phase in sent}:
-                found[phase] += max((sent.get(phase, ()) for sent in choices), key=_size)
-        return {phase: merged(messages) for phase, messages in found.items()}
+    name: str
+    opcode: str
+    results: tuple[Buffer, ...]
+    operands: tuple[str, ...]
+    runs: Mapping[str, str]
+    branches: tuple[str, ...]
+    path: str
+    cycles: int | None
+    is_root: bool
+    line: str
 
-    return of(entry)
+    @property
+    def target(self) -> str:
+        """Of a custom call; otherwise empty."""
+        found = _TARGET.search(self.line)
+        return found[1] if found else ""
+
+    @property
+    def bytes(self) -> int:
+        """Of its results."""
+        return sum(each.bytes for each in self.results)
 
 
-def gathered(text: str, arguments: Iterable[Any]) -> list[str]:
-    """Messages of the loop whose result is one of these arguments, whole or as some of its axes are.
+@dataclasses.dataclass(frozen=True)
+class Computation:
+    """Instructions in the order of their schedule."""
 
-    Args:
-        arguments: matrices and caches, as `jax.ShapeDtypeStruct`s with shardings.
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Instruction]:
+        return {each.name: each for each in self.instructions}
+
+    @functools.cached_property
+    def parameters(self) -> Mapping[int, Instruction]:
+        """By their numbers."""
+        found = (each for each in self.instructions if each.opcode == "parameter")
+        return {int(each.line.split("parameter(")[1].split(")")[0]): each for each in found}
+
+    @functools.cached_property
+    def users(self) -> Mapping[str, tuple[Instruction, ...]]:
+        """Of each instruction's result."""
+        found: dict[str, list[Instruction]] = {}
+        for each in self.instructions:
+            for name in dict.fromkeys(each.operands):
+                found.setdefault(name, []).append(each)
+        return {name: tuple(users) for name, users in found.items()}
+
+    @property
+    def root(self) -> Instruction:
+        return next((each for each in self.instructions if each.is_root), self.instructions[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """What `compiled.as_text()` says.
+
+    Attributes:
+        computations: by name.
+        entry: the name of the first.
     """
-    whole = set()
-    for argument in arguments:
-        local = argument.sharding.shard_shape(argument.shape)
-        shapes = itertools.product(*zip(local, argument.shape, strict=True))
-        whole |= {_plain(shape) for shape in shapes if shape != local} | {_plain(argument.shape)}
-    show = lambda dtype, shape: f"{dtype}{list(shape)}"
-    return [
-        f"{message.kind} of {', '.join(show(*array) for array in message.arrays)}"
-        for message in _messages(text)
-        if message.kind != "all-reduce" and any(_plain(shape) in whole for _, shape in message.arrays)
-    ]
+
+    computations: Mapping[str, Computation]
+    entry: str
+
+    @classmethod
+    def parse(cls, text: str) -> "CompiledProgram":
+        """Reads the text of an HLO module."""
+        found: dict[str, list[Instruction]] = {}
+        entry = name = ""
+        for line in text.splitlines():
+            if header := _HEADER.match(line):
+                name = header["name"]
+                found[name] = []
+                entry = name if header["entry"] else entry
+            elif name and (instruction := _instruction(line)):
+                found[name].append(instruction)
+        return cls({key: Computation(key, tuple(lines)) for key, lines in found.items() if lines}, entry)
+
+    @property
+    def loop(self) -> Computation:
+        """The body of the loop that the program is; the whole program where it is none.
+
+        Of several loops the last: what comes before it prepares its arguments.
+        """
+        loops = [each for each in self.computations[self.entry].instructions if each.opcode == "while"]
+        return self.computations[loops[-1].runs["body"]] if loops else self.computations[self.entry]
+
+    @property
+    def inside(self) -> Iterator[Instruction]:
+        """All instructions but those before and after the loop, the insides of fusions too."""
+        alone = self.loop.name == self.entry
+        for name, computation in self.computations.items():
+            if alone or name != self.entry:
+                yield from computation.instructions
+
+    def trips(self, loop: Instruction) -> int | None:
+        """How often a `while` runs, where its condition counts up to a constant; None where it does not."""
+        condition = self.computations[loop.runs["condition"]]
+        root = condition.root
+        if root.opcode != "compare" or "direction=LT" not in root.line:
+            return None
+        bounds = (condition.by_name.get(name) for name in root.operands)
+        known = [match for each in bounds if each and (match := re.search(r" constant\((\d+)\)", each.line))]
+        return int(known[0][1]) if known else None
 
 
-def copied(text: str, arguments: Iterable[Any]) -> list[str]:
-    """Instructions of the loop that copy or transpose an array as large as a chip's part of one of these.
-
-    Moves between a TPU's two memories, by which it reads ahead, are none.
-    """
-    parts = {_plain(argument.sharding.shard_shape(argument.shape)) for argument in arguments}
-    copies = ((line, match[1]) for line in _of_loop(text) if (match := _COPY.match(line)))
-    shapes = ((line, _ARRAY.match(array)) for line, array in copies)
-    return [line.strip()[:160] for line, array in shapes if array and _plain(_shape(array[2])) in parts]
-
-
-def _messages(text: str) -> Iterator[_Message]:
-    """Those of the loop.
-
-    What the partitioner names itself belongs to the phase of what is scheduled before it.
-    """
-    phase, computation = COMMIT, ""
-    for line in _of_loop(text):
-        if header := _COMPUTATION.match(line):
-            computation = header[1]
-        if name := _PATH.search(line):
-            phase = phase_of(name[1])
-        if match := _MESSAGE.match(line):
-            arrays = [(array[1], _shape(array[2])) for array in _ARRAY.finditer(match[1])]
-            if match[3] and match[2] != "all-reduce":
-                arrays = _results(arrays)
-            yield _Message(computation, phase, match[2], arrays, _group(line))
-
-
-def _results(arrays: list[Array]) -> list[Array]:
-    """Of what starts a message, its results: operands, then as many results, then numbers that the device needs."""
-    while len(arrays) > 2 and arrays[-1][1] == ():
-        arrays = arrays[:-1]
-    return arrays[len(arrays) // 2 :]
-
-
-def _group(line: str) -> int | None:
-    """Chips among which a message goes, by the first of its groups, which are alike; None: all of them."""
-    match = _GROUPS.search(line)
-    if match is None:
+def _instruction(line: str) -> Instruction | None:
+    start = _START.match(line)
+    if start is None:
         return None
-    if match["listed"]:
-        return match["listed"].count(",") + 1
-    if match["size"]:
-        return int(match["size"])
-    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match["axes"])}
-    used = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match["used"])  # an axis, or so much of one
-    return math.prod(int(part) if part else sizes[name] for name, part in used)
+    end = _end_of_type(line, start.end())
+    opcode = _OPCODE.match(line, end)
+    if opcode is None:
+        return None
+    close = _closing(line, opcode.end() - 1)
+    inputs, rest = line[opcode.end() : close], line[close:]
+    branches = tuple(name for found in _BRANCHES.findall(rest) for part in found for name in _NAME.findall(part))
+    path, cycles = _PATH.search(rest), _CYCLES.search(rest)
+    return Instruction(
+        name=start["name"],
+        opcode=opcode[1],
+        results=tuple(_buffer(found) for found in _ARRAY.finditer(line, start.end(), end)),
+        operands=() if opcode[1] in ("parameter", "constant") else tuple(_operands(inputs)),
+        runs=dict(_CALL.findall(rest)),
+        branches=branches,
+        path=path[1] if path else "",
+        cycles=int(cycles[1]) if cycles else None,
+        is_root=bool(start["root"]),
+        line=line.strip(),
+    )
 
 
-def _calls(text: str) -> tuple[dict[str, list[list[str]]], str]:
-    """What each computation runs, a list of alternatives each time, and the name of the first computation."""
-    calls: dict[str, list[list[str]]] = defaultdict(list)
-    computation = entry = ""
-    for line in text.splitlines():
-        if header := _COMPUTATION.match(line):
-            computation = header[1]
-            entry = computation if line.startswith("ENTRY") else entry
-        elif "-done(" not in line and "-update(" not in line:  # these name again what has been started
-            calls[computation] += [[name] for name in _CALL.findall(line)]
-            calls[computation] += [_NAME.findall(" ".join(filter(None, found))) for found in _BRANCHES.findall(line)]
-    return calls, entry
+def _operands(text: str) -> Iterator[str]:
+    """Names of the operands, which older texts write after their types."""
+    plain = re.sub(r"/\*.*?\*/|\{[^{}]*\}|\[[^\]]*\]", "", text)
+    for part in plain.replace("(", "").replace(")", "").split(","):
+        if found := _NAME.findall(part):
+            yield found[-1]
 
 
-def _size(messages: Iterable[Collective]) -> int | float:
-    return sum(each.bytes * each.count for each in messages)
+def _buffer(found: re.Match[str]) -> Buffer:
+    shape = tuple(map(int, found[2].split(","))) if found[2] else ()
+    memory = _MEMORY.search(found[3] or "")
+    return Buffer(found[1], shape, memory is not None and memory[1] not in MAIN)
 
 
-def _of_loop(text: str) -> Iterator[str]:
-    """The lines of a program that is one loop, without what comes before and after."""
-    inside = True
-    for line in text.splitlines():
-        if not line.startswith((" ", "}")):
-            inside = not line.startswith("ENTRY")
-        if inside:
-            yield line
+def _end_of_type(line: str, start: int) -> int:
+    """Where the type of a result ends: a tuple in brackets, or an array, which has no space in it."""
+    return _closing(line, start) + 1 if line.startswith("(", start) else line.find(" ", start)
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(","))) if text else ()
-
-
-def _plain(shape: Iterable[int]) -> tuple[int, ...]:
-    """The same for all layouts of an array."""
-    return tuple(sorted(length for length in shape if length != 1))
-
-
-def _bytes(dtype: str, shape: Sequence[int]) -> int:
-    bits = 8 if dtype == "pred" else int(found[0]) if (found := _BITS.search(dtype)) else 0
-    return int(np.prod(shape, dtype=np.int64)) * bits // 8
-
-
-def cut_arguments(placed: Any) -> list[jax.ShapeDtypeStruct]:
-    """The matrices and caches among what was placed: what no chip should put together."""
-    return [leaf for leaf in jax.tree.leaves(placed) if leaf.ndim >= 2]
+def _closing(line: str, start: int) -> int:
+    """Where the bracket that opens at `start` closes."""
+    depth = 0
+    for at in range(start, len(line)):
+        depth += {"(": 1, ")": -1}.get(line[at], 0)
+        if depth == 0:
+            return at
+    return len(line)

@@ -16,17 +16,19 @@ from jaxspec.controllers import Fixed
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import draft
+from jaxspec.decoding.prefill import trace_prefill
 from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.program import LOOP, Program, program_of
 from jaxspec.host.libtpu import expect_no_chip
 from jaxspec.methods.method import Method
+from jaxspec.model import placement
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.mesh import AXES, AnyMesh, make_mesh, parts, split
 from jaxspec.model.mesh_rules import sharding
 from jaxspec.planning import counting
 from jaxspec.planning.chips import Slice
-from jaxspec.planning.work import Parts
+from jaxspec.planning.work import Parts, Work
 
 
 class NoCompilerError(Exception):
@@ -58,6 +60,28 @@ class PlacedProgram:
         """The traced loop, for the devices of the mesh."""
         with _current(self.mesh):
             return LOOP.trace(self.spec, *_for(self.mesh, self.arguments))
+
+    def trace_prefill(self, chunk: int) -> Any:
+        """Prefill traced, so many tokens of each prompt at a time."""
+        with _current(self.mesh):
+            models, state = _for(self.mesh, (self.models, self.state))
+            return trace_prefill(self.spec.drafter, models, state, chunk)
+
+    def prefill_work(self, prompt: int) -> Work:
+        """What the target must do on each chip to read prompts of so many tokens: products, and weights read once.
+
+        Each token attends to those before it and itself; the LM head reads the last one alone.
+        """
+        target, batch = self.models.target, self.state.tokens.shape[0] // self.mesh.shape["data"]
+        config = target.config
+        held = placement.device_elements(target.layers)
+        asked = config.experts_per_token / config.num_experts if config.num_experts else 1
+        experts = placement.device_elements([layer.mlp for layer in target.layers]) if config.num_experts else 0
+        heads = config.num_heads / (self.mesh.shape["kv"] * self.mesh.shape["group"])
+        attending = 4 * config.num_layers * heads * config.head_dim * prompt * (prompt + 1) / 2
+        flops = batch * (2 * prompt * (held - experts * (1 - asked)) + attending)
+        kv = placement.device_bytes(self.state.cache) * prompt / self.state.tokens.shape[1]
+        return Work(flops, placement.device_bytes(target.layers) + kv)
 
     def count(self, traced: Any) -> Parts:
         """What the parts of a round do on each chip, by their shapes."""

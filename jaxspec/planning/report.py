@@ -17,8 +17,10 @@ from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.model import placement
 from jaxspec.model.mesh import read_sizes, shared_heads
-from jaxspec.planning import hlo
 from jaxspec.planning.chips import Slice, parse_slice
+from jaxspec.planning.compilation import Compiled
+from jaxspec.planning.estimated import estimated
+from jaxspec.planning.faults import find_faults
 from jaxspec.planning.program import PlacedProgram, mesh_on
 from jaxspec.planning.roofline import plain_seconds, with_costs
 from jaxspec.planning.rounds import Rounds, expected_rounds
@@ -28,7 +30,7 @@ from jaxspec.planning.table import show
 from jaxspec.planning.work import Parts, Work
 
 DTYPE = jnp.dtype("bfloat16")
-SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "quantize")
+SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "quantize", "prompt")
 
 
 def run(settings: PlanSettings) -> None:
@@ -55,6 +57,10 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         raise ValueError(
             f"--batch-size is at least 1 and --context from 1 to the {config.usable_length} positions of this model"
         )
+    if settings.prompt is not None and not 0 < settings.prompt <= settings.context:
+        raise ValueError(f"--prompt {settings.prompt}: a prompt has 1 to {settings.context} tokens, as --context says")
+    if settings.explain < 0:
+        raise ValueError(f"--explain {settings.explain}: it takes a number of operations to show")
     method = parse_method(settings.method)
     rounds = expected_rounds(settings, method)
     sizes = _cuts(settings, where)
@@ -74,11 +80,11 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     compiled = None
     if where.is_tpu:
         say(f"compiling the loop of {settings.method} for {where}, which takes minutes for a large model")
-        compiled = _compile(traced)
+        compiled = Compiled.of(traced, where)
     if compiled is not None:
-        text = compiled.as_text()
-        memory, faults = _measured(compiled, memory), _faults(text, program)
-        parts = parts.with_messages(hlo.collectives(text))
+        memory = _measured(compiled, memory)
+        faults = find_faults(program, compiled.program, compiled.operations)
+        parts = parts.with_messages(compiled.messages)
     return {
         "settings": {
             **{name: getattr(settings, name) for name in SETTINGS},
@@ -93,6 +99,7 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         "note": shared_heads(mesh, config),
         **_fit(memory, where, has_room=compiled is not None or not where.is_tpu),
         **_time(parts, rounds, nodes, where, plain),
+        **estimated(compiled, compose, parts, rounds, nodes, where, settings),
         "collectives": [
             {"phase": phase, **dataclasses.asdict(each)}
             for phase, work in parts.phases().items()
@@ -118,17 +125,6 @@ def _cuts(settings: PlanSettings, where: Slice) -> dict[str, int]:
     return sizes
 
 
-def _compile(traced: Any) -> Any:
-    """The loop compiled; None where the compiler found no room for it."""
-    try:
-        return traced.lower().compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        say(f"the compiler: {' '.join(str(error).split())[:300]}")
-        return None
-
-
 def _origin(where: Slice, compiled: bool) -> str:
     if compiled:
         return "the compiled loop, and data sheets"
@@ -136,23 +132,14 @@ def _origin(where: Slice, compiled: bool) -> str:
     return f"sizes and data sheets; {why}"
 
 
-def _measured(compiled: Any, sizes: dict[str, int]) -> dict[str, int]:
+def _measured(compiled: Compiled, sizes: dict[str, int]) -> dict[str, int]:
     """Bytes on each chip, with what the compiler says of all that is no weight, key or value."""
-    stats = compiled.memory_analysis()
     known = sizes["weights"] + sizes["head_weights"] + sizes["kv"]
     return {
         **sizes,
-        "state": stats.argument_size_in_bytes - known,
-        "temporaries": stats.temp_size_in_bytes
-        + stats.generated_code_size_in_bytes
-        + (stats.output_size_in_bytes - stats.alias_size_in_bytes),
+        "state": compiled.memory.argument_size_in_bytes - known,
+        "temporaries": compiled.temporaries,
     }
-
-
-def _faults(text: str, program: PlacedProgram) -> list[str]:
-    """What the compiled loop should not do."""
-    arguments = hlo.cut_arguments((program.models, program.state.cache))
-    return hlo.gathered(text, arguments) + hlo.copied(text, hlo.cut_arguments(program.state.cache))
 
 
 def _sizes(program: PlacedProgram) -> dict[str, int]:

@@ -12,8 +12,9 @@ class PlanSettings:
     For example: jaxspec plan --model llama-2-70b --method eagle+eagle2 --topology v5e:4x4 --tau 3.8
 
     For TPUs the very loop that would run there is compiled (pip install 'jax-specdec[tpu]'; no TPU is needed), without
-    any weights: memory and messages between chips are what the compiler says. Times are a roofline, by the chips' data
-    sheets: the least that a round can take. For GPUs everything is computed from sizes and data sheets.
+    any weights: memory and messages between chips are what the compiler says. Each time has a floor, the roofline by
+    the chips' data sheets, and an estimate, by the compiler's own count of cycles. Nothing is measured. For GPUs
+    everything is computed from sizes and data sheets.
     """
 
     model: str
@@ -41,5 +42,9 @@ class PlanSettings:
     levels: float | None = None
     """Levels that a round drafts, on average, where --tau is no file; the builder's full depth if not given, which is
     far more than is drafted where a controller or the tree itself decides when to stop."""
+    prompt: int | None = None
+    """Tokens of each prompt: what reading them takes is planned too."""
+    explain: int = 0
+    """Show so many operations of the compiled loop, those that are estimated to take longest."""
     json: Path | None = None
     """Write all of it to this file."""

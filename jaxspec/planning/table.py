@@ -36,16 +36,23 @@ def show(found: dict[str, Any], console: Console) -> None:
     line("")
     _time(found, console)
     _messages(found, console)
+    _dearest(found, console)
     for fault in found["faults"]:
         line(f"the loop should not do this: {fault}", "red")
     line("")
     line(
-        f"A round of plain decoding takes {1e3 * found['plain_seconds']:.2f} ms, so this is faster above a tau of "
+        f"At least, a round takes {1e3 * sum(found['seconds_per_round'].values()):.2f} ms with its messages and one of "
+        f"plain decoding {1e3 * found['plain_seconds']:.2f} ms, so this is faster above a tau of "
         f"{found['break_even_tau']:.2f}."
     )
     if found["speedup"] is not None:
         line(f"With a tau of {found['tau']:.2f}: {found['speedup']:.2f} times as fast as plain decoding.")
-    line("Times are the least that the data sheets allow.")
+        if found["estimated_speedup"]:
+            low, high = found["estimated_speedup"]
+            line(f"By the compiler's estimates of both: {low:.2f} to {high:.2f} times.")
+    if found["held_fast"]:
+        line(f"Held in fast memory from before the loop on, as a larger model cannot: {', '.join(found['held_fast'])}.")
+    line("Floors are the least that the data sheets allow; nothing was measured.")
 
 
 def _verdict(found: dict[str, Any]) -> str:
@@ -66,22 +73,52 @@ def _memory(found: dict[str, Any], console: Console) -> None:
 
 
 def _time(found: dict[str, Any], console: Console) -> None:
-    table = Table("a round, on each chip", box=None, header_style="bold", padding=(0, 1, 0, 0))
-    for title in ("GFLOP", "GB read", "messages", "their ms", "ms"):
+    compiled = found["estimate_over_floor"] is not None
+    table = Table("on each chip", box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for title in ("GFLOP", "GB read", "messages", "floor ms", *(("estimate ms", "of floor") if compiled else ())):
         table.add_column(title, justify="right")
     names = {
         "draft": f"drafting {found['levels_per_round']:.3g} levels",
         "verify": f"verifying {found['nodes_per_round']:.3g} nodes",
     }
     for part, name in names.items():
+        floor = found["floor_seconds"][part]
         table.add_row(
             name,
             f"{found['flops_per_round'][part] / 1e9:.2f}",
             f"{found['bytes_per_round'][part] / 1e9:.3f}",
             f"{found['messages_per_round'][part]:.0f}",
-            f"{1e3 * found['seconds_of_messages'][part]:.2f}",
-            f"{1e3 * found['seconds_per_round'][part]:.2f}",
+            f"{1e3 * (floor or 0):.2f}",
+            *(_estimate(found, part, found["estimated_seconds_per_round"][part]) if compiled else ()),
         )
+    if prefill := found["prefill"]:
+        gflop, floor = f"{prefill['flops'] / 1e9:.2f}", f"{1e3 * prefill['floor_seconds']:.2f}"
+        ends = _estimate(found, "prefill", prefill["estimated_seconds"]) if compiled else ()
+        table.add_row(f"reading {prefill['tokens']} tokens", gflop, "", "", floor, *ends)
+    console.print(table)
+
+
+def _estimate(found: dict[str, Any], part: str, ends: list[float] | None) -> tuple[str, str]:
+    """An interval of seconds, and over its floor."""
+    over = found["estimate_over_floor"][part]
+    if ends is None or over is None:
+        return "", ""
+    return f"{1e3 * ends[0]:.2f} - {1e3 * ends[1]:.2f}", f"{over[0]:.2f} - {over[1]:.2f}"
+
+
+def _dearest(found: dict[str, Any], console: Console) -> None:
+    """The operations that --explain asks for."""
+    if not found["dearest"]:
+        return
+    table = Table("dearest operations", "kind", "result", box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for title in ("times", "MB", "us"):
+        table.add_column(title, justify="right")
+    for each in found["dearest"]:
+        path = "/".join(each["path"].split("/")[-2:]) or "(added by the compiler)"
+        moved = each["times"] * each["bytes"] / 1e6
+        numbers = (str(each["times"]), f"{moved:.2f}", f"{1e6 * each['seconds']:.1f}")
+        table.add_row(f"{each['part']}: {path}", each["kind"], each["result"], *numbers)
+    console.print("")
     console.print(table)
 
 

@@ -99,11 +99,20 @@ class Parts:
         of = lambda phase, work: dataclasses.replace(work, collectives=messages.get(phase, ()))
         return Parts.gather({phase: of(phase, work) for phase, work in self.phases().items()})
 
+    def size(self, nodes: int | float) -> int:
+        """The smallest size compiled that holds so many nodes."""
+        return min((size for size in self.verify if size >= nodes), default=max(self.verify))
+
     def drafting(self, levels: int | float) -> Work:
         """Of a round that drafts so many levels."""
         return self.draft + self.level.times(max(levels - 1, 0)) if levels else Work()
 
     def verification(self, nodes: int | float) -> Work:
         """Of so many nodes, in the smallest size compiled that holds them; committing included."""
-        size = min((size for size in self.verify if size >= nodes), default=max(self.verify))
-        return self.verify[size] + self.commit
+        return self.verify[self.size(nodes)] + self.commit
+
+    def phases_of(self, part: str, levels: int | float, nodes: int | float) -> dict[Phase, int | float]:
+        """How often each phase is in the `draft` or the `verify` part of a round."""
+        if part == "draft":
+            return {DRAFTING: 1, LEVEL: max(levels - 1, 0)} if levels else {}
+        return {f"{VERIFICATION}{self.size(nodes)}": 1, COMMIT: 1}

@@ -14,12 +14,16 @@ from jaxspec.engine.program import LOOP, program_of
 from jaxspec.methods.method import parse_method
 from jaxspec.model import mesh_rules, placement
 from jaxspec.model.config import LlamaConfig
-from jaxspec.planning import hlo
 from jaxspec.planning.chips import parse_slice
+from jaxspec.planning.compilation import Compiled
+from jaxspec.planning.estimate import operations
+from jaxspec.planning.faults import find_faults
+from jaxspec.planning.hlo import CompiledProgram
 from jaxspec.planning.program import PlacedProgram, mesh_on
 from jaxspec.planning.shapes import Target, models_of
 from jaxspec.planning.work import Collective
 
+WHERE = parse_slice("v5e:2x4")
 CHIPS, ROWS, LAYERS = 8, 640, 2
 CONFIG = LlamaConfig(
     vocab_size=1024,
@@ -58,21 +62,24 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     LOOP.clear_cache()
 
 
-def compiled(name: str, batch: int = 1) -> tuple[PlacedProgram, str]:
-    method, where = parse_method(name), parse_slice("v5e:2x4")
+def compiled(name: str, batch: int = 1) -> tuple[PlacedProgram, Compiled]:
+    method = parse_method(name)
     models = models_of(Target(CONFIG), method, jnp.dtype("bfloat16"))
     program = program_of(method, models, greedy=True, tree_sizes=ACCELERATOR_SIZES)
-    placed = PlacedProgram.place(program, batch, ROWS, mesh_on(where, CONFIG, 1, CHIPS))
-    return placed, placed.trace().lower().compile().as_text()
+    placed = PlacedProgram.place(program, batch, ROWS, mesh_on(WHERE, CONFIG, 1, CHIPS))
+    found = Compiled.of(placed.trace(), WHERE)
+    assert found is not None
+    return placed, found
 
 
-def faults(placed: PlacedProgram, text: str) -> list[str]:
-    """Weights and caches put together, caches that are copied, and parts that are not what a chip should hold."""
-    found = hlo.gathered(text, hlo.cut_arguments((placed.models, placed.state.cache)))
-    found += hlo.copied(text, hlo.cut_arguments(placed.state.cache))
-    parts = re.findall(r"= bf16\[([\d,]+)\]\S* parameter\(\d+\).*op_name=\"([^\"]+)\"", text)
-    held = {name: tuple(map(int, shape.split(","))) for shape, name in parts}
-    return found + [f"{name} of {held.get(name)}" for name, shape in PARTS.items() if held.get(name) != shape]
+def faults(placed: PlacedProgram, found: Compiled) -> list[str]:
+    """Those of the loop, and parts that are not what a chip should hold."""
+    entry = found.program.computations[found.program.entry].parameters.values()
+    names = ((re.search(r'op_name="([^"]+)"', each.line), each.results[0].shape) for each in entry)
+    held = {name[1]: shape for name, shape in names if name}
+    return find_faults(placed, found.program, found.operations) + [
+        f"{name} of {held.get(name)}" for name, shape in PARTS.items() if held.get(name) != shape
+    ]
 
 
 @needs_libtpu
@@ -88,9 +95,9 @@ def faults(placed: PlacedProgram, text: str) -> list[str]:
     ],
 )
 def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
-    placed, text = compiled(name)
-    assert faults(placed, text) == []
-    counted, sent = placed.count(placed.trace()), hlo.collectives(text)
+    placed, found = compiled(name)
+    assert faults(placed, found) == []
+    counted, sent = placed.count(placed.trace()), found.messages
     works = {DRAFTING: counted.draft, LEVEL: counted.level} | {f"verify{n}": work for n, work in counted.verify.items()}
     for phase, work in ((phase, work) for phase, work in works.items() if work.collectives):
         ours = [each for each in sent.get(phase, ()) if _is_of_rows(each)]
@@ -137,7 +144,8 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 
 def test_messages_by_hand():
     """Of branches the one that sends more; of what starts, the results; of a reduce-scatter, what goes in."""
-    assert hlo.collectives(PROGRAM) == {
+    program = CompiledProgram.parse(PROGRAM)
+    assert Compiled(program, operations(program, WHERE), None, WHERE).messages == {
         LEVEL: (Collective("all-reduce", 4 * 8, 2, 4),),
         DRAFTING: (Collective("all-reduce", 4 * 8 + 4 * 4, 1), Collective("all-gather", 2 * 16, 1, 4)),
         "commit": (Collective("reduce-scatter", 4 * 2 * 4, 1, 4),),

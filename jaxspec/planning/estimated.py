@@ -1,0 +1,138 @@
+"""The part of a plan that the compiler's count of cycles gives: seconds of each part of a round, and over their floor."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxspec.decoding.prefill_buckets import ACCELERATOR_CHUNKS, chunk_for
+from jaxspec.host.terminal import say
+from jaxspec.methods.method import Method, parse_method
+from jaxspec.planning.chips import Slice
+from jaxspec.planning.compilation import Compiled
+from jaxspec.planning.estimate import ESTIMATED, Interval, Operation, coverage, seconds
+from jaxspec.planning.program import PlacedProgram
+from jaxspec.planning.rounds import Rounds
+from jaxspec.planning.settings import PlanSettings
+from jaxspec.planning.work import Parts, Phase, Work
+
+PARTS = ("draft", "verify", "prefill")
+NOTHING: dict[str, Any] = dict.fromkeys(
+    ("estimate_over_floor", "estimated_seconds_per_round", "estimate_coverage", "estimated_speedup", "not_estimated")
+)
+
+Compose = Callable[[Method], PlacedProgram]
+Phases = Mapping[Phase, int | float]
+
+
+def estimated(
+    compiled: Compiled | None,
+    compose: Compose,
+    parts: Parts,
+    rounds: Rounds,
+    nodes: int | float,
+    where: Slice,
+    settings: PlanSettings,
+) -> dict[str, Any]:
+    """What a plan says of the compiled program; None everywhere where there is none.
+
+    `floor_seconds` is the roofline without messages. Prefill has one whether or not it was compiled.
+    """
+    works: dict[str, Work | None] = {
+        "draft": parts.drafting(rounds.levels) if rounds.levels else None,
+        "verify": parts.verification(nodes),
+        "prefill": compose(parse_method("plain")).prefill_work(settings.prompt) if settings.prompt else None,
+    }
+    floors = {name: work and where.seconds(Work(work.flops, work.bytes)) for name, work in works.items()}
+    known = {"floor_seconds": floors, "prefill": _prefill(settings, works["prefill"], floors["prefill"], None)}
+    if compiled is None:
+        return {**NOTHING, **known, "held_fast": None, "dearest": None}
+    phases: dict[str, Phases] = {name: parts.phases_of(name, rounds.levels, nodes) for name in ("draft", "verify")}
+    took = {name: compiled.seconds(of) if of else None for name, of in phases.items()}
+    done = {name: compiled.during(of) for name, of in phases.items()}
+    if settings.prompt:
+        chunk = chunk_for(settings.prompt, ACCELERATOR_CHUNKS)
+        say(f"compiling prefill, {chunk} tokens at a time")
+        reading = Compiled.of(compose(parse_method(settings.method)).trace_prefill(chunk), where)
+        if reading is not None:
+            phases["prefill"] = dict.fromkeys((each.phase for each in reading.operations), 1)
+            took["prefill"] = reading.seconds(phases["prefill"]).times(math.ceil(settings.prompt / chunk))
+            done["prefill"] = list(reading.operations)
+            known["prefill"] = _prefill(settings, works["prefill"], floors["prefill"], took["prefill"])
+    return {
+        "estimate_over_floor": {name: _over(took.get(name), floors[name]) for name in PARTS},
+        "estimated_seconds_per_round": {name: part and part.ends() for name, part in took.items() if name != "prefill"},
+        "estimate_coverage": {name: coverage(done[name]) if done.get(name) else None for name in PARTS},
+        "estimated_speedup": _speedup(compose, took, rounds, where, settings),
+        "not_estimated": {name: _kinds(of, where) for name, of in done.items()},
+        **known,
+        "held_fast": compiled.held_fast,
+        "dearest": _dearest(done, settings.explain, where),
+    }
+
+
+def _over(took: Interval | None, floor: float | None) -> list[float] | None:
+    return took.over(floor) if took and floor else None
+
+
+def _speedup(
+    compose: Compose, took: Mapping[str, Interval | None], rounds: Rounds, where: Slice, settings: PlanSettings
+) -> list[float] | None:
+    """Over plain decoding at the same end of both intervals; None without a tau, or room for plain decoding."""
+    if rounds.tau is None:
+        return None
+    say("compiling the loop of plain decoding, to compare with")
+    program = compose(parse_method("plain"))
+    plain = Compiled.of(program.trace(), where)
+    if plain is None:
+        return None
+    before = plain.seconds(program.count(program.trace()).phases_of("verify", 0, 1))
+    now = sum((part for part in took.values() if part and part is not took.get("prefill")), Interval())
+    ends = (rounds.tau * before.lower / now.lower, rounds.tau * before.upper / now.upper)
+    return sorted(ends)
+
+
+def _prefill(
+    settings: PlanSettings, work: Work | None, floor: float | None, took: Interval | None
+) -> dict[str, Any] | None:
+    """Of reading the prompts; None where no --prompt says how long they are."""
+    if work is None or not floor:
+        return None
+    return {
+        "tokens": settings.prompt,
+        "flops": work.flops,
+        "floor_seconds": floor,
+        "estimated_seconds": took and took.ends(),
+        "share_of_peak": took and [floor / end for end in reversed(took.ends())],
+    }
+
+
+def _kinds(done: list[Operation], where: Slice) -> dict[str, dict[str, float]]:
+    """What has no estimate, by how it is priced: how often, bytes of main memory, and seconds with nothing beside."""
+    kinds = sorted({each.kind for each in done} - {ESTIMATED})
+    of = lambda kind: [each for each in done if each.kind == kind]
+    return {
+        kind: {
+            "count": sum(each.times for each in of(kind)),
+            "bytes": sum(each.times * each.bytes for each in of(kind)),
+            "seconds": sum(seconds(each, where) for each in of(kind)),
+        }
+        for kind in kinds
+    }
+
+
+def _dearest(done: Mapping[str, list[Operation]], count: int, where: Slice) -> list[dict[str, Any]]:
+    """The operations that are estimated to take longest, a level of drafting as often as it is compiled: once."""
+    every = [(part, each) for part, of in done.items() for each in of]
+    return [
+        {
+            "part": part,
+            "phase": each.phase,
+            "seconds": seconds(each, where),
+            "kind": each.kind,
+            "times": each.times,
+            "bytes": each.bytes,
+            "result": ", ".join(map(str, each.instruction.results[:2])),
+            "path": each.instruction.path,
+        }
+        for part, each in sorted(every, key=lambda one: -seconds(one[1], where))[:count]
+    ]

@@ -1,0 +1,111 @@
+"""What a compiled loop should never do, and whether this one does."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jaxspec.model.mesh import model_size
+from jaxspec.planning import traffic
+from jaxspec.planning.estimate import Operation
+from jaxspec.planning.hlo import Buffer, CompiledProgram
+from jaxspec.planning.messages import message_of, received
+from jaxspec.planning.program import PlacedProgram
+
+SMALL = 2**20  # bytes below which a copy is no fault
+SCORES = 2**26  # bytes of attention scores that are held in main memory at once
+SERIAL = 8  # passes of a loop that nobody wrote
+
+
+def find_faults(placed: PlacedProgram, program: CompiledProgram, found: Sequence[Operation]) -> list[str]:
+    """All of them, each as a clause.
+
+    Args:
+        placed: what was compiled.
+        found: the compiled program's operations.
+    """
+    caches, rows = matrices(placed.state.cache), placed.state.tokens.shape[1]
+    weights, vocabulary = matrices(placed.models), placed.models.target.config.vocab_size
+    faults = [
+        *gathered(program, [*weights, *caches], vocabulary),
+        *copied(program, found, [*weights, *caches]),
+        *serial_loops(found),
+        *sorted_vocabularies(found, vocabulary // model_size(placed.mesh)),
+        *held_scores(found, rows, caches),
+    ]
+    return list(dict.fromkeys(faults))
+
+
+def matrices(placed: Any) -> list[jax.ShapeDtypeStruct]:
+    """The matrices and caches among what was placed."""
+    return [leaf for leaf in jax.tree.leaves(placed) if leaf.ndim >= 2]
+
+
+def gathered(program: CompiledProgram, arguments: Iterable[Any], vocabulary: int) -> Iterator[str]:
+    """Messages of the loop whose result is one of these arguments, whole or as some of its axes are; or logits."""
+    whole = set()
+    for argument in arguments:
+        local = argument.sharding.shard_shape(argument.shape)
+        shapes = itertools.product(*zip(local, argument.shape, strict=True))
+        whole |= {_plain(shape) for shape in shapes if shape != local} | {_plain(argument.shape)}
+    for each in program.inside:
+        message = message_of(each)
+        if message is None or message.kind == "all-reduce":
+            continue
+        arrays = received(each)
+        if any(_plain(array.shape) in whole or vocabulary in array.shape for array in arrays):
+            yield f"{message.kind} of {', '.join(map(str, arrays))}"
+
+
+def copied(program: CompiledProgram, found: Iterable[Operation], arguments: Iterable[Any]) -> Iterator[str]:
+    """Operations that write an array as large as a chip's part of one of these to main memory.
+
+    Moves between a TPU's two memories, by which it reads ahead, are none.
+    """
+    parts = {_plain(argument.sharding.shard_shape(argument.shape)) for argument in arguments}
+    for each in found:
+        instruction = each.instruction
+        if each.message or instruction.opcode.endswith("-start") or instruction.opcode in traffic.UPDATES:
+            continue
+        for buffer, new in zip(instruction.results, traffic.written(program, instruction), strict=True):
+            if new >= max(SMALL, buffer.bytes) and _plain(buffer.shape) in parts:
+                place = _short(instruction.path)
+                yield f"{instruction.opcode} writes {buffer}, as large as a weight or cache ({place})"
+
+
+def serial_loops(found: Iterable[Operation]) -> Iterator[str]:
+    """Loops that the compiler made of one operation, such as a scatter, a row at a time."""
+    for each in found:
+        if each.times >= SERIAL and each.loop is not None and not each.loop.path.endswith(("/while", "/scan")):
+            yield f"a loop of {each.times} passes, one after the other ({_short(each.loop.path)})"
+
+
+def sorted_vocabularies(found: Iterable[Operation], least: int) -> Iterator[str]:
+    """Sorts of as many values as a chip has of the vocabulary, or more."""
+    for each in found:
+        lengths = each.instruction.results[0].shape if each.kind == "sort" else ()
+        if max(lengths, default=0) >= least:
+            yield f"sort of {each.instruction.results[0]} ({_short(each.instruction.path)})"
+
+
+def held_scores(found: Iterable[Operation], rows: int, caches: Iterable[Any]) -> Iterator[str]:
+    """Arrays in main memory that have a number for each row of the cache, and are large."""
+    parts = {_plain(argument.sharding.shard_shape(argument.shape)) for argument in caches}
+    for each in found:
+        for buffer in each.instruction.results:
+            if _is_scores(buffer, rows) and _plain(buffer.shape) not in parts:
+                yield f"{buffer} of scores in main memory ({_short(each.instruction.path)})"
+
+
+def _is_scores(buffer: Buffer, rows: int) -> bool:
+    return buffer.slow_bytes >= SCORES and rows in buffer.shape
+
+
+def _plain(shape: Iterable[int]) -> tuple[int, ...]:
+    """The same for all layouts of an array."""
+    return tuple(sorted(length for length in shape if length != 1))
+
+
+def _short(path: str) -> str:
+    return "/".join(path.split("/")[-4:]) or "added by the compiler"

@@ -1,0 +1,100 @@
+"""Bytes that an instruction of a compiled program moves between a chip's main memory and the rest of it.
+
+Operands are read and results written, but for what lies in fast memory, for slices, of which only what is taken counts,
+and for updates in place, of which only what is new counts.
+"""
+
+from jaxspec.planning.hlo import CompiledProgram, Computation, Instruction
+
+TAKES = ("dynamic-slice", "slice", "gather")
+SAME = ("bitcast", "reshape", "copy-done", "slice-done", "get-tuple-element")
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""Operand that holds what is new, by the operation."""
+
+FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
+    "domain", "opt-barrier", "add-dependency",
+}  # fmt: skip
+
+
+def moved(program: CompiledProgram, computation: Computation, instruction: Instruction) -> int:
+    """Bytes that an instruction reads from main memory and writes to it."""
+    if instruction.opcode in FREE or instruction.opcode.endswith(("-done", "-update")):
+        return 0
+    if instruction.opcode.endswith("-start"):
+        return _copied(instruction)
+    if instruction.opcode in UPDATES:
+        new = computation.by_name.get(instruction.operands[UPDATES[instruction.opcode]])
+        return sum(2 * each.bytes for each in (new.results if new else ()))
+    if instruction.opcode in TAKES:
+        return 2 * sum(each.slow_bytes for each in instruction.results) or instruction.bytes
+    read = sum(_read(program, computation, instruction, at) for at in range(len(instruction.operands)))
+    return read + sum(written(program, instruction))
+
+
+def _copied(instruction: Instruction) -> int:
+    """Of a copy or slice that starts: what it brings; twice where both ends are in main memory.
+
+    A copy names its result first and then its operand, others the other way round; last come numbers for the device.
+    """
+    arrays = [each for each in instruction.results if each.shape] or instruction.results[:2]
+    first, last = arrays[0], arrays[-1]
+    brought = first if instruction.opcode == "copy-start" else last
+    return brought.bytes * max(1, sum(not end.fast for end in (first, last)))
+
+
+def _read(program: CompiledProgram, computation: Computation, instruction: Instruction, at: int) -> int:
+    """Of one operand."""
+    source = computation.by_name.get(instruction.operands[at])
+    if source is None or not any(each.slow_bytes for each in source.results) or source.opcode == "tuple":
+        return 0
+    whole = sum(each.slow_bytes for each in source.results)
+    inner = program.computations.get(instruction.runs.get("calls", ""))
+    if inner is None or at not in inner.parameters:
+        return whole
+    return min(whole, _used(program, inner, inner.parameters[at], whole))
+
+
+def _used(program: CompiledProgram, inner: Computation, value: Instruction, whole: int) -> int:
+    """Bytes that a fused computation uses of a value of so many bytes."""
+    if value.is_root:
+        return whole
+    total = 0
+    for user in inner.users.get(value.name, ()):
+        first = user.operands[0] == value.name
+        if user.opcode in TAKES and first:
+            total += user.bytes
+        elif user.opcode in UPDATES and first:
+            continue
+        elif user.opcode in SAME:
+            total += _used(program, inner, user, whole)
+        elif user.opcode == "fusion" and (nested := program.computations.get(user.runs.get("calls", ""))):
+            inputs = [nested.parameters[i] for i, name in enumerate(user.operands) if name == value.name]
+            total += sum(_used(program, nested, each, whole) for each in inputs)
+        else:
+            return whole
+    return total
+
+
+def written(program: CompiledProgram, instruction: Instruction) -> list[int]:
+    """Bytes of main memory, for each of an instruction's results."""
+    inner = program.computations.get(instruction.runs.get("calls", ""))
+    whole = [each.slow_bytes for each in instruction.results]
+    if inner is None:
+        return whole
+    root = inner.root
+    ends = [inner.by_name.get(name) for name in root.operands] if root.opcode == "tuple" else [root]
+    if len(ends) != len(whole):
+        return whole
+    return [min(size, _new(program, inner, end)) if end else size for end, size in zip(ends, whole, strict=True)]
+
+
+def _new(program: CompiledProgram, inner: Computation, end: Instruction) -> int:
+    """Bytes that are new of what a fused computation ends with."""
+    while end.opcode in SAME and end.operands and end.operands[0] in inner.by_name:
+        end = inner.by_name[end.operands[0]]
+    if end.opcode in UPDATES and len(end.operands) > UPDATES[end.opcode]:
+        new = inner.by_name.get(end.operands[UPDATES[end.opcode]])
+        return new.bytes if new else end.bytes
+    nested = program.computations.get(end.runs.get("calls", ""))
+    return _new(program, nested, nested.root) if nested and end.opcode == "fusion" else end.bytes

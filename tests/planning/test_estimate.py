@@ -1,0 +1,165 @@
+"""Adding up a compiled program: by hand, and on a loop that the compiler made."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from jaxspec.planning.chips import CHIPS, parse_slice
+from jaxspec.planning.compilation import Compiled
+from jaxspec.planning.estimate import ESTIMATED, coverage, interval, of_phase, operations, seconds
+from jaxspec.planning.hlo import CompiledProgram
+from jaxspec.planning.program import tpus
+
+WHERE = parse_slice("v5e:2x2")
+CHIP = WHERE.chip
+
+PROGRAM = """
+%half (p: bf16[8,128], at: s32[]) -> bf16[4,128] {
+  %p = bf16[8,128]{1,0} parameter(0)
+  %at = s32[] parameter(1)
+  ROOT %taken = bf16[4,128]{1,0} dynamic-slice(%p, %at, %at), dynamic_slice_sizes={4,128}
+}
+
+%written (p: bf16[8,128], new: bf16[2,128], at: s32[]) -> bf16[8,128] {
+  %p.1 = bf16[8,128]{1,0} parameter(0)
+  %new = bf16[2,128]{1,0:S(1)} parameter(1)
+  %at.1 = s32[] parameter(2)
+  ROOT %put = bf16[8,128]{1,0} dynamic-update-slice(%p.1, %new, %at.1, %at.1)
+}
+
+%small (p: bf16[8,128]) -> bf16[8,128] {
+  %p.2 = bf16[8,128]{1,0} parameter(0)
+  ROOT %a = bf16[8,128]{1,0} add(%p.2, %p.2), op_name="jit(f)/verify4/add", {"estimated_cycles":"10"}
+}
+
+%large (p: bf16[8,128]) -> bf16[8,128] {
+  %p.3 = bf16[8,128]{1,0} parameter(0)
+  ROOT %b = bf16[8,128]{1,0} add(%p.3, %p.3), op_name="jit(f)/verify4/add", {"estimated_cycles":"90"}
+}
+
+%few (c: (s32[])) -> pred[] {
+  %c = (s32[]) parameter(0)
+  %bound = s32[] constant(6)
+  %i = s32[] get-tuple-element(%c), index=0
+  ROOT %less = pred[] compare(%i, %bound), direction=LT
+}
+
+%row (d: (s32[])) -> (s32[]) {
+  %d = (s32[]) parameter(0)
+  %j = s32[]{:S(1)} get-tuple-element(%d), index=0
+  %step = s32[]{:S(1)} add(%j, %j), backend_config={"estimated_cycles":"7"}
+  ROOT %t = (s32[]) tuple(%step)
+}
+
+%many (c: (s32[])) -> pred[] {
+  %c.1 = (s32[]) parameter(0)
+  ROOT %on = pred[] custom-call(%c.1), custom_call_target="Sharding"
+}
+
+%level (e: (s32[])) -> (s32[]) {
+  %e = (s32[]) parameter(0)
+  %k = s32[]{:S(1)} get-tuple-element(%e), index=0
+  %more = s32[]{:S(1)} add(%k, %k), op_name="jit(f)/draft/while/body/level/add", {"estimated_cycles":"1000"}
+  ROOT %u = (s32[]) tuple(%more)
+}
+
+%body (q: (bf16[8,128])) -> (bf16[8,128]) {
+  %q = (bf16[8,128]{1,0}, s32[]) parameter(0)
+  %x = bf16[8,128]{1,0} get-tuple-element(%q), index=0
+  %n = s32[]{:S(1)} get-tuple-element(%q), index=1
+  %w = (s32[]) tuple(%n)
+  %drafting = (s32[]) while(%w), condition=%many, body=%level, metadata={op_name="jit(f)/draft/while"}
+  %ahead = ((bf16[8,128]{1,0}), bf16[8,128]{1,0:S(1)}, s32[]) slice-start(%x), metadata={op_name="jit(f)/verify4/dot"}
+  %there = bf16[8,128]{1,0:S(1)} slice-done(%ahead)
+  %fused = bf16[4,128]{1,0:S(1)} fusion(%x, %n), kind=kLoop, calls=%half, backend_config={"estimated_cycles":"100"}
+  %either = bf16[8,128]{1,0} conditional(%n, %x, %x), branch_computations={%small, %large}
+  %sum = bf16[8,128]{1,0:S(1)} all-reduce(%there), replica_groups={{0,1,2,3}}
+  %rows = (s32[]) while(%w), condition=%few, body=%row, metadata={op_name="jit(f)/scatter"}
+  %part = bf16[2,128]{1,0:S(1)} bitcast(%fused)
+  %into = bf16[8,128]{1,0} fusion(%either, %part, %n), kind=kLoop, calls=%written
+  ROOT %r = (bf16[8,128]{1,0}, s32[]) tuple(%into, %n)
+}
+
+ENTRY %main (p: bf16[8,128]) -> bf16[8,128] {
+  %first = bf16[8,128]{1,0} parameter(0)
+  %before = bf16[8,128]{1,0} add(%first, %first), backend_config={"estimated_cycles":"5000000"}
+  %start = (bf16[8,128]{1,0}, s32[]) tuple(%before)
+  ROOT %while = (bf16[8,128]{1,0}, s32[]) while(%start), condition=%many, body=%body, metadata={op_name="jit(f)/while"}
+}
+"""
+ARRAY = 2 * 8 * 128  # bytes
+
+
+def test_a_program_by_hand():
+    found = operations(CompiledProgram.parse(PROGRAM), WHERE)
+    assert CHIP.clock is not None
+    took = lambda *phases: interval(of_phase(found, *phases), WHERE)
+    # A level once, though nothing says how many there are.
+    assert took("level").upper == pytest.approx(1000 / CHIP.clock)
+    # Of the branches the dearer, which reads its operand twice and writes; half of an array by the fusion, which writes
+    # to fast memory; one brought there; and a message.
+    verifying = of_phase(found, "verify4")
+    assert sum(each.bytes for each in verifying if each.kind == ESTIMATED) == 3 * ARRAY + ARRAY // 2
+    assert sum(each.bytes for each in verifying if each.kind == "copy") == ARRAY
+    message = WHERE.communication(next(each.message for each in verifying if each.message))
+    cycles = (100 + 90) / CHIP.clock
+    assert took("verify4").upper == pytest.approx(cycles + ARRAY / CHIP.bandwidth + message)
+    assert took("verify4").lower == pytest.approx(max(cycles, 4.5 * ARRAY / CHIP.bandwidth))
+    assert coverage(verifying) == pytest.approx(3.5 / 4.5)
+    # A loop over rows as often as it runs; and of what is written in place only what is new, which it read before.
+    serial = [each for each in found if each.times == 6 and each.kind == ESTIMATED]
+    assert [each.instruction.name for each in serial] == ["step"]
+    update = next(each for each in found if each.instruction.name == "into")
+    assert (update.phase, update.kind, update.bytes) == ("commit", "other", ARRAY // 4)
+    assert seconds(update, WHERE) == pytest.approx(ARRAY / 4 / CHIP.bandwidth)
+
+
+@pytest.mark.parametrize("kind", ["v5e", "v5p", "v6e"])
+def test_clocks_are_those_of_the_data_sheets(kind: str):
+    """Multiply-accumulates a cycle: 4 and 8 units of 128 x 128, and 4 of 256 x 256."""
+    multipliers = {"v5e": 4 * 128**2, "v5p": 8 * 128**2, "v6e": 4 * 256**2}
+    clock = CHIPS[kind].clock
+    assert clock is not None
+    assert 2 * multipliers[kind] * clock == pytest.approx(CHIPS[kind].flops, rel=0.01)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
+@pytest.mark.parametrize("kind", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_a_product_bound_by_arithmetic_is_estimated_near_the_peak(kind: str):
+    """So that cycles are those of a whole chip: of a v5p's cores, both."""
+    where = parse_slice(kind)
+    a = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16, sharding=SingleDeviceSharding(tpus(where)[0]))
+    compiled = Compiled.of(jax.jit(lambda a, b: a @ b).trace(a, a), where)
+    assert compiled is not None
+    found = [each for each in compiled.operations if each.kind == ESTIMATED]
+    least = 2 * 4096**3 / where.chip.flops
+    assert 1 <= sum(seconds(each, where) for each in found) / least < 1.7
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
+def test_a_loop_that_the_compiler_made_is_its_body_so_many_times():
+    device = SingleDeviceSharding(tpus(WHERE)[0])
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=device) for shape in ((64, 512), (512, 512)))
+
+    def chained(count):
+        def round_(carry):
+            inner = jax.lax.fori_loop(0, count, lambda i, y: jnp.sin(y @ w_), carry[0])
+            return inner, carry[1] + 1
+
+        def run(x, w, rounds):
+            nonlocal w_
+            w_ = w
+            return jax.lax.while_loop(lambda carry: carry[1] < rounds, round_, (x, 0))
+
+        w_ = w
+        rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=device)
+        compiled = Compiled.of(jax.jit(run).trace(x, w, rounds), WHERE)
+        assert compiled is not None
+        found = [each for each in compiled.operations if each.times == count and each.kind == ESTIMATED]
+        return sum(seconds(each, WHERE) for each in found)
+
+    assert chained(12) == pytest.approx(2 * chained(6), rel=0.01)
+    assert chained(6) > 0
