@@ -15,6 +15,7 @@ from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.trace import Trace, empty_trace
 from jaxspec.model import kv_cache as kv
+from jaxspec.model.mesh import platform
 
 
 @chex.dataclass(frozen=True)
@@ -106,8 +107,18 @@ def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
 
 def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
     """Writes block[b] at rows[b, start[b]:]; what lies past the new length is never read."""
+    if platform() == "tpu":
+        return _choose_block(rows, block, start)
     put = lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new.astype(row.dtype), at, 0)
     return jax.vmap(put)(rows, block, start)
+
+
+def _choose_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
+    """The same column by column, by choosing: of updates at places of their own a TPU makes a loop over rows."""
+    at = (jnp.arange(rows.shape[1]) - start[:, None]).reshape(rows.shape[:2] + (1,) * (rows.ndim - 2))
+    for column in range(block.shape[1]):
+        rows = jnp.where(at == column, block[:, column : column + 1].astype(rows.dtype), rows)
+    return rows
 
 
 def select_rows(chosen: Bool[Array, " B"], these: State, others: State) -> State:

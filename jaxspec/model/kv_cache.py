@@ -4,13 +4,18 @@ Drafted nodes keep their keys and values apart (a `KV` of N rows) until verifica
 written. Branches of the loop therefore read the cache and never return it, which would copy it.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int
 
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.mesh_rules import constrain
+from jaxspec.model.mesh import platform
+from jaxspec.model.mesh_rules import constrain, on_each_device
 
 AXES = ("batch", "kv_heads", None, None)
 """Logical axes of keys and of values."""
@@ -70,18 +75,41 @@ def append(
     if after is not None:
         start = start + jnp.minimum(after, 0)
 
-    def write(old: Array, new: Array, axis: int) -> Array:
-        def put(into, block, at):
-            return jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis)
+    if platform() == "tpu":
+        by_rows = partial(_append_with, _write_by_rows)
+        return on_each_device(by_rows, (cache, AXES), (rows, AXES), (start, ("batch",)), out=AXES)
+    written = _append_with(_write_together, cache, rows, start)
+    return jax.tree.map(lambda array: constrain(array, *AXES), written)
 
-        if old.shape[0] > 1:
-            return jax.vmap(put)(old, new, start)
-        return put(old[0], new[0], start[0])[None]  # a plain slice update, not a scatter
 
-    return tuple(
-        KV(k=constrain(write(old.k, new.k, 2), *AXES), v=constrain(write(old.v, new.v, 1), *AXES))
-        for old, new in zip(cache, rows, strict=True)
-    )
+def _append_with(
+    write: Callable[..., Array], cache: tuple[KV, ...], rows: tuple[KV, ...], start: Int[Array, " B"]
+) -> tuple[KV, ...]:
+    pairs = zip(cache, rows, strict=True)
+    return tuple(KV(k=write(old.k, new.k, start, 3), v=write(old.v, new.v, start, 2)) for old, new in pairs)
+
+
+def _write_together(old: Array, new: Array, start: Int[Array, " B"], axis: int) -> Array:
+    """The block of every sequence, where each begins along `axis`, in one update."""
+
+    def put(into, block, at):
+        return jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis - 1)
+
+    if old.shape[0] > 1:
+        return jax.vmap(put)(old, new, start)
+    return put(old[0], new[0], start[0])[None]  # a plain slice update, not a scatter
+
+
+def _write_by_rows(old: Array, new: Array, start: Int[Array, " B"], axis: int) -> Array:
+    """The same in an update for each sequence: of one for all a TPU makes a loop, with a dozen operations for each.
+
+    By its compiler's estimate 16 sequences and four layers take 1,160 µs in that loop, and 25 so.
+    """
+    new = with_layout_constraint(new.astype(old.dtype), Layout((0, 1, 2, 3)))  # else each row is laid out anew
+    for row in range(old.shape[0]):
+        at = [row if i == 0 else start[row] if i == axis else 0 for i in range(4)]
+        old = jax.lax.dynamic_update_slice(old, new[row : row + 1], at)
+    return old
 
 
 def enlarge(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:

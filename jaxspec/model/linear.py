@@ -1,6 +1,7 @@
 """Linear layers: the one place where activations meet weights."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,8 +37,23 @@ def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
     """x @ kernel + bias, in the dtype of x."""
     kernel = layer.kernel
     quantized = isinstance(kernel, QuantizedKernel)
-    y = quantization.product(x, kernel) if quantized else product(x, kernel[...].astype(x.dtype))
+    multiply = quantization.product if quantized else lambda x, kernel: product(x, kernel[...].astype(x.dtype))
+    y = never_alone(x, lambda x: multiply(x, kernel))
     return y if layer.bias is None else y + layer.bias[...].astype(x.dtype)
+
+
+def never_alone(
+    x: Float[Array, "*B I"], multiply: Callable[[Float[Array, "*C I"]], Float[Array, "*C O"]]
+) -> Float[Array, "*B O"]:
+    """multiply(x), where on a TPU a row that is alone gets another, of zeros.
+
+    XLA gives a product of one row to the vector unit, which takes four times as long as the matrix unit for two: by its
+    estimate for a v5e 2,878 µs for four layers of a 70B and its LM head on 16 chips, and 1,122 with the row of zeros.
+    """
+    if platform() != "tpu" or math.prod(x.shape[:-1]) > 1:
+        return multiply(x)
+    two = jnp.pad(x.reshape(1, x.shape[-1]), [(0, 1), (0, 0)])
+    return multiply(two)[:1].reshape(*x.shape[:-1], -1)
 
 
 FEW = 4  # rows that a CPU multiplies one by one

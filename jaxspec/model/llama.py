@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.model.attention import Attend, Attention, attend_to, attention, project
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, capacity
-from jaxspec.model.linear import Linear, linear
+from jaxspec.model.linear import Linear, linear, never_alone
 from jaxspec.model.mesh_rules import constrain
 from jaxspec.model.mlp import MLP, MixtureOfExperts, mlp
 from jaxspec.model.rope import rotary
@@ -173,7 +173,7 @@ def embed(model: Llama, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
 def unembed(model: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
     """Logits, float32, of final hidden states."""
     if model.head is None:
-        logits = hidden @ model.embedding[...].astype(hidden.dtype).T
+        logits = never_alone(hidden, lambda x: x @ model.embedding[...].astype(x.dtype).T)
     else:
         logits = linear(hidden, model.head)
     return logits.astype(jnp.float32)

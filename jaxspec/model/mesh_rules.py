@@ -1,7 +1,8 @@
 """The one table that says which axis of an array is cut along which axes of the mesh."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -9,6 +10,7 @@ from jaxtyping import Array
 
 from jaxspec.model.mesh import AnyMesh
 
+T = TypeVar("T")
 Rules = Mapping[str, tuple[str, ...]]
 DECODING: Rules = {
     "batch": ("data",),
@@ -64,3 +66,24 @@ def constrain(x: Array, *axes: str | None) -> Array:
     """
     mesh = jax.sharding.get_abstract_mesh()
     return x if mesh.empty else jax.lax.with_sharding_constraint(x, spec(mesh, axes, x.shape))
+
+
+def on_each_device(
+    function: Callable[..., T], *given: tuple[Any, Sequence[str | None]], out: Sequence[str | None]
+) -> T:
+    """What a function makes of some arrays, run by each device of the current mesh on its own parts of them.
+
+    Args:
+        given: the function's arguments, pytrees of arrays, each with the logical axes of all its arrays.
+        out: logical axes of every array that it returns.
+    """
+    mesh, arguments = jax.sharding.get_abstract_mesh(), [tree for tree, _ in given]
+    if mesh.empty:
+        return function(*arguments)
+
+    def cuts(tree: Any, axes: Sequence[str | None]) -> Any:
+        return jax.tree.map(lambda leaf: spec(mesh, axes, leaf.shape), tree)
+
+    inputs = tuple(cuts(tree, axes) for tree, axes in given)
+    outputs = cuts(jax.eval_shape(function, *arguments), out)
+    return jax.shard_map(function, in_specs=inputs, out_specs=outputs, check_vma=False)(*arguments)
