@@ -31,7 +31,6 @@ from jaxspec.decoding.tree import (
 )
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.llama import unembed
-from jaxspec.model.mesh_rules import constrain
 
 # What a round's random numbers are for; each purpose has its own stream.
 DRAFT, VERIFY, CONTROL, FIRST, BEGIN = range(5)
@@ -97,8 +96,7 @@ def draft(
     controller = select_rows(state.done, state.controller, begun)
 
     def grow(tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"], controller: State, drafts: Drafts):
-        logits = constrain(drafts.logits, "batch", None, None)  # top-k of a cut axis would gather it several times
-        drafts, width = dataclasses.replace(drafts, logits=logits), frontier.node.shape[1]
+        width = frontier.node.shape[1]
         level_noise = noise(models, state.keys, prefix.length + frontier.level)
         draws = Draws(sampling=state.sampling, keys=fold(draft_keys, frontier.level), noise=level_noise)
         propose = partial(spec.rule.propose, draws, drafts, width)

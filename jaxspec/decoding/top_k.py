@@ -1,24 +1,90 @@
-"""The largest of many values without sorting all of them."""
+"""The largest of many values without sorting all of them, nor bringing them to one device."""
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Shaped
+import numpy as np
+from jaxtyping import Array, Float, Int, Shaped
 
-GROUP = 128  # lanes of a TPU's vector unit
+from jaxspec.model.mesh import platform
+from jaxspec.model.mesh_rules import constrain, cuts
+
+GROUP = 128  # values
 FEW = 8192  # of so few values sorting is quicker on a CPU
+ROUNDS = 16  # values that a TPU finds one after the other
+BELOW = np.int32(np.iinfo(np.int32).min)
+
+Found = tuple[Shaped[Array, "*B C"], Int[Array, "*B C"]]  # the values, and where they are
 
 
-def top_k(values: Shaped[Array, "*B V"], count: int) -> tuple[Shaped[Array, "*B C"], Int[Array, "*B C"]]:
+def top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
     """The C = min(count, V) largest values in falling order, of equals the first; and where they are.
 
-    As `jax.lax.top_k`, which sorts a whole vocabulary on a TPU. Here the vocabulary is cut into groups. The C groups of
-    the largest maxima, of equals the first, hold the C largest values: before any other value come C of those maxima.
+    As `jax.lax.top_k`, which sorts a whole vocabulary on a TPU. Where the vocabulary is cut over devices, each finds
+    the largest of its part, and only those are compared with each other.
     """
     size = values.shape[-1]
-    count = min(count, size)
+    parts, count = cuts("vocab", size), min(count, size)
+    if parts == 1 or count > size // parts:
+        return _top_k(values, count)
+    lead, whole = values.shape[:-1], (None,) * (values.ndim - 1)
+    cut = constrain(values.reshape(*lead, parts, size // parts), "batch", *whole[1:], "vocab", None)
+    found, place = _top_k(cut, count)
+    place += jnp.arange(parts)[:, None] * (size // parts)
+    found, place = (constrain(x.reshape(*lead, parts * count), "batch", *whole) for x in (found, place))
+    best, rank = _top_k(found, count)  # parts stand in order: of equals the first
+    return best, jnp.take_along_axis(place, rank, axis=-1)
+
+
+def _top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
+    """Of values that each device has whole."""
+    size = values.shape[-1]
+    if platform() == "tpu" and count <= ROUNDS:
+        return _by_rounds(values, count)
     if size < FEW or size % GROUP or size < count * GROUP:
         found, place = jax.lax.top_k(values, count)
         return found, place
+    return _by_groups(values, count)
+
+
+def _by_rounds(values: Shaped[Array, "*B V"], count: int) -> Found:
+    """The largest, then the largest of the others, and so on: a TPU is quick to go through values, and slow to sort.
+
+    By its compiler's estimate a v5e takes 214 µs for ten of 8,016, 160 times; a bitonic sort has 91 passes.
+    """
+    place = jnp.broadcast_to(jnp.arange(values.shape[-1], dtype=jnp.int32), values.shape)
+    left, found, at = _ordered(values.astype(jnp.float32)), [], []
+    for _ in range(count):
+        best, first = jax.lax.reduce((left, place), (BELOW, np.int32(-1)), _larger, (values.ndim - 1,))
+        found.append(best)
+        at.append(first)
+        left = jnp.where(place == first[..., None], BELOW, left)
+    largest = jax.lax.bitcast_convert_type(_turned(jnp.stack(found, axis=-1)), jnp.float32)
+    return largest.astype(values.dtype), jnp.stack(at, axis=-1)
+
+
+def _larger(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The larger of two values with its place; of equals the first."""
+    (value, at), (than, there) = one, other
+    wins = (value > than) | ((value == than) & (at < there))
+    return jnp.where(wins, value, than), jnp.where(wins, at, there)
+
+
+def _ordered(values: Float[Array, "*B V"]) -> Int[Array, "*B V"]:
+    """Integers in the order of the values, all of them above `BELOW`."""
+    return _turned(jax.lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values), jnp.int32))
+
+
+def _turned(bits: Int[Array, "*B V"]) -> Int[Array, "*B V"]:
+    """The bits of negative floats in falling order; its own inverse."""
+    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _by_groups(values: Shaped[Array, "*B V"], count: int) -> Found:
+    """The C groups of the largest maxima, of equals the first, hold the C largest values.
+
+    For before any other value come C of those maxima.
+    """
+    size = values.shape[-1]
     groups = values.reshape(*values.shape[:-1], size // GROUP, GROUP)
     group = jnp.sort(jax.lax.top_k(groups.max(axis=-1), count)[1], axis=-1)  # in order: of equals the first
     held = jnp.take_along_axis(groups, group[..., None], axis=-2)

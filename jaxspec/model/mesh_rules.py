@@ -68,6 +68,15 @@ def constrain(x: Array, *axes: str | None) -> Array:
     return x if mesh.empty else jax.lax.with_sharding_constraint(x, spec(mesh, axes, x.shape))
 
 
+def cuts(name: str, length: int) -> int:
+    """Parts that an axis of this name and length is cut into on the current mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return 1
+    axes = spec(mesh, (name,), (length,))[0]
+    return math.prod(mesh.shape[axis] for axis in axes or ())
+
+
 def on_each_device(
     function: Callable[..., T], *given: tuple[Any, Sequence[str | None]], out: Sequence[str | None]
 ) -> T:
@@ -81,9 +90,9 @@ def on_each_device(
     if mesh.empty:
         return function(*arguments)
 
-    def cuts(tree: Any, axes: Sequence[str | None]) -> Any:
+    def places(tree: Any, axes: Sequence[str | None]) -> Any:
         return jax.tree.map(lambda leaf: spec(mesh, axes, leaf.shape), tree)
 
-    inputs = tuple(cuts(tree, axes) for tree, axes in given)
-    outputs = cuts(jax.eval_shape(function, *arguments), out)
+    inputs = tuple(places(tree, axes) for tree, axes in given)
+    outputs = places(jax.eval_shape(function, *arguments), out)
     return jax.shard_map(function, in_specs=inputs, out_specs=outputs, check_vma=False)(*arguments)

@@ -1,4 +1,4 @@
-"""The part of a plan that the compiler's count of cycles gives: seconds of each part of a round, and over their floor."""
+"""What the compiler's count of cycles says of each part of a round, and of reading the prompts: beside their floors."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -76,9 +76,10 @@ def copied(program: CompiledProgram, found: Iterable[Operation], arguments: Iter
 
 def serial_loops(found: Iterable[Operation]) -> Iterator[str]:
     """Loops that the compiler made of one operation, such as a scatter, a row at a time."""
-    for each in found:
-        if each.times >= SERIAL and each.loop is not None and not each.loop.path.endswith(("/while", "/scan")):
-            yield f"a loop of {each.times} passes, one after the other ({_short(each.loop.path)})"
+    passes = {each.loop.name: (each.times, each.loop.path) for each in found if each.loop is not None}
+    for times, path in passes.values():
+        if times >= SERIAL and not path.endswith(("/while", "/scan")):
+            yield f"a loop of {times} passes, one after the other ({_short(path)})"
 
 
 def sorted_vocabularies(found: Iterable[Operation], least: int) -> Iterator[str]:

@@ -1,25 +1,50 @@
-"""The largest values by groups are those of `jax.lax.top_k`, ties included."""
+"""The largest values are those of `jax.lax.top_k` however they are found, ties included."""
 
 import jax
 import numpy as np
 import pytest
 
+from jaxspec.decoding import top_k as module
 from jaxspec.decoding.top_k import FEW, GROUP, top_k
+
+
+def hard_values(seed: int, size: int) -> list[np.ndarray]:
+    """Many ties, few, and most of them -inf, as top-p leaves them; of either zero there are some."""
+    rng = np.random.default_rng(seed)
+    many_ties = rng.integers(-2, 3, (2, 2, size)).astype(np.float32)
+    few_ties = rng.normal(size=(2, 2, size)).astype(np.float32)
+    mostly_cut = np.where(few_ties > 3.0, few_ties, -np.inf).astype(np.float32)
+    mostly_cut[0, 0] = -np.inf
+    many_ties[1, 1, ::2] *= -1
+    return [many_ties, few_ties, mostly_cut]
+
+
+def is_top_k(found: tuple, values: np.ndarray, count: int) -> None:
+    for ours, wanted in zip(found, jax.lax.top_k(values + 0.0, count), strict=True):
+        np.testing.assert_array_equal(ours, wanted)
 
 
 @pytest.mark.parametrize("count", [1, 3, 10])
 @pytest.mark.parametrize("size", [FEW, FEW + GROUP, FEW + 1])
 def test_as_a_sort_of_all_of_them(size: int, count: int):
-    rng = np.random.default_rng(size + count)
-    many_ties = rng.integers(0, 5, (2, 2, size)).astype(np.float32)
-    few_ties = rng.normal(size=(2, 2, size)).astype(np.float32)
-    mostly_cut = np.where(few_ties > 3.0, few_ties, -np.inf)  # as top-p leaves them
-    mostly_cut[0, 0] = -np.inf
-    for values in (many_ties, few_ties, mostly_cut):
-        for found, wanted in zip(
-            jax.jit(top_k, static_argnums=1)(values, count), jax.lax.top_k(values, count), strict=True
-        ):
-            np.testing.assert_array_equal(found, wanted)
+    for values in hard_values(size + count, size):
+        is_top_k(jax.jit(top_k, static_argnums=1)(values, count), values, count)
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_by_rounds_as_a_tpu_does(count: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "platform", lambda: "tpu")
+    for values in hard_values(count, 300):
+        is_top_k(top_k(jax.numpy.asarray(values), count), values, count)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_of_a_vocabulary_that_is_cut_in_four(platform: str, monkeypatch: pytest.MonkeyPatch):
+    """On one device; tests/lossless/test_meshes.py has those that hold a part each."""
+    monkeypatch.setattr(module, "platform", lambda: platform)
+    monkeypatch.setattr(module, "cuts", lambda name, length: 4)
+    for values in hard_values(7, 256):
+        is_top_k(top_k(jax.numpy.asarray(values), 9), values, 9)
 
 
 def test_more_than_there_are():
