@@ -33,7 +33,13 @@ def compile_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk:
 
 def trace_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> Any:
     """Traces `prefill`, for abstract arguments in their places."""
-    return _read.trace(drafter, models, _without_strategy(state), chunk)
+    places = {path: leaf.sharding for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+    def put(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places[path], weak_type=leaf.weak_type)
+
+    bare = jax.tree_util.tree_map_with_path(put, jax.eval_shape(_without_strategy, state))
+    return _read.trace(drafter, models, bare, chunk)
 
 
 def on_device(abstract: DecodeState, device: Any) -> DecodeState:

@@ -3,11 +3,14 @@
 import dataclasses
 from typing import ClassVar, final
 
+import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.drafter import Drafter, Models, Prefix, State
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree, Frontier, take
+
+CANDIDATES = 10  # different tokens that a node may be followed by
 
 
 @final
@@ -50,10 +53,15 @@ class Ngram(Drafter):
             node = jnp.where(node >= 0, take(tree.parent, node), node)
             back += node < 0
         usable = (matched >= self.shortest) & (rows < prefix.length[:, None] - 1)[:, None]
-        score = jnp.where(usable, self.sharpness * matched + rows / history.shape[1], -jnp.inf)
-        follows = jnp.roll(history, -1, axis=1)
-        batch = jnp.arange(history.shape[0])[:, None, None]
-        width = jnp.arange(frontier.node.shape[1])[:, None]
-        logits = jnp.full((*frontier.node.shape, models.target.config.vocab_size), -jnp.inf)
-        logits = logits.at[batch, width, follows[:, None]].max(score)
-        return Drafts(logits=logits), state
+        follows, size = jnp.roll(history, -1, axis=1)[:, None], history.shape[1]
+        place = jnp.where(usable, matched * size + rows, -1)  # the longest match, then the most recent
+        tokens, best = [], []
+        for _ in range(CANDIDATES):  # the best, then the best that another token follows
+            best.append(place.max(axis=-1))
+            tokens.append(jnp.take_along_axis(follows[:, 0], best[-1] % size, axis=1))
+            place = jnp.where(follows == tokens[-1][..., None], -1, place)
+        found = jnp.stack(best, axis=-1)
+        score = jnp.where(found >= 0, self.sharpness * (found // size) + found % size / size, -jnp.inf)
+        total = jax.nn.logsumexp(score, axis=-1, keepdims=True)
+        logits = score - jnp.where(jnp.isneginf(total), 0.0, total)
+        return Drafts(logits=logits, token=jnp.stack(tokens, axis=-1)), state
