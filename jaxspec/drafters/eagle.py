@@ -31,7 +31,7 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import attend_to, causal_mask
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.linear import Linear, linear
-from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, embed, unembed
+from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, look_up, unembed
 from jaxspec.model.mesh_rules import constrain
 
 
@@ -73,8 +73,8 @@ def fuse(
     head: EagleHead, target: Llama, tokens: Int[Array, "B W"], features: Float[Array, "B W D"]
 ) -> Float[Array, "B W D"]:
     """The input of the head's layer: fc of (embedding of the token, feature before it), in that order."""
-    table = embed(target, tokens) if head.embedding is None else head.embedding[...].at[tokens].get(mode="clip")
-    pair = constrain(jnp.concatenate([table.astype(features.dtype), features], axis=-1), *STREAM)
+    token = look_up(target.embedding if head.embedding is None else head.embedding, tokens)
+    pair = constrain(jnp.concatenate([token.astype(features.dtype), features], axis=-1), *STREAM)
     return constrain(linear(pair, head.fc), *STREAM)
 
 

@@ -45,12 +45,13 @@ def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
 def never_alone(
     x: Float[Array, "*B I"], multiply: Callable[[Float[Array, "*C I"]], Float[Array, "*C O"]]
 ) -> Float[Array, "*B O"]:
-    """multiply(x), where on a TPU a row that is alone gets another, of zeros.
+    """multiply(x), where on an accelerator a row that is alone gets another, of zeros.
 
-    XLA gives a product of one row to the vector unit, which takes four times as long as the matrix unit for two: by its
-    estimate for a v5e 2,878 µs for four layers of a 70B and its LM head on 16 chips, and 1,122 with the row of zeros.
+    A TPU's XLA gives a product of one row to the vector unit, which takes four times as long as the matrix unit for
+    two: by its estimate for a v5e 2,878 µs for four layers of a 70B and its LM head on 16 chips, and 1,122 with the row
+    of zeros. A GPU's writes the kernel out once more, times the row, before it sums.
     """
-    if platform() != "tpu" or math.prod(x.shape[:-1]) > 1:
+    if platform() == "cpu" or math.prod(x.shape[:-1]) > 1:
         return multiply(x)
     two = jnp.pad(x.reshape(1, x.shape[-1]), [(0, 1), (0, 0)])
     return multiply(two)[:1].reshape(*x.shape[:-1], -1)

@@ -17,6 +17,7 @@ from jaxspec.model.attention import Attend, Attention, attend_to, attention, pro
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, capacity
 from jaxspec.model.linear import Linear, linear, never_alone
+from jaxspec.model.mesh import platform
 from jaxspec.model.mesh_rules import constrain
 from jaxspec.model.mlp import MLP, MixtureOfExperts, mlp
 from jaxspec.model.rope import rotary
@@ -167,7 +168,17 @@ def final_norm(model: Llama, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
 
 def embed(model: Llama, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
     """Token embeddings; an id outside the vocabulary reads the nearest row and is refused long before this point."""
-    return constrain(model.embedding[...].at[tokens].get(mode="clip"), *STREAM)
+    return look_up(model.embedding, tokens)
+
+
+def look_up(table: nnx.Param, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
+    """Rows of a table of embeddings.
+
+    For a single token XLA puts the whole table together on every GPU of a mesh that cuts it; for two it does not.
+    """
+    alone = tokens.size == 1 and platform() == "gpu" and not jax.sharding.get_abstract_mesh().empty
+    asked = jnp.pad(tokens, [(0, 0), (0, 1)]) if alone else tokens
+    return constrain(table[...].at[asked].get(mode="clip"), *STREAM)[:, : tokens.shape[1]]
 
 
 def unembed(model: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:

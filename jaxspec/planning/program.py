@@ -28,6 +28,7 @@ from jaxspec.model.mesh import AXES, AnyMesh, make_mesh, parts, split
 from jaxspec.model.mesh_rules import sharding
 from jaxspec.planning import counting
 from jaxspec.planning.chips import Slice
+from jaxspec.planning.gpus import can_compile, gpus
 from jaxspec.planning.work import Parts, Work
 
 
@@ -106,14 +107,15 @@ def chain_on_one_chip(method: Method, models: Models) -> Parts:
 
 
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh:
-    """The mesh of a model on these chips: of TPUs that can be compiled for, of GPUs in the abstract.
+    """The mesh of a model on these chips: in the abstract where GPUs are meant and nothing that compiles is installed.
 
     Raises:
         NoCompilerError: for TPUs, where libtpu is not installed.
         ValueError: there is no such grid of TPUs.
     """
-    if where.is_tpu:
-        return split(make_mesh(data=data, model=model, devices=tpus(where)), config)
+    if where.is_tpu or can_compile():
+        devices = tpus(where) if where.is_tpu else gpus(where)
+        return split(make_mesh(data=data, model=model, devices=devices), config)
     sizes = (data, *parts(model, config))
     return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from rich.console import Console
 
 from jaxspec.decoding.speculation import ACCELERATOR_SIZES
@@ -77,8 +78,8 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     traced = program.trace()
     nodes = rounds.verified(program.spec)
     parts, memory, faults = program.count(traced), _sizes(program), []
-    compiled = None
-    if where.is_tpu:
+    compiled, compiles = None, isinstance(mesh, Mesh)
+    if compiles:
         say(f"compiling the loop of {settings.method} for {where}, which takes minutes for a large model")
         compiled = Compiled.of(traced, where)
     if compiled is not None:
@@ -92,14 +93,14 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
             "dtype": str(DTYPE),
         },
         "resolved": str(method),
-        "from": _origin(where, compiled is not None),
+        "from": _origin(compiles, compiled is not None),
         "compiled": compiled is not None,
         "device": {"name": where.kind, "chips": where.chips, "mesh": sizes, **dataclasses.asdict(where.chip)},
         "versions": environment.versions() | ({"libtpu": version("libtpu")} if where.is_tpu else {}),
         "note": shared_heads(mesh, config),
-        **_fit(memory, where, has_room=compiled is not None or not where.is_tpu),
+        **_fit(memory, where, has_room=compiled is not None or not compiles),
         **_time(parts, rounds, nodes, where, plain),
-        **estimated(compiled, compose, parts, rounds, nodes, where, settings),
+        **estimated(compiled if where.is_tpu else None, compose, parts, rounds, nodes, where, settings),
         "collectives": [
             {"phase": phase, **dataclasses.asdict(each)}
             for phase, work in parts.phases().items()
@@ -125,10 +126,10 @@ def _cuts(settings: PlanSettings, where: Slice) -> dict[str, int]:
     return sizes
 
 
-def _origin(where: Slice, compiled: bool) -> str:
+def _origin(compiles: bool, compiled: bool) -> str:
     if compiled:
         return "the compiled loop, and data sheets"
-    why = "the compiler found no room" if where.is_tpu else "nothing was compiled"
+    why = "the compiler found no room" if compiles else "nothing was compiled"
     return f"sizes and data sheets; {why}"
 
 

@@ -14,7 +14,8 @@ class PlanSettings:
     For TPUs the very loop that would run there is compiled (pip install 'jax-specdec[tpu]'; no TPU is needed), without
     any weights: memory and messages between chips are what the compiler says. Each time has a floor, the roofline by
     the chips' data sheets, and an estimate, by the compiler's own count of cycles. Nothing is measured. For GPUs
-    everything is computed from sizes and data sheets.
+    the loop is compiled where pip install 'jax-specdec[plan-cuda]' was run (no GPU is needed), which tells memory,
+    messages and faults but no times; elsewhere everything is computed from sizes and data sheets.
     """
 
     model: str

@@ -1,0 +1,69 @@
+"""GPUs that are not there, as devices that nothing but XLA's compiler can use."""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.planning.chips import Slice
+
+PLUGIN, NVCC = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
+
+# What XLA wants to know of a chip, in its text format (as in openxla/xla's issue 25919, of an H100). Numbers: NVIDIA's
+# data sheets, and the table of compute capabilities in the CUDA C++ programming guide.
+_THREADS = (
+    "threads_per_warp: 32 shared_memory_per_block: 49152 threads_per_block_limit: 1024 threads_per_core_limit: 2048"
+)
+_GRID = "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535"
+_MEMORY = "shared_memory_per_block: 49152 registers_per_core_limit: 65536 registers_per_block_limit: 65536"
+_CHIPS = {
+    "h100-80g": (
+        "core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: 52428800 "
+        "memory_bandwidth: 3352320000000 device_memory_size: 84929347584 shared_memory_per_core: 233472 "
+        "shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 }",
+        "NVIDIA H100 80GB HBM3",
+    ),
+    "a100-80g": (
+        "core_count: 108 fpus_per_core: 64 clock_rate_ghz: 1.41 l2_cache_size: 41943040 "
+        "memory_bandwidth: 2039000000000 device_memory_size: 84929347584 shared_memory_per_core: 167936 "
+        "shared_memory_per_block_optin: 166912 cuda_compute_capability { major: 8 }",
+        "NVIDIA A100-SXM4-80GB",
+    ),
+}
+_VERSIONS = "dnn_version_info { major: 9 minor: 7 } runtime_version { major: 12 minor: 8 patch: 0 }"
+
+
+def can_compile() -> bool:
+    """Whether what compiles for GPUs is installed: pip install 'jax-specdec[plan-cuda]'."""
+    return all(_found(name) for name in (PLUGIN, NVCC))
+
+
+def gpus(where: Slice) -> Sequence[Any]:
+    """The GPUs of a box, which need not be there. Before JAX has looked for devices, and only if `can_compile`."""
+    from jax.experimental import topologies
+
+    spec = importlib.util.find_spec(NVCC)
+    assert spec is not None and spec.submodule_search_locations, "asked only where it is installed"
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    wanted = (
+        f"--xla_gpu_cuda_data_dir={folder}",
+        "--xla_gpu_autotune_level=0",  # which would time kernels
+        "--xla_gpu_enable_triton_gemm=false",
+    )
+    os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *wanted)).strip()
+    os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    numbers, name = _CHIPS[where.kind]
+    described = (
+        f'gpu_device_info {{ {_THREADS} {_GRID} {_MEMORY} {numbers} }} platform_name: "CUDA" {_VERSIONS} '
+        f'device_description_str: "{name}"'
+    )
+    topology = f"1x1x{where.chips}"  # boxes, hosts in each, GPUs of a host
+    return topologies.get_topology_desc(platform="cuda", target_config=described, topology=topology).devices
+
+
+def _found(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of what comes before the dot
+        return False
