@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, write_nodes
-from jaxspec.model.linear import Linear, linear
+from jaxspec.model.linear import Linear, linear, settled
 from jaxspec.model.rope import rotary, rotate
 
 
@@ -44,6 +44,7 @@ def project(
     """Queries, keys and values, rotated; G query heads share each of the K key heads."""
 
     def split(y):
+        y = settled(y)
         return y.reshape(*y.shape[:2], config.num_kv_heads, -1, config.head_dim)
 
     query = rotate(split(linear(x, p.q)), cos, sin).transpose(0, 2, 3, 1, 4)

@@ -57,6 +57,15 @@ def never_alone(
     return multiply(two)[:1].reshape(*x.shape[:-1], -1)
 
 
+def settled(x: Float[Array, "*B I"]) -> Float[Array, "*B I"]:
+    """x itself, which on a TPU is computed before anything that uses it.
+
+    Else XLA fuses a product with what shapes its result, or with the product that reads it, and wants the kernel laid
+    out for that: it transposes the kernel in every round, or keeps a transposed copy of it.
+    """
+    return jax.lax.optimization_barrier(x) if platform() == "tpu" else x
+
+
 FEW = 4  # rows that a CPU multiplies one by one
 WORTH_IT = (2**16, 2**21)  # bytes of kernels for which that is faster
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.model.attention import Attend, Attention, attend_to, attention, project
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, capacity
-from jaxspec.model.linear import Linear, linear, never_alone
+from jaxspec.model.linear import Linear, linear, never_alone, settled
 from jaxspec.model.mesh import platform
 from jaxspec.model.mesh_rules import constrain
 from jaxspec.model.mlp import MLP, MixtureOfExperts, mlp
@@ -187,4 +187,4 @@ def unembed(model: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         logits = never_alone(hidden, lambda x: x @ model.embedding[...].astype(x.dtype).T)
     else:
         logits = linear(hidden, model.head)
-    return logits.astype(jnp.float32)
+    return settled(logits).astype(jnp.float32)

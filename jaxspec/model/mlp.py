@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import Linear, linear
+from jaxspec.model.linear import Linear, linear, settled
 
 
 class MLP(nnx.Module):
@@ -45,7 +45,7 @@ def mlp(p: MLP | MixtureOfExperts, x: Float[Array, "B W D"]) -> Float[Array, "B 
 
 def swiglu(p: MLP, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
     """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
-    return linear(jax.nn.silu(linear(x, p.gate)) * linear(x, p.up), p.down)
+    return linear(settled(jax.nn.silu(linear(x, p.gate)) * linear(x, p.up)), p.down)
 
 
 def mixture(p: MixtureOfExperts, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:

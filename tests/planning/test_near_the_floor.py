@@ -1,0 +1,55 @@
+"""Two layers of a 70B on 16 chips: by the estimate near the floor, without faults or large temporaries."""
+
+import dataclasses
+import importlib.util
+
+import jax.numpy as jnp
+import pytest
+
+from jaxspec.decoding.speculation import ACCELERATOR_SIZES
+from jaxspec.engine.program import program_of
+from jaxspec.methods.method import parse_method
+from jaxspec.planning.chips import parse_slice
+from jaxspec.planning.compilation import Compiled
+from jaxspec.planning.faults import find_faults
+from jaxspec.planning.program import PlacedProgram, mesh_on
+from jaxspec.planning.shapes import MODELS, Target, models_of
+from jaxspec.planning.work import Work
+
+WHERE = parse_slice("v5e:4x4")
+SHAPE = dataclasses.replace(MODELS["llama-3.1-70b"], num_layers=2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
+@pytest.mark.parametrize(
+    ("name", "batch", "levels", "nodes", "draft", "verify", "megabytes"),
+    [
+        ("plain", 1, 0, 1, None, 1.85, 15),
+        ("plain", 16, 0, 1, None, 2.1, 40),
+        ("eagle+chain", 1, 4, 5, 1.5, 2.05, 160),
+    ],
+)
+def test_the_estimate_stays_near_the_floor(
+    name: str, batch: int, levels: int, nodes: int, draft: float | None, verify: float, megabytes: float
+):
+    """Bounds are a tenth above what the compiler estimated when they were written."""
+    method = parse_method(name)
+    program = program_of(
+        method,
+        models_of(Target(SHAPE), method, jnp.dtype("bfloat16")),
+        greedy=True,
+        tree_sizes=ACCELERATOR_SIZES,
+    )
+    placed = PlacedProgram.place(program, batch, 2048, mesh_on(WHERE, SHAPE, 1, WHERE.chips))
+    traced = placed.trace()
+    compiled = Compiled.of(traced, WHERE)
+    assert compiled is not None
+    assert find_faults(placed, compiled.program, compiled.operations) == []
+    assert compiled.temporaries <= megabytes * 1e6
+    parts = placed.count(traced)
+    works = {"draft": parts.drafting(levels), "verify": parts.verification(nodes)}
+    for part, most in (("draft", draft), ("verify", verify)):
+        if most is not None:
+            floor = WHERE.seconds(Work(works[part].flops, works[part].bytes))
+            upper = compiled.seconds(parts.phases_of(part, levels, nodes)).upper
+            assert upper / floor <= most
