@@ -73,8 +73,8 @@ def cuts(name: str, length: int) -> int:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return 1
-    axes = spec(mesh, (name,), (length,))[0]
-    return math.prod(mesh.shape[axis] for axis in axes or ())
+    axes = spec(mesh, (name,), (length,))[0] or ()
+    return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))  # one stands alone
 
 
 def on_each_device(
