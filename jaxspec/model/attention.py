@@ -5,8 +5,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.model import attention_kernel
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.kv_cache import KV, write_nodes
+from jaxspec.model.kv_cache import KV, capacity, write_nodes
 from jaxspec.model.linear import Linear, linear, settled
 from jaxspec.model.rope import rotary, rotate
 
@@ -26,13 +27,15 @@ class Attend:
 
     Attributes:
         cos, sin: [B W H/2] float32, rotary tables of the nodes' positions.
-        prefix: [B S] bool, the rows of the cache that hold committed tokens.
+        cached: [B], how many rows of the cache hold committed tokens: the first ones.
+        prefix: [B S] bool, which rows those are.
         mask: [B W N] bool, node w sees node n (its ancestors and itself).
         slots: [B W], where in the N nodes these W stand; None where W = N and they are all of them.
     """
 
     cos: Float[Array, "B W h"]
     sin: Float[Array, "B W h"]
+    cached: Int[Array, " B"]
     prefix: Bool[Array, "B S"]
     mask: Bool[Array, "B W N"]
     slots: Int[Array, "B W"] | None = None
@@ -68,14 +71,34 @@ def attention(
         assert attend.slots is not None, "the slots of the new nodes among the old are needed"
         nodes = write_nodes(nodes, new, attend.slots)
 
-    scale = config.head_dim**-0.5
+    if attention_kernel.fits(query.shape, capacity((prefix,))):
+        out = attention_kernel.attend_in_kernel(query, prefix, attend.cached, nodes, attend.mask)
+    else:
+        out = attend_plainly(query, prefix, attend.prefix, nodes, attend.mask)
+    out = out.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
+    return linear(out, p.o), nodes
+
+
+def attend_plainly(
+    query: Float[Array, "B K G W H"],
+    prefix: KV,
+    in_prefix: Bool[Array, "B S"],
+    nodes: KV,
+    mask: Bool[Array, "B W N"],
+) -> Float[Array, "B K G W H"]:
+    """What W queries of each head find in the rows of the prefix and in the nodes that the masks show; float32.
+
+    All scores exist at once, which is fastest on a CPU, whose caches are short. GPUs have it too: no compiler estimates
+    their times, so that nothing could say which form is faster.
+    """
+    scale = query.shape[-1] ** -0.5
 
     def dot(a, b):
         return jnp.einsum("bkgwh,bkhs->bkgws", a, b.astype(a.dtype), preferred_element_type=jnp.float32) * scale
 
     low = jnp.finfo(jnp.float32).min
-    over_prefix = jnp.where(attend.prefix[:, None, None, None], dot(query, prefix.k), low)
-    over_nodes = jnp.where(attend.mask[:, None, None], dot(query, nodes.k), low)
+    over_prefix = jnp.where(in_prefix[:, None, None, None], dot(query, prefix.k), low)
+    over_nodes = jnp.where(mask[:, None, None], dot(query, nodes.k), low)
     peak = jnp.maximum(over_prefix.max(-1, keepdims=True), over_nodes.max(-1, keepdims=True))
     over_prefix, over_nodes = jnp.exp(over_prefix - peak), jnp.exp(over_nodes - peak)
     total = over_prefix.sum(-1, keepdims=True) + over_nodes.sum(-1, keepdims=True)
@@ -83,9 +106,7 @@ def attention(
     def mix(w, v):
         return jnp.einsum("bkgws,bksh->bkgwh", w.astype(v.dtype), v, preferred_element_type=jnp.float32)
 
-    out = (mix(over_prefix, prefix.v) + mix(over_nodes, nodes.v)) / total
-    out = out.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
-    return linear(out, p.o), nodes
+    return (mix(over_prefix, prefix.v) + mix(over_nodes, nodes.v)) / total
 
 
 def causal_mask(batch: int, width: int) -> Bool[Array, "B W W"]:
@@ -103,4 +124,5 @@ def attend_to(
 ) -> Attend:
     """Builds the `Attend` of nodes at `positions` over the first `cached` rows of a cache of `rows` rows."""
     cos, sin = rotary(config, positions)
-    return Attend(cos=cos, sin=sin, prefix=jnp.arange(rows) < cached[:, None], mask=mask, slots=slots)
+    prefix = jnp.arange(rows) < cached[:, None]
+    return Attend(cos=cos, sin=sin, cached=cached, prefix=prefix, mask=mask, slots=slots)

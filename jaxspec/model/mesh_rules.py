@@ -18,6 +18,7 @@ DECODING: Rules = {
     "mlp": ("kv", "group", "spare"),
     "heads": ("kv", "group"),
     "kv_heads": ("kv",),
+    "query_group": ("group",),  # query heads that share a KV head
     "expert": (),  # of a mixture: each is cut inside, as an MLP is
     "embed": (),
     "input": ("kv", "group", "spare"),  # of a head's square matrices: a sum over chips is less than reading them whole

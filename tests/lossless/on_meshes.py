@@ -1,6 +1,7 @@
 """A program that `test_meshes.py` runs on eight CPU devices: methods on meshes, against plain decoding on one device.
 
-Its arguments are METHOD@DATAxMODEL@TEMPERATURE; it prints a line of JSON for each: the case, and what was found.
+Its arguments are METHOD@DATAxMODEL@TEMPERATURE, after --kernel where attention is to go through the kernel for TPUs,
+which is interpreted then; it prints a line of JSON for each: the case, and what was found.
 """
 
 import functools
@@ -14,7 +15,7 @@ import numpy as np
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import parse_method
-from jaxspec.model import placement
+from jaxspec.model import attention_kernel, placement
 from jaxspec.model.llama import Llama
 from jaxspec.model.mesh import make_mesh, split
 from tests.lossless.harness import decoded, models, requests, speculation, weights
@@ -73,7 +74,12 @@ def share(arrays: Any) -> float:
 
 def main() -> None:
     assert isinstance(EVERYTHING.target, Llama) and jax.device_count() == 8
-    for case in sys.argv[1:]:
+    cases = sys.argv[1:]
+    if cases[0] == "--kernel":
+        cases = cases[1:]
+        attention_kernel.fits = lambda query, rows: True
+        attention_kernel.attend_in_kernel = functools.partial(attention_kernel.attend_in_kernel, interpret=True)
+    for case in cases:
         print(json.dumps(run(case)), flush=True)
 
 

@@ -88,6 +88,13 @@ def test_rows_that_go_through_kernels_one_by_one(name: str, target, prompts, pla
         assert texts == [plain[i]]
 
 
+@pytest.mark.parametrize("name", ["ngram+chain,length=4", "eagle+eagle2,total=8,depth=3,width=2"])
+def test_attention_in_the_kernel_for_tpus(name: str, target, prompts, plain, attention_in_kernel):
+    texts, history = run(speculation(parse_method(name), True), target, requests(prompts, NEW))
+    assert texts == plain
+    assert history.accepted.sum() > 0, "no draft was accepted, so nothing was tested"
+
+
 def test_a_wrong_draft_never_shows(target, prompts, plain):
     """The worst draft model is slow, not wrong."""
     broken = type(target)(

@@ -31,10 +31,10 @@ PRODUCT = [f"{method}@{mesh}@0" for method in METHODS for mesh in MESHES]
 PRODUCT += [f"{method}@{mesh}@{SAMPLED}" for method in COUPLED for mesh in MESHES]
 
 
-def found(cases: list[str]) -> list[dict]:
+def found(cases: list[str], *options: str) -> list[dict]:
     """What `on_meshes.py` says of each case, in a process that has eight devices."""
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
-    command = [sys.executable, "-W", "error", "-m", "tests.lossless.on_meshes", *cases]
+    command = [sys.executable, "-W", "error", "-m", "tests.lossless.on_meshes", *options, *cases]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3000, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -51,3 +51,9 @@ def test_meshes_change_no_token(cases: list[str]):
         data, model = map(int, one["case"].split("@")[-2].split("x"))
         assert one["cache"] == 1 / (data * min(model, 2))
         assert 1 / model <= one["weights"] < 1 / model + 0.15  # norms, and heads that devices share, are whole
+
+
+def test_the_kernel_of_attention_on_a_mesh():
+    """Each device attends with its own query heads: of 4 that share 2 KV heads, where the mesh cuts both."""
+    (one,) = found(["ngram+chain,length=4@2x4@0"], "--kernel")
+    assert one["tokens"] and one["accepted"]

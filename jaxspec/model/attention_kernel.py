@@ -1,0 +1,173 @@
+"""Attention over [committed prefix ; tree nodes] in one kernel for TPUs, whose scores never leave a core.
+
+Each block of scores is joined to the softmax of those before it (arXiv:1805.02867, arXiv:2205.14135). First come the
+nodes, under the tree's mask, then the cache, one block of rows after another; blocks past the length of a text are
+neither read nor computed. JAX's own kernels know no tree, and read every row or want keys and pages of another layout.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.model.kv_cache import AXES, KV
+from jaxspec.model.mesh import platform
+from jaxspec.model.mesh_rules import on_each_device
+
+NAME = "attention_kernel"
+"""By which it is found in compiled programs."""
+
+QUERY_AXES = ("batch", "kv_heads", "query_group", None, None)
+
+LONG = 2048  # rows of a cache from which on the kernel reads it
+BLOCK = 2048  # rows of the cache in a block: keys of 0.5 MB, which take longer to read than a step takes to begin
+QUERIES = 1024  # rows of queries that read a block together, at most
+SCORES = 2**20  # elements of scores at once, 4 MB of a core's memory
+MEMORY = 16 * 2**20  # bytes of it: the scores several times over, and two blocks of the cache
+LOWEST = float(jnp.finfo(jnp.float32).min)
+
+
+def fits(query: tuple[int, ...], rows: int) -> bool:
+    """Whether queries of this shape, [B K G W H], are for the kernel: on a TPU, where the cache is long."""
+    *_, group, width, dim = query
+    whole = rows % 128 == 0 and dim % 128 == 0 and queries_at_once(group, width) is not None
+    return platform() == "tpu" and rows >= LONG and whole
+
+
+def queries_at_once(group: int, width: int) -> int | None:
+    """Rows of queries in a block: of all query heads of a KV head, or a part of one head's; None where neither goes."""
+    if group * width <= QUERIES:
+        return group * width
+    return next((part for part in (512, 256, 128) if width % part == 0), None)
+
+
+def attend_in_kernel(
+    query: Float[Array, "B K G W H"],
+    prefix: KV,
+    cached: Int[Array, " B"],
+    nodes: KV,
+    mask: Bool[Array, "B W N"],
+    *,
+    interpret: bool = False,
+) -> Float[Array, "B K G W H"]:
+    """What W queries of each head find in the first `cached` rows of the prefix and in the nodes that `mask` shows.
+
+    Under a mesh each chip computes its own heads and sequences. In the dtype of the queries.
+    """
+    kernel = functools.partial(_on_one_chip, interpret=interpret)
+    arrays = (
+        (query, QUERY_AXES),
+        (prefix, AXES),
+        (nodes.k.mT, AXES),
+        (nodes.v, AXES),
+        (cached, ("batch",)),
+        (mask.astype(jnp.int8), ("batch",)),
+    )
+    return on_each_device(kernel, *arrays, out=QUERY_AXES)
+
+
+def _on_one_chip(
+    query: Float[Array, "B K G W H"],
+    prefix: KV,
+    nodes_k: Float[Array, "B K N H"],
+    nodes_v: Float[Array, "B K N H"],
+    cached: Int[Array, " B"],
+    mask: Int[Array, "B W N"],
+    *,
+    interpret: bool,
+) -> Float[Array, "B K G W H"]:
+    """On a chip's own part; the keys of the nodes stand like their values here."""
+    batch, heads, group, width, dim = query.shape
+    rows, count, queries = prefix.v.shape[2], mask.shape[2], group * width
+    few = queries_at_once(group, width)
+    assert few is not None, "`fits` says which shapes the kernel takes"
+    many = math.gcd(rows, min(BLOCK, SCORES // few))
+    if few == queries:
+        mask = jnp.tile(mask, (1, group, 1))
+    masks = mask.shape[1] // few
+
+    def live(s, b, cached):  # a block past the last is the last again, which is not read anew
+        return jnp.minimum(s, jax.lax.div(jnp.maximum(cached[b] - 1, 0), many))
+
+    def block(shape, index):
+        return pl.BlockSpec(shape, index)
+
+    cached_bytes = 2 * prefix.k.dtype.itemsize * batch * heads * rows * dim * (queries // few)
+    out = pl.pallas_call(
+        functools.partial(_step, many=many, scale=dim**-0.5),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(batch, heads, queries // few, rows // many),
+            in_specs=[
+                block((None, None, few, dim), lambda b, h, q, s, cached: (b, h, q, 0)),
+                block((None, None, dim, many), lambda b, h, q, s, cached: (b, h, 0, live(s, b, cached))),
+                block((None, None, many, dim), lambda b, h, q, s, cached: (b, h, live(s, b, cached), 0)),
+                block((None, None, count, dim), lambda b, h, q, s, cached: (b, h, 0, 0)),
+                block((None, None, count, dim), lambda b, h, q, s, cached: (b, h, 0, 0)),
+                block((None, few, count), lambda b, h, q, s, cached: (b, jax.lax.rem(q, masks), 0)),
+            ],
+            out_specs=block((None, None, few, dim), lambda b, h, q, s, cached: (b, h, q, 0)),
+            scratch_shapes=[
+                pltpu.VMEM((few, dim), jnp.float32),
+                pltpu.VMEM((few, 1), jnp.float32),
+                pltpu.VMEM((few, 1), jnp.float32),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct((batch, heads, queries, dim), query.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"), vmem_limit_bytes=MEMORY
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=4 * batch * heads * queries * (rows + count) * dim,
+            transcendentals=batch * heads * queries * (rows + count),
+            bytes_accessed=cached_bytes + 2 * query.nbytes,
+        ),
+        interpret=interpret,
+        name=NAME,
+    )(cached, query.reshape(batch, heads, queries, dim), prefix.k, prefix.v, nodes_k, nodes_v, mask)
+    return out.reshape(query.shape)
+
+
+def _step(cached, query, prefix_k, prefix_v, nodes_k, nodes_v, mask, out, mixed, peak, weight, *, many, scale):
+    """A block of the cache, joined to what came before: the nodes in the first step, and the output in the last."""
+    at, length = pl.program_id(3) * many, cached[pl.program_id(0)]
+
+    def score(keys):
+        return jnp.dot(query[...], keys.astype(query.dtype), preferred_element_type=jnp.float32) * scale
+
+    def mix(shares, values):
+        return jnp.dot(shares.astype(values.dtype), values, preferred_element_type=jnp.float32)
+
+    @pl.when(at == 0)
+    def over_nodes():
+        scores = jnp.where(mask[...].astype(jnp.int32) > 0, score(nodes_k[...].T), LOWEST)
+        peak[...] = scores.max(axis=1, keepdims=True)
+        shares = jnp.exp(scores - peak[...])
+        weight[...] = shares.sum(axis=1, keepdims=True)
+        mixed[...] = mix(shares, nodes_v[...])
+
+    def join(scores, values):
+        before = peak[...]
+        peak[...] = jnp.maximum(before, scores.max(axis=1, keepdims=True))
+        fade, shares = jnp.exp(before - peak[...]), jnp.exp(scores - peak[...])
+        weight[...] = fade * weight[...] + shares.sum(axis=1, keepdims=True)
+        mixed[...] = fade * mixed[...] + mix(shares, values)
+
+    @pl.when(at + many <= length)
+    def over_block():
+        join(score(prefix_k[...]), prefix_v[...])
+
+    @pl.when((at < length) & (at + many > length))
+    def over_part_of_a_block():
+        scores, values = score(prefix_k[...]), prefix_v[...]
+        scores = jnp.where(at + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1) < length, scores, LOWEST)
+        row = at + jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
+        join(scores, jnp.where(row < length, values, jnp.zeros_like(values)))  # nothing times NaN would be NaN
+
+    @pl.when(pl.program_id(3) == pl.num_programs(3) - 1)
+    def finish():
+        out[...] = (mixed[...] / weight[...]).astype(out.dtype)
