@@ -16,6 +16,9 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import forward, unembed
 
+FIRST_TOKEN = "first"
+"""Scope of drawing the token after a prompt: in the chunk that ends one, and in no other."""
+
 
 def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> DecodeState:
     """Reads the prompts, `chunk` tokens at a time, and commits the first token of each row.
@@ -60,6 +63,15 @@ def _read(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> D
     causal = causal_mask(batch, chunk)
     keys = fold(fold(state.keys, prompt), FIRST)
 
+    @jax.named_scope(FIRST_TOKEN)
+    def draw_first(feature):
+        logits = unembed(models.target, feature)
+        first = sample(keys, probabilities(logits[:, 0], state.sampling))
+        return first, None if state.log_prob is None else log_prob_of(logits, first[:, None])[:, 0]
+
+    def draw_nothing(feature):
+        return jnp.zeros_like(prompt), None if state.log_prob is None else jnp.zeros_like(state.log_prob[:, 0])
+
     def read_chunk(carry):
         at, state = carry
         token = jax.lax.dynamic_slice_in_dim(state.tokens, at, chunk, axis=1)
@@ -68,8 +80,7 @@ def _read(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> D
         out = forward(models.target, token, positions, causal, state.cache, start, taps=taps)
         ends = (prompt > at) & (prompt <= at + chunk)
         feature = take(out.hidden, jnp.clip(prompt - 1 - at, 0, chunk - 1)[:, None])
-        logits = unembed(models.target, feature)[:, 0]
-        first = sample(keys, probabilities(logits, state.sampling))
+        first, first_log_prob = jax.lax.cond(ends.any(), draw_first, draw_nothing, feature)
         old = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
         tokens = write_block(state.tokens, jnp.where(ends[:, None], first[:, None], old), prompt)
         count = jnp.clip(prompt - at, 0, chunk)
@@ -84,8 +95,7 @@ def _read(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> D
         log_prob = state.log_prob
         if log_prob is not None:
             old = jnp.take_along_axis(log_prob, prompt[:, None], axis=1)
-            new = log_prob_of(logits[:, None], first[:, None])
-            log_prob = write_block(log_prob, jnp.where(ends[:, None], new, old), prompt)
+            log_prob = write_block(log_prob, jnp.where(ends[:, None], first_log_prob[:, None], old), prompt)
         return at + chunk, dataclasses.replace(
             state,
             tokens=tokens,

@@ -8,7 +8,7 @@ import jax
 
 from jaxspec.host.terminal import say
 from jaxspec.planning.chips import Slice
-from jaxspec.planning.estimate import Interval, Operation, interval, of_phase, operations
+from jaxspec.planning.estimate import Interval, Operation, interval, of_phase, operations, partly_filled
 from jaxspec.planning.hlo import CompiledProgram
 from jaxspec.planning.work import Collective, Phase, merged
 
@@ -30,8 +30,12 @@ class Compiled:
     where: Slice
 
     @classmethod
-    def of(cls, traced: Any, where: Slice) -> "Compiled | None":
-        """Compiles what was traced; None where the compiler found no room for it."""
+    def of(cls, traced: Any, where: Slice, filled: float = 1.0) -> "Compiled | None":
+        """Compiles what was traced; None where the compiler found no room for it.
+
+        Args:
+            filled: share of the cache's rows that hold tokens, on average.
+        """
         try:
             compiled = traced.lower().compile()
         except jax.errors.JaxRuntimeError as error:
@@ -40,7 +44,7 @@ class Compiled:
             say(f"the compiler: {' '.join(str(error).split())[:300]}")
             return None
         program = CompiledProgram.parse(compiled.as_text())
-        return cls(program, operations(program, where), compiled.memory_analysis(), where)
+        return cls(program, partly_filled(operations(program, where), filled), compiled.memory_analysis(), where)
 
     @property
     def temporaries(self) -> int:

@@ -4,9 +4,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxspec.decoding.prefill_buckets import ACCELERATOR_CHUNKS, chunk_for
+from jaxspec.decoding.prefill import FIRST_TOKEN
+from jaxspec.decoding.prefill_buckets import accelerator_chunk
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.model.attention_kernel import BLOCK
 from jaxspec.planning.chips import Slice
 from jaxspec.planning.compilation import Compiled
 from jaxspec.planning.estimate import ESTIMATED, Interval, Operation, coverage, seconds
@@ -50,12 +52,18 @@ def estimated(
     took = {name: compiled.seconds(of) if of else None for name, of in phases.items()}
     done = {name: compiled.during(of) for name, of in phases.items()}
     if settings.prompt:
-        chunk = chunk_for(settings.prompt, ACCELERATOR_CHUNKS)
+        chunk = accelerator_chunk(settings.prompt, settings.batch_size)
         say(f"compiling prefill, {chunk} tokens at a time")
-        reading = Compiled.of(compose(parse_method(settings.method)).trace_prefill(chunk), where)
+        reading = Compiled.of(
+            compose(parse_method(settings.method)).trace_prefill(chunk),
+            where,
+            filled_on_average(settings.prompt, chunk, settings.context),
+        )
         if reading is not None:
-            phases["prefill"] = dict.fromkeys((each.phase for each in reading.operations), 1)
-            took["prefill"] = reading.seconds(phases["prefill"]).times(math.ceil(settings.prompt / chunk))
+            chunks = math.ceil(settings.prompt / chunk)
+            of = {each.phase for each in reading.operations}
+            phases["prefill"] = {phase: 1 if phase == FIRST_TOKEN else chunks for phase in of}
+            took["prefill"] = reading.seconds(phases["prefill"])
             done["prefill"] = list(reading.operations)
             known["prefill"] = _prefill(settings, works["prefill"], floors["prefill"], took["prefill"])
     return {
@@ -68,6 +76,12 @@ def estimated(
         "held_fast": compiled.held_fast,
         "dearest": _dearest(done, settings.explain, where),
     }
+
+
+def filled_on_average(prompt: int, chunk: int, rows: int) -> float:
+    """Share of a cache's rows that a chunk of a prompt reads: those before it, in whole blocks of the kernel."""
+    starts = range(0, prompt, chunk)
+    return sum(min(rows, -(-start // BLOCK) * BLOCK) for start in starts) / (len(starts) * rows)
 
 
 def _over(took: Interval | None, floor: float | None) -> list[float] | None:

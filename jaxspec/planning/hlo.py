@@ -17,6 +17,7 @@ _BRANCHES = re.compile(r"\b(?:branch_computations=\{(.*?)\}|true_computation=(\S
 _PATH = re.compile(r'op_name="(jit[^"]*)"')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_FLOPS = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 _MEMORY = re.compile(r"S\((\d+)\)")
 _BITS = re.compile(r"\d+")
 
@@ -76,6 +77,12 @@ class Instruction:
         """Of a custom call; otherwise empty."""
         found = _TARGET.search(self.line)
         return found[1] if found else ""
+
+    @property
+    def flops(self) -> int:
+        """Of a kernel, as whoever wrote it says; of anything else 0."""
+        found = _FLOPS.search(self.line)
+        return int(found[1]) if found else 0
 
     @property
     def bytes(self) -> int:

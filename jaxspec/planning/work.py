@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 
 from jaxspec.decoding.loop import DRAFTING, LEVEL, VERIFICATION
+from jaxspec.decoding.prefill import FIRST_TOKEN
 
 COMMIT = "commit"
-Phase = str  # DRAFTING, LEVEL, COMMIT, or VERIFICATION followed by the number of nodes
+Phase = str  # DRAFTING, LEVEL, COMMIT, or VERIFICATION followed by the number of nodes; of prefill FIRST_TOKEN, COMMIT
 
-_SCOPE = re.compile(rf"(?:^|/)({DRAFTING}|{LEVEL}|{VERIFICATION}\d+)(?=/|$)")
+_SCOPE = re.compile(rf"(?:^|/)({DRAFTING}|{LEVEL}|{FIRST_TOKEN}|{VERIFICATION}\d+)(?=/|$)")
 
 
 def phase_of(path: str) -> Phase:

@@ -12,11 +12,11 @@ from jaxspec.decoding.loop import DRAFTING, LEVEL
 from jaxspec.decoding.speculation import ACCELERATOR_SIZES
 from jaxspec.engine.program import LOOP, program_of
 from jaxspec.methods.method import parse_method
-from jaxspec.model import mesh_rules, placement
+from jaxspec.model import attention_kernel, mesh_rules, placement
 from jaxspec.model.config import LlamaConfig
 from jaxspec.planning.chips import parse_slice
 from jaxspec.planning.compilation import Compiled
-from jaxspec.planning.estimate import operations
+from jaxspec.planning.estimate import KERNEL, operations
 from jaxspec.planning.faults import find_faults
 from jaxspec.planning.hlo import CompiledProgram
 from jaxspec.planning.program import PlacedProgram, mesh_on
@@ -62,11 +62,11 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     LOOP.clear_cache()
 
 
-def compiled(name: str, batch: int = 1) -> tuple[PlacedProgram, Compiled]:
+def compiled(name: str, batch: int = 1, rows: int = ROWS) -> tuple[PlacedProgram, Compiled]:
     method = parse_method(name)
     models = models_of(Target(CONFIG), method, jnp.dtype("bfloat16"))
     program = program_of(method, models, greedy=True, tree_sizes=ACCELERATOR_SIZES)
-    placed = PlacedProgram.place(program, batch, ROWS, mesh_on(WHERE, CONFIG, 1, CHIPS))
+    placed = PlacedProgram.place(program, batch, rows, mesh_on(WHERE, CONFIG, 1, CHIPS))
     found = Compiled.of(placed.trace(), WHERE)
     assert found is not None
     return placed, found
@@ -115,6 +115,27 @@ def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
 def _is_of_rows(message: Collective) -> bool:
     """Whether it is of rows of the residual stream."""
     return message.kind == "all-reduce" and message.bytes % (2 * CONFIG.hidden_size) == 0
+
+
+@needs_libtpu
+def test_a_long_cache_is_read_by_the_kernel():
+    """Once a layer, as it is: no scores, nothing copied, gathered or transposed for it."""
+    placed, found = compiled("plain", batch=4, rows=attention_kernel.LONG)
+    assert find_faults(placed, found.program, found.operations) == []
+    kernels = [
+        each for each in found.operations if attention_kernel.NAME in each.instruction.path and each.kind == KERNEL
+    ]
+    assert [each.phase for each in kernels] == ["verify1"] * LAYERS
+    a_layer = 2 * 4 * attention_kernel.LONG * CONFIG.head_dim * 2  # a KV head of each chip, keys and values
+    queries = CONFIG.num_heads // CHIPS
+    for each in kernels:
+        assert each.flops == 4 * 4 * queries * (attention_kernel.LONG + 1) * CONFIG.head_dim
+        assert each.bytes < 1.1 * a_layer
+    assert not any(
+        attention_kernel.LONG in buffer.shape and buffer.dtype == "f32"
+        for each in found.operations
+        for buffer in each.instruction.results
+    )
 
 
 PROGRAM = """

@@ -7,11 +7,24 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from jaxspec.decoding.prefill import FIRST_TOKEN
+from jaxspec.model import attention_kernel
 from jaxspec.planning.chips import CHIPS, parse_slice
 from jaxspec.planning.compilation import Compiled
-from jaxspec.planning.estimate import ESTIMATED, coverage, interval, of_phase, operations, seconds
+from jaxspec.planning.estimate import (
+    ESTIMATED,
+    KERNEL_SHARE,
+    coverage,
+    interval,
+    of_phase,
+    operations,
+    partly_filled,
+    seconds,
+)
+from jaxspec.planning.estimated import filled_on_average
 from jaxspec.planning.hlo import CompiledProgram
 from jaxspec.planning.program import tpus
+from jaxspec.planning.work import COMMIT, phase_of
 
 WHERE = parse_slice("v5e:2x2")
 CHIP = WHERE.chip
@@ -115,6 +128,51 @@ def test_a_program_by_hand():
     update = next(each for each in found if each.instruction.name == "into")
     assert (update.phase, update.kind, update.bytes) == ("commit", "other", ARRAY // 4)
     assert seconds(update, WHERE) == pytest.approx(ARRAY / 4 / CHIP.bandwidth)
+
+
+KERNEL_LINE = (
+    "%k = bf16[4,128]{1,0} custom-call(%first), custom_call_target="
+    '"tpu_custom_call", metadata={op_name="jit(f)/verify4/SCOPE/pallas_call"}, '
+    'backend_config={"custom_call_config":{"cost_estimate":{"flops":"FLOPS","transcendentals":"0"}}}'
+)
+
+
+@pytest.mark.parametrize("scope", [attention_kernel.NAME, "another"])
+def test_a_kernel_takes_what_it_says_or_reads(scope: str):
+    """And one that reads the filled rows of a cache less where fewer are filled; reading overlaps with computing."""
+
+    def took(flops: int, filled: float) -> float:
+        line = KERNEL_LINE.replace("SCOPE", scope).replace("FLOPS", str(flops))
+        program = CompiledProgram.parse(PROGRAM[: PROGRAM.index("ENTRY")] + _entry(line))
+        (kernel,) = [each for each in partly_filled(operations(program, WHERE), filled) if each.kind == "kernel"]
+        assert interval([kernel], WHERE).upper == seconds(kernel, WHERE) == interval([kernel], WHERE).lower
+        return seconds(kernel, WHERE)
+
+    share = 0.5 if scope == attention_kernel.NAME else 1
+    reading, flops = 1.5 * ARRAY / CHIP.bandwidth, 10**9
+    assert took(0, 1.0) == pytest.approx(reading)
+    assert took(0, 0.5) == pytest.approx(share * reading)
+    assert took(flops, 0.5) == pytest.approx(share * flops / (KERNEL_SHARE * CHIP.flops))
+
+
+def _entry(line: str) -> str:
+    lines = ("ENTRY %main (p: bf16[8,128]) -> bf16[4,128] {", "  %first = bf16[8,128]{1,0} parameter(0)")
+    return "\n".join([*lines, f"  ROOT {line}", "}", ""])
+
+
+def test_chunks_of_prefill_read_what_is_there():
+    """The rows before each chunk, in whole blocks of the kernel; no more than there are."""
+    block = attention_kernel.BLOCK
+    assert filled_on_average(512, 512, 4 * block) == 0
+    assert filled_on_average(2 * block, block, 4 * block) == (0 + block) / 2 / (4 * block)
+    assert filled_on_average(2 * block, block // 2, 4 * block) == (0 + 1 + 1 + 2) / 4 / 4
+    assert filled_on_average(1024, 512, 1024) == 0.5
+
+
+def test_the_first_token_is_drawn_once():
+    """Apart from the chunks of prefill, of which only those that end a prompt draw one."""
+    assert phase_of(f"jit(_read)/while/body/cond/branch_1_fun/{FIRST_TOKEN}/dot_general") == FIRST_TOKEN
+    assert phase_of("jit(_read)/while/body/jit(decoder_layer)/dot_general") == COMMIT
 
 
 @pytest.mark.parametrize("kind", ["v5e", "v5p", "v6e"])
