@@ -10,8 +10,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.model.kv_cache import AXES, KV
@@ -23,7 +21,7 @@ NAME = "attention_kernel"
 
 QUERY_AXES = ("batch", "kv_heads", "query_group", None, None)
 
-LONG = 2048  # rows of a cache from which on the kernel reads it
+LONG = 4096  # rows of a cache from which on the kernel reads it: at 2,048 it is estimated no faster
 BLOCK = 2048  # rows of the cache in a block: keys of 0.5 MB, which take longer to read than a step takes to begin
 QUERIES = 1024  # rows of queries that read a block together, at most
 SCORES = 2**20  # elements of scores at once, 4 MB of a core's memory
@@ -81,6 +79,9 @@ def _on_one_chip(
     interpret: bool,
 ) -> Float[Array, "B K G W H"]:
     """On a chip's own part; the keys of the nodes stand like their values here."""
+    from jax.experimental import pallas as pl  # half a second that nobody waits for who has no TPU
+    from jax.experimental.pallas import tpu as pltpu
+
     batch, heads, group, width, dim = query.shape
     rows, count, queries = prefix.v.shape[2], mask.shape[2], group * width
     few = queries_at_once(group, width)
@@ -134,6 +135,8 @@ def _on_one_chip(
 
 def _step(cached, query, prefix_k, prefix_v, nodes_k, nodes_v, mask, out, mixed, peak, weight, *, many, scale):
     """A block of the cache, joined to what came before: the nodes in the first step, and the output in the last."""
+    from jax.experimental import pallas as pl
+
     at, length = pl.program_id(3) * many, cached[pl.program_id(0)]
 
     def score(keys):

@@ -31,7 +31,6 @@ from jaxspec.planning.work import Collective, Work
 Command = Callable[..., tuple[int, str, str]]
 
 BF16 = 2
-GPUS = parse_slice("h100-80g:16")
 SMALL = dataclasses.replace(MODELS["llama-2-70b"], num_layers=3)  # what is 70B but for its depth
 
 
@@ -232,7 +231,6 @@ def test_what_the_compiler_finds_no_room_for_does_not_fit(
 
     trace = lambda placed: SimpleNamespace(jaxpr=real(placed).jaxpr, lower=full)
     monkeypatch.setattr(PlacedProgram, "trace", trace)
-    monkeypatch.setattr(report, "mesh_on", lambda where, *cuts, **sizes: mesh_on(GPUS, *cuts, **sizes))
     out = tmp_path / "out.json"
     code, shown, remarks = jaxspec("--method", "plain", "--topology", "v5e:4x4", "--json", out)
     found = json.loads(out.read_text())
