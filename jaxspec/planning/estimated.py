@@ -120,7 +120,7 @@ def _prefill(
     }
 
 
-def _kinds(done: list[Operation], where: Slice) -> dict[str, dict[str, float]]:
+def _kinds(done: list[Operation], where: Slice) -> dict[str, dict[str, int | float]]:
     """What has no estimate, by how it is priced: how often, bytes of main memory, and seconds with nothing beside."""
     kinds = sorted({each.kind for each in done} - {ESTIMATED})
     of = lambda kind: [each for each in done if each.kind == kind]

@@ -266,6 +266,35 @@ def test_a_bench_file_tells_what_rounds_are_like(jaxspec: Command, tmp_path: Pat
     assert level == [sums]
 
 
+def test_prefill_is_planned_by_hand():
+    settings = PlanSettings(model="builtin", method="plain", device="h100-80g:1", context=256, prompt=64)
+    found = report.plan(settings)["prefill"]
+    c = find_model("builtin").config
+    layer = kernels(c) + 2 * c.hidden_size * c.num_kv_heads * c.head_dim + 2 * c.hidden_size
+    attending = 4 * c.num_heads * c.head_dim * 64 * 65 / 2
+    assert found["flops"] == pytest.approx(c.num_layers * (2 * 64 * layer + attending))
+    assert (found["estimated_seconds"], found["share_of_peak"]) == (None, None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
+def test_what_is_compiled_for_a_tpu_has_floors_and_estimates(jaxspec: Command, tmp_path: Path):
+    out = tmp_path / "out.json"
+    options = ("--topology", "v5e:2x2", "--context", 256, "--prompt", 64, "--explain", 2, "--tau", 2, "--json", out)
+    code, shown, remarks = jaxspec("--method", "eagle+chain,length=2", *options)
+    assert code == 0, remarks
+    assert max(map(len, shown.splitlines())) <= 80
+    found = json.loads(out.read_text())
+    for part, (lower, upper) in found["estimate_over_floor"].items():
+        assert 0 < lower <= upper, part
+        assert 0 <= found["estimate_coverage"][part] <= 1
+        assert all(each["seconds"] >= 0 for each in found["not_estimated"][part].values())
+    low, high = found["prefill"]["share_of_peak"]
+    assert 0 < low <= high <= 1
+    assert len(found["dearest"]) == 2
+    assert found["dearest"][0]["seconds"] >= found["dearest"][1]["seconds"]
+    assert 0 < found["estimated_speedup"][0] <= found["estimated_speedup"][1]
+
+
 def test_a_bench_file_without_tau_is_one_sentence(jaxspec: Command, tmp_path: Path):
     bench = tmp_path / "bench.json"
     bench.write_text(json.dumps({"methods": {"eagle+chain": {"resolved": "-", "depth_per_round": 3.5}}}))
