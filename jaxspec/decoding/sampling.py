@@ -41,12 +41,9 @@ def kept_logits(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[Arr
     """
     temperature = _per_row(sampling.temperature, logits)
     scaled = logits.astype(jnp.float32) / jnp.where(temperature > 0, temperature, 1.0)
-    if sampling.top_k is None and sampling.top_p is None:
-        return scaled
-    ordered = jnp.sort(scaled, axis=-1, descending=True)
     if sampling.top_k is not None:
-        scaled, ordered = keep_top_k(scaled, ordered, _per_row(sampling.top_k, logits))
-    return scaled if sampling.top_p is None else keep_top_p(scaled, ordered, _per_row(sampling.top_p, logits))
+        scaled = keep_top_k(scaled, _per_row(sampling.top_k, logits))
+    return scaled if sampling.top_p is None else keep_top_p(scaled, _per_row(sampling.top_p, logits))
 
 
 def _per_row(values: Shaped[Array, " B"], logits: Float[Array, "B *W V"]) -> Shaped[Array, "B *ones"]:

@@ -1,7 +1,7 @@
 """A program that `test_meshes.py` runs on eight CPU devices: methods on meshes, against plain decoding on one device.
 
-Its arguments are METHOD@DATAxMODEL@TEMPERATURE, after --kernel where attention is to go through the kernel for TPUs,
-which is interpreted then; it prints a line of JSON for each: the case, and what was found.
+Its arguments are METHOD@DATAxMODEL@TEMPERATURE[,TOP_K,TOP_P], after --kernel where attention is to go through the kernel
+for TPUs, which is interpreted then; it prints a line of JSON for each: the case, and what was found.
 """
 
 import functools
@@ -32,34 +32,35 @@ def texts(state: Any) -> list[list[int]]:
     return [row[len(p) : len(p) + NEW].tolist() for row, p in zip(np.asarray(state.tokens), PROMPTS, strict=True)]
 
 
-def decode(spec: Speculation, chosen: Models, temperature: float) -> Any:
+def decode(spec: Speculation, chosen: Models, sampling: str) -> Any:
     """The state after decoding all prompts."""
-    return decoded(spec, chosen, requests(PROMPTS, NEW, seed=3, temperature=temperature), rows=ROWS)
+    temperature, top_k, top_p = (*sampling.split(","), "0", "1")[:3]
+    asked: dict[str, Any] = {"temperature": float(temperature), "top_k": int(top_k), "top_p": float(top_p)}
+    return decoded(spec, chosen, requests(PROMPTS, NEW, seed=3, **asked), rows=ROWS)
 
 
 @functools.cache
-def plain_texts(temperature: float) -> list[list[int]]:
+def plain_texts(sampling: str) -> list[list[int]]:
     """Plain decoding's, on one device."""
-    return texts(decode(speculation(parse_method("plain"), temperature == 0), EVERYTHING, temperature))
+    return texts(decode(speculation(parse_method("plain"), sampling == "0"), EVERYTHING, sampling))
 
 
 def run(case: str) -> dict[str, Any]:
     """Decodes on a mesh, and says whether that changed anything and how the arrays lay."""
-    name, sizes, typed = case.rsplit("@", 2)
-    temperature = float(typed)
+    name, sizes, sampling = case.rsplit("@", 2)
     data, model = map(int, sizes.split("x"))
     mesh = split(make_mesh(data=data, model=model), EVERYTHING.target.config)
-    spec = speculation(parse_method(name), greedy=temperature == 0)
+    spec = speculation(parse_method(name), greedy=sampling == "0")
     whole = weights(spec, EVERYTHING)
     shardings = lambda head: jax.tree.map(lambda leaf: leaf.sharding, placement.place_head(head, mesh))
     place = lambda head: jax.device_put(head, shardings(head))
     draft = {type(spec.drafter): place(whole.draft)}
     cut = Models(target=place(whole.target), draft=draft, control=place(whole.control))
     with jax.set_mesh(mesh):
-        state = decode(spec, cut, temperature)
+        state = decode(spec, cut, sampling)
     return {
         "case": case,
-        "tokens": texts(state) == plain_texts(temperature),
+        "tokens": texts(state) == plain_texts(sampling),
         "accepted": int(np.asarray(state.history.accepted).sum()),
         "weights": share(cut.target),
         "cache": share(state.cache),

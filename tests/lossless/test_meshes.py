@@ -25,8 +25,10 @@ METHODS = (  # one combination a drafter
 )
 COUPLED = [method for method in METHODS if combinations.is_coupled(method)]
 SAMPLED = "0.8"  # a temperature
+TRUNCATED = "0.8,12,0.9"  # with top-k and top-p
 SPREAD = [f"{method}@{MESHES[i % 4]}@0" for i, method in enumerate(METHODS, 1)]
 SPREAD += [f"{method}@{MESHES[i % 4]}@{SAMPLED}" for i, method in enumerate(COUPLED, 2)]
+SPREAD += [f"{METHODS[0]}@2x4@{TRUNCATED}", f"{METHODS[3]}@1x8@{TRUNCATED}"]
 PRODUCT = [f"{method}@{mesh}@0" for method in METHODS for mesh in MESHES]
 PRODUCT += [f"{method}@{mesh}@{SAMPLED}" for method in COUPLED for mesh in MESHES]
 
