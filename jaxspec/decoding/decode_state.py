@@ -87,22 +87,25 @@ def new_state(
     )
 
 
-@partial(jax.jit, static_argnames=("drafter", "rows"))
 def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
-    """The same state with room for `rows` rows."""
-
-    def pad(x):
-        return jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
-
+    """The same state with room for `rows` rows. The old one's caches are deleted, each as it is replaced."""
+    columns = (state.tokens, state.history, state.log_prob, state.trace)
+    tokens, history, log_prob, trace = _with_columns(columns, rows)
     return dataclasses.replace(
         state,
-        tokens=pad(state.tokens),
+        tokens=tokens,
         cache=kv.enlarge(state.cache, rows),
         drafter=drafter.enlarge(state.drafter, rows),
-        history=jax.tree.map(pad, state.history),
-        log_prob=None if state.log_prob is None else pad(state.log_prob),
-        trace=None if state.trace is None else jax.tree.map(pad, state.trace),
+        history=history,
+        log_prob=log_prob,
+        trace=trace,
     )
+
+
+@partial(jax.jit, static_argnames="rows")
+def _with_columns(arrays: Any, rows: int) -> Any:
+    """Arrays [B S ...] with zeros up to `rows` columns."""
+    return jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)]), arrays)
 
 
 def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:

@@ -118,7 +118,10 @@ class Drafter(Strategy):
         return ()
 
     def enlarge(self, state: State, rows: int) -> State:
-        """The same state, between rounds, with room for `rows` tokens. The default enlarges every KV cache in it."""
+        """The same state, between rounds, with room for `rows` tokens. The given one is not used again.
+
+        The default enlarges every KV cache in it, and deletes what it was.
+        """
 
         def is_kv(leaf):
             return isinstance(leaf, KV)

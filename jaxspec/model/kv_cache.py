@@ -113,12 +113,29 @@ def _write_by_rows(old: Array, new: Array, start: Int[Array, " B"], axis: int) -
 
 
 def enlarge(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:
-    """The same cache with capacity for `rows` rows."""
+    """The same cache with capacity for `rows` rows. Takes the place of the old one, whose arrays are deleted.
 
+    Layer by layer, so that one at most is held twice. Of what is traced nothing is deleted.
+    """
+    return tuple(_replaced(layer, _enlarged(layer, rows)) for layer in cache)
+
+
+@partial(jax.jit, static_argnames="rows")
+def _enlarged(layer: KV, rows: int) -> KV:
     def pad(x, axis):
-        return jnp.pad(x, [(0, rows - x.shape[axis] if i == axis else 0) for i in range(4)])
+        wider = jnp.pad(x, [(0, rows - x.shape[axis] if i == axis else 0) for i in range(4)])
+        return constrain(wider, *AXES)
 
-    return tuple(KV(k=constrain(pad(layer.k, 3), *AXES), v=constrain(pad(layer.v, 2), *AXES)) for layer in cache)
+    return KV(k=pad(layer.k, 3), v=pad(layer.v, 2))
+
+
+def _replaced(old: KV, new: KV) -> KV:
+    """The new one, made before the old one is deleted, and that before anything else is made."""
+    if not isinstance(old.k, jax.core.Tracer):
+        jax.block_until_ready(new)
+        old.k.delete()
+        old.v.delete()
+    return new
 
 
 def capacity(cache: tuple[KV, ...]) -> int:

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,3 +40,21 @@ def test_rows_are_appended_to_every_layer_at_each_sequences_own_place(batch: int
             np.testing.assert_array_equal(layer.v[row], expected)
             expected = np.concatenate([old.k[row, :, :, :at], new.k[row], old.k[row, :, :, at + 3 :]], axis=2)
             np.testing.assert_array_equal(layer.k[row], expected)
+
+
+def test_a_larger_cache_takes_the_place_of_the_old_one_layer_by_layer(monkeypatch: pytest.MonkeyPatch):
+    old = tuple(random(4, seed) for seed in range(3))
+    kept, enlarged, gone = [jax.tree.map(np.array, layer) for layer in old], kv._enlarged, []
+
+    def noting(layer: KV, rows: int) -> KV:
+        gone.append([leaf.is_deleted() for each in old for leaf in (each.k, each.v)].count(True))
+        return enlarged(layer, rows)
+
+    monkeypatch.setattr(kv, "_enlarged", noting)
+    new = kv.enlarge(old, 6)
+    assert gone == [0, 2, 4]
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
+    for layer, was in zip(new, kept, strict=True):
+        assert layer.k.shape[3] == layer.v.shape[2] == 6
+        np.testing.assert_array_equal(layer.k[..., :4], was.k)
+        np.testing.assert_array_equal(layer.v[:, :, :4], was.v)
