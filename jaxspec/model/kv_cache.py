@@ -10,6 +10,7 @@ from functools import partial
 import chex
 import jax
 import jax.numpy as jnp
+from jax import core
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int
 
@@ -131,7 +132,7 @@ def _enlarged(layer: KV, rows: int) -> KV:
 
 def _replaced(old: KV, new: KV) -> KV:
     """The new one, made before the old one is deleted, and that before anything else is made."""
-    if not isinstance(old.k, jax.core.Tracer):
+    if not isinstance(old.k, core.Tracer):
         jax.block_until_ready(new)
         old.k.delete()
         old.v.delete()

@@ -1,7 +1,7 @@
 """A program that `test_meshes.py` runs on eight CPU devices: methods on meshes, against plain decoding on one device.
 
-Its arguments are METHOD@DATAxMODEL@TEMPERATURE[,TOP_K,TOP_P], after --kernel where attention is to go through the kernel
-for TPUs, which is interpreted then; it prints a line of JSON for each: the case, and what was found.
+Its arguments are METHOD@DATAxMODEL@TEMPERATURE[,TOP_K,TOP_P], after --kernel where attention is to go through the
+kernel for TPUs, which is interpreted then; it prints a line of JSON for each: the case, and what was found.
 """
 
 import functools
