@@ -48,6 +48,7 @@ class RejectionSampling(Rule):
         batch, nodes = tree.token.shape
         coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,)))(fold(draws.keys, 0))
         bonus_keys = fold(draws.keys, 1)
+        target = probabilities(logits, draws.sampling)  # at once, not a search and its messages for each visit
         branching = (tree.parent[:, :, None] == jnp.arange(nodes)).sum(axis=1).max()  # most children of any node
 
         def visit(carry, step):
@@ -56,7 +57,7 @@ class RejectionSampling(Rule):
             def at(values):
                 return jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
 
-            p, q = probabilities(at(logits), draws.sampling), at(tree.draft_probs)
+            p, q = at(target), at(tree.draft_probs)
             children = tree.live & (tree.parent == node[:, None]) & on_path[:, None]
 
             def test(_, carry):
