@@ -27,6 +27,9 @@ from jaxspec.model.quantization import check as check_quantization
 from jaxspec.model.quantization import is_quantized, kind_of, pack, quantized
 
 GROUP_BYTES = 256 * 2**20
+CHUNK_BYTES = 4 * 2**20
+"""Of a stored array, of which whole chunks are read: so each of several hosts reads little but its own part."""
+
 M = TypeVar("M", bound=nnx.Module)
 
 
@@ -121,6 +124,7 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
     # Saving blocks until the bytes are on disk, so Orbax needs no copy of its own to write from.
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
+    context.array.saving.storage_options.chunk_byte_size = CHUNK_BYTES
     with context:
         for group in _groups(params, group_bytes):
             ocp.partial.save(path, unflatten_mapping(group, sep="."))

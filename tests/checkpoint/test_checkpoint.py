@@ -50,6 +50,19 @@ def saved(model: Llama, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_a_large_array_is_stored_in_chunks(saved: Path, model: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """And is read the same as one that earlier versions stored whole."""
+    monkeypatch.setattr(parameters, "CHUNK_BYTES", 256)
+    parameters.write_params(tmp_path / "params", parameters.module_to_dict(model).items())
+    name = "layers.0.mlp.up.kernel"
+    stored = [parameters.read_shapes(path / "params")[name].storage_metadata for path in (saved, tmp_path)]
+    (rows, columns), (fewer, narrower) = (each.chunk_shape for each in stored)
+    assert rows * columns == 16 * 24 and fewer * narrower * 4 <= 256
+    whole, chunked = (parameters.load_params(path / "params", parameters.abstract(MODEL)) for path in (saved, tmp_path))
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(chunked), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_config_survives(saved: Path):
     assert config_json.read_config(saved) == CONFIG
     assert hash(config_json.read_config(saved)) == hash(CONFIG)
