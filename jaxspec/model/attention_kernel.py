@@ -7,6 +7,7 @@ neither read nor computed. JAX's own kernels know no tree, and read every row or
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,9 @@ QUERIES = 1024  # rows of queries that read a block together, at most
 SCORES = 2**20  # elements of scores at once, 4 MB of a core's memory
 MEMORY = 16 * 2**20  # bytes of it: the scores several times over, and two blocks of the cache
 LOWEST = float(jnp.finfo(jnp.float32).min)
+
+
+Ref = Any  # a block of an array in a core's memory, as Pallas hands it to a kernel
 
 
 def fits(query: tuple[int, ...], rows: int) -> bool:
@@ -133,7 +137,22 @@ def _on_one_chip(
     return out.reshape(query.shape)
 
 
-def _step(cached, query, prefix_k, prefix_v, nodes_k, nodes_v, mask, out, mixed, peak, weight, *, many, scale):
+def _step(
+    cached: Ref,
+    query: Ref,
+    prefix_k: Ref,
+    prefix_v: Ref,
+    nodes_k: Ref,
+    nodes_v: Ref,
+    mask: Ref,
+    out: Ref,
+    mixed: Ref,
+    peak: Ref,
+    weight: Ref,
+    *,
+    many: int,
+    scale: float,
+) -> None:
     """A block of the cache, joined to what came before: the nodes in the first step, and the output in the last."""
     from jax.experimental import pallas as pl
 
