@@ -78,8 +78,3 @@ class Compiled:
     def during(self, phases: Mapping[Phase, int | float]) -> list[Operation]:
         """What some phases do; those that do not run left out."""
         return of_phase(self.operations, *(phase for phase, number in phases.items() if number))
-
-
-def whole(compiled: Compiled) -> dict[Phase, int | float]:
-    """Every phase of a program once."""
-    return dict.fromkeys((each.phase for each in compiled.operations), 1)

@@ -45,7 +45,7 @@ def estimated(
         "prefill": compose(parse_method("plain")).prefill_work(settings.prompt) if settings.prompt else None,
     }
     floors = {name: work and where.seconds(Work(work.flops, work.bytes)) for name, work in works.items()}
-    known = {"floor_seconds": floors, "prefill": _prefill(settings, works["prefill"], floors["prefill"], None)}
+    known = {"floor_seconds": floors, "prefill": _prefill(settings, where, works["prefill"], floors["prefill"], None)}
     if compiled is None:
         return {**NOTHING, **known, "held_fast": None, "dearest": None}
     phases: dict[str, Phases] = {name: parts.phases_of(name, rounds.levels, nodes) for name in ("draft", "verify")}
@@ -65,7 +65,7 @@ def estimated(
             phases["prefill"] = {phase: 1 if phase == FIRST_TOKEN else chunks for phase in of}
             took["prefill"] = reading.seconds(phases["prefill"])
             done["prefill"] = list(reading.operations)
-            known["prefill"] = _prefill(settings, works["prefill"], floors["prefill"], took["prefill"])
+            known["prefill"] = _prefill(settings, where, works["prefill"], floors["prefill"], took["prefill"])
     return {
         "estimate_over_floor": {name: _over(took.get(name), floors[name]) for name in PARTS},
         "estimated_seconds_per_round": {name: part and part.ends() for name, part in took.items() if name != "prefill"},
@@ -96,17 +96,18 @@ def _speedup(
         return None
     say("compiling the loop of plain decoding, to compare with")
     program = compose(parse_method("plain"))
-    plain = Compiled.of(program.trace(), where)
+    traced = program.trace()
+    plain = Compiled.of(traced, where)
     if plain is None:
         return None
-    before = plain.seconds(program.count(program.trace()).phases_of("verify", 0, 1))
+    before = plain.seconds(program.count(traced).phases_of("verify", 0, 1))
     now = sum((part for part in took.values() if part and part is not took.get("prefill")), Interval())
     ends = (rounds.tau * before.lower / now.lower, rounds.tau * before.upper / now.upper)
     return sorted(ends)
 
 
 def _prefill(
-    settings: PlanSettings, work: Work | None, floor: float | None, took: Interval | None
+    settings: PlanSettings, where: Slice, work: Work | None, floor: float | None, took: Interval | None
 ) -> dict[str, Any] | None:
     """Of reading the prompts; None where no --prompt says how long they are."""
     if work is None or not floor:
@@ -116,7 +117,7 @@ def _prefill(
         "flops": work.flops,
         "floor_seconds": floor,
         "estimated_seconds": took and took.ends(),
-        "share_of_peak": took and [floor / end for end in reversed(took.ends())],
+        "share_of_peak": took and [work.flops / (where.chip.flops * end) for end in reversed(took.ends())],
     }
 
 
