@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxspec.builders import BUILDERS
+from jaxspec.evaluate.table import numbers
 from jaxspec.methods.method import Method, parse_method
 
 COLUMNS = {
@@ -56,7 +57,7 @@ def show(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
         for name in group.names:
             drafter, builder, _ = typed(name)
             part = drafter if group.role == "drafter" else builder
-            table.add_row(part, *(format(methods[name][key], form) for key, form in COLUMNS.values()))
+            table.add_row(part, *numbers(methods[name], COLUMNS))
         console.print(f"\n{title} {group.shared}:", markup=False, highlight=False)
         console.print(table, markup=False)
 

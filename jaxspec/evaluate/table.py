@@ -49,7 +49,7 @@ def show(
     """
     table = grid("method", [*COLUMNS, "diver-\ngences"])
     for name, values in methods.items():
-        table.add_row(name, *_numbers(values, COLUMNS), _divergences(values))
+        table.add_row(name, *numbers(values, COLUMNS), _divergences(values))
     console.print(table, markup=False)
     for name, values in methods.items():
         if values["unexplained_divergences"]:
@@ -73,7 +73,7 @@ def grid(names: str, numbers: Iterable[str]) -> Table:
     return table
 
 
-def _numbers(values: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> list[str]:
+def numbers(values: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> list[str]:
     """A method's cells; a number that is not known is a dash."""
     shown = ((values[key], form) for key, form in columns.values())
     return ["–" if value is None else format(value, form) for value, form in shown]
@@ -125,7 +125,7 @@ def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> 
         return
     table = grid("\ndrafts a round", [f"\n{title}" for title in DRAFTS])
     for name, values in drafting.items():
-        table.add_row(name, *_numbers(values, DRAFTS))
+        table.add_row(name, *numbers(values, DRAFTS))
     console.print(table, markup=False)
 
 

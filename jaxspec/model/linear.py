@@ -66,38 +66,17 @@ def settled(x: Float[Array, "*B I"]) -> Float[Array, "*B I"]:
     return jax.lax.optimization_barrier(x) if platform() == "tpu" else x
 
 
-FEW = 4  # rows that a CPU multiplies one by one
-WORTH_IT = (2**16, 2**21)  # bytes of kernels for which that is faster
-
-
 @jax.custom_vjp
 def product(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> Float[Array, "*B O"]:
     """x @ kernel. Its gradient is spelt out for CPUs, where JAX's own takes half as long again for the kernel's."""
-    return _multiply(x, kernel)
-
-
-def _multiply(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> Float[Array, "*B O"]:
-    """x @ kernel; on a CPU a few rows go one after the other.
-
-    For a matrix XLA rearranges the kernel first, whose time two rows or eight share alike, and for a single row it does
-    not: so two tokens are verified in a fifth less time, four in a tenth. The kernel has to stay in the processor's
-    cache from one row to the next.
-    """
-    rows, size = math.prod(x.shape[:-1]), kernel.size * kernel.dtype.itemsize
-    least, most = WORTH_IT
-    fits = least <= size <= most
-    on_cpu = platform() == "cpu" and jax.sharding.get_abstract_mesh().empty
-    if not (on_cpu and 1 < rows <= FEW and fits and kernel.dtype == jnp.float32):
-        return x @ kernel
-    each = jax.lax.map(lambda row: row @ kernel, x.reshape(rows, x.shape[-1]))
-    return each.reshape(*x.shape[:-1], kernel.shape[-1])
+    return x @ kernel
 
 
 Factors = tuple[Float[Array, "*B I"], Float[Array, "I O"]]
 
 
 def _product_forward(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> tuple[Float[Array, "*B O"], Factors]:
-    return _multiply(x, kernel), (x, kernel)
+    return x @ kernel, (x, kernel)
 
 
 def _product_backward(inputs: Factors, slope: Float[Array, "*B O"]) -> Factors:

@@ -44,3 +44,10 @@ def test_the_tables_show_a_line_a_method(capsys):
     assert rows(builders) == ["builder", "chain,length=5", "chain", "eagle2,total=50", "static"]
     assert "3.25" in builders
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
+
+
+def test_a_number_that_is_not_known_is_a_dash(capsys):
+    """As the modelled speedup of `bench --no-prices`."""
+    methods = {name: {key: 1.0 for key, _ in COLUMNS.values()} | {"modelled_speedup": None} for name in DRAFTERS}
+    show(methods, Console(width=80))
+    assert all(line.split()[2] == "–" for line in capsys.readouterr().out.splitlines()[3:])

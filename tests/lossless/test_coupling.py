@@ -91,13 +91,6 @@ def test_a_skip_set_with_weights_of_its_own(name: str, target, prompts, plain):
     assert history.accepted.sum() > 0, "no draft was accepted, so nothing was tested"
 
 
-def test_rows_that_go_through_kernels_one_by_one(target, prompts, plain, kernels_one_by_one):
-    spec = speculation(parse_method("draft-model+static,paths=0:1:00"), False)
-    for i, request in enumerate(mixed(prompts, NEW)):  # one at a time: a verified tree has four rows
-        texts, _ = run(spec, target, [request])
-        assert texts == [plain[i]]
-
-
 def test_a_batch_without_truncation(target, prompts):
     for temperature in (0.4, 1.5):
         asked = requests(prompts, NEW, seed=4, temperature=temperature)

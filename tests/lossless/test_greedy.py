@@ -72,22 +72,6 @@ def test_a_skip_set_with_weights_of_its_own(name: str, target, prompts, plain):
     assert history.accepted.sum() > 0, "no draft was accepted, so nothing was tested"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "draft-model+chain,length=3",
-        "early-exit+chain,length=3+adaptive,gamma=0.3",
-        "edd+budgeted,width=2,depth=3,cost=0.1,verify=1:1/2:1.2/4:1.4,total=4",
-        "layer-skip+chain,length=1",
-        "medusa+static,paths=0:1:00",
-    ],
-)
-def test_rows_that_go_through_kernels_one_by_one(name: str, target, prompts, plain, kernels_one_by_one):
-    for i, prompt in enumerate(prompts):  # one at a time: a verified tree has two to four rows
-        texts, _ = run(speculation(parse_method(name), True), target, requests([prompt], NEW))
-        assert texts == [plain[i]]
-
-
 @pytest.mark.parametrize("name", ["ngram+chain,length=4", "eagle+eagle2,total=8,depth=3,width=2"])
 def test_attention_in_the_kernel_for_tpus(name: str, target, prompts, plain, attention_in_kernel):
     texts, history = run(speculation(parse_method(name), True), target, requests(prompts, NEW))

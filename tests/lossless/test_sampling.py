@@ -8,20 +8,17 @@ power to see a wrong rule is shown in `test_wrong_rules.py`.
 """
 
 import itertools
-from functools import cache, partial
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from jaxtyping import Array, Int
 
-from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.request import Request
-from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.methods.method import parse_method
 from jaxspec.model import kv_cache as kv
@@ -87,31 +84,14 @@ def asked(seed: int, temperature: float, top_p: float) -> list[Request]:
     return requests([PROMPT] * BATCH, TOKENS + 1, seed=seed, temperature=temperature, top_p=top_p)
 
 
-def decode_together(spec: Speculation, models: Models, state: DecodeState) -> Int[Array, "B S"]:
-    """Tokens of a batch."""
-    return decode(spec, models, state, jnp.int32(ROWS)).tokens
-
-
-def decode_alone(spec: Speculation, models: Models, state: DecodeState) -> Int[Array, "B S"]:
-    """The same by programs that each decode one text; they only run side by side."""
-    leaves, tree = jax.tree.flatten(state)
-    axes = [0 if leaf.ndim and leaf.shape[0] == BATCH else None for leaf in leaves]
-
-    def one(*leaves):
-        batch = [leaf if axis is None else leaf[None] for leaf, axis in zip(leaves, axes, strict=True)]
-        return decode_together(spec, models, tree.unflatten(batch))[0]
-
-    return jax.vmap(one, in_axes=axes)(*leaves)
-
-
-def sample(spec, models: Models, temperature: float, top_p: float, decoding=decode_together) -> np.ndarray:
+def sample(spec, models: Models, temperature: float, top_p: float) -> np.ndarray:
     """[V, V, V] counts over BATCH × BATCHES texts."""
     counts, models, loop = np.zeros((VOCAB,) * TOKENS, int), weights(spec, models), None
-    decoding = jax.jit(partial(decoding, spec))
+    rounds = jnp.int32(ROWS)
     for seed in range(BATCHES):
         state = begun(spec, models, asked(seed, temperature, top_p), (), ROWS)
-        loop = loop or decoding.lower(models, state).compile(WORTH_OPTIMISING)
-        texts = np.asarray(loop(models, state))[:, len(PROMPT) :]
+        loop = loop or decode.lower(spec, models, state, rounds).compile(WORTH_OPTIMISING)
+        texts = np.asarray(loop(models, state, rounds).tokens)[:, len(PROMPT) :]
         np.add.at(counts, tuple(texts[:, :TOKENS].T), 1)
     return counts
 
@@ -140,13 +120,6 @@ def test_joint_distribution_is_the_targets(row: combinations.Sampled, target, de
 @pytest.mark.parametrize("name", [name for name in combinations.WITH_KEPT_BLOCKS if not combinations.is_coupled(name)])
 def test_with_a_skip_set_that_has_weights_of_its_own(name: str, target):
     counts = sample(speculation(parse_method(name), False), with_kept_blocks(target), 0.7, 0.8)
-    assert p_value(counts, enumerate_joint(target, 0.7, 0.8)) > FALSE_ALARM
-
-
-@pytest.mark.parametrize("name", ["draft-model+chain,length=3", "layer-skip+chain,length=2+adaptive,gamma=0.3"])
-def test_rows_that_go_through_kernels_one_by_one(name: str, target, kernels_one_by_one):
-    """Of a whole batch no kernel has so few rows, so each text is decoded alone."""
-    counts = sample(speculation(parse_method(name), False), target, 0.7, 0.8, decode_alone)
     assert p_value(counts, enumerate_joint(target, 0.7, 0.8)) > FALSE_ALARM
 
 
