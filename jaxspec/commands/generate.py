@@ -1,12 +1,13 @@
 """`jaxspec generate`: prompts in, text, statistics or coloured drafts out."""
 
 import json
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
 
 from jaxspec.commands.settings import Generate
-from jaxspec.engine.engine import TOGETHER, Engine
+from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.prompts import stateful_refusal
 from jaxspec.engine.requests import requests_of
@@ -32,22 +33,32 @@ def run(settings: Generate) -> None:
     options = {**asked, "stop": settings.stop}
     if settings.show_drafts and engine.model.tokenizer is None:
         raise ValueError(f"{settings.target} has no tokenizer, so there is no text to colour")
-    first = requests_of(engine.model, prompts, **asked)[: settings.batch_size or TOGETHER]
-    engine.compile(first, record=settings.show_drafts)
+    requests = requests_of(engine.model, prompts, **asked)
+    engine.compile(requests, settings.batch_size, record=settings.show_drafts)
     if settings.stream:
         for piece in engine.stream(prompts[0], **options):
             print(piece, end="", flush=True)
         print()
         return
-    found = engine.generate(
+    found = engine.generate_iter(
         prompts,
         batch_size=settings.batch_size,
         record=settings.show_drafts,
         keep_state=settings.keep_state,
         **options,
     )
-    for prompt, generation in zip(prompts, found, strict=True):
+    for prompt, generation in zip(prompts, in_order(found), strict=True):
         show(settings, engine.model.tokenizer, prompt, generation)
+
+
+def in_order(found: Iterable[tuple[int, Generation]]) -> Iterator[Generation]:
+    """The results in the order of the prompts, each once those before it are there."""
+    early, following = {}, 0
+    for place, generation in found:
+        early[place] = generation
+        while following in early:
+            yield early.pop(following)
+            following += 1
 
 
 def prompts_of(settings: Generate) -> list[str]:

@@ -41,9 +41,9 @@ class Generate:
     format: Literal["text", "json"] = "text"
     """json: a line for each prompt, with text, tokens and statistics."""
     batch_size: int | None = None
-    """Prompts decoded together; 8 at most if not given."""
+    """Prompts decoded together, at most 8 if not given; whose text is done makes room for the next."""
     keep_state: bool = False
-    """A controller that learns goes on from the prompt before: row i of a batch from row i of the last batch."""
+    """A controller that learns goes on from the prompt that had the same row of the batch before."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
     quantize: Literal["int8", "int4"] | None = None

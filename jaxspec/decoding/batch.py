@@ -21,20 +21,46 @@ IDLE = Request([0], SamplingParams(max_new_tokens=1))
 """What fills a batch up."""
 
 
-def start(spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int) -> DecodeState:
+def data_parts() -> int:
+    """Parts that the rows of a batch are cut into on the current mesh."""
+    return jax.sharding.get_abstract_mesh().shape.get("data", 1)
+
+
+def start(
+    spec: Speculation,
+    models: Models,
+    requests: Sequence[Request],
+    eos: Sequence[int],
+    rows: int,
+    later: Sequence[Request] = (),
+) -> DecodeState:
     """Puts a batch of requests on the device, or on the current mesh.
 
     The batch is filled up with rows that are done: to a power of two, which the mesh's axis `data` must divide.
+
+    Args:
+        later: requests that will take rows of this batch when their texts are done; see `start_rows`.
     """
     batch = power_of_two(len(requests))
-    batch += -batch % jax.sharding.get_abstract_mesh().shape.get("data", 1)
-    return start_rows(spec, models, [*requests, *[IDLE] * (batch - len(requests))], eos, rows, len(requests))
+    batch += -batch % data_parts()
+    filled = [*requests, *[IDLE] * (batch - len(requests))]
+    return start_rows(spec, models, filled, eos, rows, [*requests, *later])
 
 
 def start_rows(
-    spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int, used: int
+    spec: Speculation,
+    models: Models,
+    requests: Sequence[Request],
+    eos: Sequence[int],
+    rows: int,
+    among: Sequence[Request],
 ) -> DecodeState:
-    """The state of exactly these requests, of which those after the first `used` are done."""
+    """The state of exactly these requests; rows of IDLE are done.
+
+    Args:
+        among: requests whose states have to be alike: where one of them asks for top-k or top-p, each has an array of
+            it.
+    """
     tokens = np.zeros((len(requests), rows), np.int32)
     for row, request in enumerate(requests):
         tokens[row, : len(request.tokens)] = request.tokens
@@ -51,15 +77,13 @@ def start_rows(
         tokens=jnp.asarray(tokens),
         length=lengths,
         limit=lengths + column(lambda r: r.sampling.max_new_tokens, jnp.int32),
-        done=jnp.arange(len(requests)) >= used,
+        done=jnp.asarray([request is IDLE for request in requests]),
         keys=jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seeds, indices),
         eos=jnp.asarray([*eos, *[-1] * (-len(eos) % 4 or 4 * (not eos))], jnp.int32),  # few shapes, few compilations
         sampling=Sampling(
             temperature=column(lambda r: r.sampling.temperature, jnp.float32),
-            top_k=column(lambda r: r.sampling.top_k, jnp.int32) if any(r.sampling.top_k for r in requests) else None,
-            top_p=column(lambda r: r.sampling.top_p, jnp.float32)
-            if any(r.sampling.top_p < 1 for r in requests)
-            else None,
+            top_k=column(lambda r: r.sampling.top_k, jnp.int32) if any(r.sampling.top_k for r in among) else None,
+            top_p=column(lambda r: r.sampling.top_p, jnp.float32) if any(r.sampling.top_p < 1 for r in among) else None,
         ),
     )
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.decoding.drafter import Drafter, Models, Prefix, State
-from jaxspec.decoding.round_counts import RoundCounts, no_rounds
+from jaxspec.decoding.round_counts import RoundCounts, more_columns, no_rounds
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.trace import Trace, empty_trace
@@ -33,8 +33,8 @@ class DecodeState:
     feature: Float[Array, "B D"]  # the target's hidden state at the last position that it computed and kept
     drafter: Any
     controller: Any
-    round: Int[Array, ""]
-    history: RoundCounts  # [B R], a column a round; R = S, as each commits a token
+    round: Int[Array, ""]  # rounds run, whatever texts the rows have had
+    history: RoundCounts  # [B R], round i in column i % R; R = S, as each commits a token
     log_prob: Float[Array, "B S"] | None  # of tokens[:, i], given those before
     trace: Trace | None
 
@@ -89,8 +89,8 @@ def new_state(
 
 def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
     """The same state with room for `rows` rows. The old one's caches are deleted, each as it is replaced."""
-    columns = (state.tokens, state.history, state.log_prob, state.trace)
-    tokens, history, log_prob, trace = _with_columns(columns, rows)
+    tokens, log_prob = _with_columns((state.tokens, state.log_prob), rows)
+    history, trace = _with_rounds((state.history, state.trace), rows, state.round)
     return dataclasses.replace(
         state,
         tokens=tokens,
@@ -106,6 +106,12 @@ def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
 def _with_columns(arrays: Any, rows: int) -> Any:
     """Arrays [B S ...] with zeros up to `rows` columns."""
     return jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)]), arrays)
+
+
+@partial(jax.jit, static_argnames="rows")
+def _with_rounds(arrays: Any, rows: int, before: Int[Array, ""]) -> Any:
+    """Arrays of rounds [B R ...] with `rows` columns."""
+    return jax.tree.map(lambda x: more_columns(x, rows, before), arrays)
 
 
 def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:

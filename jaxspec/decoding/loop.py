@@ -53,12 +53,19 @@ class Verified:
 
 
 @partial(jax.jit, static_argnames="spec", donate_argnames="state")
-def decode(spec: Speculation, models: Models, state: DecodeState, rounds: Int[Array, ""]) -> DecodeState:
-    """Runs up to `rounds` rounds; stops sooner when every row is done or a row needs a larger cache."""
+def decode(
+    spec: Speculation,
+    models: Models,
+    state: DecodeState,
+    rounds: Int[Array, ""],
+    enough: Int[Array, ""] | None = None,
+) -> DecodeState:
+    """Runs up to `rounds` rounds; stops sooner when `enough` rows are done (None: all) or one needs a larger cache."""
     last = state.round + rounds
+    most = jnp.int32(state.done.shape[0]) if enough is None else enough
 
     def unfinished(state: DecodeState) -> Array:
-        return (state.round < last) & ~state.done.all() & ~needs_room(spec, state)
+        return (state.round < last) & (state.done.sum() < most) & ~needs_room(spec, state)
 
     return jax.lax.while_loop(unfinished, partial(one_round, spec, models), state)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from jaxspec.decoding.decode_state import DecodeState, write_block
 from jaxspec.decoding.drafter import Committed, Drafter, Models
@@ -16,6 +17,7 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import forward, unembed
 
+END = 2**30  # past every prompt
 FIRST_TOKEN = "first"
 """Scope of drawing the token after a prompt: in the chunk that ends one, and in no other."""
 
@@ -25,8 +27,16 @@ def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) ->
 
     Rows may have any lengths. Needs room for the longest prompt rounded up to whole chunks, and `margin` rows.
     """
-    read = _read(drafter, models, _without_strategy(state), chunk)
-    return dataclasses.replace(read, controller=state.controller, trace=state.trace)
+    return read(drafter, models, state, chunk, 0, END)
+
+
+def read(drafter: Drafter, models: Models, state: DecodeState, chunk: int, begin: int, end: int) -> DecodeState:
+    """Reads the chunks of the prompts that begin at positions from `begin` on and below `end`, multiples of `chunk`.
+
+    The first tokens are committed, and the rows are ready to be decoded, once the longest prompt is read.
+    """
+    after = _read(drafter, models, _without_strategy(state), chunk, jnp.int32(begin), jnp.int32(end))
+    return dataclasses.replace(after, controller=state.controller, trace=state.trace)
 
 
 def compile_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> None:
@@ -42,7 +52,7 @@ def trace_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: i
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places[path], weak_type=leaf.weak_type)
 
     bare = jax.tree_util.tree_map_with_path(put, jax.eval_shape(_without_strategy, state))
-    return _read.trace(drafter, models, bare, chunk)
+    return _read.trace(drafter, models, bare, chunk, jnp.int32(0), jnp.int32(END))
 
 
 def on_device(abstract: DecodeState, device: Any) -> DecodeState:
@@ -57,7 +67,9 @@ def _without_strategy(state: DecodeState) -> DecodeState:
 
 
 @partial(jax.jit, static_argnames=("drafter", "chunk"), donate_argnames="state")
-def _read(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> DecodeState:
+def _read(
+    drafter: Drafter, models: Models, state: DecodeState, chunk: int, begin: Int[Array, ""], end: Int[Array, ""]
+) -> DecodeState:
     batch, prompt = state.length.shape[0], state.length
     taps = drafter.taps(models)
     causal = causal_mask(batch, chunk)
@@ -105,9 +117,10 @@ def _read(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> D
             log_prob=log_prob,
         )
 
-    unread = lambda carry: carry[0] < prompt.max()
-    _, state = jax.lax.while_loop(unread, read_chunk, (jnp.zeros((), jnp.int32), state))
+    unread = lambda carry: carry[0] < jnp.minimum(prompt.max(), end)
+    _, state = jax.lax.while_loop(unread, read_chunk, (begin, state))
     first = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
-    length = jnp.where(state.done, prompt, prompt + 1)
-    done = state.done | (first == state.eos).any(axis=1) | (length >= state.limit)
+    begun = ~state.done & (prompt.max() <= end)
+    length = prompt + begun
+    done = state.done | (begun & ((first == state.eos).any(axis=1) | (length >= state.limit)))
     return dataclasses.replace(state, length=length, done=done)

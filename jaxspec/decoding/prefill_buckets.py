@@ -23,6 +23,13 @@ def shapes(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
     return chunk, power_of_two(max(whole, longest + min(budget, FIRST_STAGE)) + margin(spec), SMALLEST_CACHE)
 
 
+def shapes_ahead(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
+    """The same for prompts that are read one by one while others are decoded: the others wait for a chunk at a time."""
+    longest = max(len(r.tokens) for r in requests)
+    chunk = chunk_for(longest, CPU_CHUNKS[:1] if platform() == "cpu" else ACCELERATOR_CHUNKS[:2])
+    return chunk, power_of_two(-(-longest // chunk) * chunk + margin(spec), SMALLEST_CACHE)
+
+
 def chunk_for(longest: int, chunks: Sequence[int]) -> int:
     """The smallest of these chunks that holds the longest prompt, or else the largest."""
     return next((size for size in chunks if size >= longest), chunks[-1])

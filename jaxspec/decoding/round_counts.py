@@ -69,8 +69,16 @@ def write_round(history: RoundCounts, counts: RoundCounts, at: Int[Array, ""]) -
 
 
 def write_column(rows: Array, new: Array, at: Int[Array, ""]) -> Array:
-    """rows [B R ...] with new [B ...] as that of round `at`."""
-    return jax.lax.dynamic_update_slice_in_dim(rows, new[:, None].astype(rows.dtype), at, 1)
+    """rows [B R ...] with new [B ...] as that of round `at`, in column at % R: no text has more than R rounds."""
+    return jax.lax.dynamic_update_slice_in_dim(rows, new[:, None].astype(rows.dtype), at % rows.shape[1], 1)
+
+
+def more_columns(rows: Array, columns: int, before: Int[Array, ""]) -> Array:
+    """rows [B R ...] with more columns; of the rounds below `before`, those that it still has are where they belong."""
+    latest = before - 1 - (before - 1 - jnp.arange(columns)) % columns  # the last round of each new column
+    known = (latest >= 0) & (latest >= before - rows.shape[1])
+    moved = jnp.take(rows, latest % rows.shape[1], axis=1)
+    return jnp.where(known.reshape(1, -1, *[1] * (rows.ndim - 2)), moved, jnp.zeros((), rows.dtype))
 
 
 # --- on the host

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from jaxspec.checkpoint.loading import Checkpoint, load
@@ -13,13 +12,14 @@ from jaxspec.costs.calibration import costs_of
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
-from jaxspec.decoding.round_counts import first_tokens
 from jaxspec.decoding.speculation import tree_sizes
+from jaxspec.engine.finished_text import all_texts
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.head_weights import load_control, load_head
 from jaxspec.engine.program import Program, program_of
 from jaxspec.engine.prompts import Prompt
-from jaxspec.engine.recorded_rounds import rounds_of
+from jaxspec.engine.reading_ahead import ReadingAhead
+from jaxspec.engine.refilled import BETWEEN_STOPS, refilled, stopped_rows
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.session import UNLIMITED, Session
 from jaxspec.engine.stop_strings import StopStrings
@@ -30,7 +30,6 @@ from jaxspec.host.processes import fetch
 from jaxspec.methods.method import Method, default_method, parse_method
 
 TOGETHER = 8  # prompts, where no batch size is given
-BETWEEN_STOPS = 8  # rounds between two looks for stop strings
 
 
 class Engine:
@@ -123,12 +122,12 @@ class Engine:
         Args:
             prompts: strings, lists of token ids, or (with `chat`) lists of messages; one or several.
             stop: strings that end the text where they first appear, across tokens and rounds.
-            batch_size: prompts decoded together; None: all of them, at most 8.
+            batch_size: prompts decoded together, at most; None: 8. Whose text is done makes room for the next.
             log_probs: also return log p of each token.
             record: also return every round's tree and verdict.
-            keep_state: the controller goes on with what it has learnt: row i of each batch from row i of the batch
-                before; with `batch_size` 1, one posterior over all prompts. It changes no text, only how fast it comes,
-                but under rejection sampling: what is drawn (not its distribution) depends on the prompts before.
+            keep_state: the controller goes on with what it has learnt: of each prompt from the one whose row it takes;
+                with `batch_size` 1, one posterior over all prompts. It changes no text, only how fast it comes, but
+                under rejection sampling: what is drawn (not its distribution) depends on the prompts before.
             settings: `sampling`, a SamplingParams; its fields by name, each one value or one a prompt, such as
                 max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0 and seed=0; `seeds` and `chat`. See
                 `requests_of`.
@@ -136,17 +135,41 @@ class Engine:
         Raises:
             ValueError: an empty prompt without a BOS to stand for it, one that does not fit, or a setting out of range.
         """
+        asked = {"log_probs": log_probs, "record": record, "keep_state": keep_state}
+        found = dict(self.generate_iter(prompts, stop=stop, batch_size=batch_size, **asked, **settings))
+        return [found[place] for place in sorted(found)]
+
+    def generate_iter(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        stop: Sequence[str] = (),
+        batch_size: int | None = None,
+        log_probs: bool = False,
+        record: bool = False,
+        keep_state: bool = False,
+        **settings: Any,
+    ) -> Iterator[tuple[int, Generation]]:
+        """Generates for every prompt, as `generate` does, and yields (place of the prompt, result) as texts are done.
+
+        A row of the batch whose text is done goes to the next prompt at once, which was read meanwhile.
+
+        Raises:
+            ValueError: as `generate`, and at once.
+        """
         requests = requests_of(self.model, prompts, **settings)
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-        size = batch_size or min(len(requests), TOGETHER)
         stops = StopStrings(stop, self.model.tokenizer)
-        done: list[Generation] = []
-        for i in range(0, len(requests), size):
-            batch = requests[i : i + size]
-            learnt = [one.controller for one in done[i - size : i][: len(batch)]] if keep_state and i else None
-            done += self.run(batch, stops, log_probs=log_probs, record=record, learnt=learnt)
-        return done
+        return self._refilled(requests, batch_size or TOGETHER, stops, keep_state, log_probs=log_probs, record=record)
+
+    def _refilled(
+        self, requests: Sequence[Request], batch_size: int, stops: StopStrings, keep_state: bool, **options: bool
+    ) -> Iterator[tuple[int, Generation]]:
+        first, later = requests[:batch_size], requests[batch_size:]
+        program = self.program(requests, **options)
+        ahead = ReadingAhead(self.model, program, requests, len(first), keep_state=keep_state)
+        yield from refilled(Session(self.model, program, first, later=later), ahead, len(first), stops)
 
     def stream(self, prompt: Prompt, *, rounds: int = 4, stop: Sequence[str] = (), **settings: Any) -> Iterator[str]:
         """Yields the text of one prompt as it comes, every `rounds` rounds; `settings` as for `generate`."""
@@ -174,12 +197,14 @@ class Engine:
         requests = requests_of(self.model, prompts, max_new_tokens=max_new_tokens, temperature=0.0 if greedy else 1.0)
         self.session(requests).advance(1)
 
-    def compile(self, requests: Sequence[Request], **options: bool) -> None:
-        """Compiles what decoding these requests together begins with, two programs side by side, without running it.
+    def compile(self, requests: Sequence[Request], batch_size: int | None = None, **options: bool) -> None:
+        """Compiles what decoding these requests begins with, two programs side by side, without running it.
 
         Where it takes longer than a second, stderr says how far it is. `options` are `log_probs` and `record`.
         """
-        compile_all(self.compilations(requests, **options), lambda key: f"{key[0]} of {self.method}")
+        size = batch_size or TOGETHER
+        found = self.compilations(requests[:size], requests[size:], **options)
+        compile_all(found, lambda key: f"{key[0]} of {self.method}")
 
     # --- from requests to results
 
@@ -189,15 +214,21 @@ class Engine:
         options = {"tree_sizes": self.tree_sizes, "log_probs": log_probs, "record": record}
         return program_of(self.method, self.models, greedy=greedy, **options)
 
-    def compilations(self, requests: Sequence[Request], **options: bool) -> dict[tuple[Any, ...], Callable[[], None]]:
-        """What `compile_all` calls before these requests are decoded; `options` as for `program`.
+    def compilations(
+        self, requests: Sequence[Request], later: Sequence[Request] = (), **options: bool
+    ) -> dict[tuple[Any, ...], Callable[[], None]]:
+        """What `compile_all` calls before these requests are decoded together; `options` as for `program`.
 
         Nothing on a mesh: how the arrays lie there between two programs is known once the first has run.
+
+        Args:
+            later: requests that are to take rows of the others.
         """
         if self.model.mesh is not None:
             return {}
         with self.model.context():
-            found = self.program(requests, **options).compilations(requests, self.model.config.eos)
+            program = self.program([*requests, *later], **options)
+            found = program.compilations(requests, self.model.config.eos, later)
 
         def compile_one(program: Callable[[], None]) -> None:
             with self.model.context():
@@ -225,49 +256,14 @@ class Engine:
         record: bool = False,
         learnt: Sequence[Any] | None = None,
     ) -> list[Generation]:
-        """Decodes one batch; what `generate` does with each, and what a measurement times.
+        """Decodes one batch until every row is done; what a measurement times.
 
         Args:
             learnt: what each row's controller starts from, a `Generation.controller` or None; None: all from nothing.
         """
         stops = stops or StopStrings((), self.model.tokenizer)
         session = self.session(requests, log_probs=log_probs, record=record, learnt=learnt)
-        while True:
+        while not session.finished:
             session.advance(BETWEEN_STOPS if stops else UNLIMITED)
-            if stops:
-                session.stop(self._stopped(session, requests, stops))
-            if session.finished:
-                break
-        state = session.state
-        kept = (state.tokens, state.length, state.round, state.history, state.log_prob, state.trace, state.controller)
-        host = fetch(kept)
-        return [self._result(session, host, request, row, stops) for row, request in enumerate(requests)]
-
-    def _stopped(self, session: Session, requests: Sequence[Request], stops: StopStrings) -> list[int]:
-        """Rows whose text has a stop string."""
-        texts, found = fetch(session.state.tokens), []
-        for row, request in enumerate(requests):
-            if not session.done[row]:
-                _, _, stopped = stops.cut(texts[row, len(request.tokens) : session.length[row]].tolist())
-                found += [row] * stopped
-        return found
-
-    def _result(self, session: Session, host: tuple, request: Request, row: int, stops: StopStrings) -> Generation:
-        all_tokens, length, rounds, history, log_prob, trace, controller = host
-        begin = len(request.tokens)
-        kept, text, stopped = stops.cut(all_tokens[row, begin : int(length[row])].tolist())
-        tokens = all_tokens[row, begin : begin + kept].tolist()
-        ended = bool(tokens) and tokens[-1] in self.model.config.eos
-        counts = first_tokens(jax.tree.map(lambda column: column[row, : int(rounds)], history), len(tokens))
-        return Generation(
-            prompt_tokens=request.tokens,
-            tokens=tokens,
-            text=text,
-            finish_reason="stop" if stopped else "eos" if ended else "length",
-            history=counts,
-            log_probs=None if log_prob is None else log_prob[row, begin : begin + len(tokens)],
-            rounds=None if trace is None else rounds_of(trace, row, counts, request.tokens + tokens, begin),
-            prefill_seconds=session.prefill_seconds,
-            decode_seconds=session.decode_seconds,
-            controller=jax.tree.map(lambda leaf: leaf[row], controller),
-        )
+            session.stop(stopped_rows(session, stops) if stops else [])
+        return all_texts(session, stops)

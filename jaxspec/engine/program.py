@@ -13,8 +13,8 @@ from jaxspec.decoding.batch import IDLE, start, start_rows
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.layout import place_state
-from jaxspec.decoding.prefill import compile_prefill, on_device, prefill
-from jaxspec.decoding.prefill_buckets import shapes
+from jaxspec.decoding.prefill import compile_prefill, on_device, prefill, read
+from jaxspec.decoding.prefill_buckets import shapes, shapes_ahead
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import Method
@@ -31,9 +31,19 @@ class Program:
     spec: Speculation
     models: Models
 
-    def start(self, requests: Sequence[Request], eos: Sequence[int], rows: int) -> DecodeState:
-        """The state before prefill, on the current mesh."""
-        state = start(self.spec, self.models, requests, eos, rows)
+    def start(
+        self, requests: Sequence[Request], eos: Sequence[int], rows: int, later: Sequence[Request] = ()
+    ) -> DecodeState:
+        """The state before prefill, on the current mesh; `later` as for `decoding.batch.start`."""
+        return self._placed(start(self.spec, self.models, requests, eos, rows, later))
+
+    def start_few(
+        self, requests: Sequence[Request], eos: Sequence[int], rows: int, among: Sequence[Request]
+    ) -> DecodeState:
+        """The same for exactly these requests; `among` as for `decoding.batch.start_rows`."""
+        return self._placed(start_rows(self.spec, self.models, requests, eos, rows, among))
+
+    def _placed(self, state: DecodeState) -> DecodeState:
         # Where the programs leave it, or the loop would be compiled for what came from prefill and for what did not.
         return jax.device_put(state, self.device) if jax.sharding.get_abstract_mesh().empty else state
 
@@ -46,32 +56,47 @@ class Program:
         """Reads the prompts, and commits the first token of each."""
         return prefill(self.spec.drafter, self.models, state, chunk)
 
+    def read(self, state: DecodeState, chunk: int, begin: int) -> DecodeState:
+        """Reads one chunk of the prompts."""
+        return read(self.spec.drafter, self.models, state, chunk, begin, begin + chunk)
+
     def compilations(
-        self, requests: Sequence[Request], eos: Sequence[int]
+        self, requests: Sequence[Request], eos: Sequence[int], later: Sequence[Request] = ()
     ) -> dict[tuple[Any, ...], Callable[[], None]]:
         """What compiles each program that decoding these requests begins with, on one device.
 
         Under a key that begins with the program's name and is the same for methods that share it.
-        """
-        chunk, rows = shapes(self.spec, requests)
-        begun = jax.eval_shape(lambda models: start(self.spec, models, requests, eos, rows), self.models)
-        state = on_device(begun, self.device)
-        size, weights = state.tokens.shape, id(self.models.draft)
-        drafter = self.spec.drafter
-        return {
-            ("prefill", drafter, weights, size, chunk): partial(compile_prefill, drafter, self.models, state, chunk),
-            ("loop", self.spec, weights, size): lambda: LOOP.lower(
-                self.spec, self.models, state, jnp.int32(0)
-            ).compile(),
-        }
 
-    def decode(self, state: DecodeState, rounds: Any) -> DecodeState:
-        """Runs up to `rounds` rounds."""
-        return LOOP(self.spec, self.models, state, rounds)
+        Args:
+            later: requests that are to take rows of the others.
+        """
+        everybody = [*requests, *later]
+        (chunk, _), (_, rows) = shapes(self.spec, requests), shapes(self.spec, everybody)
+        weights, drafter = id(self.models.draft), self.spec.drafter
+
+        def abstract(begin: Callable[[Models], DecodeState]) -> DecodeState:
+            return on_device(jax.eval_shape(begin, self.models), self.device)
+
+        def reading(state: DecodeState, chunk: int) -> dict[tuple[Any, ...], Callable[[], None]]:
+            compiled = partial(compile_prefill, drafter, self.models, state, chunk)
+            return {("prefill", drafter, weights, state.tokens.shape, chunk): compiled}
+
+        state = abstract(lambda models: start(self.spec, models, requests, eos, rows, later))
+        loop = lambda: LOOP.lower(self.spec, self.models, state, jnp.int32(0), jnp.int32(0)).compile()
+        found = {**reading(state, chunk), ("loop", self.spec, weights, state.tokens.shape): loop}
+        if later:
+            chunk, rows = shapes_ahead(self.spec, everybody)
+            few = abstract(lambda models: start_rows(self.spec, models, later[:1], eos, rows, everybody))
+            found |= reading(few, chunk)
+        return found
+
+    def decode(self, state: DecodeState, rounds: int, enough: int) -> DecodeState:
+        """Runs up to `rounds` rounds, fewer where `enough` rows are done."""
+        return LOOP(self.spec, self.models, state, jnp.int32(rounds), jnp.int32(enough))
 
     def layout(self, batch: int, rows: int, mesh: AnyMesh) -> tuple[Models, DecodeState]:
         """Models and state for `batch` sequences as `jax.ShapeDtypeStruct`s, each in its place on a split mesh."""
-        begin = lambda models: start_rows(self.spec, models, [IDLE] * batch, (), rows, batch)
+        begin = lambda models: start_rows(self.spec, models, [IDLE] * batch, (), rows, [])
         state = jax.eval_shape(begin, self.models)
         placed = Models(
             target=place(self.models.target, mesh),

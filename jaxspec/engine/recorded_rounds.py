@@ -26,19 +26,19 @@ class Round:
     committed: list[int]
 
 
-def rounds_of(trace: Any, row: int, history: RoundCounts, tokens: list[int], begin: int) -> list[Round]:
-    """Rounds of one row from a `Trace` on the host; `tokens` hold prompt and text, which starts at `begin`."""
+def rounds_of(trace: Any, history: RoundCounts, tokens: list[int], begin: int) -> list[Round]:
+    """Rounds of one text from its `Trace` [R N] on the host; `tokens` hold prompt and text, which starts at `begin`."""
     at, rounds = begin + 1, []
     for i, committed in enumerate(np.asarray(history.committed).tolist()):
-        live = np.flatnonzero(trace.live[row, i])
-        renumber = np.full(trace.live.shape[2] + 1, -1)
+        live = np.flatnonzero(trace.live[i])
+        renumber = np.full(trace.live.shape[1] + 1, -1)
         renumber[live] = np.arange(len(live))
         rounds.append(
             Round(
-                token=trace.token[row, i, live],
-                parent=renumber[trace.parent[row, i, live]],
-                log_confidence=trace.log_confidence[row, i, live],
-                accepted=trace.on_path[row, i, live],
+                token=trace.token[i, live],
+                parent=renumber[trace.parent[i, live]],
+                log_confidence=trace.log_confidence[i, live],
+                accepted=trace.on_path[i, live],
                 committed=tokens[at : at + committed],
             )
         )

@@ -1,15 +1,15 @@
-"""One batch of requests being decoded, in calls of the loop."""
+"""One batch of requests being decoded, in calls of the loop; rows whose text is done can go to further requests."""
 
 import dataclasses
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.admission import admit
 from jaxspec.decoding.batch import restore_controller
 from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
 from jaxspec.decoding.prefill_buckets import shapes
@@ -20,6 +20,24 @@ from jaxspec.host.processes import fetch, put_like
 UNLIMITED = 2**30
 
 
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """What a row is at work on.
+
+    Attributes:
+        place: of the request among those of the call.
+        first_round: rounds that the batch had run when it came.
+        prefill_seconds: that its prompt took to be read, with those that were read beside it.
+        decoded_before: seconds that the batch had been decoded for when it came.
+    """
+
+    place: int
+    request: Request
+    first_round: int
+    prefill_seconds: float
+    decoded_before: float
+
+
 class Session:
     """A batch on the device: its prompts are read when it is made, and `advance` decodes on.
 
@@ -27,22 +45,31 @@ class Session:
 
     Attributes:
         state: after the last call; its arrays are donated to the next.
-        length, done: [B] of it, on the host.
+        texts: by row, those that were not handed over (`forget`).
+        length, done: [B] of the state, on the host.
+        round: rounds run.
         prefill_seconds, decode_seconds: spent so far.
     """
 
     def __init__(
-        self, model: Checkpoint, program: Program, requests: Sequence[Request], learnt: Sequence[Any] | None = None
+        self,
+        model: Checkpoint,
+        program: Program,
+        requests: Sequence[Request],
+        learnt: Sequence[Any] | None = None,
+        later: Sequence[Request] = (),
     ):
         """Reads the prompts.
 
         Args:
             learnt: what each row's controller starts from, a `Generation.controller` or None; None: all from nothing.
+            later: requests that may take a row; the first cache has room for each of them.
         """
         self.model, self.program = model, program
-        chunk, self.rows = shapes(program.spec, requests)
         with model.context():
-            state = program.start(requests, model.config.eos, self.rows)
+            chunk, _ = shapes(program.spec, requests)
+            _, self.rows = shapes(program.spec, [*requests, *later])
+            state = program.start(requests, model.config.eos, self.rows, later)
             if learnt is not None:
                 state = dataclasses.replace(state, controller=restore_controller(state.controller, learnt))
             jax.block_until_ready(state.length)
@@ -50,22 +77,27 @@ class Session:
             self.state: DecodeState = program.prefill(state, chunk)
             jax.block_until_ready(self.state.length)
         self.prefill_seconds, self.decode_seconds = time.perf_counter() - began, 0.0
-        self.length, self.done = map(np.asarray, fetch((self.state.length, self.state.done)))
+        self.texts = {row: Text(row, request, 0, self.prefill_seconds, 0.0) for row, request in enumerate(requests)}
+        self._look()
 
     @property
     def finished(self) -> bool:
         """Whether every row is done."""
         return bool(self.done.all())
 
-    def advance(self, rounds: int = UNLIMITED) -> None:
-        """Decodes up to `rounds` rounds; fewer where all rows are done or the cache has to grow first."""
+    def advance(self, rounds: int = UNLIMITED, more: int | None = None) -> None:
+        """Decodes up to `rounds` rounds; fewer where the cache has to grow first, or `more` more rows are done.
+
+        None of these: until all rows are done.
+        """
+        enough = self.done.size if more is None else min(int(self.done.sum()) + more, self.done.size)
         with self.model.context():
             if np.where(self.done, 0, self.length).max() + margin(self.program.spec) > self.rows:
                 self.rows *= 2
                 self.state = enlarge(self.program.spec.drafter, self.state, self.rows)
             began = time.perf_counter()
-            self.state = self.program.decode(self.state, jnp.int32(rounds))
-            self.length, self.done = map(np.asarray, fetch((self.state.length, self.state.done)))
+            self.state = self.program.decode(self.state, rounds, enough)
+            self._look()
             self.decode_seconds += time.perf_counter() - began
 
     def stop(self, rows: Collection[int]) -> None:
@@ -73,3 +105,25 @@ class Session:
         if rows:
             self.done = self.done | np.isin(np.arange(len(self.done)), list(rows))
             self.state = dataclasses.replace(self.state, done=put_like(self.done, self.state.done))
+
+    def admit(self, fresh: DecodeState, texts: Mapping[int, Text], part_of: Mapping[int, int]) -> None:
+        """Gives rows to prompts that were read.
+
+        Args:
+            fresh: as for `decoding.admission.admit`.
+            texts: by row, what they are at work on now.
+            part_of: the part of the batch, and so the row of `fresh`, of each of these rows.
+        """
+        parts = fresh.length.shape[0]
+        row, chosen = np.zeros(parts, np.int32), np.zeros(parts, bool)
+        for at, part in part_of.items():
+            row[part], chosen[part] = at % (self.done.size // parts), True
+        with self.model.context():
+            self.state = admit(self.state, fresh, row, chosen)
+        self.texts |= texts
+        self._look()
+
+    def _look(self) -> None:
+        state = self.state
+        length, done, rounds = fetch((state.length, state.done, state.round))
+        self.length, self.done, self.round = np.asarray(length), np.asarray(done), int(rounds)

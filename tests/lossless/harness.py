@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ from flax import nnx
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
 from jaxspec.decoding import loop
-from jaxspec.decoding.batch import start
+from jaxspec.decoding.admission import admit
+from jaxspec.decoding.batch import start, start_rows
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill import prefill
@@ -149,9 +151,58 @@ def decoded(
 ) -> DecodeState:
     """The state after the last round."""
     models = weights(spec, models)
-    state = loop.decode(spec, models, begun(spec, models, requests, eos, rows), jnp.int32(rows))
+    state = begun(spec, models, requests, eos, rows)
+    state = loop.decode(spec, models, state, jnp.int32(rows), jnp.int32(len(state.done)))
     assert bool(state.done.all())
     return state
+
+
+def run_refilled(
+    spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int] = (), size: int = 4
+) -> list[list[int]]:
+    """New tokens of every request, decoded in `size` rows; a row that is done is filled with NaN until the next comes.
+
+    A state has room for 128 rows, that of a prompt for 64.
+    """
+    models, room = weights(spec, models), 128
+    state = start(spec, models, requests[:size], eos, room, requests[size:])
+    state = prefill(spec.drafter, models, state, CHUNK)
+    places, waiting, texts = dict(enumerate(range(size))), list(range(size, len(requests))), {}
+    while places:
+        state = loop.decode(spec, models, state, jnp.int32(room), state.done.sum() + 1)
+        tokens, length, done = map(np.asarray, (state.tokens, state.length, state.done))
+        for row in [row for row in places if done[row]]:
+            place = places.pop(row)
+            texts[place] = tokens[row, len(requests[place].tokens) : length[row]].tolist()
+            state = with_nans(state, jnp.int32(row))
+        free = [row for row in range(size) if row not in places]
+        if len(texts) % 2 or len(free) == size:  # else those that are done wait for the next to be
+            for row, place in zip(free, waiting[: len(free)], strict=False):
+                fresh = start_rows(spec, models, [requests[place]], eos, 64, requests)
+                fresh = prefill(spec.drafter, models, fresh, CHUNK)
+                state = admit(state, fresh, np.array([row], np.int32), np.array([True]))
+                places[row] = place
+            waiting = waiting[len(free) :]
+    return [texts[place] for place in range(len(requests))]
+
+
+@partial(jax.jit, donate_argnames="state")
+def with_nans(state: DecodeState, row: jax.Array) -> DecodeState:
+    """The state with NaN in every float that a row has."""
+
+    def spoil(leaf):
+        return leaf.at[row].set(jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    def spoiled(part):
+        return jax.tree.map(spoil, part)
+
+    return dataclasses.replace(
+        state,
+        cache=spoiled(state.cache),
+        feature=spoiled(state.feature),
+        drafter=spoiled(state.drafter),
+        controller=spoiled(state.controller),
+    )
 
 
 def begun(spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int) -> DecodeState:

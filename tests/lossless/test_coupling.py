@@ -24,7 +24,7 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward, unembed
 from tests.lossless import combinations
-from tests.lossless.harness import models, requests, run, speculation, weights, with_kept_blocks
+from tests.lossless.harness import models, requests, run, run_refilled, speculation, weights, with_kept_blocks
 
 NEW = 40
 PLAIN = speculation(parse_method("plain"), False)
@@ -82,6 +82,15 @@ class TestCoupled:
             ends = [next((i + 1 for i, token in enumerate(text) if token in eos), NEW) for text in plain]
             texts, _ = run(speculation(method, False), target, mixed(prompts, NEW), eos)
             assert texts == [text[:end] for text, end in zip(plain, ends, strict=True)]
+
+    def test_refilled_rows(self, method: Method, target, prompts, plain):
+        budgets, asked = (NEW, 5, 17, 1, 23, NEW, 9), mixed(prompts, NEW)
+        several = [
+            dataclasses.replace(asked[i % 4], sampling=dataclasses.replace(asked[i % 4].sampling, max_new_tokens=b))
+            for i, b in enumerate(budgets)
+        ]
+        expected = [plain[i % 4][:budget] for i, budget in enumerate(budgets)]
+        assert run_refilled(speculation(method, False), target, several) == expected
 
 
 @pytest.mark.parametrize("name", [name for name in combinations.WITH_KEPT_BLOCKS if combinations.is_coupled(name)])

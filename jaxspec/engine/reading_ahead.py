@@ -1,0 +1,114 @@
+"""Prompts that are read while others are decoded, a chunk between two calls of the loop, to take the next free rows."""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import jax
+
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.batch import IDLE, data_parts
+from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.decoding.prefill_buckets import shapes_ahead
+from jaxspec.decoding.request import Request
+from jaxspec.engine.program import Program
+from jaxspec.engine.session import Session, Text
+
+
+@dataclasses.dataclass
+class Group:
+    """Prompts that are read together: one at most for each part that the mesh cuts the batch into.
+
+    Attributes:
+        requests: by part, with the place of each in the call.
+        state: a row for each part.
+        position: tokens that were read of each prompt, or more.
+        seconds: that this took.
+    """
+
+    requests: dict[int, tuple[int, Request]]
+    state: DecodeState
+    position: int = 0
+    seconds: float = 0.0
+
+    @property
+    def read(self) -> bool:
+        """Whether all of its prompts were read."""
+        return self.position >= max(len(request.tokens) for _, request in self.requests.values())
+
+
+class ReadingAhead:
+    """The prompts that wait for a row. For each part of the batch at most one is read ahead.
+
+    So a row is handed on without a round in which it idles, and the others wait for no more than a chunk at a time.
+
+    Attributes:
+        waiting: (place, request) of those that nobody began to read.
+        group: that is being read.
+        ready: by part, the group that holds its next prompt.
+    """
+
+    def __init__(
+        self, model: Checkpoint, program: Program, requests: Sequence[Request], begun: int, *, keep_state: bool
+    ):
+        """Reads nothing yet.
+
+        Args:
+            requests: all of the call, of which the first `begun` wait no more.
+            keep_state: a row's controller goes on with what it learnt of the row's last text.
+        """
+        self.model, self.program, self.requests, self.keep_state = model, program, requests, keep_state
+        self.waiting = deque(list(enumerate(requests))[begun:])
+        self.group: Group | None = None
+        self.ready: dict[int, Group] = {}
+        with model.context():
+            self.parts = data_parts()
+            self.chunk, self.rows = shapes_ahead(program.spec, requests)
+
+    @property
+    def pending(self) -> bool:
+        """Whether any prompt has no row yet."""
+        return bool(self.waiting or self.group or self.ready)
+
+    def read_chunk(self) -> None:
+        """Reads one chunk on, where a part of the batch has no prompt that is ready."""
+        if self.group is None:
+            parts = [part for part in range(self.parts) if part not in self.ready]
+            if not (parts and self.waiting):
+                return
+            self.group = self._begin({part: self.waiting.popleft() for part in parts if self.waiting})
+        group, began = self.group, time.perf_counter()
+        with self.model.context():
+            group.state = self.program.read(group.state, self.chunk, group.position)
+            jax.block_until_ready(group.state.length)
+        group.position += self.chunk
+        group.seconds += time.perf_counter() - began
+        if group.read:
+            self.ready |= dict.fromkeys(group.requests, group)
+            self.group = None
+
+    def hand_over(self, session: Session, rows: int) -> bool:
+        """Gives free rows, of the first `rows`, to prompts that are ready. Returns whether any did."""
+        size, given = session.done.size // self.parts, dict[int, int]()
+        for row in range(rows):
+            part = row // size
+            if row not in session.texts and part in self.ready and part not in given.values():
+                given[row] = part
+        for group in {id(group): group for group in self.ready.values()}.values():
+            mine = {row: part for row, part in given.items() if self.ready.get(part) is group}
+            if mine:
+                session.admit(group.state, {row: self._text(session, group, part) for row, part in mine.items()}, mine)
+            for part in mine.values():
+                del self.ready[part]
+        return bool(given)
+
+    def _begin(self, requests: dict[int, tuple[int, Request]]) -> Group:
+        rows = [requests[part][1] if part in requests else IDLE for part in range(self.parts)]
+        with self.model.context():
+            state = self.program.start_few(rows, self.model.config.eos, self.rows, self.requests)
+        return Group(requests, dataclasses.replace(state, controller=None) if self.keep_state else state)
+
+    def _text(self, session: Session, group: Group, part: int) -> Text:
+        place, request = group.requests[part]
+        return Text(place, request, session.round, group.seconds, session.decode_seconds)

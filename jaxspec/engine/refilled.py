@@ -1,0 +1,45 @@
+"""Any number of prompts in a batch of few rows: a row whose text is done goes to the next prompt."""
+
+from collections.abc import Iterator
+
+from jaxspec.engine.finished_text import text_of_row
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.reading_ahead import ReadingAhead
+from jaxspec.engine.session import UNLIMITED, Session
+from jaxspec.engine.stop_strings import StopStrings
+from jaxspec.host.processes import fetch
+
+BETWEEN_STOPS = 8  # rounds between two looks for stop strings
+
+
+def refilled(session: Session, ahead: ReadingAhead, rows: int, stops: StopStrings) -> Iterator[tuple[int, Generation]]:
+    """Yields (place, result) of every prompt as it is done, whatever the order of the prompts.
+
+    Between two calls of the loop free rows go to prompts that are ready, and one chunk of the next is read.
+
+    Args:
+        session: the batch, at work on the first prompts.
+        ahead: the prompts that wait.
+        rows: of the batch that are used, from the first on.
+    """
+    while session.texts or ahead.pending:
+        for row in [row for row in session.texts if session.done[row]]:
+            result = text_of_row(session, row, stops)
+            yield session.texts.pop(row).place, result
+        ahead.read_chunk()
+        while ahead.hand_over(session, rows):
+            ahead.read_chunk()
+        if session.texts and not any(session.done[row] for row in session.texts):  # a first token may end a text
+            reading = 1 if ahead.group else BETWEEN_STOPS if stops else UNLIMITED
+            session.advance(reading, more=1)
+            session.stop(stopped_rows(session, stops) if stops else [])
+
+
+def stopped_rows(session: Session, stops: StopStrings) -> list[int]:
+    """Rows whose text has a stop string."""
+    tokens, found = fetch(session.state.tokens), []
+    for row, text in session.texts.items():
+        if not session.done[row]:
+            _, _, stopped = stops.cut(tokens[row, len(text.request.tokens) : session.length[row]].tolist())
+            found += [row] * stopped
+    return found

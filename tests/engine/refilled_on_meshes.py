@@ -1,0 +1,29 @@
+"""A program that `test_refilled.py` runs on eight CPU devices: rows refilled on meshes, against one device."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from jaxspec import Engine, load, make_mesh
+from tests import checkpoints
+
+PROMPTS = ["abcabc", "the first of the two", "x", "yes " * 20, "abcabcabcabc", "a b c d", "zz", "again and again"]
+BUDGETS = [30, 3, 17, 24, 1, 40, 9, 25]
+METHOD = "draft-model+static"
+
+
+def main() -> None:
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = checkpoints.make(Path(folder))
+        settings = {"max_new_tokens": BUDGETS, "temperature": [0.0, 0.8] * 4, "seed": 2}
+        alone = Engine(load(path), METHOD).generate(PROMPTS, **settings, batch_size=1)
+        for data, model in ((2, 2), (4, 1), (1, 2)):
+            engine = Engine(load(path, mesh=make_mesh(data=data, model=model)), METHOD)
+            texts = engine.generate(PROMPTS, **settings, batch_size=4)
+            found[f"{data}x{model}"] = [each.tokens for each in texts] == [each.tokens for each in alone]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""More prompts than rows: every text is as it is alone, and rows do not idle while prompts wait."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec import Engine, load
+from jaxspec.decoding import admission
+from jaxspec.engine.reading_ahead import ReadingAhead
+from jaxspec.engine.refilled import refilled
+from jaxspec.engine.requests import requests_of
+from jaxspec.engine.session import Session
+from jaxspec.engine.stop_strings import StopStrings
+from tests import checkpoints
+
+METHOD = "draft-model+chain,length=3"
+PROMPTS = ["abcabc", "the first of the two", "x", "yes " * 20, "abcabcabcabc", "a b c d", "zz", "again and again"]
+BUDGETS = [30, 3, 17, 24, 1, 40, 9, 25]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load(checkpoints.make(tmp_path_factory.mktemp("refilled")))
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    return Engine(model, METHOD)
+
+
+@pytest.fixture(scope="module")
+def alone(engine):
+    return engine.generate(PROMPTS, max_new_tokens=BUDGETS, batch_size=1, record=True, log_probs=True)
+
+
+@pytest.mark.parametrize("order", [range(8), range(7, -1, -1), (3, 0, 6, 1, 7, 4, 2, 5)])
+def test_each_is_as_alone_whatever_the_order(order, engine, alone):
+    found = engine.generate(
+        [PROMPTS[i] for i in order],
+        max_new_tokens=[BUDGETS[i] for i in order],
+        batch_size=2,
+        record=True,
+        log_probs=True,
+    )
+    for i, one in zip(order, found, strict=True):
+        assert one.tokens == alone[i].tokens
+        assert np.array_equal(one.history.committed, alone[i].history.committed)
+        assert [r.committed for r in one.rounds] == [r.committed for r in alone[i].rounds]
+        assert [r.token.tolist() for r in one.rounds] == [r.token.tolist() for r in alone[i].rounds]
+        np.testing.assert_allclose(one.log_probs, alone[i].log_probs, rtol=1e-4, atol=1e-4)
+        assert one.finish_reason == alone[i].finish_reason
+        assert one.prefill_seconds > 0 and one.decode_seconds >= 0
+
+
+def test_sampled_texts_do_not_depend_on_the_rows(engine):
+    settings = {"max_new_tokens": BUDGETS, "temperature": [1.0, 0.0, 0.7, 1.3] * 2, "top_k": [0, 5] * 4, "seed": 4}
+    one, several = (engine.generate(PROMPTS, **settings, batch_size=size) for size in (1, 3))
+    assert [each.tokens for each in one] == [each.tokens for each in several]
+
+
+def test_results_come_as_they_are_done(engine, alone):
+    order = []
+    for place, result in engine.generate_iter(PROMPTS, max_new_tokens=BUDGETS, batch_size=3):
+        order.append(place)
+        assert result.tokens == alone[place].tokens
+    assert sorted(order) == list(range(len(PROMPTS)))
+    assert order.index(1) < order.index(0), "a short text waited for a long one"
+
+
+def test_wrong_arguments_are_told_before_the_first_result(engine):
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        engine.generate_iter(PROMPTS, batch_size=0)
+
+
+def test_stop_strings(engine, alone):
+    stop = alone[0].text[3:5]
+    one, several = (engine.generate(PROMPTS, max_new_tokens=BUDGETS, stop=[stop], batch_size=size) for size in (1, 2))
+    assert [each.text for each in several] == [each.text for each in one]
+    assert several[0].finish_reason == "stop"
+
+
+def test_the_cache_grows_while_rows_are_refilled(model):
+    """And a text's rounds are found where the columns of the history have been used several times."""
+    budgets = [180, 9, 170, 8, 150, 140, 10, 160] * 2
+    budgets[11] = 172  # of the longest prompt
+    engine, prompts = Engine(model, "ngram+chain,length=1"), PROMPTS * 2
+    expected = engine.generate(prompts, max_new_tokens=budgets, batch_size=1)
+    requests = requests_of(model, prompts, max_new_tokens=budgets)
+    program = engine.program(requests)
+    brief = requests_of(model, prompts, max_new_tokens=5)  # with no room for the longer texts
+    session = Session(model, program, requests[:2], later=brief)
+    ahead = ReadingAhead(model, program, requests, 2, keep_state=False)
+    rows = session.rows
+    found = dict(refilled(session, ahead, 2, StopStrings((), model.tokenizer)))
+    assert session.rows > rows
+    for place, alone in enumerate(expected):
+        assert found[place].tokens == alone.tokens
+        assert np.array_equal(found[place].history.committed, alone.history.committed)
+    assert session.round > session.rows, "no column was used twice"
+
+
+@pytest.mark.parametrize(("rows", "method"), [(4, "plain"), (4, METHOD), (8, METHOD)])
+def test_no_row_idles_while_prompts_wait(rows: int, method: str, model, monkeypatch):
+    """At most 3 % of row-rounds; and all rounds are at most 1.05 of those of handing rows on without delay."""
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(1, 200, size=n).tolist() for n in rng.integers(3, 60, size=40)]
+    requests = requests_of(model, prompts, max_new_tokens=rng.integers(12, 120, size=40).tolist())
+    engine = Engine(model, method)
+    program = engine.program(requests)
+    session = Session(model, program, requests[:rows], later=requests[rows:])
+    ahead = ReadingAhead(model, program, requests, rows, keep_state=False)
+    idle, waiting_rounds, advance = 0, 0, session.advance
+
+    def watched(*given, **named):
+        nonlocal idle, waiting_rounds
+        before, waits, free = session.round, ahead.pending, rows - len(session.texts)
+        advance(*given, **named)
+        if waits:
+            waiting_rounds += rows * (session.round - before)
+            idle += free * (session.round - before)
+
+    monkeypatch.setattr(session, "advance", watched)
+    found = dict(refilled(session, ahead, rows, StopStrings((), model.tokenizer)))
+    assert idle <= 0.03 * waiting_rounds
+    free = [0] * rows
+    for place in range(40):  # list scheduling in order of arrival
+        first = int(np.argmin(free))
+        free[first] += len(found[place].history.committed)
+    assert session.round <= 1.05 * max(free)
+
+
+def test_a_row_is_handed_on_without_a_copy_of_the_cache(model, engine):
+    requests = requests_of(model, PROMPTS[:2], max_new_tokens=20)
+    program = engine.program(requests)
+    session = Session(model, program, requests)
+    with model.context():
+        fresh = program.start_few(requests[:1], (), 64, requests)
+        given = (session.state, fresh, np.zeros(1, np.int32), np.ones(1, bool))
+        admit: Any = admission.admit  # a jitted function has methods that its type does not show
+        text = admit.lower(*given).compile().as_text()
+    for leaf in jax.tree.leaves(session.state.cache):
+        shape = ",".join(map(str, leaf.shape))
+        assert f"f32[{shape}]" in text
+        assert re.findall(rf"= f32\[{shape}\]\S* (?:copy|gather|transpose|scatter)\(.*", text) == []
+
+
+def test_on_meshes():
+    """Rows along `data`: each part of the batch has its own prompt ready, and all texts are as on one device."""
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
+    command = [sys.executable, "-W", "error", "-m", "tests.engine.refilled_on_meshes"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == {"2x2": True, "4x1": True, "1x2": True}
