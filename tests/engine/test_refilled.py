@@ -88,9 +88,9 @@ def test_stop_strings(engine, alone):
 
 def test_the_cache_grows_while_rows_are_refilled(model):
     """And a text's rounds are found where the columns of the history have been used several times."""
-    budgets = [180, 9, 170, 8, 150, 140, 10, 160] * 2
+    budgets = [9, 12, 170, 8, 150, 140, 10, 160] + [160, 150, 170, 140, 150, 140, 130, 160] * 2
     budgets[11] = 172  # of the longest prompt
-    engine, prompts = Engine(model, "ngram+chain,length=1"), PROMPTS * 2
+    engine, prompts = Engine(model, "ngram+chain,length=3"), PROMPTS * 3
     expected = engine.generate(prompts, max_new_tokens=budgets, batch_size=1)
     requests = requests_of(model, prompts, max_new_tokens=budgets)
     program = engine.program(requests)
