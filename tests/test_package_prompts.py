@@ -1,13 +1,15 @@
-"""benchmarks/builtin_prompts.py: the prompts from other packages are those that are committed."""
+"""benchmarks/builtin_prompts.py: the prompts that it cuts are those that are committed."""
 
 import importlib
 import json
+import platform
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.evaluate.suites import read_questions
 from jaxspec.train.data import text
 
@@ -28,6 +30,15 @@ def test_what_is_committed_is_what_these_versions_give(script: Any):
         if (installed := metadata.version(package)) != version:
             pytest.skip(f"the prompts are of {category}, and {installed} is installed")
     assert list(script.of_packages()) == committed
+
+
+def test_the_prompts_of_builtin_are_those_of_this_python(script: Any):
+    if platform.python_version() != "3.11.7":
+        pytest.skip(f"the prompts are of CPython 3.11.7, and this is {platform.python_version()}")
+    documents = text.standard_library()
+    held_out = script.chosen(documents, script.PROMPTS)
+    committed = [json.loads(line) for line in (FOLDER / "prompts.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert list(script.of_standard_library(held_out)) == committed
 
 
 def test_they_are_spread_over_files_and_packages(script: Any):
