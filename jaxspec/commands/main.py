@@ -5,13 +5,14 @@ import sys
 import jaxspec
 from jaxspec.commands.console import carry_out, parse, run
 from jaxspec.commands.settings import Demo, Env, Generate, Methods
-from jaxspec.evaluate.settings import Bench, Calibrate, Compare, Sweep
+from jaxspec.evaluate.settings import Bench, Calibrate, Compare, Eval, Sweep
 from jaxspec.planning.settings import PlanSettings
 from jaxspec.report.settings import Report
 
 COMMANDS = {
     "generate": (Generate, "commands.generate.run"),
     "bench": (Bench, "commands.bench.run"),
+    "eval": (Eval, "evaluate.evaluation.run"),
     "sweep": (Sweep, "evaluate.sweep.run"),
     "report": (Report, "report.page.run"),
     "calibrate": (Calibrate, "evaluate.calibrate.run"),

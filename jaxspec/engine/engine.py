@@ -161,11 +161,20 @@ class Engine:
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         stops = StopStrings(stop, self.model.tokenizer)
-        return self._refilled(requests, batch_size or TOGETHER, stops, keep_state, log_probs=log_probs, record=record)
+        options = {"log_probs": log_probs, "record": record, "keep_state": keep_state}
+        return self.run_refilled(requests, batch_size or TOGETHER, stops, **options)
 
-    def _refilled(
-        self, requests: Sequence[Request], batch_size: int, stops: StopStrings, keep_state: bool, **options: bool
+    def run_refilled(
+        self,
+        requests: Sequence[Request],
+        batch_size: int = TOGETHER,
+        stops: StopStrings | None = None,
+        *,
+        keep_state: bool = False,
+        **options: bool,
     ) -> Iterator[tuple[int, Generation]]:
+        """What `generate_iter` does with its requests, of which there is at least one; `options` as for `program`."""
+        stops = stops or StopStrings((), self.model.tokenizer)
         first, later = requests[:batch_size], requests[batch_size:]
         program = self.program(requests, **options)
         ahead = ReadingAhead(self.model, program, requests, len(first), keep_state=keep_state)

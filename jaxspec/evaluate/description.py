@@ -11,13 +11,15 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.controllers.acceptance_predictor import FOLDER
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate.runner import REFERENCE, Workload
-from jaxspec.evaluate.settings import Bench
+from jaxspec.evaluate.settings import Bench, Eval
 from jaxspec.host import environment
 from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import leaf_bytes
 
 LEFT_OUT = ("json", "dtype", "devices", "report", "temperatures", "batch_sizes")
 """Options that are no settings of one run, or are there under other keys."""
+NOT_OF_ANSWERS = ("out", "batch_size")
+"""Options of `eval` by which no answer differs."""
 HEAD = ("config.json", "params", FOLDER)
 """What is read of a head to tell it from another; beside it may lie logs, or heads of its own."""
 
@@ -26,7 +28,6 @@ def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> 
     """The first keys of bench's JSON, which its log begins with too; a log with others is another run's."""
     model = engines[REFERENCE].model
     shape = repr(model.config.model).encode() if settings.simulate else (model.path / "config.json").read_bytes()
-    questions = repr([(question.examples, question.turns) for question in plan.questions]).encode()
     return {
         "device": environment.device(),
         "dtype": str(model.target.norm[...].dtype),
@@ -43,10 +44,32 @@ def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> 
             "resolved": [str(engine.method) for engine in engines.values()],
             "prompts": str(settings.prompts),
             "suite": plan.questions[0].suite,
-            "questions": len(plan.questions),
-            "questions_sha256": hashlib.sha256(questions).hexdigest(),
+            **_questions(plan),
         },
     }
+
+
+def describe_eval(settings: Eval, plan: Workload, engine: Engine) -> dict[str, Any]:
+    """The same for `eval`. Its answers do not depend on the device, but for rounding, so that another may resume."""
+    options = {name: value for name, value in _options(settings).items() if name not in NOT_OF_ANSWERS}
+    return {
+        "dtype": str(engine.model.target.norm[...].dtype),
+        "settings": {
+            **options,
+            "target": str(settings.target),
+            "prompts": str(settings.prompts),
+            "quantize": engine.model.config.quantize,
+            **weights_of({REFERENCE: engine}),
+            "method": str(engine.method),
+            "suite": plan.questions[0].suite,
+            **_questions(plan),
+        },
+    }
+
+
+def _questions(plan: Workload) -> dict[str, Any]:
+    content = repr([(question.examples, question.turns) for question in plan.questions]).encode()
+    return {"questions": len(plan.questions), "questions_sha256": hashlib.sha256(content).hexdigest()}
 
 
 def weight_bytes(target: Llama) -> dict[str, int]:
@@ -98,7 +121,7 @@ def _files(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
         yield from sorted(file for file in [folder / name, *(folder / name).rglob("*")] if file.is_file())
 
 
-def _options(settings: Bench) -> dict[str, Any]:
+def _options(settings: Bench | Eval) -> dict[str, Any]:
     """The options by name, those of sampling among them, in the order of the command line."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):

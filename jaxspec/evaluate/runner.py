@@ -52,20 +52,30 @@ class Workload:
 
 def check(plan: Workload, engine: Engine) -> None:
     """Raises ValueError for a question that the model is too short for, or that cannot be put to it."""
-    room = engine.model.config.model.usable_length
-    for number, question in enumerate(plan.questions):
-        try:
-            # Earlier answers are unknown yet: none is longer than the budget.
-            request = plan.request(engine, number, [""] * (len(question.turns) - 1))
-        except ValueError as error:
-            raise ValueError(f"question {number}: {error}") from error
-        budget = plan.sampling.max_new_tokens
-        needed = len(request.tokens) + len(question.turns) * budget
-        if needed > room:
-            raise ValueError(
-                f"question {number} needs up to {needed} positions (its turns and {budget} new tokens for "
-                f"each) and the model has {room}: shorten the question, lower --max-new-tokens or give fewer --shots"
-            )
+    for number in range(len(plan.questions)):
+        if why := too_long(plan, engine, number):
+            raise ValueError(f"{why}: shorten the question, lower --max-new-tokens or give fewer --shots")
+
+
+def too_long(plan: Workload, engine: Engine, number: int) -> str | None:
+    """Why the model has no room for a question and its answers; None where it has. Raises ValueError as `check`."""
+    question, room, budget = (
+        plan.questions[number],
+        engine.model.config.model.usable_length,
+        plan.sampling.max_new_tokens,
+    )
+    name = f"question {number}" + (f" ({question.question_id})" if question.question_id is not None else "")
+    try:
+        # Earlier answers are unknown yet: none is longer than the budget.
+        request = plan.request(engine, number, [""] * (len(question.turns) - 1))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    needed = len(request.tokens) + len(question.turns) * budget
+    if needed <= room:
+        return None
+    return (
+        f"{name} needs up to {needed} positions (its turns and {budget} new tokens for each) and the model has {room}"
+    )
 
 
 def run(plan: Workload, engines: Mapping[str, Engine], log: RunLog, advance: Callable[[], None]) -> None:
@@ -131,7 +141,7 @@ def measure(
         {name: warm(engine, requests, _of_pass(learnt[name], i)) for name, engine in engines.items()}
         for i in range(repeats)
     ]
-    return {name: [_turn([one[name][row] for one in passes]) for row in range(len(requests))] for name in engines}
+    return {name: [turn_of([one[name][row] for one in passes]) for row in range(len(requests))] for name in engines}
 
 
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
@@ -162,7 +172,8 @@ def compilations() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def _turn(passes: Sequence[Generation]) -> Turn:
+def turn_of(passes: Sequence[Generation]) -> Turn:
+    """What a log keeps of an answer, which each timed pass has given."""
     first = passes[0]
     trees = [tree_to_json(round_) for round_ in first.rounds or ()]
     return Turn(

@@ -72,6 +72,49 @@ class Bench(Comparison):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Answer a whole suite of questions with one method, as fast as the device allows.
+
+    For example: jaxspec eval --target llama-8b --method eagle --prompts gsm8k.jsonl --batch-size 32 --out answers.json
+
+    Rows of the batch are never idle while questions wait. `bench` is what compares methods, and times them; this one
+    answers, scores and resumes. It writes a line an answer to OUT.jsonl as they come, and OUT at the end: scores where
+    the suite has them, tau, tokens a second. A killed run resumes from OUT.jsonl.
+    """
+
+    target: Path
+    """Checkpoint that `jaxspec-convert llama` made, or `builtin`."""
+    prompts: Path
+    """File of questions, as for `bench`."""
+    method: str | None = None
+    """DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; the best trained head of the checkpoint if not given."""
+    out: Path | None = None
+    """Write the results here, and answers beside it, in OUT.jsonl; for HumanEval's scorer in OUT.samples.jsonl too."""
+    limit: int | None = None
+    """Take only the first questions."""
+    shots: int = 0
+    """Put this many worked examples before every question, as for `bench`."""
+    samples: int = 1
+    """Answers to each question, each drawn on its own."""
+    skip_long: bool = False
+    """Leave out questions that are too long for the model, and name them; else one of them ends the run at once."""
+    sampling: conf.OmitArgPrefixes[SamplingParams] = SamplingParams()
+    stop: tuple[str, ...] = ()
+    """Strings that end an answer."""
+    batch_size: int = 8
+    """Questions decoded together."""
+    keep_state: bool = False
+    """A controller that learns goes on from the question that had the same row of the batch before."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Make the target's kernels integers as they are read: half or a quarter of bfloat16's bytes."""
+    chat: bool = False
+    """Put the turns through the tokenizer's chat template."""
+    devices: conf.OmitArgPrefixes[Devices] = Devices()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Compare:
     """Hold the results of two `jaxspec bench` runs side by side, without running anything.
 

@@ -33,8 +33,8 @@ def join(
     """
     if not allowed and (coordinator is not None or has_neighbours(os.environ)):
         raise ValueError(
-            "this command runs in one process, and cannot be spread over several hosts; `jaxspec generate`, "
-            "`jaxspec-convert llama` and the training of heads can"
+            "this command runs in one process, and cannot be spread over several hosts; `jaxspec generate`, `jaxspec "
+            "eval`, `jaxspec-convert llama` and the training of heads can"
         )
     if coordinator in (None, AUTO):
         if processes is not None or process_id is not None:

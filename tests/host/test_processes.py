@@ -1,5 +1,5 @@
-"""Two processes with four devices each, over gloo: they convert a model, train a head for it, are killed and go on, and
-draft."""
+"""Two processes with four devices each, over gloo: they convert a model, train a head for it, are killed and go on,
+draft, and answer a suite."""
 
 import json
 import os
@@ -77,7 +77,11 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
     assert not head.exists(), "it had ended before"
     run.metrics.write_text(run.metrics.read_text().replace('"step": 1,', '"step": 1, "before": 1,'))
     convert = ("jaxspec-convert", "llama", folder / "hf", folder / "converted")
-    first, second = both(convert, (*train, "--out", head), ("jaxspec", "generate", *ask, "--format", "json"))
+    texts = [f"def f{'x' * i}(" for i in range(11)]
+    (folder / "questions.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    answer_all = ("--prompts", folder / "questions.jsonl", "--out", folder / "answers.json", *ask[:2], *ask[4:])
+    generate, evaluate = ("jaxspec", "generate", *ask, "--format", "json"), ("jaxspec", "eval", *answer_all)
+    first, second = both(convert, (*train, "--out", head), generate, evaluate)
     ours, theirs = weights(target), weights(folder / "converted")
     assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert (folder / "converted" / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
@@ -91,6 +95,12 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
     assert nothing == []
     alone = jaxspec.Engine(str(target), "plain").generate("def f", max_new_tokens=12)[0]
     assert answer["tokens"] == alone.tokens
+
+    lines = [json.loads(line) for line in (folder / "answers.json.jsonl").read_text().splitlines()]
+    found = {line["question"]: line["turns"][0]["tokens"] for line in lines if "question" in line}
+    several = jaxspec.Engine(str(target), "plain").generate(texts, max_new_tokens=12)
+    assert found == {number: text.tokens for number, text in enumerate(several)}
+    assert json.loads((folder / "answers.json").read_text())["answers"] == len(texts)
 
 
 def test_neighbours_are_found_in_the_environment():

@@ -1,0 +1,125 @@
+"""`jaxspec eval`: every question answered as `generate` would, scored, and resumed where a run was killed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxspec import Engine, load
+from jaxspec.decoding.request import SamplingParams
+from jaxspec.evaluate import evaluation
+from jaxspec.evaluate.settings import Eval
+from tests import checkpoints
+
+METHOD = "draft-model+chain,length=3"
+QUESTIONS = [
+    {"question_id": "a", "prompt": "abcabc"},
+    {"question_id": "b", "turns": ["the first", "and another"]},
+    {"question_id": "c", "prompt": "x y z"},
+    {"question_id": "d", "turns": ["one", "two", "three"]},
+    {"question_id": "e", "prompt": "again and again"},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load(checkpoints.make(tmp_path_factory.mktemp("eval")))
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return written(tmp_path / "questions.jsonl", QUESTIONS)
+
+
+def written(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def settings(model: Any, prompts: Path, **more: Any) -> Eval:
+    sampling = more.pop("sampling", SamplingParams(max_new_tokens=12))
+    given: dict[str, Any] = {"method": METHOD, "batch_size": 2, "dtype": "float32", **more}
+    return Eval(target=model.path, prompts=prompts, sampling=sampling, **given)
+
+
+def answers(out: Path) -> dict[tuple[str, int], list[str]]:
+    lines = [json.loads(line) for line in Path(f"{out}.jsonl").read_text().splitlines()[1:]]
+    return {(line["question_id"], line["sample"]): [turn["text"] for turn in line["turns"]] for line in lines}
+
+
+def test_every_turn_is_what_generate_gives(model, prompts, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    evaluation.run(settings(model, prompts, out=out))
+    found, engine = answers(out), Engine(model, METHOD)
+    assert {name for name, _ in found} == set("abcde")
+    for question in QUESTIONS:
+        said = question.get("turns") or [question["prompt"]]
+        text, before = said[0], found[question["question_id"], 0]
+        for turn, answer in enumerate(before):
+            assert engine.generate(text, max_new_tokens=12)[0].text == answer
+            text += f"{answer}\n{said[turn + 1]}" if turn + 1 < len(said) else ""
+    results = json.loads(out.read_text())
+    assert results["answers"] == 5 and results["generated_tokens"] == results["timed_tokens"] > 5 * 12
+    assert results["tau"] > 1 and results["tokens_per_second"] > 0 and results["left_out"] == 0
+    assert "tau: " in capsys.readouterr().out
+
+
+def test_a_killed_run_goes_on(model, prompts, tmp_path, capsys):
+    whole, out = tmp_path / "whole.json", tmp_path / "out.json"
+    evaluation.run(settings(model, prompts, out=whole))
+    lines = Path(f"{whole}.jsonl").read_text().splitlines(keepends=True)
+    for kept in range(1, len(lines)):
+        Path(f"{out}.jsonl").write_text("".join(lines[:kept]) + lines[kept][:-9])  # the next line was torn
+        evaluation.run(settings(model, prompts, out=out, batch_size=3))
+        assert answers(out) == answers(whole)
+        results = json.loads(out.read_text())
+        assert results["answers"] == 5 and results["timed_tokens"] < results["generated_tokens"]
+    assert "already answered by an earlier run" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="belongs to a run with other settings"):
+        evaluation.run(settings(model, prompts, out=out, sampling=SamplingParams(max_new_tokens=13)))
+
+
+def test_several_samples(model, prompts, tmp_path):
+    out, sampling = tmp_path / "out.json", SamplingParams(max_new_tokens=12, temperature=1.0, seed=3)
+    evaluation.run(settings(model, prompts, out=out, samples=3, sampling=sampling, limit=3))
+    found = answers(out)
+    assert len(found) == 9 and len({tuple(found["a", sample]) for sample in range(3)}) > 1
+    drawn = Engine(model, METHOD).generate(["abcabc"] * 3, max_new_tokens=12, temperature=1.0, seed=3)
+    assert [found["a", sample][0] for sample in range(3)] == [each.text for each in drawn]
+
+
+def test_scores_and_files_for_scorers(model, tmp_path):
+    sums = [{"question": f"{i} + {i}?", "answer": f"They are {2 * i}.\n#### {2 * i}"} for i in range(3)]
+    out = tmp_path / "sums.json"
+    evaluation.run(settings(model, written(tmp_path / "sums.jsonl", sums), out=out, shots=1))
+    assert 0 <= json.loads(out.read_text())["quality"]["exact_match"] <= 1
+    code = [{"task_id": f"T/{i}", "prompt": f"def f{i}():\n", "entry_point": f"f{i}"} for i in range(2)]
+    out = tmp_path / "code.json"
+    evaluation.run(settings(model, written(tmp_path / "code.jsonl", code), out=out))
+    samples = [json.loads(line) for line in (tmp_path / "code.samples.jsonl").read_text().splitlines()]
+    assert {sample["task_id"] for sample in samples} == {"T/0", "T/1"}
+
+
+def test_a_question_that_is_too_long(model, tmp_path, capsys):
+    prompts = written(tmp_path / "long.jsonl", [*QUESTIONS[:1], {"question_id": "long", "prompt": "x" * 400}])
+    with pytest.raises(ValueError, match=r"question 1 \(long\) needs up to \d+ positions"):
+        evaluation.run(settings(model, prompts))
+    out = tmp_path / "out.json"
+    evaluation.run(settings(model, prompts, out=out, skip_long=True))
+    assert "left out: question 1 (long) needs" in capsys.readouterr().err
+    assert json.loads(out.read_text())["left_out"] == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"samples": 0}, "samples must be at least 1"),
+        ({"samples": 2}, "at temperature 0 all answers"),
+        ({"out": Path("answers.jsonl")}, "--out names a file of JSON, such as answers.json"),
+    ],
+)
+def test_wrong_settings(more: dict[str, Any], said: str, model, prompts):
+    with pytest.raises(ValueError, match=said):
+        evaluation.run(settings(model, prompts, **more))
