@@ -40,10 +40,15 @@ def _top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
     size = values.shape[-1]
     if platform() == "tpu" and count <= ROUNDS:
         return _by_rounds(values, count)
-    if size < FEW or size % GROUP or size < count * GROUP:
-        found, place = jax.lax.top_k(values, count)
-        return found, place
-    return _by_groups(values, count)
+    rows = values.reshape(-1, size)  # XLA selects in a matrix, and sorts whole rows in any other array
+    found, place = _by_groups(rows, count) if _many(size, count) else jax.lax.top_k(rows, count)
+    shape = (*values.shape[:-1], count)
+    return found.reshape(shape), place.reshape(shape)
+
+
+def _many(size: int, count: int) -> bool:
+    """Whether `_by_groups` is quicker, and possible."""
+    return size >= FEW and size % GROUP == 0 and size >= count * GROUP
 
 
 def _by_rounds(values: Shaped[Array, "*B V"], count: int) -> Found:
