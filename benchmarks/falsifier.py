@@ -20,7 +20,7 @@ from jaxspec.costs.round_pieces import half_way
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import DRAFTING, LEVEL, VERIFICATION
-from jaxspec.decoding.prefill import FIRST_TOKEN
+from jaxspec.decoding.prefill import END, FIRST_TOKEN
 from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.speculation import tree_sizes
@@ -220,13 +220,16 @@ def _prefill(asked: Question, name: str, plan: Plan, models: Models) -> Found:
     """Reads the prompt: once to warm up, and once under the profiler."""
     rows = plan.placed.state.tokens.shape[1]
 
-    def read() -> DecodeState:
+    def begin() -> DecodeState:
         state = Program(plan.program.spec, models).start([asked.request], (), rows)
         return dataclasses.replace(state, controller=None, trace=None)
 
-    jax.block_until_ready(plan.run(models, read()))
-    state = jax.block_until_ready(read())
-    _, data = profile.record(lambda: plan.run(models, state))
+    def read(state: DecodeState) -> DecodeState:
+        return plan.run(models, state, jnp.int32(0), jnp.int32(END))
+
+    jax.block_until_ready(read(begin()))
+    state = jax.block_until_ready(begin())
+    _, data = profile.record(lambda: read(state))
     took = profile.by_phase(profile.events(data, plan.text.module), plan.text)
     floor, estimate = plan.floors[PREFILL], plan.estimate(plan.prefill_phases)
     row = comparison.Compared(f"{name} of {asked.prompt}", floor, estimate, sum(took.phases.values()))
