@@ -1,14 +1,20 @@
-"""What an accelerator gives, in one command of under nine minutes on one GPU with 24 GB or more.
+"""What an accelerator gives, and whether the plan for it holds, in one command of nine minutes on one TPU or GPU.
 
 python benchmarks/accelerator.py [--quantize int8] [--out FILE.json] [--minutes 9] [--quick]
 
-1. bandwidth: of copying within the device's memory, which bounds plain decoding.
-2. shapes: a LLaMA-2-7B of random weights in bfloat16. A forward alone and plain decoding end to end, each as a share of
-   that bound; verification of 8 to 64 nodes; whole rounds of EAGLE, a head of random weights accepted as its paper's
-   Table 2 says; and what is left of a round's time when its pieces, each timed alone, are taken off: the overhead of
-   the engine.
-3. trained: a LLaMA of about 100M, trained here on Python's standard library, and its EAGLE head: real tau and speedup.
-4. transformers: the same model, prompts and card, where PyTorch is installed and sees the card.
+1. memory: how much of a LLaMA-2-7B in bfloat16 fits, whose random weights the next parts take: all 32 layers where
+   there are 24 GB, fewer on a TPU v5e, which has 16. How many is printed, and why.
+2. bandwidth: of copying within the device's memory, which bounds plain decoding.
+3. plan: plain decoding, EAGLE and prefill compiled for this very device; for each phase the floor by its data sheet and
+   the compiler's interval, as `jaxspec plan` has them. For GPUs the compiler says no times: floors and faults. Without
+   a data sheet floors go by the bandwidth of 2.
+4. profile: those programs run under the profiler, whose times are added up by the scopes of the compiled text. Prints
+   floor, estimate and measured of each phase side by side, and whether the plan stands.
+5. shapes: a forward alone and plain decoding end to end, each as a share of the bandwidth; verification of 8 to 64
+   nodes; whole rounds of EAGLE, a head of random weights accepted as its paper's Table 2 says; and what is left of a
+   round's time when its pieces, each timed alone, are taken off: the overhead of the engine.
+6. trained: a LLaMA of about 100M, trained here on Python's standard library, and its EAGLE head: real tau and speedup.
+7. transformers: the same model, prompts and card, where PyTorch is installed and sees the card.
 
 The JSON holds device and versions; it is written after each part, and a part that the minutes left would not do for is
 left out, and said. So is one that fails, while the others go on; the exit code is then 1. `--quick` takes shapes that a
@@ -18,6 +24,8 @@ CPU does in seconds, to see that everything runs; its numbers mean nothing.
 import argparse
 import dataclasses
 import datetime
+import functools
+import gc
 import json
 import os
 import statistics
@@ -30,12 +38,14 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs room on the card too
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # but little, and 0.75 of 24 GB is too few for a 7B
 
+import falsifier
 import jax
 import jax.numpy as jnp
+from random_target import fitting, random_target
 
-from jaxspec.checkpoint import config_json, memory, parameters
-from jaxspec.checkpoint.config_json import CheckpointConfig
+from jaxspec.checkpoint import config_json, memory
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.costs import timing
 from jaxspec.costs.round_pieces import target_job
@@ -50,7 +60,8 @@ from jaxspec.host import environment
 from jaxspec.host.atomic import write_whole
 from jaxspec.methods.method import parse_method
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.quantization import KINDS, quantized
+from jaxspec.model.quantization import KINDS
+from jaxspec.planning.chips import chip_of
 from jaxspec.train.methods import eagle, lm
 from jaxspec.train.settings.data import Data, DataMixture
 from jaxspec.train.settings.heads import Eagle, Where
@@ -63,8 +74,13 @@ ACCEPTANCE = (0.76, 0.69, 0.67, 0.68, 0.68)
 makes trees look worse here than they are."""
 BENCHED = ("plain", "eagle+chain", "eagle+static", "eagle+eagle2")
 COPIES = 20  # in one program
-NEEDS = {"shapes": "bandwidth", "transformers": "trained"}
-"""Parts that compare with what another one has found."""
+NEEDS = {
+    "plan": ("memory", "bandwidth"),
+    "profile": ("plan",),
+    "shapes": ("memory", "bandwidth"),
+    "transformers": ("trained",),
+}
+"""Parts that go by what others have found."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +90,7 @@ class Scale:
     Attributes:
         copied: bytes of the array that is copied.
         shape: of the target with random weights; `tokens` is the length of its prompt, and as many are generated.
+        rows, prompt, rounds, profiled: of the plan, as in `falsifier.Question`.
         nodes: of verification.
         replayed: methods whose acceptance is.
         small: options of `jaxspec-train lm`, but for its text and recipe.
@@ -86,6 +103,10 @@ class Scale:
     shape: LlamaConfig
     dtype: str
     tokens: int
+    rows: int
+    prompt: int
+    rounds: int
+    profiled: tuple[str, ...]
     nodes: tuple[int, ...]
     replayed: tuple[str, ...]
     small: dict[str, Any]
@@ -112,6 +133,10 @@ FULL = Scale(
     ),
     dtype="bfloat16",
     tokens=256,
+    rows=2048,
+    prompt=1024,
+    rounds=16,
+    profiled=("plain", "eagle+chain,length=5"),
     nodes=(8, 16, 32, 64),
     replayed=("eagle+chain,length=5", "eagle+static"),
     small={"layers": 12, "hidden_size": 768, "head_dim": 64, "vocab_size": 8192, "context": 512},
@@ -121,7 +146,7 @@ FULL = Scale(
     methods=BENCHED,
     questions=16,
     new_tokens=128,
-    minutes={"bandwidth": 0.2, "shapes": 3, "trained": 4, "transformers": 1},
+    minutes={"memory": 0, "bandwidth": 0.2, "plan": 3, "profile": 1, "shapes": 3, "trained": 4, "transformers": 1},
 )
 QUICK = Scale(
     copied=2**16,
@@ -130,6 +155,10 @@ QUICK = Scale(
     ),
     dtype="float32",
     tokens=16,
+    rows=128,
+    prompt=64,
+    rounds=2,
+    profiled=("plain", "eagle+chain,length=5"),
     nodes=(8,),
     replayed=("eagle+chain,length=5",),
     small={"layers": 1, "hidden_size": 32, "head_dim": 16, "vocab_size": 300, "context": 512},
@@ -148,9 +177,24 @@ def main(arguments: list[str] | None = None) -> None:
     scale = QUICK if options.quick else FULL
     began, found = time.perf_counter(), about(options)
     with tempfile.TemporaryDirectory() as folder:
+        planned = functools.cache(lambda: falsifier.plans(asked()))
+
+        def model_shape() -> LlamaConfig:
+            return dataclasses.replace(scale.shape, num_layers=found["memory"]["layers"])
+
+        def asked() -> falsifier.Question:
+            return question(scale, model_shape(), options.quantize, found["bandwidth"]["gigabytes_per_second"])
+
+        def weights() -> Checkpoint:
+            gc.collect()  # or those of the part before may still be there
+            return random_target(model_shape(), scale.dtype, options.quantize)
+
         parts = {
+            "memory": lambda: fits(scale, options.quantize),
             "bandwidth": lambda: copying(scale.copied),
-            "shapes": lambda: shapes(scale, options.quantize, found["bandwidth"]["gigabytes_per_second"]),
+            "plan": lambda: falsifier.describe(asked(), planned()),
+            "profile": lambda: falsifier.profiled(asked(), planned(), weights()),
+            "shapes": lambda: shapes(scale, weights(), found["bandwidth"]["gigabytes_per_second"]),
             "trained": lambda: trained(scale, Path(folder)),
             "transformers": lambda: transformers(scale, Path(folder), found["trained"]),
         }
@@ -158,8 +202,8 @@ def main(arguments: list[str] | None = None) -> None:
             left = options.minutes - (time.perf_counter() - began) / 60
             if left < scale.minutes[name]:
                 found[name] = {"left_out": f"{left:.1f} minutes were left of {options.minutes}"}
-            elif {"left_out", "failed"} & found.get(NEEDS.get(name, ""), {}).keys():
-                found[name] = {"left_out": f"there is nothing of {NEEDS[name]} to go by"}
+            elif missing := [of for of in NEEDS.get(name, ()) if {"left_out", "failed"} & found[of].keys()]:
+                found[name] = {"left_out": f"there is nothing of {' and '.join(missing)} to go by"}
             else:
                 found[name] = attempt(part)
             print(f"{name}: {json.dumps(found[name])}", flush=True)
@@ -190,6 +234,28 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def fits(scale: Scale, quantize: str | None) -> dict[str, Any]:
+    """How many layers of the target there is room for."""
+    free = memory.available_bytes(jax.devices()[0])
+    return fitting(scale.shape, scale.dtype, quantize, 4 * scale.tokens, free)
+
+
+def question(scale: Scale, shape: LlamaConfig, quantize: str | None, copied: float) -> falsifier.Question:
+    """What to plan for the device at hand, whose memory copies so many GB/s."""
+    return falsifier.Question(
+        shape=shape,
+        dtype=scale.dtype,
+        quantize=quantize,
+        methods=scale.profiled,
+        acceptance=ACCEPTANCE,
+        rows=scale.rows,
+        prompt=scale.prompt,
+        rounds=scale.rounds,
+        where=chip_of(jax.devices()[0].device_kind),
+        copied=1e9 * copied,
+    )
+
+
 def copying(size: int) -> dict[str, float]:
     """GB/s of reading and writing `size` bytes over and over: both directions count."""
 
@@ -206,16 +272,17 @@ def copying(size: int) -> dict[str, float]:
     return {"gigabytes_per_second": 2 * size * COPIES / statistics.median(samples) / 1e9}
 
 
-def shapes(scale: Scale, quantize: str | None, copied: float) -> dict[str, Any]:
+def shapes(scale: Scale, model: Checkpoint, copied: float) -> dict[str, Any]:
     """Random weights: the pieces of a round, whole rounds, and what is left between the two.
 
     Args:
         copied: GB/s of the device's memory.
     """
-    model = random_model(scale, quantize)
+    shape = model.config.model
     prompt = Request([1] * scale.tokens, SamplingParams(max_new_tokens=scale.tokens))
     engines = {"plain": Engine(model, "plain")}
-    engines |= {name: simulate.engine(model, parse_method(name), ACCEPTANCE) for name in scale.replayed}
+    head = simulate.random_head(parse_method("eagle").drafter, shape, scale.dtype)  # one, for there is no room for more
+    engines |= {name: simulate.engine(model, parse_method(name), ACCEPTANCE, head) for name in scale.replayed}
     rows = 4 * scale.tokens
     with model.context():
         jobs = [target_job(model.target, 1, size, rows) for size in (1, *scale.nodes)]
@@ -223,13 +290,13 @@ def shapes(scale: Scale, quantize: str | None, copied: float) -> dict[str, Any]:
     pieces = piece_times.measure(engines, [prompt])
     # A forward reads its weights, and all rows of the cache; of the whole loop the weights alone are counted.
     weights = weight_bytes(model.target)["read_bytes"]
-    read = weights + memory.kv_bytes(scale.shape, 1, rows, scale.dtype)
+    read = weights + memory.kv_bytes(shape, 1, rows, scale.dtype)
     methods = {name: rounds(name, engine, prompt, pieces) for name, engine in engines.items()}
     for values in methods.values():
         values["speedup"] = values["tokens_per_second"] / methods["plain"]["tokens_per_second"]
     plain = weights * methods["plain"]["tokens_per_second"] / 1e9
     return {
-        "parameters": memory.parameter_count(scale.shape),
+        "parameters": memory.parameter_count(shape),
         "read_bytes": read,
         "forward_seconds": one,
         "gigabytes_per_second": read / one / 1e9,
@@ -240,15 +307,6 @@ def shapes(scale: Scale, quantize: str | None, copied: float) -> dict[str, Any]:
         "acceptance": ACCEPTANCE,
         "methods": methods,
     }
-
-
-def random_model(scale: Scale, quantize: str | None) -> Checkpoint:
-    """A target of random weights, in memory alone."""
-    target = simulate.randomise(parameters.abstract(scale.shape), scale.dtype)
-    if quantize is not None:
-        target = quantized(target, quantize)
-    config = CheckpointConfig("llama", scale.shape, scale.dtype, scale.dtype, "jaxspec", quantize=quantize)
-    return Checkpoint(Path(), config, target, simulate.Bytes(scale.shape.vocab_size), ())
 
 
 def rounds(name: str, engine: Engine, prompt: Request, pieces: piece_times.PieceTimes) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int
 
 from jaxspec.decoding.decode_state import DecodeState, write_block
@@ -52,7 +53,8 @@ def trace_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: i
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places[path], weak_type=leaf.weak_type)
 
     bare = jax.tree_util.tree_map_with_path(put, jax.eval_shape(_without_strategy, state))
-    return _read.trace(drafter, models, bare, chunk, jnp.int32(0), jnp.int32(END))
+    # NumPy's numbers: JAX would put its own on the mesh's devices, which need not be there.
+    return _read.trace(drafter, models, bare, chunk, np.int32(0), np.int32(END))
 
 
 def on_device(abstract: DecodeState, device: Any) -> DecodeState:

@@ -46,6 +46,17 @@ CHIPS = {
     "h100-80g": Chip(80e9, 989e12, 3350e9, 450e9, None, NVLINK_STEP, "NVIDIA H100 SXM data sheet, without sparsity"),
 }
 TPUS = ("v5e", "v5p", "v6e")
+KINDS = {
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "NVIDIA A100-SXM4-80GB": "a100-80g",
+    "NVIDIA H100 80GB HBM3": "h100-80g",
+}
+"""Of `CHIPS`, by JAX's `device_kind`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +111,12 @@ class Slice:
         received = collective.bytes * (chips - 1) / chips
         steps = 2 if collective.kind == "all-reduce" else 1
         return steps * (received / self.chip.link + self.hops(chips) * self.chip.hop)
+
+
+def chip_of(device_kind: str) -> Slice | None:
+    """One chip of what JAX calls so; None: no data sheet here is of it."""
+    kind = KINDS.get(device_kind)
+    return None if kind is None else Slice(kind, (1,))
 
 
 def parse_slice(text: str) -> Slice:

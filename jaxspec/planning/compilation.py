@@ -43,6 +43,11 @@ class Compiled:
                 raise
             say(f"the compiler: {' '.join(str(error).split())[:300]}")
             return None
+        return cls.read(compiled, where, filled)
+
+    @classmethod
+    def read(cls, compiled: Any, where: Slice, filled: float = 1.0) -> "Compiled":
+        """Reads what JAX compiled; `filled` as in `of`."""
         program = CompiledProgram.parse(compiled.as_text())
         return cls(program, partly_filled(operations(program, where), filled), compiled.memory_analysis(), where)
 

@@ -15,7 +15,8 @@ from jaxspec.planning import traffic
 from jaxspec.planning.chips import Slice
 from jaxspec.planning.hlo import CompiledProgram, Computation, Instruction
 from jaxspec.planning.messages import message_of
-from jaxspec.planning.work import COMMIT, Collective, Phase, phase_of
+from jaxspec.planning.phases import body_phase, phase_at
+from jaxspec.planning.work import COMMIT, Collective, Phase
 
 ESTIMATED, MESSAGE, COPY, UPDATE, SORT, KERNEL, OTHER = (
     "estimated", "message", "copy", "update", "sort", "kernel", "other"
@@ -110,10 +111,10 @@ def _of(
 ) -> Iterator[Operation]:
     """What a computation does that runs so often; `phase` is of what comes before the first that has a path."""
     for each in computation.instructions:
-        phase = phase_of(each.path) if each.path and each.opcode not in traffic.FREE else phase
+        phase = phase_at(each, phase)
         inside = partial(_inside, program, where, phase=phase, loop=loop)
         if each.opcode == "while":
-            trips, begins = times * (program.trips(each) or 1), _body_phase(program, each) or phase
+            trips, begins = times * (program.trips(each) or 1), body_phase(program, each) or phase
             yield from inside(each.runs["condition"], trips, loop=each)
             yield from inside(each.runs["body"], trips, phase=begins, loop=each)
         elif each.opcode == "conditional":
@@ -126,13 +127,6 @@ def _of(
 
 def _inside(program: CompiledProgram, where: Slice, name: str, times: int, **known: Any) -> Iterator[Operation]:
     return _of(program, program.computations[name], where, times, **known)
-
-
-def _body_phase(program: CompiledProgram, loop: Instruction) -> Phase | None:
-    """The phase that the body of a loop begins in; None where nothing in it says."""
-    body = program.computations[loop.runs["body"]]
-    inner = (each.path for each in body.instructions if loop.path and each.path.startswith(f"{loop.path}/"))
-    return next(map(phase_of, inner), None)
 
 
 def _operation(
@@ -189,8 +183,8 @@ def _sort_passes(each: Instruction) -> int:
 def interval(found: Iterable[Operation], where: Slice) -> Interval:
     """Seconds of these operations, one after the other."""
     found = list(found)
-    total = sum(seconds(each, where) for each in found)
-    cycles = sum(seconds(each, where) for each in found if each.kind == ESTIMATED)
+    total = sum((seconds(each, where) for each in found), 0.0)
+    cycles = sum((seconds(each, where) for each in found if each.kind == ESTIMATED), 0.0)
     moved = sum(each.times * each.bytes for each in found) / where.chip.bandwidth
     cycles += sum(each.times * each.flops for each in found) / (KERNEL_SHARE * where.chip.flops)
     return Interval(max(cycles, moved), max(total, moved))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{$")
+_MODULE = re.compile(r"^HloModule ([\w.\-]+)")
 _START = re.compile(r"^\s*(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = ")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
@@ -128,10 +129,12 @@ class CompiledProgram:
     Attributes:
         computations: by name.
         entry: the name of the first.
+        module: the name of all of it.
     """
 
     computations: Mapping[str, Computation]
     entry: str
+    module: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "CompiledProgram":
@@ -145,7 +148,9 @@ class CompiledProgram:
                 entry = name if header["entry"] else entry
             elif name and (instruction := _instruction(line)):
                 found[name].append(instruction)
-        return cls({key: Computation(key, tuple(lines)) for key, lines in found.items() if lines}, entry)
+        module = _MODULE.match(text)
+        computations = {key: Computation(key, tuple(lines)) for key, lines in found.items() if lines}
+        return cls(computations, entry, module[1] if module else "")
 
     @property
     def loop(self) -> Computation:

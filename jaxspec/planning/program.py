@@ -101,9 +101,13 @@ class PlacedProgram:
 def chain_on_one_chip(method: Method, models: Models) -> Parts:
     """What a round of two levels does for one sequence where one chip holds everything, whatever the builder."""
     chain = dataclasses.replace(method, builder=Chain(length=2), controller=Fixed())
-    mesh = AbstractMesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    placed = PlacedProgram.place(program_of(chain, models, greedy=True), 1, SMALLEST_CACHE, mesh)
+    placed = PlacedProgram.place(program_of(chain, models, greedy=True), 1, SMALLEST_CACHE, one_chip())
     return placed.count(placed.trace())
+
+
+def one_chip() -> AbstractMesh:
+    """The mesh of a single chip, whichever JAX computes on."""
+    return _abstract((1,) * len(AXES))
 
 
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh:
@@ -116,8 +120,7 @@ def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh
     if where.is_tpu or can_compile():
         devices = tpus(where) if where.is_tpu else gpus(where)
         return split(make_mesh(data=data, model=model, devices=devices), config)
-    sizes = (data, *parts(model, config))
-    return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return _abstract((data, *parts(model, config)))
 
 
 def tpus(where: Slice) -> Sequence[Any]:
@@ -134,6 +137,10 @@ def tpus(where: Slice) -> Sequence[Any]:
         return topologies.get_topology_desc(platform="tpu", topology_name=str(where)).devices
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"there is no TPU slice {where}: {' '.join(str(error).split())}") from error
+
+
+def _abstract(sizes: tuple[int, ...]) -> AbstractMesh:
+    return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def _current(mesh: AnyMesh) -> contextlib.AbstractContextManager:

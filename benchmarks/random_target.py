@@ -1,0 +1,59 @@
+"""A target of random weights that a device has room for."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxspec.checkpoint import memory, parameters
+from jaxspec.checkpoint.config_json import CheckpointConfig
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.evaluate import simulate
+from jaxspec.methods.method import parse_method
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.placement import device_bytes, place_head
+from jaxspec.model.quantization import quantized
+from jaxspec.planning.program import one_chip
+from jaxspec.planning.shapes import Target, models_of
+
+CACHES = 8  # at once, of the rows that shapes decodes with: one for each program that is timed, and results
+SHARE = 0.9  # of the free memory; temporaries take the rest
+
+
+def fitting(shape: LlamaConfig, dtype: str, quantize: str | None, rows: int, free: int) -> dict[str, Any]:
+    """As many layers of a shape as `free` bytes have room for, whole where they do; and why.
+
+    Raises:
+        ValueError: there is no room for one.
+    """
+    one, two = (_bytes(dataclasses.replace(shape, num_layers=layers), dtype, quantize, rows) for layers in (1, 2))
+    for layers in range(shape.num_layers, 0, -1):
+        needed = max(first + (layers - 1) * (second - first) for first, second in zip(one, two, strict=True))
+        if needed <= SHARE * free:
+            weights = quantize or dtype
+            return {
+                "layers": layers,
+                "of": shape.num_layers,
+                "why": f"{layers} of {shape.num_layers} layers in {weights}, with head and caches, take "
+                f"{needed / 1e9:.2f} GB of the {free / 1e9:.2f} GB that are free, of which {SHARE:.0%} are used",
+            }
+    raise ValueError(f"{free / 1e9:.2f} GB of memory are free, too few for one layer")
+
+
+def _bytes(shape: LlamaConfig, dtype: str, quantize: str | None, rows: int) -> tuple[int, int]:
+    """Of decoding, and of quantising, when floats and integers are there; both grow evenly with the layers."""
+    weights = memory.required_bytes(shape, dtype)
+    kept = memory.required_bytes(shape, dtype, quantize) if quantize else weights
+    head = models_of(Target(shape), parse_method("eagle"), jnp.dtype(dtype)).draft
+    decoding = kept + device_bytes(place_head(head, one_chip())) + CACHES * memory.kv_bytes(shape, 1, rows, dtype)
+    return decoding, weights + kept if quantize else 0
+
+
+def random_target(shape: LlamaConfig, dtype: str, quantize: str | None) -> Checkpoint:
+    """A target of random weights, in memory alone."""
+    target = simulate.randomise(parameters.abstract(shape), dtype)
+    if quantize is not None:
+        target = quantized(target, quantize)
+    config = CheckpointConfig("llama", shape, dtype, dtype, "jaxspec", quantize=quantize)
+    return Checkpoint(Path(), config, target, simulate.Bytes(shape.vocab_size), ())

@@ -1,0 +1,40 @@
+"""The phase that each instruction of a compiled program belongs to, what the compiler added itself included."""
+
+from jaxspec.planning import traffic
+from jaxspec.planning.hlo import CompiledProgram, Computation, Instruction
+from jaxspec.planning.work import COMMIT, Phase, phase_of
+
+
+def phase_at(instruction: Instruction, before: Phase) -> Phase:
+    """By its scopes; of what has none, such as a copy that the compiler added, that of the instruction before."""
+    scoped = instruction.path and instruction.opcode not in traffic.FREE
+    return phase_of(instruction.path) if scoped else before
+
+
+def body_phase(program: CompiledProgram, loop: Instruction) -> Phase | None:
+    """The phase that the body of a loop begins in; None where nothing in it says."""
+    body = program.computations[loop.runs["body"]]
+    inner = (each.path for each in body.instructions if loop.path and each.path.startswith(f"{loop.path}/"))
+    return next(map(phase_of, inner), None)
+
+
+def phases_by_name(program: CompiledProgram) -> dict[str, Phase]:
+    """Of each instruction that runs in the rounds of a loop, by its name; of a program that is no loop, of all.
+
+    Names are unique in a program. The condition of the loop itself counts as committing.
+    """
+    found: dict[str, Phase] = {}
+    _walk(program, program.loop, COMMIT, found)
+    for each in program.computations[program.entry].instructions:
+        if each.runs.get("body") == program.loop.name:
+            _walk(program, program.computations[each.runs["condition"]], COMMIT, found)
+    return found
+
+
+def _walk(program: CompiledProgram, computation: Computation, phase: Phase, found: dict[str, Phase]) -> None:
+    for each in computation.instructions:
+        phase = phase_at(each, phase)
+        found[each.name] = phase
+        for role, name in (*each.runs.items(), *((branch, branch) for branch in each.branches)):
+            begins = body_phase(program, each) if role == "body" else None
+            _walk(program, program.computations[name], begins or phase, found)

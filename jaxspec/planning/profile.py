@@ -1,0 +1,113 @@
+"""Device time by the phases of a round: what the profiler saw of each operation, and the compiled text's scopes.
+
+The profiler names operations as the compiled text does, and nothing else of them is needed: on a TPU's line of
+operations, on a GPU's streams, where kernels carry the name of their operation, and among the threads of a CPU.
+"""
+
+import dataclasses
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.profiler import ProfileData, ProfileOptions
+
+from jaxspec.planning.hlo import CompiledProgram
+from jaxspec.planning.phases import phases_by_name
+from jaxspec.planning.work import Phase
+
+HOLDS_OTHERS = {"while", "conditional", "call"}
+"""Operations whose time is that of others, which the profiler shows as well."""
+
+_DEVICE = re.compile(r"^/device:(TPU|GPU):(\d+)$")  # others are of its parts, such as `/device:TPU:0 SparseCore 1`
+_NAME = re.compile(r"%?([\w.\-]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """An operation that ran once."""
+
+    name: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceTime:
+    """Seconds of a program's operations.
+
+    Attributes:
+        phases: of those in its loop, or of all where it is none.
+        outside: of those before and after the loop.
+        unknown: of those that the compiled text does not name.
+    """
+
+    phases: Mapping[Phase, float]
+    outside: float
+    unknown: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, and `unnamed_share`: how much of all is unknown."""
+        total = sum(self.phases.values()) + self.outside + self.unknown
+        return {**dataclasses.asdict(self), "unnamed_share": self.unknown / total if total else 0.0}
+
+
+def record(run: Callable[[], Any]) -> tuple[Any, Any]:
+    """What a function returns, once it is computed, and the `ProfileData` of what the profiler saw meanwhile."""
+    options = ProfileOptions()
+    options.python_tracer_level = 0
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            result = jax.block_until_ready(run())
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        return result, ProfileData.from_serialized_xspace(path.read_bytes())
+
+
+def events(data: Any, module: str) -> list[Event]:
+    """Operations that the first device ran, those of other modules left out where the profiler says whose they are.
+
+    Raises:
+        ValueError: the profiler saw none.
+    """
+    planes = {(int(match[2]), match[1]): plane for plane in data.planes if (match := _DEVICE.match(plane.name))}
+    if planes:
+        kind, plane = min(planes)[1], planes[min(planes)]
+        wanted = "XLA Ops" if kind == "TPU" else "Stream"  # beside them are summaries of the same
+        lines = [line for line in plane.lines if (line.name or "").startswith(wanted)]
+        found = [each for line in lines for each in _of_line(line, module, named=False)]
+    else:
+        host = [plane for plane in data.planes if plane.name == "/host:CPU"]
+        found = [each for plane in host for line in plane.lines for each in _of_line(line, module, named=True)]
+    if not found:
+        raise ValueError(f"the profiler saw no operations of {module}, but {[plane.name for plane in data.planes]}")
+    return found
+
+
+def _of_line(line: Any, module: str, named: bool) -> Iterator[Event]:
+    """Events of a line; only those that name an operation where there are others too, as on a CPU."""
+    for event in line.events:
+        stats = dict(event.stats)
+        operation, of = stats.get("hlo_op"), stats.get("hlo_module", module)
+        if of == module and (operation or not named):
+            # A TPU's events are called by their whole line of the compiled text.
+            name = _NAME.match(str(operation or event.name))
+            yield Event(name[1] if name else event.name, event.duration_ns / 1e9)
+
+
+def by_phase(found: Iterable[Event], program: CompiledProgram) -> DeviceTime:
+    """Adds up what ran by the phases of a compiled program."""
+    known = {each.name: each.opcode for of in program.computations.values() for each in of.instructions}
+    phases = phases_by_name(program)
+    total: dict[Phase, float] = {}
+    outside = unknown = 0.0
+    for each in found:
+        if known.get(each.name) in HOLDS_OTHERS:
+            continue
+        if each.name in phases:
+            total[phases[each.name]] = total.get(phases[each.name], 0.0) + each.seconds
+        elif each.name in known:
+            outside += each.seconds
+        else:
+            unknown += each.seconds
+    return DeviceTime(total, outside, unknown)
