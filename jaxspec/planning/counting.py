@@ -52,12 +52,21 @@ class _Counter:
 
     def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: AnyMesh) -> None:
         self.arguments, self.mesh = arguments, mesh
+        self.whole = True  # arrays are those of all chips
         self.data = mesh.shape["data"]
         self.attention = 1 / (self.data * mesh.shape["kv"] * mesh.shape["group"])  # of all heads, those of one chip
         self.flops: dict[Phase, float] = defaultdict(float)
         self.bytes: dict[Phase, float] = defaultdict(float)
         self.read: dict[Phase, set[int]] = defaultdict(set)
         self.messages: dict[Phase, list[Collective]] = defaultdict(list)
+
+    def inside(self, own_parts: bool = False) -> "_Counter":
+        """What counts a program inside this one. With `own_parts` it is each chip's own, on its parts of the arrays."""
+        counter = _Counter(self.arguments, self.mesh)
+        counter.whole, counter.data, counter.attention = self.whole, self.data, self.attention
+        if own_parts:
+            counter.whole, counter.data, counter.attention = False, 1, 1.0
+        return counter
 
     def works(self) -> dict[Phase, Work]:
         phases = {*self.flops, *self.bytes, *self.read, *self.messages}
@@ -81,6 +90,8 @@ class _Counter:
     def share(self, argument: int) -> float:
         """Of an argument's elements, those that each chip holds."""
         leaf: Any = self.arguments[argument]
+        if not self.whole:
+            return 1.0
         return math.prod(leaf.sharding.shard_shape(leaf.shape)) / max(1, math.prod(leaf.shape))
 
     def walk(self, jaxpr: core.Jaxpr, made_of: Sequence[Arguments], path: str, times: int) -> list[Arguments]:
@@ -109,13 +120,18 @@ class _Counter:
                 self.walk(params["cond_jaxpr"].jaxpr, [*operands[:first], *carry], path, times)
                 return self.walk(params["body_jaxpr"].jaxpr, [*operands[first:second], *carry], path, times)
             case "cond":
-                branches = [_Counter(self.arguments, self.mesh) for _ in params["branches"]]
+                branches = [self.inside() for _ in params["branches"]]
                 walks = zip(branches, params["branches"], strict=True)
                 results = [counter.walk(branch.jaxpr, operands[1:], path, times) for counter, branch in walks]
                 self.absorb(branches)
                 return results[0]
             case "scan":
                 return self.walk(params["jaxpr"].jaxpr, operands, path, times * params["length"])
+            case "shard_map":
+                inner = self.inside(own_parts=True)
+                results = inner.walk(params["jaxpr"], operands, path, times)
+                self.absorb([inner])
+                return results
         for inner in params.values():
             if isinstance(inner, core.ClosedJaxpr) and len(inner.jaxpr.invars) == len(operands):
                 return self.walk(inner.jaxpr, operands, path, times)
@@ -164,7 +180,7 @@ class _Counter:
 
     def sum(self, out: Any, chips: int, phase: Phase, times: int) -> None:
         """Adds the sum of a result over the chips that each have a part of what is summed; none over one chip."""
-        if chips > 1:
+        if chips > 1 and self.whole:
             self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times, chips))
 
 
