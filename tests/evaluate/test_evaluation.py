@@ -61,7 +61,7 @@ def test_every_turn_is_what_generate_gives(model, prompts, tmp_path, capsys):
             text += f"{answer}\n{said[turn + 1]}" if turn + 1 < len(said) else ""
     results = json.loads(out.read_text())
     assert results["answers"] == 5 and results["generated_tokens"] == results["timed_tokens"] > 5 * 12
-    assert results["tau"] > 1 and results["tokens_per_second"] > 0 and results["left_out"] == 0
+    assert results["tau"] >= 1 and results["tokens_per_second"] > 0 and results["left_out"] == 0
     assert "tau: " in capsys.readouterr().out
 
 
@@ -74,7 +74,8 @@ def test_a_killed_run_goes_on(model, prompts, tmp_path, capsys):
         evaluation.run(settings(model, prompts, out=out, batch_size=3))
         assert answers(out) == answers(whole)
         results = json.loads(out.read_text())
-        assert results["answers"] == 5 and results["timed_tokens"] < results["generated_tokens"]
+        assert results["answers"] == 5
+        assert (results["timed_tokens"] < results["generated_tokens"]) == (kept > 1)
     assert "already answered by an earlier run" in capsys.readouterr().err
     with pytest.raises(ValueError, match="belongs to a run with other settings"):
         evaluation.run(settings(model, prompts, out=out, sampling=SamplingParams(max_new_tokens=13)))
