@@ -104,7 +104,10 @@ def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
         return {}
     _, answers, _ = read_finished(log_of(out))
     file = lambda name: out.with_suffix(f".{re.sub(UNSAFE, '_', name)}.samples.jsonl")
-    return {file(name): quality.samples(a for a in answers if a.method == name) for name in found["methods"]}
+    return {
+        file(name): quality.samples((a.question_id, a.turns[0].text) for a in answers if a.method == name)
+        for name in found["methods"]
+    }
 
 
 def show(found: dict[str, Any], console: Console) -> None:

@@ -53,8 +53,8 @@ def describe_eval(settings: Eval, plan: Workload, engine: Engine) -> dict[str, A
     """The same for `eval`. Its answers do not depend on the device, but for rounding, so that another may resume."""
     options = {name: value for name, value in _options(settings).items() if name not in NOT_OF_ANSWERS}
     return {
-        "dtype": str(engine.model.target.norm[...].dtype),
         "settings": {
+            "dtype": str(engine.model.target.norm[...].dtype),
             **options,
             "target": str(settings.target),
             "prompts": str(settings.prompts),

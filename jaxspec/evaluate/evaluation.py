@@ -3,17 +3,18 @@
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.statistics import ratio
 from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.evaluate import quality, runner, suites
+from jaxspec.evaluate.answer_file import AnswerFile
 from jaxspec.evaluate.bench import to_json
 from jaxspec.evaluate.description import describe_eval
-from jaxspec.evaluate.results import counts_of
-from jaxspec.evaluate.runlog import Answer, RunLog, Turn, log_of
-from jaxspec.evaluate.runner import Workload, turn_of
+from jaxspec.evaluate.runner import Workload
 from jaxspec.evaluate.settings import Eval
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_folder, write_whole
@@ -38,30 +39,31 @@ def run(settings: Eval) -> None:
     plan = Workload(questions, settings.sampling, settings.batch_size, 1, settings.chat, settings.keep_state)
     numbers = asked_numbers(plan, engine, settings.skip_long)
     about = describe_eval(settings, plan, engine)
-    log = RunLog(
-        log_of(settings.out) if settings.out is not None and is_first() else None,
-        about,
-        lambda answers: len(answers) == settings.samples,
-    )
-    done = set(json.loads(agreed(json.dumps(sorted({answer.question for answer in log.answers})))))
+    file = AnswerFile.open(settings.out if is_first() else None, about)
+    earlier = [(line["index"], line["sample"]) for line in file.lines]
+    done = {(index, sample) for index, sample in json.loads(agreed(json.dumps(earlier)))}
     if done:
-        say(f"questions already answered by an earlier run: {len(done)}")
-    began, before = time.perf_counter(), len(log.answers)
-    left = [number for number in numbers if number not in done]
-    with progress("question", len(numbers), len(done)) as shown:
-        for answers in answered(plan, engine, left, settings):
-            log.add(answers)
+        say(f"answers of an earlier run: {len(done)}")
+    asked = [(number, sample) for number in numbers for sample in range(settings.samples)]
+    left = [key for key in asked if key not in done]
+    began = time.perf_counter()
+    with progress("answer", len(asked), len(asked) - len(left)) as shown:
+        for line in answered(plan, engine, left, settings):
+            file.add(line)
             shown.advance()
     seconds = time.perf_counter() - began
     if not is_first():
         return
-    found = about | summary(log.answers, log.answers[before:], seconds) | {"left_out": len(questions) - len(numbers)}
-    if settings.out is not None:
-        if questions[0].suite == quality.CODE:
-            write_whole(settings.out.with_suffix(".samples.jsonl"), quality.samples(log.answers))
-        write_whole(
-            settings.out, to_json({"device": environment.device(), "versions": environment.versions(), **found})
-        )
+    found = {
+        "device": environment.device(),
+        "versions": environment.versions(),
+        "left_out": len(questions) - len(numbers),
+        **summary(file.lines, file.lines[len(done) :], seconds),
+    }
+    if settings.out is not None and questions[0].suite == quality.CODE:
+        texts = ((line["question_id"], line["turns"][0]["text"]) for line in file.sorted_lines)
+        write_whole(settings.out.with_suffix(".samples.jsonl"), quality.samples(texts))
+    file.finish(lambda settings: to_json(settings | found))
     show(found)
 
 
@@ -74,8 +76,8 @@ def check(settings: Eval) -> None:
         raise ValueError("at temperature 0 all answers to a question are the same: give a --temperature for --samples")
     if settings.out is not None:
         check_folder(settings.out)
-        if settings.out.suffix == ".jsonl":
-            raise ValueError(f"--out names a file of JSON, such as {settings.out.with_suffix('.json')}")
+        if settings.out.suffix != ".jsonl":
+            raise ValueError(f"--out names a file of JSON lines, such as {settings.out.with_suffix('.jsonl')}")
 
 
 def asked_numbers(plan: Workload, engine: Engine, skip_long: bool) -> list[int]:
@@ -94,76 +96,79 @@ def asked_numbers(plan: Workload, engine: Engine, skip_long: bool) -> list[int]:
     return kept
 
 
-def answered(plan: Workload, engine: Engine, numbers: list[int], settings: Eval) -> Iterator[list[Answer]]:
-    """Yields the answers to each question, with all turns, as they are done.
+def answered(plan: Workload, engine: Engine, asked: Sequence[Asked], settings: Eval) -> Iterator[dict[str, Any]]:
+    """Yields the line of each answer, with all turns, as it is done.
 
     First turns of all questions are decoded together, then second ones, and so on. Answer i of question n draws as
     `generate` would for prompt n * samples + i.
     """
     stops = StopStrings(settings.stop, engine.model.tokenizer)
-    turns: dict[Asked, list[Turn]] = {(n, sample): [] for n in numbers for sample in range(settings.samples)}
-    for turn in range(max((len(plan.questions[n].turns) for n in numbers), default=0)):
-        asked = [key for key in turns if turn < len(plan.questions[key[0]].turns)]
+    turns: dict[Asked, list[Generation]] = {key: [] for key in asked}
+    for turn in range(max((len(plan.questions[number].turns) for number, _ in asked), default=0)):
+        open_ = [key for key in asked if turn < len(plan.questions[key[0]].turns)]
         requests = [
             dataclasses.replace(
                 plan.request(engine, number, [each.text for each in turns[number, sample]]),
                 index=number * settings.samples + sample,
             )
-            for number, sample in asked
+            for number, sample in open_
         ]
         engine.compile(requests, settings.batch_size)
         for place, found in engine.run_refilled(requests, settings.batch_size, stops, keep_state=settings.keep_state):
-            number, _ = asked[place]
-            said = plan.questions[number].turns[turn]
-            turns[asked[place]].append(dataclasses.replace(turn_of([found]), asked=said, trees=None, learnt=[]))
-            of_question = [turns[number, sample] for sample in range(settings.samples)]
-            if all(len(each) == len(plan.questions[number].turns) for each in of_question):
-                yield [_answer(plan, engine, number, sample, each) for sample, each in enumerate(of_question)]
+            key = open_[place]
+            turns[key].append(found)
+            if len(turns[key]) == len(plan.questions[key[0]].turns):
+                yield line_of(plan, key, turns.pop(key))
 
 
-def _answer(plan: Workload, engine: Engine, number: int, sample: int, turns: list[Turn]) -> Answer:
+def line_of(plan: Workload, asked: Asked, turns: Sequence[Generation]) -> dict[str, Any]:
+    """What is kept of one answer: nothing that a repetition would not give again."""
+    number, sample = asked
     question = plan.questions[number]
-    return Answer(
-        question=number,
-        question_id=question.question_id,
-        category=question.category,
-        method=str(engine.method),
-        batch=number,
-        turns=turns,
-        quality=quality.score(question.suite, turns[0].text, question.worked),
-        sample=sample,
-    )
-
-
-def summary(answers: list[Answer], timed: list[Answer], seconds: float) -> dict[str, Any]:
-    """The results.
-
-    Args:
-        answers: of this run and of those that it resumes.
-        timed: of this run alone, in so many seconds, compilation and prefill among them.
-    """
-    tokens = tokens_of(timed)
+    kept = [
+        {
+            "tokens": turn.tokens,
+            "text": turn.text,
+            "finish_reason": turn.finish_reason,
+            "rounds": turn.statistics.rounds,
+        }
+        for turn in turns
+    ]
     return {
-        "answers": len(answers),
-        "quality": quality.mean(answer.quality for answer in answers),
-        **counts_of(answers),
-        "generated_tokens": tokens_of(answers),
-        "timed_tokens": tokens,
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds if tokens else None,
+        "index": number,
+        "sample": sample,
+        "question_id": question.question_id,
+        "turns": kept,
+        "quality": quality.score(question.suite, turns[0].text, question.worked),
     }
 
 
-def tokens_of(answers: list[Answer]) -> int:
-    """Tokens of all turns."""
-    return sum(len(turn.tokens) for answer in answers for turn in answer.turns)
+def summary(lines: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
+    """The results.
+
+    Args:
+        lines: of this run and of those that it resumes.
+        timed: of this run alone, in so many seconds, compilation and prefill among them.
+    """
+    turns = [turn for line in lines for turn in line["turns"]]
+    tokens = sum(len(turn["tokens"]) for line in timed for turn in line["turns"])
+    return {
+        "answers": len(lines),
+        "tokens": sum(len(turn["tokens"]) for turn in turns),
+        # The first token of each text is prefill's.
+        "tau": ratio(sum(len(turn["tokens"]) - 1 for turn in turns), sum(turn["rounds"] for turn in turns)),
+        "timed_tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds if tokens else None,
+        "quality": quality.mean(line["quality"] for line in lines),
+    }
 
 
 def show(found: Mapping[str, Any]) -> None:
     """Prints the results, a line each."""
     lines: dict[str, tuple[Any, Callable[[Any], str]]] = {
         "answers": (found["answers"], str),
-        "tokens": (found["generated_tokens"], str),
+        "tokens": (found["tokens"], str),
         "tau": (found["tau"], "{:.2f}".format),
         "tokens/s, with prefill and compilation": (found["tokens_per_second"], "{:.1f}".format),
         **{name: (value, "{:.3f}".format) for name, value in (found["quality"] or {}).items()},

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxspec.evaluate.runlog import Answer
 from jaxspec.host.json_lines import to_line
 
 SUMMARIES = ("xsum", "cnn-dm")
@@ -70,11 +69,9 @@ def completion(text: str) -> str:
     return text[: min(ends, default=len(text))]
 
 
-def samples(answers: Iterable[Answer]) -> str:
-    """Answers to HumanEval as its scorer reads them: {"task_id": ..., "completion": ...} a line."""
-    return "".join(
-        to_line({"task_id": answer.question_id, "completion": completion(answer.turns[0].text)}) for answer in answers
-    )
+def samples(answers: Iterable[tuple[Any, str]]) -> str:
+    """(id, text) of answers to HumanEval as its scorer reads them: {"task_id": ..., "completion": ...} a line."""
+    return "".join(to_line({"task_id": name, "completion": completion(text)}) for name, text in answers)
 
 
 @functools.cache

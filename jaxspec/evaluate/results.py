@@ -242,11 +242,6 @@ def _statistics(answers: Sequence[Answer]) -> Statistics:
     return statistics_of([history(turn) for answer in answers for turn in answer.turns])
 
 
-def counts_of(answers: Sequence[Answer]) -> dict[str, Any]:
-    """What the rounds of some answers come to, by the keys of the JSON."""
-    return _from_counts(_statistics(answers))
-
-
 def _from_counts(counts: Statistics) -> dict[str, Any]:
     return {
         "tokens": counts.tokens,

@@ -51,7 +51,6 @@ class Answer:
         question: its number in the file, from 0.
         batch: number of the batch that it was decoded in; batches are whole in the log, or not there.
         quality: scores of the answer, see `quality.score`; empty where its suite has none.
-        sample: number of the answer, where a question has several.
     """
 
     question: int
@@ -61,7 +60,6 @@ class Answer:
     batch: int
     turns: list[Turn]
     quality: dict[str, float] = dataclasses.field(default_factory=dict)
-    sample: int = 0
 
 
 class RunLog:

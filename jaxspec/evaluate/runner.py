@@ -141,7 +141,7 @@ def measure(
         {name: warm(engine, requests, _of_pass(learnt[name], i)) for name, engine in engines.items()}
         for i in range(repeats)
     ]
-    return {name: [turn_of([one[name][row] for one in passes]) for row in range(len(requests))] for name in engines}
+    return {name: [_turn([one[name][row] for one in passes]) for row in range(len(requests))] for name in engines}
 
 
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
@@ -172,8 +172,7 @@ def compilations() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def turn_of(passes: Sequence[Generation]) -> Turn:
-    """What a log keeps of an answer, which each timed pass has given."""
+def _turn(passes: Sequence[Generation]) -> Turn:
     first = passes[0]
     trees = [tree_to_json(round_) for round_ in first.rounds or ()]
     return Turn(

@@ -75,11 +75,11 @@ class Bench(Comparison):
 class Eval:
     """Answer a whole suite of questions with one method, as fast as the device allows.
 
-    For example: jaxspec eval --target llama-8b --method eagle --prompts gsm8k.jsonl --batch-size 32 --out answers.json
+    For example: jaxspec eval --target llama-8b --method eagle --prompts gsm8k.jsonl --batch-size 32 --out answers.jsonl
 
     Rows of the batch are never idle while questions wait. `bench` is what compares methods, and times them; this one
-    answers, scores and resumes. It writes a line an answer to OUT.jsonl as they come, and OUT at the end: scores where
-    the suite has them, tau, tokens a second. A killed run resumes from OUT.jsonl.
+    answers, scores and resumes. It writes a line an answer to OUT.jsonl as they come, sorted at the end, and OUT.json:
+    scores where the suite has them, tau, tokens a second. The same command goes on with a killed run.
     """
 
     target: Path
@@ -89,7 +89,8 @@ class Eval:
     method: str | None = None
     """DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; the best trained head of the checkpoint if not given."""
     out: Path | None = None
-    """Write the results here, and answers beside it, in OUT.jsonl; for HumanEval's scorer in OUT.samples.jsonl too."""
+    """Write the answers to this .jsonl file, the results to the .json beside it, and for HumanEval's scorer
+    OUT.samples.jsonl."""
     limit: int | None = None
     """Take only the first questions."""
     shots: int = 0

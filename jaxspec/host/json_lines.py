@@ -31,7 +31,7 @@ class LineLog:
         """
         if not self.path.exists() or not (lines := self.lines()):
             return []
-        there, here = _flat(lines[0]["settings"]), _flat(json.loads(json.dumps(settings)))
+        there, here = flat(lines[0]["settings"]), flat(json.loads(json.dumps(settings)))
         for name, ours in here.items():
             if (theirs := there.get(name)) != ours:
                 raise ValueError(
@@ -63,10 +63,15 @@ class LineLog:
 
     def append(self, lines: Iterable[dict[str, Any]]) -> None:
         """Adds lines, which are on disk after that."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(map(to_line, lines)))
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(self.path, lines)
+
+
+def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Adds lines to a file, which are on disk after that."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(map(to_line, lines)))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def to_line(values: dict[str, Any]) -> str:
@@ -74,7 +79,7 @@ def to_line(values: dict[str, Any]) -> str:
     return json.dumps(values, separators=(",", ":")) + "\n"
 
 
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
+def flat(values: dict[str, Any]) -> dict[str, Any]:
     """One level of nesting less; the inner keys are distinct."""
     return {
         name: inner

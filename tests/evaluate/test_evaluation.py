@@ -43,13 +43,20 @@ def settings(model: Any, prompts: Path, **more: Any) -> Eval:
     return Eval(target=model.path, prompts=prompts, sampling=sampling, **given)
 
 
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
 def answers(out: Path) -> dict[tuple[str, int], list[str]]:
-    lines = [json.loads(line) for line in Path(f"{out}.jsonl").read_text().splitlines()[1:]]
-    return {(line["question_id"], line["sample"]): [turn["text"] for turn in line["turns"]] for line in lines}
+    return {(line["question_id"], line["sample"]): [turn["text"] for turn in line["turns"]] for line in lines(out)}
+
+
+def results(out: Path) -> dict[str, Any]:
+    return json.loads(out.with_suffix(".json").read_text())
 
 
 def test_every_turn_is_what_generate_gives(model, prompts, tmp_path, capsys):
-    out = tmp_path / "out.json"
+    out = tmp_path / "out.jsonl"
     evaluation.run(settings(model, prompts, out=out))
     found, engine = answers(out), Engine(model, METHOD)
     assert {name for name, _ in found} == set("abcde")
@@ -59,30 +66,36 @@ def test_every_turn_is_what_generate_gives(model, prompts, tmp_path, capsys):
         for turn, answer in enumerate(before):
             assert engine.generate(text, max_new_tokens=12)[0].text == answer
             text += f"{answer}\n{said[turn + 1]}" if turn + 1 < len(said) else ""
-    results = json.loads(out.read_text())
-    assert results["answers"] == 5 and results["generated_tokens"] == results["timed_tokens"] > 5 * 12
-    assert results["tau"] >= 1 and results["tokens_per_second"] > 0 and results["left_out"] == 0
+    found = results(out)
+    assert found["answers"] == 5 and found["tokens"] == found["timed_tokens"] > 5 * 12
+    assert found["tau"] >= 1 and found["tokens_per_second"] > 0 and found["left_out"] == 0
+    assert [line["index"] for line in lines(out)] == list(range(5))
+    assert set(lines(out)[0]) == {"index", "sample", "question_id", "turns", "quality"}
+    assert set(lines(out)[0]["turns"][0]) == {"tokens", "text", "finish_reason", "rounds"}
     assert "tau: " in capsys.readouterr().out
 
 
 def test_a_killed_run_goes_on(model, prompts, tmp_path, capsys):
-    whole, out = tmp_path / "whole.json", tmp_path / "out.json"
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     evaluation.run(settings(model, prompts, out=whole))
-    lines = Path(f"{whole}.jsonl").read_text().splitlines(keepends=True)
-    for kept in range(1, len(lines)):
-        Path(f"{out}.jsonl").write_text("".join(lines[:kept]) + lines[kept][:-9])  # the next line was torn
+    kept = whole.read_text().splitlines(keepends=True)
+    about = {"settings": results(whole)["settings"]}
+    for count in range(len(kept)):
+        out.write_text("".join(kept[:count]) + kept[count][:-9])  # the next line was torn
+        out.with_suffix(".json").write_text(json.dumps(about))
         evaluation.run(settings(model, prompts, out=out, batch_size=3))
-        assert answers(out) == answers(whole)
-        results = json.loads(out.read_text())
-        assert results["answers"] == 5
-        assert (results["timed_tokens"] < results["generated_tokens"]) == (kept > 1)
-    assert "already answered by an earlier run" in capsys.readouterr().err
+        assert out.read_bytes() == whole.read_bytes()
+        assert (results(out)["timed_tokens"] < results(out)["tokens"]) == (count > 0)
+    assert "answers of an earlier run: 4" in capsys.readouterr().err
     with pytest.raises(ValueError, match="belongs to a run with other settings"):
         evaluation.run(settings(model, prompts, out=out, sampling=SamplingParams(max_new_tokens=13)))
+    out.write_text("{}\n")
+    with pytest.raises(ValueError, match="it is not what `jaxspec eval` left"):
+        evaluation.run(settings(model, prompts, out=out))
 
 
 def test_several_samples(model, prompts, tmp_path):
-    out, sampling = tmp_path / "out.json", SamplingParams(max_new_tokens=12, temperature=1.0, seed=3)
+    out, sampling = tmp_path / "out.jsonl", SamplingParams(max_new_tokens=12, temperature=1.0, seed=3)
     evaluation.run(settings(model, prompts, out=out, samples=3, sampling=sampling, limit=3))
     found = answers(out)
     assert len(found) == 9 and len({tuple(found["a", sample]) for sample in range(3)}) > 1
@@ -92,13 +105,13 @@ def test_several_samples(model, prompts, tmp_path):
 
 def test_scores_and_files_for_scorers(model, tmp_path):
     sums = [{"question": f"{i} + {i}?", "answer": f"They are {2 * i}.\n#### {2 * i}"} for i in range(3)]
-    out = tmp_path / "sums.json"
+    out = tmp_path / "sums.out.jsonl"
     evaluation.run(settings(model, written(tmp_path / "sums.jsonl", sums), out=out, shots=1))
-    assert 0 <= json.loads(out.read_text())["quality"]["exact_match"] <= 1
+    assert 0 <= results(out)["quality"]["exact_match"] <= 1
     code = [{"task_id": f"T/{i}", "prompt": f"def f{i}():\n", "entry_point": f"f{i}"} for i in range(2)]
-    out = tmp_path / "code.json"
+    out = tmp_path / "code.out.jsonl"
     evaluation.run(settings(model, written(tmp_path / "code.jsonl", code), out=out))
-    samples = [json.loads(line) for line in (tmp_path / "code.samples.jsonl").read_text().splitlines()]
+    samples = [json.loads(line) for line in (tmp_path / "code.out.samples.jsonl").read_text().splitlines()]
     assert {sample["task_id"] for sample in samples} == {"T/0", "T/1"}
 
 
@@ -106,10 +119,10 @@ def test_a_question_that_is_too_long(model, tmp_path, capsys):
     prompts = written(tmp_path / "long.jsonl", [*QUESTIONS[:1], {"question_id": "long", "prompt": "x" * 400}])
     with pytest.raises(ValueError, match=r"question 1 \(long\) needs up to \d+ positions"):
         evaluation.run(settings(model, prompts))
-    out = tmp_path / "out.json"
+    out = tmp_path / "out.jsonl"
     evaluation.run(settings(model, prompts, out=out, skip_long=True))
     assert "left out: question 1 (long) needs" in capsys.readouterr().err
-    assert json.loads(out.read_text())["left_out"] == 1
+    assert results(out)["left_out"] == 1
 
 
 @pytest.mark.parametrize(
@@ -118,7 +131,7 @@ def test_a_question_that_is_too_long(model, tmp_path, capsys):
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"samples": 0}, "samples must be at least 1"),
         ({"samples": 2}, "at temperature 0 all answers"),
-        ({"out": Path("answers.jsonl")}, "--out names a file of JSON, such as answers.json"),
+        ({"out": Path("answers.json")}, "--out names a file of JSON lines, such as answers.jsonl"),
     ],
 )
 def test_wrong_settings(more: dict[str, Any], said: str, model, prompts):

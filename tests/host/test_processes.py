@@ -79,7 +79,7 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
     convert = ("jaxspec-convert", "llama", folder / "hf", folder / "converted")
     texts = [f"def f{'x' * i}(" for i in range(11)]
     (folder / "questions.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    answer_all = ("--prompts", folder / "questions.jsonl", "--out", folder / "answers.json", *ask[:2], *ask[4:])
+    answer_all = ("--prompts", folder / "questions.jsonl", "--out", folder / "answers.jsonl", *ask[:2], *ask[4:])
     generate, evaluate = ("jaxspec", "generate", *ask, "--format", "json"), ("jaxspec", "eval", *answer_all)
     first, second = both(convert, (*train, "--out", head), generate, evaluate)
     ours, theirs = weights(target), weights(folder / "converted")
@@ -96,8 +96,8 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
     alone = jaxspec.Engine(str(target), "plain").generate("def f", max_new_tokens=12)[0]
     assert answer["tokens"] == alone.tokens
 
-    lines = [json.loads(line) for line in (folder / "answers.json.jsonl").read_text().splitlines()]
-    found = {line["question"]: line["turns"][0]["tokens"] for line in lines if "question" in line}
+    lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    found = {line["index"]: line["turns"][0]["tokens"] for line in lines}
     several = jaxspec.Engine(str(target), "plain").generate(texts, max_new_tokens=12)
     assert found == {number: text.tokens for number, text in enumerate(several)}
     assert json.loads((folder / "answers.json").read_text())["answers"] == len(texts)

@@ -1,0 +1,81 @@
+"""The answers of `jaxspec eval`, a line each as they are done and sorted at the end, and what they are answers to.
+
+`OUT.jsonl` holds nothing but answers. `OUT.json` has the settings from the start, by which a killed run is known again,
+and the results at the end.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxspec.host.atomic import write_whole
+from jaxspec.host.json_lines import append_lines, flat, to_line
+
+
+@dataclasses.dataclass
+class AnswerFile:
+    """Such a pair of files.
+
+    Attributes:
+        path: of the answers; None keeps them nowhere.
+        settings: everything that they depend on.
+        lines: the answers so far, in the order in which they came.
+    """
+
+    path: Path | None
+    settings: dict[str, Any]
+    lines: list[dict[str, Any]]
+
+    @classmethod
+    def open(cls, path: Path | None, settings: dict[str, Any]) -> "AnswerFile":
+        """With what an earlier run has left; a line that a kill has torn is dropped.
+
+        Raises:
+            ValueError: the files are another run's, or not of this kind.
+        """
+        if path is None:
+            return cls(None, settings, [])
+        lines = _read(path, settings) if path.exists() else []
+        write_whole(path.with_suffix(".json"), json.dumps(settings, indent=2) + "\n")
+        write_whole(path, "".join(map(to_line, lines)))
+        return cls(path, settings, lines)
+
+    @property
+    def sorted_lines(self) -> list[dict[str, Any]]:
+        """In the order of the questions."""
+        return sorted(self.lines, key=lambda line: (line["index"], line["sample"]))
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Adds an answer, which is on disk after that."""
+        self.lines.append(line)
+        if self.path is not None:
+            append_lines(self.path, [line])
+
+    def finish(self, results: Callable[[dict[str, Any]], str]) -> None:
+        """Sorts the answers, and writes what `results` makes of the settings beside them."""
+        if self.path is not None:
+            write_whole(self.path, "".join(map(to_line, self.sorted_lines)))
+            write_whole(self.path.with_suffix(".json"), results(self.settings))
+
+
+def _read(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    beside = path.with_suffix(".json")
+    try:
+        there = json.loads(beside.read_text(encoding="utf-8"))["settings"]
+        *ended, _ = path.read_text(encoding="utf-8").split("\n")
+        lines = [json.loads(line) for line in ended]
+        if not all({"index", "sample", "turns"} <= line.keys() for line in lines):
+            raise ValueError("a line is no answer")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} exists, and with {beside.name} it is not what `jaxspec eval` left: choose another --out"
+        ) from error
+    for name, ours in flat(json.loads(json.dumps({"settings": settings["settings"]}))).items():
+        if (theirs := there.get(name)) != ours:
+            raise ValueError(
+                f"{path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); delete it or "
+                "choose another --out"
+            )
+    return lines
