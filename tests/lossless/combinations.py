@@ -54,6 +54,16 @@ def greedy() -> list[Any]:
     return _params(_methods(), lambda *parts: parse_method("+".join(parts)))
 
 
+def refilled(coupled: bool) -> list[Any]:
+    """The same, or those that are coupled; those outside a set that has each part once only with --soak.
+
+    They are taken from the pairwise covering set, whose programs are compiled anyway.
+    """
+    rows = [row for row in _methods() if not coupled or is_coupled("+".join(row))]
+    few = covering(covering([row for row in rows if row[1] not in SETTINGS], 2), 1)
+    return _params(rows, lambda *parts: parse_method("+".join(parts)), few)
+
+
 def coupled() -> list[Any]:
     """Every method whose sampled text is plain decoding's; those outside a pairwise covering set only with --soak."""
     rows = [row for row in _methods() if is_coupled("+".join(row))]
@@ -74,12 +84,17 @@ def is_coupled(method: str) -> bool:
 
 def pairwise(rows: Sequence[tuple]) -> list[tuple]:
     """A small subset of `rows` in which every pair of values of two columns that occurs in `rows` still occurs."""
-    pairs = lambda row: {(i, j, row[i], row[j]) for i, j in itertools.combinations(range(len(row)), 2)}
-    missing, chosen = set().union(*map(pairs, rows)), []
+    return covering(rows, 2)
+
+
+def covering(rows: Sequence[tuple], columns: int) -> list[tuple]:
+    """The same for the values of so many columns."""
+    found = lambda row: {(at, tuple(row[i] for i in at)) for at in itertools.combinations(range(len(row)), columns)}
+    missing, chosen = set().union(*map(found, rows)), []
     while missing:
-        best = max(rows, key=lambda row: len(pairs(row) & missing))
+        best = max(rows, key=lambda row: len(found(row) & missing))
         chosen.append(best)
-        missing -= pairs(best)
+        missing -= found(best)
     return chosen
 
 
@@ -88,8 +103,8 @@ def _methods() -> list[tuple[str, str, str]]:
     return [row for row in rows if (row[0], row[2]) not in UNSOUND]
 
 
-def _params(rows: list[tuple], build: Any) -> list[Any]:
-    covering = set(pairwise([row for row in rows if row[1] not in SETTINGS]))
-    marks = lambda row: () if row in covering else pytest.mark.soak
+def _params(rows: list[tuple], build: Any, few: Sequence[tuple] | None = None) -> list[Any]:
+    few = pairwise([row for row in rows if row[1] not in SETTINGS]) if few is None else few
+    marks = lambda row: () if row in set(few) else pytest.mark.soak
     name = lambda row: "+".join(map(str, row))
     return [pytest.param(build(*row), id=name(row), marks=marks(row)) for row in rows]

@@ -83,14 +83,16 @@ class TestCoupled:
             texts, _ = run(speculation(method, False), target, mixed(prompts, NEW), eos)
             assert texts == [text[:end] for text, end in zip(plain, ends, strict=True)]
 
-    def test_refilled_rows(self, method: Method, target, prompts, plain):
-        budgets, asked = (NEW, 5, 17, 1, 23, NEW, 9), mixed(prompts, NEW)
-        several = [
-            dataclasses.replace(asked[i % 4], sampling=dataclasses.replace(asked[i % 4].sampling, max_new_tokens=b))
-            for i, b in enumerate(budgets)
-        ]
-        expected = [plain[i % 4][:budget] for i, budget in enumerate(budgets)]
-        assert run_refilled(speculation(method, False), target, several) == expected
+
+@pytest.mark.parametrize("method", combinations.refilled(coupled=True))
+def test_refilled_rows(method: Method, target, prompts, plain):
+    budgets, asked = (NEW, 5, 17, 1, 23, NEW, 9), mixed(prompts, NEW)
+    several = [
+        dataclasses.replace(asked[i % 4], sampling=dataclasses.replace(asked[i % 4].sampling, max_new_tokens=b))
+        for i, b in enumerate(budgets)
+    ]
+    expected = [plain[i % 4][:budget] for i, budget in enumerate(budgets)]
+    assert run_refilled(speculation(method, False), target, several) == expected
 
 
 @pytest.mark.parametrize("name", [name for name in combinations.WITH_KEPT_BLOCKS if combinations.is_coupled(name)])

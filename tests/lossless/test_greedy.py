@@ -64,13 +64,15 @@ class TestGreedy:
             assert history.committed.sum(axis=1).tolist() == [end - 1 for end in ends]
             assert history.uncut is not None and (history.uncut >= history.committed).all()
 
-    def test_refilled_rows(self, method: Method, target, prompts, plain):
-        each = [(0, NEW), (1, 7), (2, 1), (3, 23), (1, NEW), (0, 12), (3, 5), (2, NEW), (0, 3)]
-        asked = [request for i, budget in each for request in requests([prompts[i]], budget)]
-        eos = [plain[2][17]]
-        ends = [next((i + 1 for i, token in enumerate(text) if token in eos), NEW) for text in plain]
-        expected = [plain[i][: min(ends[i], budget)] for i, budget in each]
-        assert run_refilled(speculation(method, True), target, asked, eos) == expected
+
+@pytest.mark.parametrize("method", combinations.refilled(coupled=False))
+def test_refilled_rows(method: Method, target, prompts, plain):
+    each = [(0, NEW), (1, 7), (2, 1), (3, 23), (1, NEW), (0, 12), (3, 5), (2, NEW), (0, 3)]
+    asked = [request for i, budget in each for request in requests([prompts[i]], budget)]
+    eos = [plain[2][17]]
+    ends = [next((i + 1 for i, token in enumerate(text) if token in eos), NEW) for text in plain]
+    expected = [plain[i][: min(ends[i], budget)] for i, budget in each]
+    assert run_refilled(speculation(method, True), target, asked, eos) == expected
 
 
 @pytest.mark.parametrize("name", combinations.WITH_KEPT_BLOCKS)
