@@ -342,7 +342,7 @@ def test_a_file_that_is_no_log_is_refused_and_kept(text: str, finished: Finished
         ({"shots": 2}, "2 shots need as many questions with a worked answer"),
         ({"repeats": 0}, "repeats must be at least 1, not 0"),
         ({"temperature": -1.0}, "temperature must be 0 or above"),
-        ({"max_new_tokens": 120}, r"question 0 needs up to \d+ positions .* and the model has 256"),
+        ({"max_new_tokens": 120}, r"question 0 \(81\) needs up to \d+ positions .* and the model has 256"),
         ({"json": Path("/nowhere/out.json")}, "there is no folder /nowhere"),
         ({"json": Path("out.jsonl")}, r"--json names a file of JSON, such as out\.json"),
         ({"json": Path("out.json"), "report": Path("/nowhere/r.html")}, "there is no folder /nowhere"),
