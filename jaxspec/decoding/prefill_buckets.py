@@ -26,7 +26,7 @@ def shapes(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
 def shapes_ahead(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
     """The same for prompts that are read one by one while others are decoded: the others wait for a chunk at a time."""
     longest = max(len(r.tokens) for r in requests)
-    chunk = chunk_for(longest, CPU_CHUNKS[:1] if platform() == "cpu" else ACCELERATOR_CHUNKS[:2])
+    chunk = chunk_for(longest, CPU_CHUNKS if platform() == "cpu" else ACCELERATOR_CHUNKS[:2])
     return chunk, power_of_two(-(-longest // chunk) * chunk + margin(spec), SMALLEST_CACHE)
 
 
