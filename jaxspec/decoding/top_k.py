@@ -40,7 +40,8 @@ def _top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
     size = values.shape[-1]
     if platform() == "tpu" and count <= ROUNDS:
         return _by_rounds(values, count)
-    rows = values.reshape(-1, size)  # XLA selects in a matrix, and sorts whole rows in any other array
+    # On one device XLA selects in a matrix, and sorts whole rows of any other array; a mesh may cut several axes.
+    rows = values.reshape(-1, size) if jax.sharding.get_abstract_mesh().empty else values
     found, place = _by_groups(rows, count) if _many(size, count) else jax.lax.top_k(rows, count)
     shape = (*values.shape[:-1], count)
     return found.reshape(shape), place.reshape(shape)
