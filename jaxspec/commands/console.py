@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn, Union
 
 import tyro
 
+from jaxspec.host.fake_devices import give_threads
 from jaxspec.host.libtpu import expect_no_chip
 
 _BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+")
@@ -33,6 +34,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
     before = signal.signal(signal.SIGTERM, lambda number, _: fail("terminated", 128 + number))
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
     expect_no_chip()
+    give_threads()
     sys.unraisablehook = _unless_loop_is_closed
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a traceback a thread; the sentence says it once
     try:

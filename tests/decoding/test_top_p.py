@@ -1,9 +1,6 @@
 """What top-k and top-p keep, against a sort; and that neither brings a vocabulary to one device."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import jax.numpy as jnp
@@ -15,6 +12,7 @@ from hypothesis import strategies as st
 from jaxspec.decoding import top_p as module
 from jaxspec.decoding.sampling import Sampling, kept_logits, probabilities
 from jaxspec.decoding.top_p import keep_top_k, keep_top_p
+from tests import several_devices
 
 SPECIAL = [-np.inf, -88.0, -1.5, -1e-30, -0.0, 0.0, 2.0, np.nextafter(np.float32(2), np.float32(3)), 60.0]
 ROWS = st.lists(
@@ -122,8 +120,5 @@ print(json.dumps(dict(
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_a_vocabulary_cut_in_eight_stays_where_it_is(platform: str):
     """Cut, drawn with noise of which each device makes its own part, and compared: no array has a whole vocabulary."""
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", CUT.replace("{platform}", platform)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == {"same": True, "sorts": False, "widest": 512}
+    found = json.loads(several_devices.output("-c", CUT.replace("{platform}", platform)))
+    assert found == {"same": True, "sorts": False, "widest": 512}

@@ -1,10 +1,7 @@
 """More prompts than rows: every text is as it is alone, and rows do not idle while prompts wait."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -18,7 +15,7 @@ from jaxspec.engine.refilled import refilled
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.stop_strings import StopStrings
-from tests import checkpoints
+from tests import checkpoints, several_devices
 
 METHOD = "draft-model+chain,length=3"
 PROMPTS = ["abcabc", "the first of the two", "x", "yes " * 20, "abcabcabcabc", "a b c d", "zz", "again and again"]
@@ -153,8 +150,5 @@ def test_a_row_is_handed_on_without_a_copy_of_the_cache(model, engine):
 
 def test_on_meshes():
     """Rows along `data`: each part of the batch has its own prompt ready, and all texts are as on one device."""
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
-    command = [sys.executable, "-W", "error", "-m", "tests.engine.refilled_on_meshes"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == {"2x2": True, "4x1": True, "1x2": True}
+    found = json.loads(several_devices.output("-m", "tests.engine.refilled_on_meshes"))
+    assert found == {"2x2": True, "4x1": True, "1x2": True}

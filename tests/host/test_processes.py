@@ -2,7 +2,6 @@
 draft, and answer a suite."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from jaxspec.checkpoint.parameters import read_arrays, read_shapes
 from jaxspec.convert.export import export
 from jaxspec.host.processes import has_neighbours, join
 from jaxspec.train.run.folder import Run
+from tests import several_devices
 from tests.evaluate.tiny import checkpoint
 
 MESH = ("--mesh", "data=4,model=2")
@@ -35,14 +35,13 @@ def start(*commands: tuple[object, ...]) -> list[subprocess.Popen]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "4"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     running = []
     for i in range(2):
         join = ("--coordinator", place, "--processes", 2, "--process-id", i)
         arguments = [json.dumps([*map(str, (*command, *join))]) for command in commands]
         program = [sys.executable, "-m", "tests.host.on_hosts", *arguments]
-        running.append(subprocess.Popen(program, env=environment, **pipes))
+        running.append(subprocess.Popen(program, env=several_devices.environment(4), **pipes))
     return running
 
 

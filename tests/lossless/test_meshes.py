@@ -4,12 +4,10 @@ Above temperature 0 that holds under Gumbel coupling, where the text does not de
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
+from tests import several_devices
 from tests.lossless import combinations
 
 MESHES = ("8x1", "4x2", "2x4", "1x8")
@@ -35,11 +33,8 @@ PRODUCT += [f"{method}@{mesh}@{SAMPLED}" for method in COUPLED for mesh in MESHE
 
 def found(cases: list[str], *options: str) -> list[dict]:
     """What `on_meshes.py` says of each case, in a process that has eight devices."""
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "8"}
-    command = [sys.executable, "-W", "error", "-m", "tests.lossless.on_meshes", *options, *cases]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3000, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    printed = several_devices.output("-m", "tests.lossless.on_meshes", *options, *cases)
+    return [json.loads(line) for line in printed.splitlines()]
 
 
 @pytest.mark.parametrize("cases", [SPREAD, pytest.param(PRODUCT, marks=pytest.mark.soak)], ids=["spread", "product"])
