@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from jaxspec.commands.settings import Generate
-from jaxspec.engine.engine import Engine
+from jaxspec.engine.engine import TOGETHER, Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.prompts import stateful_refusal
 from jaxspec.engine.requests import requests_of
@@ -24,9 +24,9 @@ def run(settings: Generate) -> None:
     if settings.stream and (settings.prompts or settings.show_drafts or settings.format == "json"):
         raise ValueError("--stream prints the plain text of one --prompt; leave out the other options")
     mesh = settings.devices.open(several=True)
-    engine = Engine.calibrated(
-        settings.target, settings.method, dtype=settings.dtype, mesh=mesh, quantize=settings.quantize
-    )
+    together = min(settings.batch_size or TOGETHER, len(prompts))
+    loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
+    engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
     if settings.method is None:
         say(f"method: {engine.method}")
     asked = {"sampling": settings.sampling, "chat": settings.chat}

@@ -88,7 +88,7 @@ class ExpectedGain(Priced, Controller):
         def of(*value):
             return jnp.broadcast_to(jnp.array(value, jnp.float32), (batch, len(value))) + 0
 
-        plain = round_cost(self, batch, jnp.zeros((), jnp.int32), jnp.ones(()))
+        plain = round_cost(self, jnp.zeros((), jnp.int32), jnp.ones(()))
         return GainState(
             weights=of(*PRIOR),
             precision=jnp.broadcast_to(jnp.diag(jnp.array(CERTAINTY)), (batch, 2, 2)) + 0,
@@ -146,7 +146,7 @@ class ExpectedGain(Priced, Controller):
         seen = committed > 0
         made = compared(accepted, levels)
         nodes = 1.0 + jnp.asarray(counts.verified).max()
-        time = round_cost(self, len(levels), levels.max(), nodes)
+        time = round_cost(self, levels.max(), nodes)
         weights, precision = learn(state.weights, state.precision, state.odds, accepted, made, seen)
 
         def add(old, new, prior=0.0):

@@ -33,25 +33,20 @@ def count_density(density: Density, counts: RoundCounts, discount: float) -> Den
 
 
 def round_cost(
-    part: Priced, batch: int, levels: Int[Array, "*lengths"], nodes: Float[Array, "*lengths"]
+    part: Priced, levels: Int[Array, "*lengths"], nodes: Float[Array, "*lengths"]
 ) -> Float[Array, "*lengths"]:
-    """Of rounds of `batch` rows that draft so many levels and verify so many nodes a row, the root included.
+    """Of rounds that draft so many levels and verify so many nodes a row, the root included.
 
-    In forwards of the target over one token. Verification takes the smallest size in the table that holds a row's
-    nodes, and costs what so many nodes of all rows together do. A level costs the same part of a forward in every
-    batch. The root is drafted below even where nothing of it is wanted: so does the loop.
+    In forwards of the target over one token of each row. Verification takes the smallest size in the table that holds a
+    row's nodes; beyond the table it goes on as between its last two sizes. The root is drafted below even where nothing
+    of it is wanted: so does the loop.
     """
     level, table = part.known
     sizes, costs = (jnp.array(column, jnp.float32) for column in zip(*table, strict=True))
     slope = jnp.maximum(costs[-1] - costs[-2], 0) / (sizes[-1] - sizes[-2]) if len(table) > 1 else 0.0
-
-    def verification(count: Float[Array, "*lengths"]) -> Float[Array, "*lengths"]:
-        return jnp.interp(count, sizes, costs) + slope * jnp.maximum(count - sizes[-1], 0)
-
     fits = sizes >= nodes[..., None] - 1e-3
-    held = jnp.where(fits.any(axis=-1), sizes[fits.argmax(axis=-1)], nodes)
-    one, all_rows = verification(jnp.ones(())), verification(jnp.full((), float(batch)))
-    return jnp.maximum(levels, 1) * level * all_rows / one + verification(batch * held)
+    verification = jnp.where(fits.any(axis=-1), costs[fits.argmax(axis=-1)], costs[-1] + slope * (nodes - sizes[-1]))
+    return jnp.maximum(levels, 1) * level + verification
 
 
 def costs_by_length(
@@ -61,5 +56,5 @@ def costs_by_length(
     levels = jnp.arange(LONGEST + 1)
     densest = jnp.where(unfinished, density.nodes / density.levels, 1.0).max()
     nodes = jnp.minimum(1 + levels * densest, builder.verified)
-    costs = round_cost(part, len(unfinished), levels, nodes)
+    costs = round_cost(part, levels, nodes)
     return jnp.where(levels <= builder.depth, costs, jnp.inf)

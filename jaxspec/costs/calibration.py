@@ -16,7 +16,7 @@ from jaxspec.costs.round_pieces import half_way, resume_job, target_job
 from jaxspec.costs.timing import seconds_per_unit
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.prefill_buckets import shapes
+from jaxspec.decoding.prefill_buckets import power_of_two, shapes
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.speculation import tree_sizes
 from jaxspec.host import environment
@@ -28,18 +28,19 @@ DEPTH = 5
 TOKENS = 128  # of a prompt, and as many new ones: attention reads that many rows on average
 
 
-def costs_of(model: Checkpoint, method: Method, weights: Any) -> CostTable:
+def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -> CostTable:
     """The table of the method's drafter on this device: the one that is kept, else measured now, which stderr says.
 
     Args:
         weights: of the drafter.
+        batch_size: sequences decoded together; measured is the power of two that a batch is filled up to.
     """
     if jax.process_count() > 1:
         raise ValueError(
             f"{method} decides by what drafting and verification cost, of which several processes would "
             "each measure something else; write the costs into the method"
         )
-    subject = describe(model, method)
+    subject = describe(model, method, batch_size)
     try:
         return kept_tables.read(subject)
     except FileNotFoundError:
@@ -47,7 +48,7 @@ def costs_of(model: Checkpoint, method: Method, weights: Any) -> CostTable:
     except ValueError as error:
         reason = str(error)
     say(f"{reason}: measuring it once, which takes a minute or so")
-    table = measure(model, method, weights)
+    table = measure(model, method, weights, batch_size)
     keep(subject, table)
     return table
 
@@ -61,7 +62,7 @@ def keep(subject: kept_tables.Subject, table: CostTable) -> None:
         say(f"not kept, since {subject.file.parent} cannot be written ({error.strerror})")
 
 
-def describe(model: Checkpoint, method: Method) -> kept_tables.Subject:
+def describe(model: Checkpoint, method: Method, batch_size: int) -> kept_tables.Subject:
     """What the times of a method's drafter depend on."""
 
     def digest(folder):
@@ -72,20 +73,22 @@ def describe(model: Checkpoint, method: Method) -> kept_tables.Subject:
         target=digest(model.path),
         head="" if method.head is None else digest(find_head(model.path, method.head)),
         drafter=repr(method.drafter),
+        batch=power_of_two(batch_size),
         dtype=", ".join(filter(None, (str(model.target.norm[...].dtype), model.config.quantize))),
         device=environment.device() + ("" if model.mesh is None else f", mesh {dict(model.mesh.shape)}"),
         versions={name: versions[name] for name in ("jaxspec", "jax", "jaxlib")},
     )
 
 
-def measure(model: Checkpoint, method: Method, weights: Any) -> CostTable:
-    """Times drafted levels and verification, one sequence of half as many tokens as its cache has rows.
+def measure(model: Checkpoint, method: Method, weights: Any, batch_size: int) -> CostTable:
+    """Times drafted levels and verification, of sequences of half as many tokens as their cache has rows.
 
     Levels are EAGLE-2's, since the builders that use the table grow theirs in the same way.
     """
     sizes, models = tree_sizes(), Models(target=model.target, draft=weights)
     tokens = min(TOKENS, model.config.model.usable_length // 2)
-    requests = [Request([0] * tokens, SamplingParams(max_new_tokens=tokens))]
+    batch = power_of_two(batch_size)
+    requests = [Request([0] * tokens, SamplingParams(max_new_tokens=tokens))] * batch
     builder = lambda width: Eagle2(total=max(*sizes, 2), depth=DEPTH, width=width)
 
     def spec(width):
@@ -96,7 +99,7 @@ def measure(model: Checkpoint, method: Method, weights: Any) -> CostTable:
         states = {width: half_way(spec(width), models, requests, rows) for width in WIDTHS}
         pairs = {width: round_pair(spec(width), models, state) for width, state in states.items()}
         timed = sorted({*sizes, *(pair.nodes for pair in pairs.values())})
-        forwards = {size: target_job(models.target, 1, size, rows) for size in {1, *timed}}
+        forwards = {size: target_job(models.target, batch, size, rows) for size in {1, *timed}}
         wide, resumes = WIDTHS[-1], method.drafter.reuses_drafting
         resume = lambda size: resume_job(spec(wide), models, states[wide], size)
         verify = {size: resume(size) if resumes else forwards[size] for size in timed}

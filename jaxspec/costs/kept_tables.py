@@ -20,6 +20,7 @@ class Subject:
         target, head: SHA-256 of the config.json of either, which holds every shape; `head` is empty where there is
             none. Weights are not asked: whatever their values, they take the same time.
         drafter: the strategy with its settings.
+        batch: sequences decoded together.
         device: in words.
         versions: of what the programs were compiled by; another one makes a table stale.
     """
@@ -27,6 +28,7 @@ class Subject:
     target: str
     head: str
     drafter: str
+    batch: int
     dtype: str
     device: str
     versions: dict[str, str]

@@ -15,7 +15,7 @@ Ratios = tuple[tuple[int, float], ...]  # the same in units of s_t(1)
 
 @dataclasses.dataclass(frozen=True)
 class CostTable:
-    """Seconds that the pieces of a round take, of one sequence.
+    """Seconds that the pieces of a round take, for a batch of one size; nodes are counted a sequence.
 
     Attributes:
         plain: s_t(1): one forward of the target over one token.

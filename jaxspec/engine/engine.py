@@ -87,14 +87,19 @@ class Engine:
         model: Checkpoint | str | Path,
         method: str | Method | None = None,
         *,
+        batch_size: int = 1,
         draft: Any = None,
         control: Any = None,
         **loading: Any,
     ) -> "Engine":
         """An engine whose method knows what drafting and verification cost here, where it needs to.
 
-        By the table that `jaxspec calibrate` keeps; where there is none, it is measured first, and stderr says so.
-        Arguments are `Engine`'s, without `costs`; `loading` holds dtype, mesh and quantize.
+        By the table that `jaxspec calibrate` keeps for this batch size; where there is none, it is measured first, and
+        stderr says so. Arguments are `Engine`'s, without `costs`; `loading` holds dtype, mesh and quantize.
+
+        Args:
+            batch_size: prompts that are to be decoded together. The more they are, the less a token of each is worth
+                drafting: any number may be decoded, but it is decided as for this one.
         """
         compilation_cache.keep_compilations()
         typed = parse_method(method) if isinstance(method, str) else method
@@ -103,7 +108,7 @@ class Engine:
         costs = None
         if method.needs_costs:
             draft = load_head(model, method) if draft is None else draft
-            costs = costs_of(model, method, draft)
+            costs = costs_of(model, method, draft, batch_size)
         return cls(model, method, draft=draft, control=control, costs=costs)
 
     def generate(

@@ -180,7 +180,8 @@ def to_json(found: dict[str, Any]) -> str:
 def build(settings: Bench, methods: Mapping[str, Method], shape: CheckpointConfig | None) -> dict[str, Engine]:
     """An engine for each method, or one that simulates it on a target of this shape."""
     if settings.simulate is None:
-        return build_engines(load(settings.target, settings.dtype, settings.devices.open(), settings.quantize), methods)
+        model = load(settings.target, settings.dtype, settings.devices.open(), settings.quantize)
+        return build_engines(model, methods, settings.batch_size)
     if settings.devices.mesh is not None or settings.quantize is not None:
         raise ValueError("--simulate runs floats on one device: leave --mesh and --quantize out")
     assert shape is not None, "to simulate, the shape of the target must be given"
@@ -193,8 +194,9 @@ def build(settings: Bench, methods: Mapping[str, Method], shape: CheckpointConfi
     return engines
 
 
-def build_engines(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str, Engine]:
-    """An engine for each method; those with the same drafter and head share its weights, and what these cost."""
+def build_engines(model: Checkpoint, methods: Mapping[str, Method], batch_size: int = 1) -> dict[str, Engine]:
+    """An engine for each method; those with the same drafter and head share its weights, and what these cost in a batch
+    of this size."""
     weights: dict[tuple[Drafter, str | None], Any] = {}
     tables: dict[tuple[Drafter, str | None], CostTable] = {}
     engines = {}
@@ -203,7 +205,7 @@ def build_engines(model: Checkpoint, methods: Mapping[str, Method]) -> dict[str,
         if key not in weights:
             weights[key] = load_head(model, method)
         if method.needs_costs and key not in tables:
-            tables[key] = costs_of(model, method, weights[key])
+            tables[key] = costs_of(model, method, weights[key], batch_size)
         engines[name] = Engine(model, method, draft=weights[key], costs=tables.get(key))
     return engines
 

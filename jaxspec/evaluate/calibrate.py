@@ -19,7 +19,8 @@ def run(settings: Calibrate) -> None:
     """Measures, keeps the table and prints it."""
     model = load(settings.target, settings.dtype, settings.devices.open(), settings.quantize)
     method = method_of(model.path, settings.head)
-    subject, table = describe(model, method), measure(model, method, load_head(model, method))
+    subject = describe(model, method, settings.batch_size)
+    table = measure(model, method, load_head(model, method), settings.batch_size)
     keep(subject, table)
     show(table, Console())
 
@@ -39,7 +40,7 @@ def method_of(path: Path, head: str) -> Method:
 
 
 def show(table: CostTable, console: Console) -> None:
-    """Prints the table, in milliseconds and in forwards of the target over one token."""
+    """Prints the table, in milliseconds and in forwards of the target over one token of each sequence."""
     shown = Table("piece", "nodes", "ms", "s_t(1)", box=None, pad_edge=False)
     rows = [("one token", 1, table.plain)]
     rows += [("a level drafted", nodes, seconds) for nodes, seconds in table.level]

@@ -31,9 +31,9 @@ def run(settings: Eval) -> None:
     check(settings)
     questions = tuple(suites.read_questions(settings.prompts, settings.limit, settings.shots))
     mesh = settings.devices.open(several=True)
-    engine = Engine.calibrated(
-        settings.target, settings.method, dtype=settings.dtype, mesh=mesh, quantize=settings.quantize
-    )
+    together = min(settings.batch_size, len(questions) * settings.samples)
+    loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
+    engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
     if settings.method is None:
         say(f"method: {engine.method}")
     plan = Workload(questions, settings.sampling, settings.batch_size, 1, settings.chat, settings.keep_state)

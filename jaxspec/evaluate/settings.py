@@ -151,12 +151,13 @@ class Sweep(Comparison):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibrate:
-    """Measure what drafting and verification cost on this device, for the builders `pruned` and `budgeted`.
+    """Measure what drafting and verification cost on this device, for `pruned`, `budgeted`, `length-ts` and
+    `expected-gain`.
 
     For example: jaxspec calibrate --target builtin --head eagle
 
     It times one drafted level at several widths and the target's verification at each tree size that is compiled, and
-    keeps the table in the user's cache folder (`jaxspec env` says where). Without it the first run of such a builder
+    keeps the table in the user's cache folder (`jaxspec env` says where). Without it the first run of such a method
     measures the same. Run it again when the machine was busy the first time.
     """
 
@@ -164,6 +165,8 @@ class Calibrate:
     """Checkpoint that `jaxspec-convert llama` made, or `builtin`."""
     head: str
     """What drafts: a head under CKPT/heads, the path of one, or DRAFTER[@HEAD] such as ngram or eagle@mine."""
+    batch_size: int = 1
+    """Sequences decoded together, as with the same option of `generate`, `eval` and `bench`: each size has a table."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
     quantize: Literal["int8", "int4"] | None = None

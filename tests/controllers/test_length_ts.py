@@ -71,17 +71,11 @@ def test_a_batch_drafts_the_length_that_is_best_for_all_unfinished_rows():
     controller = LengthTS(cost=0.1, verify=((1, 1.0), (64, 2.0)))
     chances = np.array([[0.95] * 8, [0.2] * 8, [0.6] * 8, [0.99] * 8])
     state = sure_of(controller, chances)
-
-    def line(nodes: int) -> float:
-        return 1 + (nodes - 1) / 63
-
     for unfinished in ([True] * 4, [True, True, False, False], [False, True, False, False], [False, False, True, True]):
         rows = [row for row, is_open in zip(chances, unfinished, strict=True) if is_open]
 
         def rate(length, rows=rows):
-            # A level costs as much more than alone as a forward does; verification takes the nodes of all four rows.
-            size = 1 if length == 0 else 64
-            return sum(expected(row, length) for row in rows) / (max(length, 1) * 0.1 * line(4) + line(4 * size))
+            return sum(expected(row, length) for row in rows) / (max(length, 1) * 0.1 + (1 if length == 0 else 2))
 
         best = max(range(9), key=rate)
         assert chosen(controller, state, Chain(8), unfinished) == [best] * 4

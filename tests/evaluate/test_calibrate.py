@@ -45,7 +45,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Nothing is timed: every measurement gives TABLE, and is counted here by its drafter."""
     found: list[str] = []
 
-    def measure(model, method, weights):
+    def measure(model, method, weights, batch_size):
         found.append(repr(method.drafter))
         return TABLE
 
@@ -64,7 +64,7 @@ def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
     (file,) = kept.iterdir()
     assert f"kept in {file}" in err
     model = load(path)
-    table = kept_tables.read(calibration.describe(model, parse_method("ngram")))
+    table = kept_tables.read(calibration.describe(model, parse_method("ngram"), 1))
     assert [nodes for nodes, _ in table.verify] == [1, 4]
     assert [nodes for nodes, _ in table.level] == [1, 2]
     assert f"{1e3 * table.plain:.3f}" in out
@@ -118,11 +118,13 @@ def test_where_nothing_can_be_kept_it_still_decodes(model, kept, measured, capsy
     assert "not kept" in capsys.readouterr().err
 
 
-def test_a_table_is_of_its_drafter_and_dtype(model, kept, measured):
+def test_a_table_is_of_its_drafter_dtype_and_batch(model, kept, measured):
     Engine.calibrated(model, "ngram+pruned")
+    for batch_size in (3, 4):  # filled up to 4
+        Engine.calibrated(model, "ngram+pruned", batch_size=batch_size)
     Engine.calibrated(model, "ngram,longest=5+pruned")
     Engine.calibrated(load(model.path, "bfloat16"), "ngram+pruned")
-    assert len(list(kept.iterdir())) == len(measured) == 3
+    assert len(list(kept.iterdir())) == len(measured) == 4
 
 
 def test_methods_of_a_bench_share_one_table(model, monkeypatch, measured):
@@ -152,10 +154,32 @@ def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, m
     seen: list[str] = []
     monkeypatch.setattr(calibration, "resume_job", lambda *a: seen.append("resume") or (lambda n: n))
     monkeypatch.setattr(calibration, "seconds_per_unit", lambda jobs: [1.0 + i for i in range(len(jobs))])
-    table = calibration.measure(model, method, random_head(method.drafter, model.config.model, "float32"))
+    table = calibration.measure(model, method, random_head(method.drafter, model.config.model, "float32"), 1)
     assert seen == ["resume", "resume"]
     # Rounds of one level and of five take 2 and 3 s.
     assert table == CostTable(plain=1.0, level=((2, 0.25),), verify=((1, 4.0), (4, 5.0)))
+
+
+def test_a_batch_is_timed_as_it_is_decoded(tmp_path, monkeypatch):
+    """Rounds and forwards of all of its rows, filled up to a power of two."""
+    monkeypatch.setattr(calibration, "WIDTHS", (1,))
+    monkeypatch.setattr(speculation, "CPU_SIZES", (1, 4))
+    model, seen = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=1)), set[int]()
+
+    def target_job(target, batch, size, rows):
+        seen.add(batch)
+        return lambda iterations: iterations
+
+    def round_pair(spec, models, state):
+        seen.add(state.length.shape[0])
+        return real(spec, models, state)
+
+    real = calibration.round_pair
+    monkeypatch.setattr(calibration, "target_job", target_job)
+    monkeypatch.setattr(calibration, "round_pair", round_pair)
+    monkeypatch.setattr(calibration, "seconds_per_unit", lambda jobs: [1.0 + i for i in range(len(jobs))])
+    calibration.measure(model, parse_method("ngram"), None, 3)
+    assert seen == {4}
 
 
 def test_a_level_between_two_measured_ones_is_interpolated():

@@ -35,7 +35,7 @@ def generate(settings: Generate) -> None:
     """
     check_new(settings.out)
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open())
-    engine = Engine.calibrated(model, settings.method)
+    engine = Engine.calibrated(model, settings.method, batch_size=settings.batch_size)
     seed = settings.sampling.seed
     found = load_prompts(settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, seed)
     write(engine, settings, found)
