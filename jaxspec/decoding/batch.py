@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxspec.decoding.decode_state import DecodeState, new_state
+from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.layout import new_state_on_mesh
+from jaxspec.decoding.layout import new_state
 from jaxspec.decoding.prefill_buckets import power_of_two
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.sampling import Sampling
@@ -70,8 +70,7 @@ def start_rows(
 
     lengths = column(lambda r: len(r.tokens), jnp.int32)
     seeds, indices = column(lambda r: r.sampling.seed % 2**32, jnp.uint32), column(lambda r: r.index, jnp.uint32)
-    build = new_state if jax.sharding.get_abstract_mesh().empty else new_state_on_mesh
-    return build(
+    return new_state(
         spec,
         models,
         tokens=jnp.asarray(tokens),

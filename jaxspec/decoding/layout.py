@@ -23,8 +23,8 @@ def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
 
 
 @partial(jax.jit, static_argnames="spec")
-def new_state_on_mesh(spec: Speculation, models: Models, **begin: Any) -> DecodeState:
-    """`decode_state.new_state`, each array made where `place_state` has it on the current mesh."""
+def new_state(spec: Speculation, models: Models, **begin: Any) -> DecodeState:
+    """`decode_state.new_state` in one program; on a mesh each array is made where `place_state` has it."""
     return _with_axes(lambda leaf, axes: constrain(leaf, *axes), decode_state.new_state(spec, models, **begin))
 
 

@@ -18,16 +18,41 @@ def shapes(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
     """Tokens a chunk of prefill, and rows of the first cache."""
     longest = max(len(r.tokens) for r in requests)
     chunk = chunk_for(longest, CPU_CHUNKS) if platform() == "cpu" else accelerator_chunk(longest, len(requests))
-    whole = -(-longest // chunk) * chunk
-    budget = max(r.sampling.max_new_tokens for r in requests)
-    return chunk, power_of_two(max(whole, longest + min(budget, FIRST_STAGE)) + margin(spec), SMALLEST_CACHE)
+    return chunk, power_of_two(rows_needed(spec, requests, chunk), SMALLEST_CACHE)
 
 
-def shapes_ahead(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
-    """The same for prompts that are read one by one while others are decoded: the others wait for a chunk at a time."""
+def rows_needed(spec: Speculation, requests: Sequence[Request], chunk: int) -> int:
+    """Rows of a first cache that has room for each of the requests."""
     longest = max(len(r.tokens) for r in requests)
-    chunk = chunk_for(longest, CPU_CHUNKS if platform() == "cpu" else ACCELERATOR_CHUNKS[:2])
-    return chunk, power_of_two(-(-longest // chunk) * chunk + margin(spec), SMALLEST_CACHE)
+    budget = max(r.sampling.max_new_tokens for r in requests)
+    return max(whole_chunks(longest, chunk), longest + min(budget, FIRST_STAGE)) + margin(spec)
+
+
+def rows_refilled(spec: Speculation, first: Sequence[Request], later: Sequence[Request]) -> int:
+    """Rows of the first cache where later requests take the rows of the first ones.
+
+    One program decodes them all, so it pays to fit it closer than to a power of two: to an eighth of one. Attention on
+    a CPU reads every row.
+    """
+    everybody = [*first, *later]
+    chunks, _ = shapes_ahead(spec, everybody)
+    read, refilled = rows_needed(spec, first, shapes(spec, first)[0]), rows_needed(spec, everybody, chunks[0])
+    return eighths(max(read, refilled))
+
+
+def shapes_ahead(spec: Speculation, requests: Sequence[Request]) -> tuple[tuple[int, ...], int]:
+    """Tokens of a chunk, and rows, for prompts that are read one by one while others are decoded, who wait for a chunk
+    at a time. What is left of a prompt at last is read in chunks of the second size, if there is one."""
+    longest = max(len(r.tokens) for r in requests)
+    sizes = CPU_CHUNKS if platform() == "cpu" else ACCELERATOR_CHUNKS[:2]
+    chunk = chunk_for(longest, sizes)
+    chunks = (chunk,) if chunk == sizes[0] or platform() != "cpu" else (chunk, sizes[0])
+    return chunks, eighths(whole_chunks(longest, chunk) + margin(spec))
+
+
+def whole_chunks(tokens: int, chunk: int) -> int:
+    """So many tokens, rounded up to whole chunks."""
+    return -(-tokens // chunk) * chunk
 
 
 def chunk_for(longest: int, chunks: Sequence[int]) -> int:
@@ -45,6 +70,12 @@ def accelerator_chunk(longest: int, batch: int) -> int:
     if longest >= 4 * twice and batch * twice <= TOGETHER:
         return twice
     return chunk_for(longest, ACCELERATOR_CHUNKS)
+
+
+def eighths(number: int) -> int:
+    """A number of rows rounded up to eighths of a power of two."""
+    step = max(SMALLEST_CACHE, power_of_two(number) // 8)
+    return -(-number // step) * step
 
 
 def power_of_two(number: int, least: int = 1) -> int:

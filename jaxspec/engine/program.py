@@ -14,7 +14,7 @@ from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.layout import place_state
 from jaxspec.decoding.prefill import compile_prefill, on_device, prefill, read
-from jaxspec.decoding.prefill_buckets import shapes, shapes_ahead
+from jaxspec.decoding.prefill_buckets import rows_refilled, shapes, shapes_ahead
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import Method
@@ -56,9 +56,9 @@ class Program:
         """Reads the prompts, and commits the first token of each."""
         return prefill(self.spec.drafter, self.models, state, chunk)
 
-    def read(self, state: DecodeState, chunk: int, begin: int) -> DecodeState:
-        """Reads one chunk of the prompts."""
-        return read(self.spec.drafter, self.models, state, chunk, begin, begin + chunk)
+    def read(self, state: DecodeState, chunk: int, begin: int, end: int) -> DecodeState:
+        """Reads the prompts from `begin` to `end`, in chunks."""
+        return read(self.spec.drafter, self.models, state, chunk, begin, end)
 
     def compilations(
         self, requests: Sequence[Request], eos: Sequence[int], later: Sequence[Request] = ()
@@ -71,7 +71,9 @@ class Program:
             later: requests that are to take rows of the others.
         """
         everybody = [*requests, *later]
-        (chunk, _), (_, rows) = shapes(self.spec, requests), shapes(self.spec, everybody)
+        chunk, rows = shapes(self.spec, requests)
+        if later:
+            rows = rows_refilled(self.spec, requests, later)
         weights, drafter = id(self.models.draft), self.spec.drafter
 
         def abstract(begin: Callable[[Models], DecodeState]) -> DecodeState:
@@ -85,9 +87,10 @@ class Program:
         loop = lambda: LOOP.lower(self.spec, self.models, state, jnp.int32(0), jnp.int32(0)).compile()
         found = {**reading(state, chunk), ("loop", self.spec, weights, state.tokens.shape): loop}
         if later:
-            chunk, rows = shapes_ahead(self.spec, everybody)
-            few = abstract(lambda models: start_rows(self.spec, models, later[:1], eos, rows, everybody))
-            found |= reading(few, chunk)
+            chunks, few_rows = shapes_ahead(self.spec, everybody)
+            few = abstract(lambda models: start_rows(self.spec, models, later[:1], eos, few_rows, everybody))
+            for each in chunks:
+                found |= reading(few, each)
         return found
 
     def decode(self, state: DecodeState, rounds: int, enough: int) -> DecodeState:

@@ -10,7 +10,7 @@ import jax
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.batch import IDLE, data_parts
 from jaxspec.decoding.decode_state import DecodeState
-from jaxspec.decoding.prefill_buckets import shapes_ahead
+from jaxspec.decoding.prefill_buckets import shapes_ahead, whole_chunks
 from jaxspec.decoding.request import Request
 from jaxspec.engine.program import Program
 from jaxspec.engine.session import Session, Text
@@ -33,9 +33,9 @@ class Group:
     seconds: float = 0.0
 
     @property
-    def read(self) -> bool:
-        """Whether all of its prompts were read."""
-        return self.position >= max(len(request.tokens) for _, request in self.requests.values())
+    def left(self) -> int:
+        """Tokens of the longest prompt that were not read."""
+        return max(len(request.tokens) for _, request in self.requests.values()) - self.position
 
 
 class ReadingAhead:
@@ -64,7 +64,7 @@ class ReadingAhead:
         self.ready: dict[int, Group] = {}
         with model.context():
             self.parts = data_parts()
-            self.chunk, self.rows = shapes_ahead(program.spec, requests)
+            self.chunks, self.rows = shapes_ahead(program.spec, requests)
 
     @property
     def pending(self) -> bool:
@@ -79,12 +79,16 @@ class ReadingAhead:
                 return
             self.group = self._begin({part: self.waiting.popleft() for part in parts if self.waiting})
         group, began = self.group, time.perf_counter()
+        chunk, end = self.chunks[0], group.position + self.chunks[0]
+        if 2 * group.left <= chunk:  # less is padded
+            chunk = self.chunks[-1]
+            end = group.position + whole_chunks(group.left, chunk)
         with self.model.context():
-            group.state = self.program.read(group.state, self.chunk, group.position)
+            group.state = self.program.read(group.state, chunk, group.position, end)
             jax.block_until_ready(group.state.length)
-        group.position += self.chunk
+        group.position = end
         group.seconds += time.perf_counter() - began
-        if group.read:
+        if group.left <= 0:
             self.ready |= dict.fromkeys(group.requests, group)
             self.group = None
 

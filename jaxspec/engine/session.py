@@ -12,7 +12,7 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.admission import admit
 from jaxspec.decoding.batch import restore_controller
 from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
-from jaxspec.decoding.prefill_buckets import shapes
+from jaxspec.decoding.prefill_buckets import rows_refilled, shapes
 from jaxspec.decoding.request import Request
 from jaxspec.engine.program import Program
 from jaxspec.host.processes import fetch, put_like
@@ -67,8 +67,9 @@ class Session:
         """
         self.model, self.program = model, program
         with model.context():
-            chunk, _ = shapes(program.spec, requests)
-            _, self.rows = shapes(program.spec, [*requests, *later])
+            chunk, self.rows = shapes(program.spec, requests)
+            if later:
+                self.rows = rows_refilled(program.spec, requests, later)
             state = program.start(requests, model.config.eos, self.rows, later)
             if learnt is not None:
                 state = dataclasses.replace(state, controller=restore_controller(state.controller, learnt))
