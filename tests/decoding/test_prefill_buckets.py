@@ -1,6 +1,21 @@
 """Chunks of prefill by the length of the longest prompt."""
 
-from jaxspec.decoding.prefill_buckets import accelerator_chunk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxspec.decoding.decode_state import margin
+from jaxspec.decoding.prefill_buckets import (
+    SMALLEST_CACHE,
+    accelerator_chunk,
+    rows_needed,
+    rows_refilled,
+    shapes_ahead,
+    whole_chunks,
+)
+from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.methods.method import parse_method
+
+PLAIN = parse_method("plain").speculation(greedy=True)
 
 
 def test_long_prompts_of_few_sequences_are_read_in_larger_chunks():
@@ -8,3 +23,14 @@ def test_long_prompts_of_few_sequences_are_read_in_larger_chunks():
         32, 128, 512, 512, 1024, 1024
     ]  # fmt: skip
     assert [accelerator_chunk(8192, batch) for batch in (4, 5, 64)] == [1024, 512, 512]
+
+
+@given(st.lists(st.tuples(st.integers(1, 900), st.integers(1, 700)), min_size=2, max_size=6), st.integers(1, 5))
+def test_a_prompt_that_is_read_ahead_fits_the_batch_that_it_comes_to(sizes: list[tuple[int, int]], batch: int):
+    requests = [Request([0] * tokens, SamplingParams(max_new_tokens=new)) for tokens, new in sizes]
+    first, later = requests[:batch], requests[batch:]
+    chunks, ahead = shapes_ahead(PLAIN, requests)
+    rows = rows_refilled(PLAIN, first, later)
+    assert rows >= ahead >= max(whole_chunks(tokens, chunks[0]) for tokens, _ in sizes) + margin(PLAIN)
+    assert rows <= max(1.25 * rows_needed(PLAIN, requests, chunks[0]), SMALLEST_CACHE) + SMALLEST_CACHE
+    assert rows % SMALLEST_CACHE == 0
