@@ -1,0 +1,64 @@
+"""Tokens a second by the number of rows decoded together: up to which batch does speculation pay?
+
+python benchmarks/throughput.py [--target builtin] [--methods plain edd+chain,length=4 ...] [--rows 1 8 64]
+
+Each method decodes the same prompts, those of `benchmarks/refill.py`, in batches of so many rows, each row the same
+number of new tokens. Methods take turns, and times are medians: decoding alone, without prefill. What a method decides
+by costs is decided by those of this batch size (`jaxspec calibrate --batch-size`), measured first where none are kept.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+
+from refill import requests_for
+
+from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.engine.engine import Engine
+
+FEWEST = 16  # prompts, however few rows
+
+
+def tokens_per_second(engine: Engine, requests: Sequence[Request], rows: int) -> float:
+    """Of decoding all requests, batch by batch."""
+    batches = [engine.run(requests[i : i + rows]) for i in range(0, len(requests), rows)]
+    tokens = sum(len(text.tokens) for batch in batches for text in batch)
+    return tokens / sum(max(text.decode_seconds for text in batch) for batch in batches)
+
+
+def compare(target: str, methods: Sequence[str], rows: int, new_tokens: int, repeats: int) -> dict[str, float]:
+    """Tokens a second of each method at this number of rows."""
+    model = Engine(target, "plain").model
+    engines = {method: Engine.calibrated(model, method, batch_size=rows) for method in methods}
+    sampling = SamplingParams(max_new_tokens=new_tokens)
+    asked = [
+        Request(request.tokens, sampling, request.index)
+        for request in requests_for(engines[methods[0]])[: max(rows, FEWEST)]
+    ]
+    found = {method: list[float]() for method in methods}
+    texts = {method: [text.tokens for text in engine.run(asked[:rows])] for method, engine in engines.items()}
+    assert all(each == texts[methods[0]] for each in texts.values()), "a method changed a text"
+    for _ in range(repeats):
+        for method, engine in engines.items():
+            found[method].append(tokens_per_second(engine, asked, rows))
+    return {method: statistics.median(each) for method, each in found.items()}
+
+
+def main() -> None:
+    """Prints a line of JSON for each number of rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="builtin")
+    chosen = ["plain", "edd+chain,length=2", "edd+chain,length=4", "edd+chain+length-ts", "ngram+chain"]
+    parser.add_argument("--methods", nargs="+", default=chosen)
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args()
+    for rows in asked.rows:
+        found = compare(asked.target, asked.methods, rows, asked.max_new_tokens, asked.repeats)
+        print(json.dumps({"rows": rows, "tokens_per_second": found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
