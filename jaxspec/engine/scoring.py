@@ -1,0 +1,155 @@
+"""How likely the target finds texts that are given, and whether it would write them itself."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.batch import data_parts
+from jaxspec.decoding.prefill_buckets import (
+    ACCELERATOR_CHUNKS,
+    CPU_CHUNKS,
+    SMALLEST_CACHE,
+    chunk_for,
+    power_of_two,
+)
+from jaxspec.decoding.sampling import log_prob_of
+from jaxspec.host.processes import fetch
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import causal_mask
+from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.mesh import platform
+from jaxspec.model.mesh_rules import constrain
+
+LOGITS = 2**28  # numbers held at once, at most: 1 GB
+UNASKED = -1
+
+Text = tuple[Sequence[int], Sequence[int]]
+"""A context and what continues it, token ids of each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """What the target thinks of a continuation.
+
+    Attributes:
+        log_prob: of its tokens, each given those before, at temperature 1; their sum.
+        greedy: whether greedy decoding of the context would give it.
+    """
+
+    log_prob: float
+    greedy: bool
+
+
+def scores(
+    model: Checkpoint, texts: Sequence[Text], batch_size: int, room: int | None = None
+) -> Iterator[tuple[int, Score]]:
+    """Yields (place, score) of every text, `batch_size` of them read together, the longest first.
+
+    Texts that differ in their last token alone, such as choices of one letter, are read once.
+
+    Args:
+        room: tokens that are read of a text, at most: of a longer one the context loses its beginning. The last token
+            is not read. None: as many as the model has positions.
+
+    Raises:
+        ValueError: a context or a continuation without tokens, or a continuation that has no room itself.
+    """
+    room = min(room or model.config.model.usable_length, model.config.model.usable_length)
+    alike = defaultdict[tuple[int, ...], list[int]](list)
+    for place, (context, continuation) in enumerate(texts):
+        if not context or not 0 < len(continuation) <= room:
+            raise ValueError(
+                f"text {place} has a context of {len(context)} tokens and a continuation of {len(continuation)}; "
+                f"a score needs one of each, and a continuation of at most {room}, the positions that it may have"
+            )
+        alike[tuple([*context, *continuation][-room - 1 : -1])].append(place)
+    groups = sorted(alike.items(), key=lambda group: len(group[0]), reverse=True)
+    for begin in range(0, len(groups), batch_size):
+        batch = groups[begin : begin + batch_size]
+        columns = [[texts[place][1] for place in places] for _, places in batch]
+        log_prob, greedy = _of_batch(model, [read for read, _ in batch], columns, min(batch_size, len(groups)))
+        for row, (_, places) in enumerate(batch):
+            for column, place in enumerate(places):
+                yield place, Score(float(log_prob[row, column]), bool(greedy[row, column]))
+
+
+def _of_batch(
+    model: Checkpoint, read: Sequence[tuple[int, ...]], asked: Sequence[Sequence[Sequence[int]]], size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """`score` of some texts.
+
+    Args:
+        read: tokens that the target reads of each: all but the last.
+        asked: its continuations, which end alike but for the last token.
+        size: rows of the batch; those that are left over are empty.
+    """
+    longest = max(map(len, read))
+    with model.context():
+        size += -size % data_parts()
+        chunk = chunk_for(longest, chunks(size, model.config.model.vocab_size))
+        rows = power_of_two(-(-longest // chunk) * chunk, SMALLEST_CACHE)
+        tokens = np.zeros((size, rows), np.int32)
+        targets = np.full((size, rows, power_of_two(max(map(len, asked)))), UNASKED, np.int32)
+        for row, (text, continuations) in enumerate(zip(read, asked, strict=True)):
+            tokens[row, : len(text)] = text
+            for column, continuation in enumerate(continuations):
+                targets[row, len(text) - len(continuation) : len(text), column] = continuation
+        return fetch(score(model.target, tokens, targets, chunk))
+
+
+def chunks(batch: int, vocab_size: int) -> tuple[int, ...]:
+    """Tokens of each of so many texts that may be read at once, the fewest first."""
+    every = CPU_CHUNKS if platform() == "cpu" else ACCELERATOR_CHUNKS
+    return tuple(chunk for chunk in every if chunk * batch * vocab_size <= LOGITS) or every[:1]
+
+
+@partial(jax.jit, static_argnames="chunk")
+def score(
+    target: Llama, tokens: Int[Array | np.ndarray, "B S"], targets: Int[Array | np.ndarray, "B S C"], chunk: int
+) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
+    """Scores C continuations of each text, read `chunk` tokens at a time; S is a multiple of it.
+
+    Only where something is asked does the LM head run.
+
+    Args:
+        targets: at each token the one that each continuation has next; below 0 nothing is asked.
+
+    Returns:
+        log p of all that is asked, and whether each of it is the target's likeliest token.
+    """
+    tokens, targets = constrain(jnp.asarray(tokens), "batch"), constrain(jnp.asarray(targets), "batch")
+    batch, rows = tokens.shape
+    causal = causal_mask(batch, chunk)
+    end = jnp.max(jnp.where((targets >= 0).any((0, 2)), jnp.arange(rows) + 1, 0))
+
+    def judge(hidden, wanted):
+        logits = unembed(target, hidden)
+        given = jax.vmap(log_prob_of, (None, 2), 2)(logits, jnp.maximum(wanted, 0))
+        likeliest = (logits.argmax(-1)[..., None] == wanted) | (wanted < 0)
+        return jnp.where(wanted < 0, 0, given).sum(1), likeliest.all(1)
+
+    def ignore(hidden, wanted):
+        return jnp.zeros(wanted.shape[::2], jnp.float32), jnp.ones(wanted.shape[::2], bool)
+
+    def read_chunk(carry):
+        at, cache, log_prob, greedy = carry
+        start = jnp.full((batch,), at)
+        now = lambda array: jax.lax.dynamic_slice_in_dim(array, at, chunk, axis=1)
+        positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
+        out = forward(target, now(tokens), positions, causal, cache, start)
+        more, likeliest = jax.lax.cond((now(targets) >= 0).any(), judge, ignore, out.hidden, now(targets))
+        cache = kv.append(cache, out.nodes, start, after=out.hidden[:, 0].argmax(-1))
+        return at + chunk, cache, log_prob + more, greedy & likeliest
+
+    cache = kv.allocate(target.config, batch, rows, target.norm[...].dtype)
+    cache = jax.tree.map(lambda array: constrain(array, *kv.AXES), cache)
+    begin = (jnp.int32(0), cache, *ignore(None, targets))
+    _, _, log_prob, greedy = jax.lax.while_loop(lambda carry: carry[0] < end, read_chunk, begin)
+    return log_prob, greedy

@@ -1,0 +1,223 @@
+"""A model of lm-evaluation-harness: its tasks, answered by refilled rows and scored by the target.
+
+    python -m jaxspec.evaluate.harness --model jaxspec --model_args target=CKPT --batch_size 8 --tasks TASK
+
+is its own command `lm_eval` with this model known to it, and takes the same arguments. Versions after 0.4.13 find the
+model by its entry point, and `lm_eval --model jaxspec` is enough.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
+from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
+from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
+from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
+from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs  # pyright: ignore[reportMissingImports]
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
+
+from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.engine.device_options import Devices, Hosts
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.prompts import STATEFUL, stateful_refusal
+from jaxspec.engine.scoring import Text, scores
+from jaxspec.engine.stop_strings import StopStrings
+from jaxspec.host.fake_devices import give_threads
+from jaxspec.host.libtpu import expect_no_chip
+from jaxspec.host.progress import progress
+from jaxspec.host.terminal import say
+
+NAME = "jaxspec"
+NEW_TOKENS = 256  # of an answer whose task does not say, as the harness has it for transformers
+
+
+class Jaxspec(TemplateLM):
+    """A target with a method, as the harness asks it."""
+
+    def __init__(
+        self,
+        target: str,
+        method: str | None = None,
+        batch_size: int | str = 1,
+        mesh: str | None = None,
+        dtype: str | None = None,
+        quantize: str | None = None,
+        max_length: int | None = None,
+        seed: int = 0,
+        coordinator: str | None = None,
+        processes: int | None = None,
+        process_id: int | None = None,
+        device: str | None = None,
+        max_batch_size: int | None = None,
+    ):
+        """Loads the model; the arguments are the keys of `--model_args`, and `--batch_size`.
+
+        Args:
+            target, method, mesh, dtype, quantize, seed, coordinator, processes, process_id: as options of
+                `jaxspec eval`.
+            batch_size: rows of the batch.
+            max_length: positions that a text may have; those of the model if not given.
+            device, max_batch_size: what the harness passes to every model. JAX has its own device.
+
+        Raises:
+            ValueError: options that do not fit each other, or a checkpoint without a tokenizer.
+        """
+        super().__init__()
+        if not str(batch_size).isdecimal() or int(batch_size) < 1:
+            raise ValueError(f"batch_size is a whole number from 1 on, not {batch_size}; `auto` is not known here")
+        hosts = Hosts(coordinator=coordinator, processes=processes, process_id=process_id)
+        mesh_of_all = Devices(mesh=mesh, hosts=hosts).open(several=True)
+        if jax.process_index():
+            os.environ["LOCAL_RANK"] = str(jax.process_index())  # by which the harness leaves the results to the first
+        self.engine = Engine.calibrated(target, method, dtype=dtype, mesh=mesh_of_all, quantize=quantize)
+        if method is None:
+            say(f"method: {self.engine.method}")
+        self.tokenizer = self.engine.model.tokenizer
+        if self.tokenizer is None:
+            raise ValueError(f"{target} has no tokenizer, and the harness asks in text")
+        config = self.engine.model.config
+        if config.bos is None and not config.eos:
+            raise ValueError(f"{target} names neither a BOS nor an EOS token to stand for an empty context")
+        room = config.model.usable_length
+        self.max_length, self.batch_size, self.seed = min(max_length or room, room), int(batch_size), seed
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> "Jaxspec":
+        """The model of `--model_args`, which go before the options that the harness passes besides."""
+        besides = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        return cls(**{**besides, **arg_dict})
+
+    # --- what the harness asks of every model
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        config = self.engine.model.config
+        return next(token for token in (*config.eos, config.bos) if token is not None)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands for an empty context."""
+        bos = self.engine.model.config.bos
+        return self.eot_token_id if bos is None else bos
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Tells apart what was prepared with different templates."""
+        return str(self.engine.model.path)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Token ids of a text; with special tokens as the tokenizer has it, but for a second BOS."""
+        if add_special_tokens is None:
+            add_special_tokens = not has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id]) or None)
+        return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """A conversation as the text of a prompt."""
+        rest = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+        return self.tokenizer.apply_chat_template(chat_history, tokenize=False, **rest)
+
+    def get_model_info(self) -> dict[str, str]:
+        """What the results say of the model."""
+        return {"method": str(self.engine.method), "dtype": str(self.engine.model.target.norm[...].dtype)}
+
+    # --- scores
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        """(log p, whether it is greedy decoding's) of each continuation, which stands last in its request."""
+        return self._scores([(context, continuation) for _, context, continuation in requests])
+
+    def _scores(self, texts: Sequence[Text]) -> list[tuple[float, bool]]:
+        found, room = {}, self.max_length
+        _say_shortened(sum(len(context) + len(continuation) > room + 1 for context, continuation in texts))
+        with progress("score", len(texts)) as shown:
+            for place, score in scores(self.engine.model, texts, self.batch_size, room):
+                found[place] = (score.log_prob, score.greedy)
+                shown.advance()
+        return [found[place] for place in range(len(texts))]
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """log p of each whole text, of a long one in windows that are as long as the model allows."""
+        windows, owner = [], []
+        for number, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            parts = [*get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)]
+            windows += map(make_disjoint_window, parts)
+            owner += [number] * len(parts)
+        found = [0.0] * len(requests)
+        for number, (log_prob, _) in zip(owner, self._scores(windows), strict=True):
+            found[number] += log_prob
+        return found
+
+    # --- texts
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The text that follows each context; text i draws from fold_in(key(seed), i)."""
+        groups = defaultdict[tuple[str, ...], list[Request]](list)
+        shortened = 0
+        for index, request in enumerate(requests):
+            context, settings = request.args
+            stops, sampling = sampling_of(settings, self.seed)
+            tokens = self.tok_encode(context) or [self.prefix_token_id]
+            room = self.max_length - sampling.max_new_tokens
+            if room < 1:
+                raise ValueError(
+                    f"{sampling.max_new_tokens} new tokens leave no room for a prompt: the model has "
+                    f"{self.max_length} positions; lower it with --gen_kwargs max_gen_toks=N"
+                )
+            shortened += len(tokens) > room
+            groups[stops].append(Request(tokens[-room:], sampling, index))
+        _say_shortened(shortened)
+        found = {}
+        with progress("answer", len(requests)) as shown:
+            for stops, asked in groups.items():
+                self.engine.compile(asked, self.batch_size)
+                texts = self.engine.run_refilled(asked, self.batch_size, StopStrings(stops, self.tokenizer))
+                for place, text in texts:
+                    found[asked[place].index] = text.text
+                    shown.advance()
+        return [found[index] for index in range(len(requests))]
+
+
+def sampling_of(settings: dict[str, Any], seed: int) -> tuple[tuple[str, ...], SamplingParams]:
+    """Stop strings, and how a text is drawn, from a task's `generation_kwargs`.
+
+    Raises:
+        ValueError: a setting that is not known here, or out of range.
+    """
+    given = dict(normalize_gen_kwargs(settings, NEW_TOKENS))
+    stops = tuple(dict.fromkeys(stop for stop in given.pop("until") if stop))
+    sampled, temperature = given.pop("do_sample"), float(given.pop("temperature", 0.0))
+    fields = {"max_new_tokens": given.pop("max_gen_toks"), "temperature": temperature if sampled else 0.0, "seed": seed}
+    fields |= {name: kind(given.pop(name)) for name, kind in (("top_p", float), ("top_k", int)) if name in given}
+    if given.get("num_beams") == 1:
+        del given["num_beams"]  # no beams, as here
+    for name in given:
+        if name in STATEFUL:
+            raise stateful_refusal(name)
+        raise ValueError(f"generation_kwargs: {name} is not known here; leave it out of the task")
+    return stops, SamplingParams(**fields)
+
+
+def _say_shortened(count: int) -> None:
+    if count:
+        say(f"{count} contexts are too long for the model: their beginnings are left out")
+
+
+def main() -> None:
+    """The harness's own command, which knows `--model jaxspec`."""
+    expect_no_chip()
+    give_threads()
+    register_model(NAME)(Jaxspec)
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Texts to score; and a program that `test_scoring.py` runs on eight CPU devices: on meshes, against one device."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from jaxspec import load, make_mesh
+from jaxspec.engine.scoring import scores
+from tests import checkpoints
+
+
+def texts() -> list[tuple[list[int], list[int]]]:
+    """Contexts and continuations of all lengths, some longer than the model, some alike but for the last token."""
+    rng = np.random.default_rng(0)
+    lengths = (
+        (1, 1),
+        (30, 3),
+        (31, 1),
+        (32, 1),
+        (33, 40),
+        (5, 100),
+        (200, 56),
+        (200, 57),
+        (200, 100),
+        (400, 7),
+        (1, 256),
+    )
+    found = [(rng.integers(3, 259, size=a).tolist(), rng.integers(3, 259, size=b).tolist()) for a, b in lengths]
+    return [*found, (found[1][0], found[1][1][:-1] + [7]), (found[1][0] + found[1][1][:-1], [9])]
+
+
+def main() -> None:
+    asked, same = texts(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = checkpoints.make(Path(folder))
+        alone = dict(scores(load(path), asked, 4))
+        for data, model in ((2, 2), (4, 1)):
+            found = dict(scores(load(path, mesh=make_mesh(data=data, model=model)), asked, 3))
+            near = [abs(found[place].log_prob - one.log_prob) < 1e-3 for place, one in alone.items()]
+            same[f"{data}x{model}"] = all(near) and all(found[at].greedy == one.greedy for at, one in alone.items())
+    print(json.dumps(same))
+
+
+if __name__ == "__main__":
+    main()

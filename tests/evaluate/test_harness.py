@@ -1,0 +1,160 @@
+"""jaxspec as a model of lm-evaluation-harness, by the harness's own command on tasks in local files.
+
+Only where the extra `eval` is installed, which `dev` does not bring: it is large, and what it calls is tested in
+`tests/engine/`.
+"""
+
+import json
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxspec import Engine, load
+from jaxspec.engine.scoring import scores
+from tests import checkpoints
+
+lm_eval = pytest.importorskip("lm_eval", reason="needs the extra `eval`")
+from jaxspec.evaluate import harness  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("default")  # the harness has its own
+METHOD = "draft-model+chain,length=3"
+STOPS = "abcdefghijklm"
+DOCUMENTS = [
+    {"context": "abcabc", "choices": [" x", " yy", " abc"], "whole": "again and again " * 30},
+    {"context": "the first of", "choices": [" the two", " no", " z"], "whole": "x"},
+    {"context": "", "choices": [" a", " b", " c"], "whole": "abc"},
+    {"context": "far too long, " * 30 + "!", "choices": [" q", " r", " s"], "whole": "zz top"},
+]
+TASKS = {
+    "choose": {
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{context}}",
+        "doc_to_choice": "choices",
+        "doc_to_target": 0,
+        "target_delimiter": "",
+    },
+    "roll": {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{whole}}",
+        "metric_list": [{"metric": "byte_perplexity"}],
+    },
+    "write": {
+        "output_type": "generate_until",
+        "doc_to_text": "{{context}}",
+        "doc_to_target": "x",
+        "generation_kwargs": {"until": list(STOPS), "max_gen_toks": 24},
+        "metric_list": [{"metric": "exact_match"}],
+    },
+    "draw": {
+        "output_type": "generate_until",
+        "doc_to_text": "{{context}}",
+        "doc_to_target": "x",
+        "generation_kwargs": {"until": [], "max_gen_toks": 9, "do_sample": True, "temperature": 0.9, "top_p": 0.9},
+        "metric_list": [{"metric": "exact_match"}],
+        "repeats": 2,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return checkpoints.make(tmp_path_factory.mktemp("harness"))
+
+
+@pytest.fixture(scope="module")
+def model(path):
+    return load(path, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def answers(path, tmp_path_factory):
+    """By task, what the model said to each document, from the files that `lm_eval` wrote."""
+    folder = tmp_path_factory.mktemp("tasks")
+    data = folder / "documents.jsonl"
+    data.write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))
+    files = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test"}
+    for name, task in TASKS.items():
+        (folder / f"{name}.yaml").write_text(json.dumps({"task": name, **files, **task}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
+        command = ["--model", "jaxspec", "--model_args", f"target={path},dtype=float32,batch_size=2"]
+        command += [f"method='{METHOD}'", "--include_path", str(folder), "--tasks", ",".join(TASKS)]
+        patch.setattr(sys, "argv", ["lm_eval", *command, "--output_path", str(folder / "out"), "--log_samples"])
+        harness.main()
+    return {name: said(folder / "out", name) for name in TASKS}
+
+
+def said(folder: Path, task: str) -> list[list[Any]]:
+    (file,) = folder.glob(f"*/samples_{task}_*.jsonl")
+    found = sorted((json.loads(line) for line in file.read_text().splitlines()), key=lambda line: line["doc_id"])
+    return [line["resps"] for line in found]
+
+
+def test_choices_are_scored(answers, model):
+    encode = lambda text: model.tokenizer.encode(text)[1:]
+    for document, found in zip(DOCUMENTS, answers["choose"], strict=True):
+        asked = [([1, *encode(document["context"])], encode(choice)) for choice in document["choices"]]
+        expected = dict(scores(model, asked, 1))
+        for place, ((log_prob, greedy),) in enumerate(found):
+            assert float(log_prob) == pytest.approx(expected[place].log_prob, abs=1e-3)
+            assert greedy in (expected[place].greedy, str(expected[place].greedy))
+
+
+def test_whole_texts_are_scored_in_windows(answers, model):
+    """Each token once: of 481 tokens the last 225 after 31 of the window before."""
+    for document, ((found,),) in zip(DOCUMENTS, answers["roll"], strict=True):
+        tokens = [1, *model.tokenizer.encode(document["whole"])]
+        asked = [(tokens[:1], tokens[1:257])] + [(tokens[-257:257], tokens[257:])] * (len(tokens) > 257)
+        expected = sum(score.log_prob for _, score in scores(model, asked, 1))
+        assert float(found) == pytest.approx(expected, abs=1e-2)
+
+
+def test_texts_are_those_of_generate(answers, model):
+    prompts = [model.tokenizer.encode(document["context"])[-(256 - 24) :] for document in DOCUMENTS]
+    expected = Engine(model, "plain").generate(prompts, max_new_tokens=24, stop=list(STOPS))
+    assert [[[each.text]] for each in expected] == answers["write"]
+    assert any(each.finish_reason == "stop" for each in expected)
+    assert [len(found[0]) for found in answers["draw"]] == [2] * 4
+    assert any(found[0][0] != found[0][1] for found in answers["draw"]), "two draws of a text were one"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"until": "x"}, {"max_new_tokens": harness.NEW_TOKENS}),
+        ({"temperature": 0.7, "do_sample": False, "num_beams": 1}, {"temperature": 0.0}),
+        ({"temperature": 0.7, "max_new_tokens": 5}, {"temperature": 0.7, "max_new_tokens": 5}),
+        ({"do_sample": True, "temperature": 1, "top_k": 4.0, "top_p": 1}, {"temperature": 1.0, "top_k": 4}),
+    ],
+)
+def test_settings_of_a_task(settings, expected):
+    stops, sampling = harness.sampling_of(settings, seed=3)
+    assert stops == (("x",) if "until" in settings else ())
+    assert {name: getattr(sampling, name) for name in expected} == expected and sampling.seed == 3
+
+
+def test_settings_that_are_refused(path):
+    with pytest.raises(ValueError, match="repetition_penalty is refused"):
+        harness.sampling_of({"repetition_penalty": 1.2}, 0)
+    with pytest.raises(ValueError, match="num_beams is not known here"):
+        harness.sampling_of({"num_beams": 10}, 0)
+    with pytest.raises(ValueError, match="`auto` is not known here"):
+        harness.Jaxspec(str(path), batch_size="auto")
+
+
+def test_conversations(path):
+    asked = harness.Jaxspec(str(path), "plain")
+    text = asked.apply_chat_template([{"role": "user", "content": "hi"}])
+    assert text == "<s>[user] hi\n[assistant]"
+    assert asked.tok_encode(text)[:2] != [1, 1], "the template wrote the BOS"
+    assert asked.tok_encode("hi")[0] == 1
+
+
+def test_the_entry_point_names_the_model():
+    (group,) = tomllib.loads(Path("pyproject.toml").read_text())["project"]["entry-points"].values()
+    assert EntryPoint("jaxspec", group["jaxspec"], "lm_eval.models").load() is harness.Jaxspec
