@@ -202,7 +202,7 @@ class Engine:
     def warmup(
         self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True
     ) -> None:
-        """Compiles what `generate` needs for `batch_size` prompts up to this long, so that the first call does not wait.
+        """Compiles what `generate` needs for `batch_size` prompts up to this long, so that the first call need not.
 
         More prompts than that need two more programs, whose shapes depend on all of them: see `compile`.
 
