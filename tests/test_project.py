@@ -62,7 +62,8 @@ def test_public_names_are_found(name: str):
 
 
 def test_console_scripts_are_installed_and_callable():
-    installed = {script.name: script for script in metadata.distribution(PROJECT["name"]).entry_points}
+    entries = metadata.distribution(PROJECT["name"]).entry_points
+    installed = {script.name: script for script in entries.select(group="console_scripts")}
     assert {name: script.value for name, script in installed.items()} == PROJECT["scripts"]
     for script in installed.values():
         assert callable(script.load())
