@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import jax
 
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding.batch import IDLE, data_parts
+from jaxspec.decoding.batch import data_parts
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.prefill_buckets import shapes_ahead, whole_chunks
 from jaxspec.decoding.request import Request
 from jaxspec.engine.program import Program
 from jaxspec.engine.session import Session, Text
+from jaxspec.engine.shared_prefix import Prefix, go_on, kept, worth_keeping
 
 
 @dataclasses.dataclass
@@ -24,12 +25,14 @@ class Group:
         requests: by part, with the place of each in the call.
         state: a row for each part.
         position: tokens that were read of each prompt, or more.
+        keep: positions where what was read is kept for the prompts after these.
         seconds: that this took.
     """
 
     requests: dict[int, tuple[int, Request]]
     state: DecodeState
     position: int = 0
+    keep: Sequence[int] = ()
     seconds: float = 0.0
 
     @property
@@ -42,11 +45,13 @@ class ReadingAhead:
     """The prompts that wait for a row. For each part of the batch at most one is read ahead.
 
     So a row is handed on without a round in which it idles, and the others wait for no more than a chunk at a time.
+    What prompts begin with alike is read once.
 
     Attributes:
         waiting: (place, request) of those that nobody began to read.
         group: that is being read.
         ready: by part, the group that holds its next prompt.
+        kept: what prompts that wait begin with, the shortest first.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class ReadingAhead:
         self.waiting = deque(list(enumerate(requests))[begun:])
         self.group: Group | None = None
         self.ready: dict[int, Group] = {}
+        self.kept: list[Prefix] = []
         with model.context():
             self.parts = data_parts()
             self.chunks, self.rows = shapes_ahead(program.spec, requests)
@@ -86,6 +92,9 @@ class ReadingAhead:
         with self.model.context():
             group.state = self.program.read(group.state, chunk, group.position, end)
             jax.block_until_ready(group.state.length)
+            if end in group.keep:
+                _, request = next(iter(group.requests.values()))
+                self.kept.append(kept(group.state, request.tokens, end))
         group.position = end
         group.seconds += time.perf_counter() - began
         if group.left <= 0:
@@ -108,10 +117,21 @@ class ReadingAhead:
         return bool(given)
 
     def _begin(self, requests: dict[int, tuple[int, Request]]) -> Group:
-        rows = [requests[part][1] if part in requests else IDLE for part in range(self.parts)]
+        asked = [request for _, request in requests.values()]
+        prompts, waiting = [request.tokens for request in asked], (request.tokens for _, request in self.waiting)
+        keep = worth_keeping(prompts, waiting, self.chunks[0])
+        fitting = [prefix for prefix in self.kept if prefix.begins(prompts)]
+        self.kept = [prefix for prefix in fitting if prefix.position in keep]
+        # A part without a prompt reads another's, so that its row has read what they begin with too.
+        rows = [requests[part][1] if part in requests else asked[0] for part in range(self.parts)]
         with self.model.context():
             state = self.program.start_few(rows, self.model.config.eos, self.rows, self.requests)
-        return Group(requests, dataclasses.replace(state, controller=None) if self.keep_state else state)
+            position = 0
+            if fitting:
+                state, position = go_on(state, fitting[-1]), fitting[-1].position
+        if self.keep_state:
+            state = dataclasses.replace(state, controller=None)
+        return Group(requests, state, position, [end for end in keep if end > position])
 
     def _text(self, session: Session, group: Group, part: int) -> Text:
         place, request = group.requests[part]
