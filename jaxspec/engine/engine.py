@@ -13,7 +13,7 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import tree_sizes
-from jaxspec.engine.finished_text import all_texts
+from jaxspec.engine.finished_text import all_texts, text_of_row
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.head_weights import load_control, load_head
 from jaxspec.engine.program import Program, program_of
@@ -211,7 +211,9 @@ class Engine:
         """
         prompts = [[0] * max_prompt_tokens] * batch_size
         requests = requests_of(self.model, prompts, max_new_tokens=max_new_tokens, temperature=0.0 if greedy else 1.0)
-        self.session(requests).advance(1)
+        session = self.session(requests)
+        session.advance(1)
+        text_of_row(session, 0, StopStrings((), self.model.tokenizer))
 
     def compile(self, requests: Sequence[Request], batch_size: int | None = None, **options: bool) -> None:
         """Compiles what decoding these requests begins with, two programs side by side, without running it.
