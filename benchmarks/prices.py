@@ -150,7 +150,8 @@ def of_drafter(settings: Bench, drafter: str, predicted: Sequence[str]) -> tuple
     say(f"{drafter}: forwards and whole rounds are timed")
     plan = Workload(tuple(first), settings.sampling, 1, 1, settings.chat)
     requests = [plan.request(engines[REFERENCE], number, ()) for number in range(len(first))]
-    pieces = piece_times.measure(engines, [max(requests, key=lambda request: len(request.tokens))])
+    middle = sorted(requests, key=lambda request: len(request.tokens))[len(requests) // 2]
+    pieces = piece_times.measure(engines, [middle])
     forwards = {
         name: PieceCosts(plain=pieces.target[1], verify=pieces.resumed.get(name, pieces.target)) for name in engines
     }
