@@ -220,7 +220,8 @@ def measure(
     seconds: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(PieceTimes))
     if prices:
         # Attention on a CPU reads all rows of the cache, of which there are more for a long prompt: so a middling one.
-        by_length = sorted(plan.batches, key=lambda batch: max(len(turn.prompt) for n in batch for turn in plain[n].turns))
+        longest = lambda batch: max(len(turn.prompt) for number in batch for turn in plain[number].turns)
+        by_length = sorted(plan.batches, key=longest)
         middle = by_length[len(by_length) // 2]
         costs = piece_times.measure(engines, [plan.request(engine, number, ()) for number in middle])
         seconds = json.loads(json.dumps(dataclasses.asdict(costs)))  # sizes become strings, as they are read back
