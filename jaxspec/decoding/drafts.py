@@ -15,7 +15,7 @@ class Drafts:
     """
 
     logits: Float[Array, "B Q C"]  # of candidates: their log-probabilities, which may sum to less than 1
-    token: Int[Array, "B Q C"] | None = None  # ids of the candidates
+    token: Int[Array, "#B #Q C"] | None = None  # ids of the candidates: one list for all, or one a distribution
     hidden: Float[Array, "B Q E"] | None = None  # that the logits were computed from; None: the drafter has none
 
 

@@ -81,7 +81,7 @@ class Rule(abc.ABC):
 
 
 def keep_probs(
-    tree: DraftTree, frontier: Frontier, probs: Float[Array, "B Q support"], token: Int[Array, "B Q support"] | None
+    tree: DraftTree, frontier: Frontier, probs: Float[Array, "B Q support"], token: Int[Array, "#B #Q support"] | None
 ) -> DraftTree:
     """Remembers q of the expanded nodes: over candidates with these ids, or over the whole vocabulary."""
     assert tree.draft_probs is not None

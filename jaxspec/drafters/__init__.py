@@ -3,6 +3,7 @@
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
+from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.drafters.edd import Edd
 from jaxspec.drafters.layer_skip import LayerSkip
@@ -11,8 +12,8 @@ from jaxspec.drafters.ngram import Ngram
 from jaxspec.drafters.plain import Plain
 
 DRAFTERS: dict[str, type[Drafter]] = {
-    kind.name: kind for kind in (Plain, DraftModel, Ngram, Eagle, EarlyExit, Edd, Medusa, LayerSkip)
+    kind.name: kind for kind in (Plain, DraftModel, Ngram, Eagle, Eagle3, EarlyExit, Edd, Medusa, LayerSkip)
 }
 """By the name that users type."""
 
-__all__ = ["DRAFTERS", "DraftModel", "Eagle", "EarlyExit", "Edd", "LayerSkip", "Medusa", "Ngram", "Plain"]
+__all__ = ["DRAFTERS", "DraftModel", "Eagle", "Eagle3", "EarlyExit", "Edd", "LayerSkip", "Medusa", "Ngram", "Plain"]

@@ -13,11 +13,14 @@ from jaxspec.model.rope import rotary, rotate
 
 
 class Attention(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype):
+    """Weights of one layer's attention. `width`: of what it reads; None: of the residual stream, to which it writes."""
+
+    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, width: int | None = None):
         c, heads, kv = config, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q = Linear(rngs, (c.hidden_size, heads), ("embed", "heads"), bias=c.qkv_bias, dtype=dtype)
-        self.k = Linear(rngs, (c.hidden_size, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
-        self.v = Linear(rngs, (c.hidden_size, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
+        width = c.hidden_size if width is None else width
+        self.q = Linear(rngs, (width, heads), ("embed", "heads"), bias=c.qkv_bias, dtype=dtype)
+        self.k = Linear(rngs, (width, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
+        self.v = Linear(rngs, (width, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
         self.o = Linear(rngs, (heads, c.hidden_size), ("heads", "embed"), bias=c.output_bias, dtype=dtype)
 
 
@@ -42,7 +45,7 @@ class Attend:
 
 
 def project(
-    p: Attention, config: LlamaConfig, x: Float[Array, "B W D"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]
+    p: Attention, config: LlamaConfig, x: Float[Array, "B W I"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]
 ) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K W H"], Float[Array, "B K W H"]]:
     """Queries, keys and values, rotated; G query heads share each of the K key heads."""
 
@@ -56,7 +59,7 @@ def project(
 
 
 def attention(
-    p: Attention, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
+    p: Attention, config: LlamaConfig, x: Float[Array, "B W I"], attend: Attend, prefix: KV, nodes: KV | None
 ) -> tuple[Float[Array, "B W D"], KV]:
     """Attention over [committed prefix ; tree nodes], the two kept apart so that the cache is only read.
 

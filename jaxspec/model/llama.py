@@ -28,12 +28,23 @@ chips for a sum."""
 
 
 class Layer(nnx.Module):
-    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x)). EAGLE's has no norm before attention: None."""
+    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x)). EAGLE's has no norm before attention: None.
 
-    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, *, input_norm: bool = True):
+    `attention_reads`: the width of what attention reads, where that is not the residual stream alone.
+    """
+
+    def __init__(
+        self,
+        rngs: nnx.Rngs,
+        config: LlamaConfig,
+        dtype: jnp.dtype,
+        *,
+        input_norm: bool = True,
+        attention_reads: int | None = None,
+    ):
         norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",)) if input_norm else None
         self.attention_norm = norm
-        self.attention = Attention(rngs, config, dtype)
+        self.attention = Attention(rngs, config, dtype, attention_reads)
         self.mlp_norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
         self.mlp: Any = (MixtureOfExperts if config.num_experts else MLP)(rngs, config, dtype)
 

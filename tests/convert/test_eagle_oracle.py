@@ -14,7 +14,8 @@ from jaxspec.checkpoint import loading
 from jaxspec.convert import eagle, llama
 from jaxspec.decoding import tree
 from jaxspec.decoding.drafter import Committed, Models, Prefix
-from jaxspec.drafters.eagle import Eagle, EagleState
+from jaxspec.drafters.eagle import Eagle
+from jaxspec.drafters.feature_pairs import PairState
 from jaxspec.engine.head_weights import restore_head
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.llama import forward
@@ -114,11 +115,11 @@ def text(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     return tokens, np.asarray(out.hidden[0])
 
 
-def start(pair: Pair) -> EagleState:
+def start(pair: Pair) -> PairState:
     return Eagle().init(pair.models, 1, ROWS)
 
 
-def observed(pair: Pair, state: EagleState, tokens: np.ndarray, features: np.ndarray, first: int) -> EagleState:
+def observed(pair: Pair, state: PairState, tokens: np.ndarray, features: np.ndarray, first: int) -> PairState:
     """The drafter's state once it has learnt the pairs from position `first` on; what pads the block is not valid."""
     padded = lambda array: jnp.asarray(np.resize(array, (1, CHUNK, *array.shape[1:])))
     committed = Committed(
@@ -132,7 +133,7 @@ def observed(pair: Pair, state: EagleState, tokens: np.ndarray, features: np.nda
     return jax.jit(Eagle().observe)(pair.models, state, committed)
 
 
-def drafted(pair: Pair, state: EagleState, tokens: np.ndarray, drafts: list[int]) -> tuple[np.ndarray, EagleState]:
+def drafted(pair: Pair, state: PairState, tokens: np.ndarray, drafts: list[int]) -> tuple[np.ndarray, PairState]:
     """Our logits after the root and after each of the drafts that follow it as a chain, and the state that is left."""
     prefix = Prefix(
         token=jnp.asarray(np.resize(tokens, (1, ROWS)), jnp.int32), length=jnp.asarray([len(tokens)]), cache=()

@@ -24,6 +24,7 @@ from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle, EagleHead
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.drafters.edd import Edd, EddHead, default_tap
 from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip
@@ -66,6 +67,7 @@ def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_head
         draft={
             DraftModel: draft_model,
             Eagle: eagle_head(config.without_experts),
+            Eagle3: eagle3_head(target),
             EarlyExit: early_exit_head(target),
             Edd: edd_head(target),
             Medusa: medusa_heads(target),
@@ -80,6 +82,19 @@ def eagle_head(config: LlamaConfig) -> EagleHead:
     head = jax.tree.map(lambda x: 0.25 * x, EagleHead(config, rngs=nnx.Rngs(2), bias=True))
     width = config.hidden_size
     return dict_to_module(head, {**module_to_dict(head), "fc.kernel": jnp.eye(2 * width, width)})
+
+
+def eagle3_head(target: Llama) -> Eagle3Head:
+    """A head that can draft all tokens but one, and drafts mostly what the target says after the pair's token alone."""
+    drafter, vocab = Eagle3(), target.config.vocab_size
+    shape = drafter.head_for(target.config, ids=[token for token in range(vocab) if token != 1])
+    head = drafter.build_head(shape, nnx.Rngs(5))
+    width, wanted = target.config.hidden_size, module_to_dict(target)
+    params = {name: 0.25 * value if name.endswith("kernel") else value for name, value in module_to_dict(head).items()}
+    table = wanted["embedding"].T if target.config.tie_embeddings else wanted["head.kernel"]
+    # The first tap is the embedding of the pair's first token, as a shallow random target's feature nearly is.
+    kernels = {"fc.kernel": jnp.eye(3 * width, width), "head.kernel": table[:, head.ids]}
+    return dict_to_module(head, {**params, **kernels})
 
 
 def early_exit_head(target: Llama) -> EarlyExitHead:

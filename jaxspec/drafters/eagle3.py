@@ -1,0 +1,221 @@
+"""EAGLE-3: one decoder layer drafts from features fused out of three of the target's layers (arXiv:2503.01840).
+
+A pair is (fused feature of token i, token i + 1); see `feature_pairs`. What the layer makes of a pair is fed back as
+the next feature, and is never held to the target's: the head has an LM head of its own, over a draft vocabulary.
+
+Published heads come in dialects, which `Eagle3Options` tells apart.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.tree import DraftTree, Frontier
+from jaxspec.drafters import draft_vocabulary, feature_pairs
+from jaxspec.drafters.feature_pairs import PairReader, PairState
+from jaxspec.model.attention import Attend, attention
+from jaxspec.model.config import LlamaConfig, Rope
+from jaxspec.model.kv_cache import KV
+from jaxspec.model.linear import Linear, linear, settled
+from jaxspec.model.llama import STREAM, Layer, Llama, look_up, mlp_block, rms_norm
+from jaxspec.model.mesh_rules import constrain
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle3Options:
+    """What decides a head besides its layer's shape.
+
+    Attributes:
+        taps: layers of the target whose inputs are fused, in order.
+        draft_vocabulary: mask of the tokens that it can draft, as `draft_vocabulary.to_mask` makes it; None: all.
+        own_embedding: it has an embedding of its own beside the target's.
+        tap_norm: RMSNorm before the taps are fused: of each, or of all as one vector (`fc_norm`, `norm_before_fc`).
+        norm_before_residual: the residual stream begins with the normed feature, not with the feature.
+        final_norm: an RMSNorm stands before the LM head.
+        returns_normed: what is fed back is that norm's output, not its input (`norm_output` of speculators and vLLM).
+    """
+
+    taps: tuple[int, ...]
+    draft_vocabulary: str | None = None
+    own_embedding: bool = False
+    tap_norm: Literal["none", "each", "all"] = "none"
+    norm_before_residual: bool = False
+    final_norm: bool = True
+    returns_normed: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.taps:
+            raise ValueError("an EAGLE-3 head reads at least one layer of its target")
+        if self.returns_normed and not self.final_norm:
+            raise ValueError("a head without a final norm cannot feed back that norm's output")
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> "Eagle3Options":
+        """From `HeadShape.settings`, whose taps JSON makes a list."""
+        return cls(**{**settings, "taps": tuple(settings["taps"])})
+
+
+class Eagle3Head(nnx.Module):
+    """Weights of a head.
+
+    `layer.attention_norm` is of the token's embedding and `feature_norm` of the feature; attention reads both, 2D wide.
+    """
+
+    def __init__(self, config: LlamaConfig, options: Eagle3Options, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
+        self.config, self.options = config, options
+        width, count = config.hidden_size, len(options.taps)
+        normed = {"none": [], "each": [width] * count, "all": [count * width]}[options.tap_norm]
+        tokens = draft_vocabulary.size_of(options.draft_vocabulary, config.vocab_size)
+
+        def norm(size: int) -> nnx.Param:
+            return nnx.Param(jnp.ones((size,), dtype), axes=("embed",))
+
+        self.tap_norms = nnx.List([norm(size) for size in normed])
+        self.fc = Linear(rngs, (count * width, width), ("input", "embed"), bias=False, dtype=dtype)
+        self.feature_norm = norm(width)
+        self.layer = Layer(rngs, config, dtype, attention_reads=2 * width)
+        self.norm = norm(width) if options.final_norm else None
+        self.head = Linear(rngs, (width, tokens), ("embed", "vocab"), bias=False, dtype=dtype)
+        table = nnx.Param(jnp.zeros((config.vocab_size, width), dtype), axes=("vocab", "embed"))
+        self.embedding = table if options.own_embedding else None
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Ids of the tokens that it can draft, ascending, int32 [Vd]."""
+        return draft_vocabulary.ids_of(self.options.draft_vocabulary, self.config.vocab_size)
+
+
+def fuse(head: Eagle3Head, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
+    """The feature that the target's hidden states make: fc of all of them, in order."""
+    eps, norms = head.config.norm_eps, [scale[...] for scale in head.tap_norms]
+    if head.options.tap_norm == "each":
+        taps = tuple(rms_norm(tap, scale, eps) for tap, scale in zip(taps, norms, strict=True))
+    joined = constrain(jnp.concatenate(taps, axis=-1), *STREAM)
+    if head.options.tap_norm == "all":
+        joined = rms_norm(joined, norms[0], eps)
+    return constrain(linear(joined, head.fc), *STREAM)
+
+
+def layer_input(
+    head: Eagle3Head, target: Llama, tokens: Int[Array, "B W"], features: Float[Array, "B W D"]
+) -> tuple[Float[Array, "B W I"], Float[Array, "B W D"]]:
+    """What attention reads of pairs, I = 2D: the token's embedding, then the feature; and the residual stream."""
+    token = look_up(target.embedding if head.embedding is None else head.embedding, tokens).astype(features.dtype)
+    normed = rms_norm(features, head.feature_norm[...], head.config.norm_eps)
+    scale = head.layer.attention_norm
+    assert scale is not None, "the layer has a norm for the token's embedding"
+    pair = jnp.concatenate([rms_norm(token, scale[...], head.config.norm_eps), normed], axis=-1)
+    return constrain(pair, *STREAM), normed if head.options.norm_before_residual else features
+
+
+def layer_output(head: Eagle3Head, stream: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+    """What is fed back as the next feature, of the residual stream after attention."""
+    out = mlp_block(head.layer, head.config, constrain(stream, *STREAM))
+    return _normed(head, out) if head.options.returns_normed else out
+
+
+def draft_logits(head: Eagle3Head, features: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+    """Logits, float32, of the V tokens of the draft vocabulary, from what the layer fed back."""
+    normed = features if head.options.returns_normed else _normed(head, features)
+    return settled(linear(normed, head.head)).astype(jnp.float32)
+
+
+def _normed(head: Eagle3Head, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+    return x if head.norm is None else rms_norm(x, head.norm[...], head.config.norm_eps)
+
+
+def official_taps(num_layers: int) -> tuple[int, ...]:
+    """The inputs of layers 2, n/2 and n - 3, as in EAGLE's own code; of fewer than 7 layers some coincide."""
+    return tuple(min(max(tap, 0), num_layers - 1) for tap in (2, num_layers // 2, num_layers - 3))
+
+
+def reader(models: Models) -> PairReader:
+    """How a head reads pairs."""
+    head: Eagle3Head = models.draft
+
+    def layer(
+        tokens: Int[Array, "B W"], features: Float[Array, "B W D"], attend: Attend, cache: KV, nodes: KV | None
+    ) -> tuple[Float[Array, "B W D"], KV]:
+        x, stream = layer_input(head, models.target, tokens, features)
+        mixed, nodes = attention(head.layer.attention, head.config, x, attend, cache, nodes)
+        return layer_output(head, stream + mixed), nodes
+
+    return PairReader(config=head.config, layer=layer, logits=lambda out: draft_logits(head, out))
+
+
+def drafts_of(head: Eagle3Head, logits: Float[Array, "B W V"], hidden: Float[Array, "B W D"]) -> Drafts:
+    """What logits over the draft vocabulary say."""
+    if head.options.draft_vocabulary is None:
+        return Drafts(logits=logits, hidden=hidden)
+    return Drafts(logits=jax.nn.log_softmax(logits), token=jnp.asarray(head.ids)[None, None], hidden=hidden)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Eagle3(Drafter):
+    """Drafts on features fused out of three of the target's layers, over a draft vocabulary (EAGLE-3)."""
+
+    name: ClassVar[str] = "eagle3"
+    rank: ClassVar[int | None] = 5
+    has_head: ClassVar[bool] = True
+
+    def head_for(self, target: LlamaConfig, ids: Iterable[int] | None = None) -> HeadShape:
+        """One layer of the target's shape without biases, that reads the official layers.
+
+        Its rope has the target's base and is not scaled, which official configs have no words for.
+
+        Args:
+            ids: of the draft vocabulary; None: the first 32,000.
+        """
+        layer = dataclasses.replace(
+            target.without_experts,
+            num_layers=1, rope=Rope(theta=target.rope.theta), tie_embeddings=False,
+            qkv_bias=False, output_bias=False, mlp_bias=False,
+        )  # fmt: skip
+        chosen = range(min(draft_vocabulary.LARGEST, target.vocab_size)) if ids is None else ids
+        mask = draft_vocabulary.to_mask(chosen, target.vocab_size)
+        options = Eagle3Options(official_taps(target.num_layers), draft_vocabulary=mask)
+        return HeadShape(layer, {**dataclasses.asdict(options), "taps": list(options.taps)})
+
+    def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> Eagle3Head:
+        return Eagle3Head(shape.model, Eagle3Options.from_settings(shape.settings), rngs=rngs, dtype=dtype)
+
+    def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
+        try:
+            options = Eagle3Options.from_settings(shape.settings)
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"has settings that are no EAGLE-3 head's: {error}") from error
+        if outside := [tap for tap in options.taps if not 0 <= tap < target.num_layers]:
+            raise ValueError(
+                f"reads the input of layer {outside[0]} (from 0) and this target has {target.num_layers}: it is "
+                "another's, or its ids of layers were read by the wrong convention (--taps)"
+            )
+        draft_vocabulary.ids_of(options.draft_vocabulary, target.vocab_size)
+
+    def taps(self, models: Models) -> tuple[int, ...]:
+        return models.draft.options.taps
+
+    def init(self, models: Models, batch: int, rows: int) -> PairState:
+        head: Eagle3Head = models.draft
+        return feature_pairs.empty(head.config, batch, rows, len(head.ids), models.target.norm[...].dtype)
+
+    def observe(self, models: Models, state: PairState, committed: Committed) -> PairState:
+        return feature_pairs.observe(reader(models), state, committed, fuse(models.draft, committed.taps))
+
+    def root(self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, PairState]:
+        drafts = drafts_of(models.draft, state.logits[:, None], state.hidden[:, None])
+        return drafts, feature_pairs.begin(reader(models), state, tree)
+
+    def expand(
+        self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, PairState]:
+        logits, hidden, state = feature_pairs.expand(reader(models), state, prefix, tree, frontier)
+        return drafts_of(models.draft, logits, hidden), state

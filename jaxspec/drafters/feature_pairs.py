@@ -1,0 +1,104 @@
+"""Pairs of (feature of token i, token i + 1): the state and the passes that EAGLE's drafters share.
+
+A pair stands at rotary position i; from it comes the feature of token i + 1, and so the logits of token i + 2. What is
+known of the text are pairs of true features: their keys and values are kept, while those of pairs with predicted
+features are dropped after the round.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import chex
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.decoding.drafter import Committed, Prefix, last_valid, positions, slots_of
+from jaxspec.decoding.tree import DraftTree, Frontier, take
+from jaxspec.decoding.tree_mask import tree_mask
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import Attend, attend_to, causal_mask
+from jaxspec.model.config import LlamaConfig
+
+
+@chex.dataclass(frozen=True)
+class PairState:
+    """Keys and values of true pairs, and what the head predicts after the root."""
+
+    cache: tuple[kv.KV, ...]  # of one layer, a row a pair: one less than there are committed tokens
+    logits: Float[Array, "B C"]  # of the tokens that the head can draft
+    hidden: Float[Array, "B D"]  # the predicted feature of the root
+    nodes: tuple[kv.KV, ...] | None  # of this round's expanded nodes, while drafting
+    features: Float[Array, "B N D"] | None  # predicted, of the root and of each expanded node
+
+
+@dataclasses.dataclass(frozen=True)
+class PairReader:
+    """How a head reads pairs.
+
+    Attributes:
+        config: shape of its layer.
+        layer: (tokens [B W], the features before them [B W D], what they attend to, cache, nodes) → predicted features
+            [B W D], and the nodes with the new keys and values.
+        logits: [*B C], float32, of predicted features [*B D].
+    """
+
+    config: LlamaConfig
+    layer: Callable[[Array, Array, Attend, kv.KV, kv.KV | None], tuple[Array, kv.KV]]
+    logits: Callable[[Array], Array]
+
+
+def empty(config: LlamaConfig, batch: int, rows: int, tokens: int, dtype: jnp.dtype) -> PairState:
+    """State before the first pair, for a head that can draft so many different tokens."""
+    return PairState(
+        cache=kv.allocate(config, batch, rows, dtype, num_layers=1),
+        logits=jnp.zeros((batch, tokens), jnp.float32),
+        hidden=jnp.zeros((batch, config.hidden_size), dtype),
+        nodes=None,
+        features=None,
+    )
+
+
+def observe(reader: PairReader, state: PairState, committed: Committed, features: Float[Array, "B T D"]) -> PairState:
+    """Keeps the true pairs of what was committed, whose features are given."""
+    batch, width = committed.token.shape
+    at, mask = committed.position, causal_mask(batch, width)
+    attend = attend_to(reader.config, at, mask, committed.start, kv.capacity(state.cache))
+    out, new = reader.layer(committed.next_token, features, attend, state.cache[0], None)
+    root = last_valid(out, committed.count)
+    logits = reader.logits(root)
+    learns = (committed.count > 0)[:, None]
+    return PairState(
+        cache=kv.append(state.cache, (new,), committed.start, after=logits.argmax(-1)),
+        logits=jnp.where(learns, logits, state.logits),
+        hidden=jnp.where(learns, root, state.hidden),
+        nodes=None,
+        features=None,
+    )
+
+
+def begin(reader: PairReader, state: PairState, tree: DraftTree) -> PairState:
+    """The state with room for the pairs of a tree's nodes. After the root it has logits already."""
+    batch, size = tree.token.shape
+    nodes = kv.allocate(reader.config, batch, size, state.hidden.dtype, num_layers=1)
+    features = jnp.zeros((batch, size, state.hidden.shape[-1]), state.hidden.dtype).at[:, 0].set(state.hidden)
+    return dataclasses.replace(state, nodes=nodes, features=features)
+
+
+def expand(
+    reader: PairReader, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
+) -> tuple[Float[Array, "B W C"], Float[Array, "B W D"], PairState]:
+    """Logits after each node of the frontier, and the features that they were read from."""
+    assert state.nodes is not None and state.features is not None, "root comes before expand"
+    node, slots = frontier.node, slots_of(tree, frontier)
+    tokens, before = take(tree.token, node), take(state.features, take(tree.parent, node))
+    at, mask = _positions(prefix, tree, node), tree_mask(tree, node, root_is_cached=True)
+    attend = attend_to(reader.config, at, mask, prefix.length - 1, kv.capacity(state.cache), slots)
+    out, nodes = reader.layer(tokens, before, attend, state.cache[0], state.nodes[0])
+    rows = jnp.arange(node.shape[0])[:, None]
+    features = state.features.at[rows, slots].set(out, mode="drop")
+    return reader.logits(out), out, dataclasses.replace(state, nodes=(nodes,), features=features)
+
+
+def _positions(prefix: Prefix, tree: DraftTree, node: Int[Array, "B W"]) -> Int[Array, "B W"]:
+    """A pair stands where its feature does: one before its token."""
+    return positions(prefix, take(tree.depth, node)) - 1
