@@ -167,13 +167,16 @@ class Eagle3(Drafter):
     rank: ClassVar[int | None] = 5
     has_head: ClassVar[bool] = True
 
-    def head_for(self, target: LlamaConfig, ids: Iterable[int] | None = None) -> HeadShape:
-        """One layer of the target's shape without biases, that reads the official layers.
+    def head_for(
+        self, target: LlamaConfig, ids: Iterable[int] | None = None, taps: Iterable[int] | None = None
+    ) -> HeadShape:
+        """One layer of the target's shape without biases.
 
         Its rope has the target's base and is not scaled, which official configs have no words for.
 
         Args:
             ids: of the draft vocabulary; None: the first 32,000.
+            taps: layers of the target whose inputs it reads, from 0; None: the official three.
         """
         layer = dataclasses.replace(
             target.without_experts,
@@ -182,7 +185,8 @@ class Eagle3(Drafter):
         )  # fmt: skip
         chosen = range(min(draft_vocabulary.LARGEST, target.vocab_size)) if ids is None else ids
         mask = draft_vocabulary.to_mask(chosen, target.vocab_size)
-        options = Eagle3Options(official_taps(target.num_layers), draft_vocabulary=mask)
+        read = official_taps(target.num_layers) if taps is None else tuple(taps)
+        options = Eagle3Options(read, draft_vocabulary=mask)
         return HeadShape(layer, {**dataclasses.asdict(options), "taps": list(options.taps)})
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> Eagle3Head:

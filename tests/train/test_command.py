@@ -6,7 +6,7 @@ import sys
 import pytest
 
 COMMANDS = (
-    *("lm", "eagle", "draft-model", "early-exit", "edd", "medusa", "layer-skip", "skip-search", "calibrator"),
+    *("lm", "eagle", "eagle3", "draft-model", "early-exit", "edd", "medusa", "layer-skip", "skip-search", "calibrator"),
     "generate",
 )
 

@@ -17,7 +17,7 @@ from jaxspec.checkpoint.loading import Checkpoint, compute_dtype
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.engine.head_weights import head_config
 from jaxspec.host import compilation_cache, processes
-from jaxspec.host.atomic import staged, staged_by_all
+from jaxspec.host.atomic import check_new, staged, staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.mesh import use
@@ -25,6 +25,7 @@ from jaxspec.model.mesh_rules import TRAINING
 from jaxspec.model.placement import move, place
 from jaxspec.train.data import dataset
 from jaxspec.train.data.sources import Sources, sources_of
+from jaxspec.train.data.text import Windows
 from jaxspec.train.run import feature_cache, figure
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
 from jaxspec.train.run.held_out import measure_chain, measurement
@@ -76,6 +77,26 @@ def folder_of(target: Path, name: str, out: Path | None) -> Path:
     return out or target / "heads" / name
 
 
+def prepared(job: Job) -> tuple[Windows, Windows | None]:
+    """The windows of text to train on and those held out, made by the first process if the run has none yet.
+
+    Raises:
+        ValueError: too little text, a target without a tokenizer, or a head that is there already.
+    """
+    target, data = job.target, job.run.data
+    check_new(job.out)
+    if target.tokenizer is None:
+        raise ValueError(f"{target.path} has no tokenizer, so no text can be made into tokens for it")
+    length = min(job.settings.where.context or _LONGEST, target.config.model.usable_length)
+    if length < 4:
+        raise ValueError(f"--context must be at least 4, not {length}")
+    if processes.is_first() and not data.exists():
+        with staged(data, 0) as folder:
+            dataset.prepare(folder, target.tokenizer, job.sources, length, job.settings.recipe)
+    processes.wait()
+    return dataset.load(data)
+
+
 def train(
     job: Job,
     drafter: Drafter,
@@ -106,20 +127,11 @@ def train(
     first = processes.is_first()
     if (cached := where.cache_features) is not None and jax.process_count() > 1:
         raise ValueError("--cache-features keeps the features of one process; leave it out on several hosts")
-    if target.tokenizer is None:
-        raise ValueError(f"{target.path} has no tokenizer, so no text can be made into tokens for it")
-    length = min(where.context or _LONGEST, target.config.model.usable_length)
-    if length < 4:
-        raise ValueError(f"--context must be at least 4, not {length}")
     size = sum(leaf.size for leaf in jax.tree.leaves(head))
     with staged_by_all(job.out, size * 4) as folder, use(target.mesh):
-        if first and not run.data.exists():
-            with staged(run.data, 0) as data:
-                dataset.prepare(data, target.tokenizer, job.sources, length, recipe)
-        processes.wait()
+        packed, held_out = prepared(job)
         if target.mesh is not None:
             head = move(head, place(head, target.mesh, TRAINING))
-        packed, held_out = dataset.load(run.data)
         complete = measure = None
         if cached is not None:
             taps = drafter.taps(Models(target=target.target, draft=head))

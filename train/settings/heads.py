@@ -30,7 +30,8 @@ class Where:
     """Tokens of a training window; the target's own context if not given, at most 2048."""
     cache_features: Path | None = None
     """Folder to keep the target's features in, so that later epochs need not compute them: for small runs, since a
-    token takes the hidden size times 2 or 4 bytes, and twice that for EDD, which reads another layer too."""
+    token takes the hidden size times 2 or 4 bytes, twice that for EDD, which reads another layer too, and four times
+    that for EAGLE-3, which reads three."""
     save_dtype: Dtype = "bfloat16"
     """Of the head's parameters on disk."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
@@ -113,6 +114,51 @@ class Eagle(HeadSettings):
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(
         steps=20_000, batch_size=8, learning_rate=3e-5, weight_decay=0.01, clip=0.5
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle3Objective:
+    """What EAGLE-3 minimises."""
+
+    draft_steps: int = 7
+    """Steps of drafting that are unrolled in training (training-time test): each reads what the step before it made.
+    1 trains the first drafted token alone."""
+    decay: float = 0.8
+    """The loss of a step weighs this much of that of the step before it."""
+
+    def __post_init__(self) -> None:
+        require(self, lambda value: value >= 1, "be at least 1", "draft_steps")
+        require(self, lambda value: 0 < value <= 1, "be above 0 and at most 1", "decay")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3(HeadSettings):
+    """Train an EAGLE-3 head: one decoder layer over features of three of the target's layers, and a small LM head.
+
+    The head is trained on what it drafts itself, seven steps deep, and is taught the target's distribution over its
+    draft vocabulary: the tokens that are most frequent in what training counts, which for text that the target
+    generated are its own answers.
+
+    For example: jaxspec-train eagle3 --target tinyllama --data generated.jsonl --steps 20000
+    """
+
+    objective: conf.OmitArgPrefixes[Eagle3Objective] = Eagle3Objective()
+    draft_vocab: int = 32_000
+    """Tokens of the draft vocabulary; the target's whole one where it has no more."""
+    taps: tuple[int, ...] | None = None
+    """Layers of the target, counted from 0, whose inputs the head reads; 2, n/2 and n - 3 of n if not given."""
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(
+        steps=20_000, batch_size=8, learning_rate=1e-4, weight_decay=0.01, clip=0.5
+    )
+
+    def __post_init__(self) -> None:
+        require(self, lambda value: value >= 1, "be at least 1", "draft_vocab")
+        context, needed = self.where.context, self.objective.draft_steps + 2
+        if context is not None and context < needed:
+            raise ValueError(
+                f"--context {context} is too short for --draft-steps {self.objective.draft_steps}: the last step "
+                f"predicts the token {needed - 1} further on, so it must be at least {needed}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,189 @@
+"""EAGLE-3's training: what it unrolls is what decoding drafts, and its loss is the paper's."""
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxspec
+from jaxspec.checkpoint import heads
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.decoding.drafter import Committed, Models, Prefix
+from jaxspec.drafters.draft_vocabulary import ids_of
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head, draft_logits, drafts_of, fuse
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama, unembed
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import eagle3
+from jaxspec.train.run.packed import of_target
+from jaxspec.train.settings.heads import Eagle3Objective
+from tests.drafters.chain import chain
+from tests.evaluate.tiny import checkpoint
+from tests.train.command import QUICK, command
+
+CONFIG = LlamaConfig(
+    vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=4, num_heads=2, num_kv_heads=1, head_dim=4
+)
+LENGTH, STEPS = 12, 3
+IDS = (0, 2, 3, 5, 7, 8, 9, 11, 12)
+OBSERVE = jax.jit(lambda drafter, *arguments: drafter.observe(*arguments), static_argnums=0)
+
+
+@pytest.fixture(scope="module")
+def target() -> Llama:
+    return Llama(CONFIG, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def head() -> Eagle3Head:
+    return Eagle3().build_head(Eagle3().head_for(CONFIG, ids=IDS), nnx.Rngs(1))
+
+
+@pytest.fixture(scope="module")
+def batch() -> Windows:
+    rng = np.random.default_rng(0)
+    segment = np.array([[0] * 7 + [1] * 5, [2] * LENGTH])
+    counted = jnp.asarray(rng.random((2, LENGTH)) < 0.7)
+    tokens = jnp.asarray(rng.integers(0, 13, (2, LENGTH)))
+    return Windows(tokens=tokens, segment=jnp.asarray(segment), counted=counted)
+
+
+@pytest.fixture(scope="module")
+def steps(target: Llama, head: Eagle3Head, batch: Windows) -> list[jax.Array]:
+    """What each step makes of each row."""
+    _, taps = of_target(target, batch, head.options.taps)
+    tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
+    unroll = jax.jit(lambda: eagle3.unroll(head, target, tokens, fuse(head, taps), segment, STEPS))
+    return unroll()
+
+
+def test_trains_what_decodes(target, head, batch, steps):
+    """A row of each document: the logits after its root and along the text, drafted by the decoder."""
+    _, taps = of_target(target, batch, head.options.taps)
+    models, drafter = Models(target=target, draft=head), Eagle3()
+    for row, begin, end, pair in ((0, 0, 7, 3), (0, 7, LENGTH, 8), (1, 0, LENGTH, 0), (1, 0, LENGTH, 8)):
+        whole = lambda x, row=row, begin=begin: jnp.roll(x[row : row + 1], -begin, axis=1)
+        tokens, pairs = whole(jnp.asarray(batch.tokens)), pair - begin + 1  # true ones, of which the last is the row
+        committed = Committed(
+            start=jnp.array([0]),
+            count=jnp.array([pairs]),
+            token=tokens,
+            next_token=jnp.roll(tokens, -1, axis=1),
+            hidden=jnp.zeros((1, LENGTH, CONFIG.hidden_size)),
+            taps=tuple(map(whole, taps)),
+        )
+        state = OBSERVE(drafter, models, drafter.init(models, 1, 32), committed)
+        prefix = Prefix(token=jnp.pad(tokens, [(0, 0), (0, 20)]), length=jnp.array([pairs + 1]), cache=())
+        found = chain(drafter, models, state, prefix, STEPS - 1)
+        for k in range(min(STEPS, end - pair - 1)):
+            expected = jax.nn.log_softmax(draft_logits(head, steps[k][row, pair]))
+            np.testing.assert_allclose(found[0, k], expected, atol=1e-4)
+
+
+def test_loss_is_the_papers(target, head, batch, steps):
+    """Cross-entropy with the target over the draft vocabulary, where the target's first choice can be drafted."""
+    features, _ = of_target(target, batch, head.options.taps)
+    says, total, counts, right = np.asarray(unembed(target, features)), 0.0, [0] * STEPS, [0] * STEPS
+    for k, row, i in np.ndindex(STEPS, 2, LENGTH):
+        drafted, said = i + 2 + k, i + 1 + k
+        if drafted >= LENGTH or not batch.counted[row, drafted] or batch.segment[row, i] != batch.segment[row, drafted]:
+            continue
+        if (best := says[row, said].argmax()) not in IDS:
+            continue
+        weight = np.exp(says[row, said][list(IDS)])
+        logits = np.asarray(draft_logits(head, steps[k][row, i]), np.float64)
+        log_q = logits - np.log(np.exp(logits).sum())
+        total -= 0.8**k * (weight / weight.sum() * log_q).sum()
+        counts[k] += 1
+        right[k] += IDS[logits.argmax()] == best
+    objective = Eagle3Objective(draft_steps=STEPS, decay=0.8)
+    found, sums = jax.jit(partial(eagle3.loss, objective=objective))(head, target, batch, None)
+    assert float(found) == pytest.approx(total, rel=1e-4)
+    assert float(sums["count"]) == counts[0] > 0
+    for k in range(STEPS):
+        assert float(sums[f"alpha_{k}"]) / counts[0] == pytest.approx(right[k] / counts[k])
+
+
+def test_given_taps_replace_the_targets_own(target, head, batch):
+    """As they come from the cache on disk."""
+    features, taps = of_target(target, batch, head.options.taps)
+    lost = lambda batch: float(eagle3.loss(head, target, batch, None, Eagle3Objective(draft_steps=1))[0])
+    given = dataclasses.replace(batch, features=features, taps=taps)
+    assert lost(given) == pytest.approx(lost(batch), rel=1e-5)
+    doubled = dataclasses.replace(given, taps=(taps[0], 2 * taps[1], taps[2]))
+    assert lost(doubled) != pytest.approx(lost(batch), rel=1e-3)
+
+
+def test_gradients_reach_every_weight(target, head, batch):
+    """Through all steps: none is cut off, and none overflows where a row counts for nothing."""
+    objective = Eagle3Objective(draft_steps=STEPS)
+    slopes = jax.jit(jax.grad(lambda head: eagle3.loss(head, target, batch, None, objective)[0]))(head)
+    for name, slope in module_to_dict(slopes).items():
+        assert np.isfinite(slope).all() and np.abs(slope).max() > 0, name
+
+
+def test_a_head_begins_with_the_targets_lm_head(target):
+    shape = Eagle3().head_for(CONFIG, ids=IDS)
+    head = eagle3.initial(target, shape, seed=0)
+    feature = jax.random.normal(jax.random.key(0), (1, 1, CONFIG.hidden_size))
+    drafts = drafts_of(head, draft_logits(head, feature), feature)
+    assert drafts.token is not None
+    np.testing.assert_array_equal(drafts.token[0, 0], IDS)
+    assert target.head is not None
+    np.testing.assert_array_equal(head.head.kernel[...], target.head.kernel[...][:, np.array(IDS)])
+    assert head.head.kernel[...] is not target.head.kernel[...]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data")
+    for name in ("a.py", "shutil.py"):  # the second is held out by its name
+        (path / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def ckpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint over bytes."""
+    return checkpoint(tmp_path_factory.mktemp("target") / "ckpt")
+
+
+def test_a_head_is_trained_and_used(ckpt, data):
+    code, err = command("eagle3", "--target", ckpt, "--data", data, *QUICK, "--draft-vocab", 64, "--draft-steps", 3)
+    assert code == 0, err
+    config = heads.read_head(ckpt / "heads/eagle3", "eagle3")
+    ids = ids_of(config.settings["draft_vocabulary"], config.model.vocab_size)
+    model = jaxspec.load(ckpt)
+    assert len(ids) == 64
+    assert {*model.tokenizer("def f1(x):\n    return", add_special_tokens=False)["input_ids"]} <= {*ids.tolist()}
+    assert {*model.config.eos} <= {*ids.tolist()}
+    lines = [json.loads(line) for line in (ckpt / "heads/eagle3.run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["evaluation"]["loss"] for line in lines if "evaluation" in line]
+    assert losses[-1] < losses[0]
+    assert {"alpha_0", "alpha_1", "alpha_2"} <= lines[0].keys()
+    engine = jaxspec.Engine(model)
+    assert str(engine.method).startswith("eagle3+chain")
+    texts = engine.generate(["def f", "x"], max_new_tokens=30)
+    plain = jaxspec.Engine(model, "plain").generate(["def f", "x"], max_new_tokens=30)
+    assert [text.tokens for text in texts] == [text.tokens for text in plain]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--taps", 9), "--taps must be from 0 to"),
+        (("--draft-vocab", 0), "draft-vocab"),
+        (("--context", 8, "--draft-steps", 7), "--context 8 is too short for --draft-steps 7"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options, words, ckpt, data, tmp_path):
+    given = [*QUICK[:4], "--data", data, "--out", tmp_path / "head", *options]
+    code, err = command("eagle3", "--target", ckpt, *given)
+    assert code == 2 and words in err.splitlines()[-1]
+    assert not (tmp_path / "head").exists()

@@ -1,0 +1,160 @@
+"""EAGLE-3's training (arXiv:2503.01840, §3.2): drafting is unrolled, so that the head learns on what it drafts itself.
+
+A row of training is a round of drafting after token i + 1: step 0 reads the pair of the true feature i and token i + 1,
+and each later step what the step before it made and the text's next token.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.decoding.drafter import HeadShape
+from jaxspec.drafters import draft_vocabulary
+from jaxspec.drafters.eagle3 import Eagle3 as Eagle3Drafter
+from jaxspec.drafters.eagle3 import Eagle3Head, draft_logits, fuse, layer_input, layer_output
+from jaxspec.model.attention import project
+from jaxspec.model.linear import linear
+from jaxspec.model.llama import Llama, unembed
+from jaxspec.model.rope import rotary
+from jaxspec.train.data.text import Windows
+from jaxspec.train.run import heads
+from jaxspec.train.run.initial_weights import copies, lm_head_of
+from jaxspec.train.run.losses import Summed
+from jaxspec.train.run.packed import in_blocks, of_target, positions
+from jaxspec.train.settings.heads import Eagle3, Eagle3Objective
+
+_ROWS = 4096  # windows that are counted at once
+
+
+def train(settings: Eagle3) -> Eagle3Head:
+    """Trains a head; see `heads.train`."""
+    drafter = Eagle3Drafter()
+    with heads.open_job(drafter.name, settings) as job:
+        config = job.target.config.model
+        if outside := [tap for tap in settings.taps or () if not 0 <= tap < config.num_layers]:
+            raise ValueError(f"--taps must be from 0 to {config.num_layers - 1} for this target, not {outside[0]}")
+        packed, _ = heads.prepared(job)
+        ids = chosen(packed, job.target, settings.draft_vocab)
+        shape = drafter.head_for(config, ids=ids, taps=settings.taps)
+        head = initial(job.target.target, shape, settings.recipe.seed)
+        return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
+
+
+def chosen(packed: Windows, target: Checkpoint, size: int) -> list[int]:
+    """The `size` tokens that training counts most often, ascending, and among them those that end a text."""
+    vocab, counts = target.config.model.vocab_size, np.zeros(target.config.model.vocab_size, np.int64)
+    for start in range(0, len(packed.tokens), _ROWS):
+        rows = slice(start, start + _ROWS)
+        counts += np.bincount(np.asarray(packed.tokens[rows])[np.asarray(packed.counted[rows])], minlength=vocab)
+    counts[list(target.config.eos)] = np.iinfo(np.int64).max
+    return draft_vocabulary.most_frequent(counts, size, vocab).tolist()
+
+
+def initial(target: Llama, shape: HeadShape, seed: int) -> Eagle3Head:
+    """A random head whose final norm and LM head begin as the target's: of the LM head, the draft vocabulary's part."""
+    head = Eagle3Drafter().build_head(shape, nnx.Rngs(seed))
+    begun = copies(module_to_dict(target), {"head.kernel": lm_head_of(target.config), "norm": "norm"})
+    begun["head.kernel"] = begun["head.kernel"][:, head.ids]
+    return dict_to_module(head, {**module_to_dict(head), **begun})
+
+
+def loss(
+    head: Eagle3Head, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: Eagle3Objective
+) -> Summed:
+    """Σ_k decay^k · cross-entropy of what step k drafts with what the target says there, over the draft vocabulary.
+
+    Row i of step k drafts token i + 2 + k. It counts where that token does and is of the row's document, and where the
+    target's first choice can be drafted at all. `count` is of step 0; later steps have fewer rows, at the ends of
+    documents. `alpha_k` is the share of step k's rows whose first choice is the target's (n-α of EAGLE, Table 2).
+    """
+    features, taps = of_target(target, batch, head.options.taps)
+    segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
+    says = jax.lax.stop_gradient(unembed(target, features))
+    drafted, best = says[..., head.ids], says.argmax(-1)
+    in_vocabulary = jnp.zeros(says.shape[-1], bool).at[head.ids].set(True)[best]
+    counted = jnp.asarray(batch.counted)
+
+    def ahead(x: Array, by: int, otherwise: int = 0) -> Array:
+        """x of the token so many further on."""
+        return jnp.pad(x[:, by:], [(0, 0), (0, by), *[(0, 0)] * (x.ndim - 2)], constant_values=otherwise)
+
+    @jax.checkpoint  # logits of all steps at once would be most of the memory
+    def of_step(out: Array, said: Array, chosen: Array, valid: Array) -> tuple[Array, Array]:
+        drafts = draft_logits(head, out)
+        lost = optax.softmax_cross_entropy(drafts, jax.nn.softmax(said))
+        right = jnp.asarray(head.ids)[drafts.argmax(-1)] == chosen
+        return jnp.where(valid, lost, 0.0).sum(), (right & valid).sum().astype(jnp.float32)
+
+    total, rows, right = jnp.float32(0), [], []
+    for k, out in enumerate(unroll(head, target, tokens, fuse(head, taps), segment, objective.draft_steps)):
+        valid = ahead(counted, 2 + k) & (ahead(segment, 2 + k, -1) == segment) & ahead(in_vocabulary, 1 + k)
+        lost, agrees = of_step(out, ahead(drafted, 1 + k), ahead(best, 1 + k), valid)
+        total += objective.decay**k * lost
+        rows.append(valid.sum().astype(jnp.float32))
+        right.append(agrees)
+    # Sums are divided by the rows of step 0 in the end.
+    alphas = {f"alpha_{k}": found * rows[0] / jnp.maximum(rows[k], 1) for k, found in enumerate(right)}
+    return total, {"count": rows[0], **alphas}
+
+
+def unroll(
+    head: Eagle3Head,
+    target: Llama,
+    tokens: Int[Array, "B T"],
+    features: Float[Array, "B T D"],
+    segment: Int[Array, "B T"],
+    steps: int,
+) -> list[Float[Array, "B T D"]]:
+    """What each step makes of each row: at step k, row i reads token i + 1 + k after what step k - 1 made of it.
+
+    It attends to the true pairs of rows up to its own, in its document, and to its own row's earlier steps; it stands
+    at rotary position i + k.
+    """
+    at, own, made = positions(segment), [], []
+    for k in range(steps):
+        token = jnp.pad(tokens[:, 1 + k :], [(0, 0), (0, 1 + k)])
+        x, stream = layer_input(head, target, token, features)
+        query, key, value = project(head.layer.attention, head.config, x, *rotary(head.config, at + k))
+        own.append((key, value))
+        mixed = partial(attend, query, own, segment)
+        features = layer_output(head, stream + linear(in_blocks(mixed, tokens.shape[1]), head.layer.attention.o))
+        made.append(features)
+    return made
+
+
+def attend(
+    query: Float[Array, "B K G T H"],
+    steps: list[tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]]],
+    segment: Int[Array, "B T"],
+    start: int,
+    end: int,
+) -> Float[Array, "B K G queries H"]:
+    """The queries `start`..`end` of the last step, over step 0's rows up to their own and their own row's other steps.
+
+    Args:
+        steps: keys and values of each step.
+    """
+    (key, value), *later = steps
+    asked = query[:, :, :, start:end] * query.shape[-1] ** -0.5
+    scores = jnp.einsum("bkgwh,bksh->bkgws", asked, key[:, :, :end], preferred_element_type=jnp.float32)
+    scores = jnp.where(seen(segment, start, end)[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    own = [(k[:, :, start:end], v[:, :, start:end]) for k, v in later]
+    beside = [jnp.einsum("bkgwh,bkwh->bkgw", asked, k, preferred_element_type=jnp.float32)[..., None] for k, _ in own]
+    share = jax.nn.softmax(jnp.concatenate([scores, *beside], axis=-1)).astype(value.dtype)
+    mixed = jnp.einsum("bkgws,bksh->bkgwh", share[..., :end], value[:, :, :end])
+    for step, (_, v) in enumerate(own):
+        mixed += share[..., end + step, None] * v[:, :, None]
+    return mixed
+
+
+def seen(segment: Int[Array, "B T"], start: int, end: int) -> Bool[Array, "B queries T"]:
+    """Which rows up to `end` the rows `start`..`end` see: those of their document up to their own."""
+    causal = jnp.arange(start, end)[:, None] >= jnp.arange(end)
+    return causal & (segment[:, start:end, None] == segment[:, None, :end])
