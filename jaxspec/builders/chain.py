@@ -19,8 +19,7 @@ class Chain(TreeBuilder):
     length: int = 4
 
     def __post_init__(self) -> None:
-        if self.length < 0:
-            raise ValueError(f"chain: length must not be negative, and is {self.length}")
+        self.require(length=0)
 
     @property
     def depth(self) -> int:

@@ -11,7 +11,9 @@ from jaxtyping import Array, Bool
 
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.rule import Propose
+from jaxspec.decoding.strategy import MOST
 from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, take
+from jaxspec.host.arguments import integer
 
 Path = tuple[int, ...]
 
@@ -52,6 +54,7 @@ class Static(TreeBuilder):
         for path in self.paths:
             if len(path) > 1 and path[:-1] not in known:
                 raise ValueError(f"static: path {path} has no parent {path[:-1]} in the tree")
+            integer(f"static: the largest rank in path {path}", max(path), 0, MOST)
 
     @property
     def depth(self) -> int:

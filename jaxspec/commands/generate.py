@@ -9,7 +9,7 @@ from rich.console import Console
 from jaxspec.commands.settings import Generate
 from jaxspec.engine.engine import TOGETHER, Engine
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.prompts import stateful_refusal
+from jaxspec.engine.prompts import refuse_stateful
 from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.suites import read_questions
 from jaxspec.host.terminal import say
@@ -19,8 +19,7 @@ from jaxspec.report.draft_colours import LEGEND, coloured
 def run(settings: Generate) -> None:
     """Generates for every prompt and prints what came out; remarks go to stderr."""
     prompts = prompts_of(settings)
-    if settings.repetition_penalty != 1:
-        raise stateful_refusal("repetition_penalty")
+    refuse_stateful("repetition_penalty", settings.repetition_penalty)
     if settings.stream and (settings.prompts or settings.show_drafts or settings.format == "json"):
         raise ValueError("--stream prints the plain text of one --prompt; leave out the other options")
     mesh = settings.devices.open(several=True)
@@ -29,7 +28,7 @@ def run(settings: Generate) -> None:
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
     if settings.method is None:
         say(f"method: {engine.method}")
-    asked = {"sampling": settings.sampling, "chat": settings.chat}
+    asked = {"sampling": settings.sampling, "chat": settings.chat, "truncate": settings.truncate}
     options = {**asked, "stop": settings.stop}
     if settings.show_drafts and engine.model.tokenizer is None:
         raise ValueError(f"{settings.target} has no tokenizer, so there is no text to colour")

@@ -34,6 +34,9 @@ class Generate:
     """Strings that end the text."""
     chat: bool = False
     """Put each prompt through the tokenizer's chat template."""
+    truncate: Literal["left"] | None = None
+    """left: of a prompt that is too long for the model keep the last tokens that leave room for --max-new-tokens; such
+    a prompt is refused if not given."""
     stream: bool = False
     """Print the text of a single prompt as it comes."""
     show_drafts: bool = False

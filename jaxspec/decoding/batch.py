@@ -21,6 +21,14 @@ IDLE = Request([0], SamplingParams(max_new_tokens=1))
 """What fills a batch up."""
 
 
+MOST = 2**31 - 1  # of an int32
+
+
+def within_float32(temperature: float) -> float:
+    """The same, but neither so low nor so high that logits divided by it overflow: 0, or from 1e-30 to 1e30."""
+    return min(max(temperature, 1e-30), 1e30) if temperature else 0.0
+
+
 def data_parts() -> int:
     """Parts that the rows of a batch are cut into on the current mesh."""
     return jax.sharding.get_abstract_mesh().shape.get("data", 1)
@@ -80,8 +88,10 @@ def start_rows(
         keys=jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seeds, indices),
         eos=jnp.asarray([*eos, *[-1] * (-len(eos) % 4 or 4 * (not eos))], jnp.int32),  # few shapes, few compilations
         sampling=Sampling(
-            temperature=column(lambda r: r.sampling.temperature, jnp.float32),
-            top_k=column(lambda r: r.sampling.top_k, jnp.int32) if any(r.sampling.top_k for r in among) else None,
+            temperature=column(lambda r: within_float32(r.sampling.temperature), jnp.float32),
+            top_k=column(lambda r: min(r.sampling.top_k, MOST), jnp.int32)
+            if any(r.sampling.top_k for r in among)
+            else None,
             top_p=column(lambda r: r.sampling.top_p, jnp.float32) if any(r.sampling.top_p < 1 for r in among) else None,
         ),
     )

@@ -123,6 +123,6 @@ def _read(
     _, state = jax.lax.while_loop(unread, read_chunk, (begin, state))
     first = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
     begun = ~state.done & (prompt.max() <= end)
-    length = prompt + begun
+    length = prompt + (begun & (prompt < state.limit))  # a text of no tokens keeps not even the first
     done = state.done | (begun & ((first == state.eos).any(axis=1) | (length >= state.limit)))
     return dataclasses.replace(state, length=length, done=done)

@@ -1,7 +1,8 @@
 """How a text is drawn, and a prompt with that, ready to run. Loads no JAX, as the options of commands need none."""
 
 import dataclasses
-import math
+
+from jaxspec.host.arguments import integer, number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +21,16 @@ class SamplingParams:
     """Text i draws from fold_in(key(seed), i): the same text in any batch."""
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
-        if not 0 <= self.temperature < math.inf:
+        checked = {
+            "max_new_tokens": integer("max_new_tokens", self.max_new_tokens, 0),
+            "temperature": number("temperature", self.temperature),
+            "top_p": number("top_p", self.top_p),
+            "top_k": integer("top_k", self.top_k),
+            "seed": integer("seed", self.seed),
+        }
+        for name, value in checked.items():  # what NumPy made becomes Python's, so that equal settings are equal
+            object.__setattr__(self, name, value)
+        if self.temperature < 0:
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")

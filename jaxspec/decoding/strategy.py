@@ -4,6 +4,9 @@ import abc
 from typing import ClassVar
 
 from jaxspec.decoding.cost_table import CostTable
+from jaxspec.host.arguments import integer
+
+MOST = 4096  # of anything that is counted in a draft
 
 
 class Strategy(abc.ABC):
@@ -17,11 +20,10 @@ class Strategy(abc.ABC):
 
     name: ClassVar[str]
 
-    def require(self, **least: int) -> None:
-        """Raises ValueError for a setting below the least value that it may have."""
+    def require(self, most: int = MOST, **least: int) -> None:
+        """Raises ValueError for a setting that is no whole number from the least value that it may have to `most`."""
         for setting, value in least.items():
-            if (found := getattr(self, setting)) < value:
-                raise ValueError(f"{self.name}: {setting} must be at least {value}, and is {found}")
+            integer(f"{self.name}: {setting}", getattr(self, setting), value, most)
 
     @property
     def needs_costs(self) -> bool:

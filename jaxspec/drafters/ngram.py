@@ -31,9 +31,10 @@ class Ngram(Drafter):
     sharpness: float = 4.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.shortest <= self.longest:
+        self.require(most=64, shortest=1, longest=0)  # each is a pass over the text
+        if self.shortest > self.longest:
             raise ValueError(f"ngram: 1 <= shortest <= longest, not {self.shortest} and {self.longest}")
-        if self.sharpness <= 1:
+        if not 1 < self.sharpness < float("inf"):
             raise ValueError(f"ngram: sharpness must exceed 1, the weight of recency, not {self.sharpness}")
 
     def expand(

@@ -25,6 +25,7 @@ from jaxspec.engine.session import UNLIMITED, Session
 from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.engine.text_stream import Unfinished
 from jaxspec.host import compilation_cache
+from jaxspec.host.arguments import integer
 from jaxspec.host.compiling import compile_all
 from jaxspec.host.processes import fetch
 from jaxspec.methods.method import Method, default_method, parse_method
@@ -134,7 +135,7 @@ class Engine:
                 with `batch_size` 1, one posterior over all prompts. It changes no text, only how fast it comes, but
                 under rejection sampling: what is drawn (not its distribution) depends on the prompts before.
             settings: `sampling`, a SamplingParams; its fields by name, each one value or one a prompt, such as
-                max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0 and seed=0; `seeds` and `chat`. See
+                max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0 and seed=0; `seeds`, `chat` and `truncate`. See
                 `requests_of`.
 
         Raises:
@@ -163,11 +164,10 @@ class Engine:
             ValueError: as `generate`, and at once.
         """
         requests = requests_of(self.model, prompts, **settings)
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        batch_size = TOGETHER if batch_size is None else integer("batch_size", batch_size, 1)
         stops = StopStrings(stop, self.model.tokenizer)
         options = {"log_probs": log_probs, "record": record, "keep_state": keep_state}
-        return self.run_refilled(requests, batch_size or TOGETHER, stops, **options)
+        return self.run_refilled(requests, batch_size, stops, **options)
 
     def run_refilled(
         self,
@@ -187,8 +187,7 @@ class Engine:
 
     def stream(self, prompt: Prompt, *, rounds: int = 4, stop: Sequence[str] = (), **settings: Any) -> Iterator[str]:
         """Yields the text of one prompt as it comes, every `rounds` rounds; `settings` as for `generate`."""
-        if rounds < 1:
-            raise ValueError(f"rounds must be at least 1, not {rounds}")
+        rounds = integer("rounds", rounds, 1)
         (request,) = requests_of(self.model, [prompt], **settings)
         stops, unfinished = StopStrings(stop, self.model.tokenizer), Unfinished(self.model.tokenizer)
         session, stopped = self.session([request]), False

@@ -3,36 +3,37 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.host.arguments import integer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages `[{"role": …, "content": …}, …]`."""
 
-STATEFUL = (
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "bad_words_ids",
-    "logits_processor",
-    "min_new_tokens",
-    "min_length",
-    "forced_eos_token_id",
-)
-"""Processors that change the logits by what was generated before, or in ways that the draft does not know."""
+STATEFUL: dict[str, Any] = {
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "bad_words_ids": None,
+    "logits_processor": None,
+    "min_new_tokens": 0,
+    "min_length": 0,
+    "forced_eos_token_id": None,
+}
+"""Processors that change the logits by what was generated before, or in ways that the draft does not know: what each
+is called, and the value at which it does nothing."""
 
 
-def stateful_refusal(name: str) -> Exception:
-    """The error for an argument that `generate` does not take."""
+def refuse_stateful(name: str, value: Any) -> None:
+    """Raises the error for an argument that `generate` does not take, unless its value is one that does nothing."""
     if name not in STATEFUL:
-        return TypeError(f"generate() got an unexpected keyword argument {name!r}")
-    return ValueError(
-        f"{name} is refused: it changes the target's distribution with the text before it, so that drafted and plain "
-        "text would differ; leave it out"
-    )
+        raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
+    if value is not None and value != STATEFUL[name]:
+        raise ValueError(
+            f"{name} is refused: it changes the target's distribution with the text before it, so that drafted and "
+            "plain text would differ; leave it out"
+        )
 
 
 def encode(prompts: Prompt | Sequence[Prompt], model: Checkpoint, chat: bool) -> list[list[int]]:
@@ -42,21 +43,33 @@ def encode(prompts: Prompt | Sequence[Prompt], model: Checkpoint, chat: bool) ->
         ValueError: no prompts, an empty one where there is no BOS, an id outside the vocabulary, or text or messages
             where the checkpoint lacks a tokenizer or chat template.
     """
+    prompts = _unpacked(prompts)
     listed = [prompts] if _is_one(prompts) else list(prompts)
     if not listed:
         raise ValueError("there are no prompts")
-    return [_encode_one(i, prompt, model, chat) for i, prompt in enumerate(listed)]
+    return [_encode_one(i, _unpacked(prompt), model, chat) for i, prompt in enumerate(listed)]
+
+
+def _unpacked(prompt: Any) -> Any:
+    """The same, with an array of NumPy or JAX as a list."""
+    return prompt.tolist() if hasattr(prompt, "tolist") else prompt
 
 
 def _is_one(prompts: Any) -> bool:
-    """Whether this is a single prompt: text, token ids, or one conversation."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer | Mapping))
+    """Whether this is a single prompt: text, token ids, or one conversation; or nothing that could be several."""
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
+        return True
+    return len(prompts) > 0 and not isinstance(_unpacked(prompts[0]), Sequence)
 
 
 def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool) -> list[int]:
     tokenizer, vocab_size = model.tokenizer, model.config.model.vocab_size
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        raise ValueError(
+            f"prompt {index} must be text (str), a list of token ids or chat messages, not {type(prompt).__name__}"
+        )
     if not isinstance(prompt, str) and not (len(prompt) > 0 and isinstance(prompt[0], Mapping)):
-        tokens = [int(token) for token in prompt]
+        tokens = [integer(f"a token id of prompt {index}", token) for token in prompt]
     elif tokenizer is None:
         raise ValueError(f"{model.path} has no tokenizer, so prompt {index} must be a list of token ids")
     elif isinstance(prompt, str) and not chat:
@@ -65,7 +78,10 @@ def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool) -> list[
         if not tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {model.path} has no chat template; pass plain prompts, without chat")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program of its own, and raises what it likes
+            raise ValueError(f"the chat template of {model.path} does not take prompt {index}: {error}") from error
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template wrote the BOS, if there is one
     if not tokens:
         if model.config.bos is None:

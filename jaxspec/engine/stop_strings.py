@@ -9,8 +9,9 @@ class StopStrings:
 
     def __init__(self, strings: Sequence[str], tokenizer: Any):
         strings = [strings] if isinstance(strings, str) else list(strings)
-        if any(not string for string in strings):
-            raise ValueError("a stop string must not be empty")
+        for string in strings:
+            if not isinstance(string, str) or not string:
+                raise ValueError(f"a stop string must be text and not empty, not {string!r}")
         if strings and tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this checkpoint has none")
         self.strings, self.tokenizer = strings, tokenizer

@@ -27,6 +27,7 @@ from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.evaluate.settings import Bench
 from jaxspec.host import compilation_cache
+from jaxspec.host.arguments import integer
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
@@ -84,9 +85,12 @@ def check(settings: Bench) -> None:
     """Raises ValueError for a setting that is wrong whatever the model and the questions are."""
     if not settings.methods:
         raise ValueError("name at least one method")
-    for name in ("batch_size", "repeats"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"{name} must be at least 1, not {getattr(settings, name)}")
+    for name, value in (
+        ("batch_size", settings.batch_size),
+        ("repeats", settings.repeats),
+        ("max_new_tokens", settings.sampling.max_new_tokens),
+    ):
+        integer(name, value, 1)
     if settings.simulate is not None and settings.sampling.temperature > 0:
         raise ValueError("--simulate draws what is accepted, so a temperature means nothing there; leave it out")
     if settings.json is not None:

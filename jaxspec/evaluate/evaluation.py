@@ -17,6 +17,7 @@ from jaxspec.evaluate.description import describe_eval
 from jaxspec.evaluate.runner import Workload
 from jaxspec.evaluate.settings import Eval
 from jaxspec.host import environment
+from jaxspec.host.arguments import integer
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.processes import agreed, is_first
 from jaxspec.host.progress import progress
@@ -69,9 +70,12 @@ def run(settings: Eval) -> None:
 
 def check(settings: Eval) -> None:
     """Raises ValueError for a setting that is wrong whatever the model and the questions are."""
-    for name in ("batch_size", "samples"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"{name} must be at least 1, not {getattr(settings, name)}")
+    for name, value in (
+        ("batch_size", settings.batch_size),
+        ("samples", settings.samples),
+        ("max_new_tokens", settings.sampling.max_new_tokens),
+    ):
+        integer(name, value, 1)
     if settings.samples > 1 and settings.sampling.temperature == 0:
         raise ValueError("at temperature 0 all answers to a question are the same: give a --temperature for --samples")
     if settings.out is not None:

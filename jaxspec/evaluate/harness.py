@@ -22,7 +22,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyr
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.device_options import Devices, Hosts
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.prompts import STATEFUL, stateful_refusal
+from jaxspec.engine.prompts import STATEFUL, refuse_stateful
 from jaxspec.engine.scoring import Text, scores
 from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.host.fake_devices import give_threads
@@ -201,7 +201,8 @@ def sampling_of(settings: dict[str, Any], seed: int) -> tuple[tuple[str, ...], S
         del given["num_beams"]  # no beams, as here
     for name in given:
         if name in STATEFUL:
-            raise stateful_refusal(name)
+            refuse_stateful(name, given[name])
+            continue
         raise ValueError(f"generation_kwargs: {name} is not known here; leave it out of the task")
     return stops, SamplingParams(**fields)
 

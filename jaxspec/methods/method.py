@@ -12,6 +12,7 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.speculation import Speculation
+from jaxspec.decoding.strategy import MOST
 from jaxspec.drafters import DRAFTERS
 from jaxspec.methods.settings import build_part, show_settings
 from jaxspec.rules import Greedy, GumbelCoupling, RejectionSampling
@@ -35,6 +36,12 @@ class Method:
     controller: Controller = FIXED
     head: str | None = None
     verification: Rule | None = None
+
+    def __post_init__(self) -> None:
+        if (nodes := self.builder.size - 1) > MOST:
+            raise ValueError(
+                f"{self.builder.name}: with these settings it drafts up to {nodes} nodes, and the limit is {MOST}"
+            )
 
     def __str__(self) -> str:
         """The method with every setting, in the form that `parse_method` reads."""

@@ -95,7 +95,7 @@ def test_heads():
         ("ngram", "length", "1,2,01", "length has the value '01' twice"),
         ("ngram", "length", "1,many", "chain,length=many: length is an int, not 'many'"),
         ("ngram", "length", "1,", "length is an int, not ''"),
-        ("ngram", "length", "1,-1", "length must not be negative"),
+        ("ngram", "length", "1,-1", "length must be at least 0, not -1"),
         ("eagle", "head", "a,", "a head needs a name"),
         ("ngram+static", "paths", "0,00", "has no parent"),
     ],

@@ -53,3 +53,4 @@ class Generate:
         require(self, lambda value: value >= 1, "be at least 1", "samples", "prompt_tokens", "batch_size")
         require(self, lambda value: value >= 0, "not be below 0", "greedy_tokens")
         require(self.sampling, lambda value: value >= 0, "not be below 0", "seed")
+        require(self.sampling, lambda value: value >= 1, "be at least 1", "max_new_tokens")

@@ -1,0 +1,44 @@
+"""Numbers as users pass them: Python's or NumPy's, of the right kind and in range."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+
+def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """A whole number. Raises ValueError, with the name that users know it by, for anything else, 16.0 too."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, not {value!r}") from None
+    if isinstance(value, bool):
+        raise ValueError(f"{name} must be a whole number, not {value}")
+    if least is not None and found < least:
+        raise ValueError(f"{name} must be at least {least}, not {found}")
+    if most is not None and found > most:
+        raise ValueError(f"{name} must be at most {most}, not {found}")
+    return found
+
+
+def number(name: str, value: Any) -> float:
+    """A finite number. Raises ValueError, with the name that users know it by, for anything else, such as text."""
+    try:
+        if isinstance(value, str | bytes | bool):
+            raise TypeError
+        found = float(value)
+    except (TypeError, OverflowError):
+        raise ValueError(f"{name} must be a number, not {value!r}") from None
+    if not math.isfinite(found):
+        raise ValueError(f"{name} must be a finite number, not {found}")
+    return found
+
+
+def one_each(name: str, value: Any, count: int) -> list[Any]:
+    """The value `count` times; or, of a sequence or an array, its values. Raises ValueError where these are others."""
+    several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not several and getattr(value, "ndim", 0) == 0:
+        return [value] * count
+    if len(value) != count:
+        raise ValueError(f"{name} has {len(value)} values for {count} prompts; give one, or one a prompt")
+    return list(value)
