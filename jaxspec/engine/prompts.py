@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.host.arguments import integer
 
@@ -52,7 +55,7 @@ def encode(prompts: Prompt | Sequence[Prompt], model: Checkpoint, chat: bool) ->
 
 def _unpacked(prompt: Any) -> Any:
     """The same, with an array of NumPy or JAX as a list."""
-    return prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    return prompt.tolist() if isinstance(prompt, np.ndarray | np.generic | jax.Array) else prompt
 
 
 def _is_one(prompts: Any) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 
@@ -36,9 +35,12 @@ def number(name: str, value: Any) -> float:
 
 def one_each(name: str, value: Any, count: int) -> list[Any]:
     """The value `count` times; or, of a sequence or an array, its values. Raises ValueError where these are others."""
-    several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    if not several and getattr(value, "ndim", 0) == 0:
+    if isinstance(value, str | bytes):
         return [value] * count
-    if len(value) != count:
-        raise ValueError(f"{name} has {len(value)} values for {count} prompts; give one, or one a prompt")
-    return list(value)
+    try:
+        values = list(value)
+    except TypeError:  # a number, or an array of no axes
+        return [value] * count
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} values for {count} prompts; give one, or one a prompt")
+    return values

@@ -216,7 +216,10 @@ class TestSizes:
             ("ngram+eagle2,width=4000,depth=4000", "eagle2: with these settings it drafts up to .* nodes, .* limit is"),
             ("ngram+pruned,cost=0.1,width=100000", "pruned: width must be at most 4096"),
             ("ngram+budgeted,depth=100000", "budgeted: depth must be at most 4096"),
-            ("ngram+static,paths=0.:9999.", r"static: the largest rank in path \(9999,\) must be at most 4096, not 9999"),
+            (
+                "ngram+static,paths=0.:9999.",
+                r"static: the largest rank in path \(9999,\) must be at most 4096, not 9999",
+            ),
             ("ngram,longest=1000", "ngram: longest must be at most 64, not 1000"),
             ("ngram,sharpness=nan", "ngram: sharpness must exceed 1"),
         ],
