@@ -53,7 +53,6 @@ def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
     )
     title = f"exporting {source.name or source}:"
     with staged(out, total) as folder, progress(title, total, form=filesize.decimal) as shown:
-        write_json(folder / "config.json", hf_config.from_checkpoint(config))
         write_json(folder / "generation_config.json", _generation(config))
         tokenizer.copy(source, folder)
         weight_map = {}
@@ -67,6 +66,7 @@ def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
         if shards.is_sharded:
             index = {"metadata": shards.metadata, "weight_map": weight_map}
             write_json(folder / "model.safetensors.index.json", index)
+        write_json(folder / "config.json", hf_config.from_checkpoint(config))
     files = f"{len(shards.filename_to_tensors)} safetensors file{'s' * shards.is_sharded}"
     say(f"wrote {out}: {config.family}, {files}, {config.source_dtype}")
 
@@ -98,8 +98,8 @@ def write_published(
 ) -> None:
     """Writes a head in a published format: `values` into config.json, and the arrays into `file`."""
     with staged(out, sum(array.nbytes for array in arrays.values())) as folder:
-        write_json(folder / "config.json", values)
         write_tensors(folder / file, arrays, theirs)
+        write_json(folder / "config.json", values)
 
 
 def write_tensors(file: Path, arrays: Mapping[str, np.ndarray], theirs: Callable[[str], str]) -> Collection[str]:

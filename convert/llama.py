@@ -57,10 +57,11 @@ def convert(
     config = dataclasses.replace(planned.config, dtype=dtype or planned.config.dtype, quantize=quantize)
     with staged_by_all(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
         if processes.is_first():
-            config_json.write_config(folder, config)
             scheme = planned.scheme if tokenizer_from is None else "huggingface"
             tokenizer.bring(tokenizer_from or source, folder, scheme)
         write_params(planned.tensors, dtype, source, folder, out, quantize)
+        if processes.is_first():  # last: without it the folder is no checkpoint
+            config_json.write_config(folder, config)
     kinds = ", ".join(filter(None, (config.dtype, quantize)))
     say(f"wrote {out}: {config.family}, {memory.parameter_count(config.model):,} parameters, {kinds}")
     return config

@@ -91,8 +91,8 @@ def write_head(
 ) -> None:
     """Writes the head `out` from the tensors of `source`, and says so; `kind` is what it is called then."""
     with staged(out, total_bytes(tensors, dtype)) as folder:
-        heads.write_config(folder, config)
         write_params(tensors, dtype, source, folder, out)
+        heads.write_config(folder, config)
     count = sum(math.prod(tensor.shape) for tensor in tensors.values())
     say(f"wrote {out}: {kind}, {count:,} parameters, {config.dtype}")
 

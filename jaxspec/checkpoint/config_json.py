@@ -100,5 +100,5 @@ def write_config(path: Path | str, config: CheckpointConfig) -> None:
 
 
 def head_names(path: Path | str) -> tuple[str, ...]:
-    """Sorted names of the heads found under CKPT/heads: the folders that hold a config.json."""
-    return tuple(sorted(file.parent.name for file in (Path(path) / "heads").glob("*/config.json")))
+    """Sorted names of the heads found under CKPT/heads: the folders that hold a config.json and are not hidden."""
+    return tuple(sorted(file.parent.name for file in (Path(path) / "heads").glob("[!.]*/config.json")))

@@ -62,10 +62,10 @@ def write_config(path: Path, config: HeadConfig) -> None:
 
 
 def write_head(path: Path, config: HeadConfig, module: nnx.Module) -> None:
-    """Writes config and parameters into a folder, the parameters in `config.dtype`."""
-    write_config(path, config)
+    """Writes parameters in `config.dtype` into a folder, and then config.json, without which it is no head."""
     params = parameters.module_to_dict(module).items()
     parameters.write_params(path / "params", ((name, param.astype(config.dtype)) for name, param in params))
+    write_config(path, config)
 
 
 def check_same_shape(path: Path, head: LlamaConfig, target: LlamaConfig) -> None:

@@ -2,8 +2,11 @@
 
 import contextlib
 import errno
+import glob
 import json
 import os
+import platform
+import re
 import shutil
 import time
 import uuid
@@ -47,6 +50,8 @@ class DiskFullError(OSError):
 def staged(out: Path, needed: int) -> Iterator[Path]:
     """A temporary folder beside `out` that takes its name at the end; gone without a trace if anything is raised.
 
+    What processes that were killed left of the same output is removed first.
+
     Args:
         out: the folder to make; must not exist.
         needed: bytes that will be written.
@@ -59,8 +64,11 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
     if parent.name == "heads" and (parent.parent / "config.json").is_file():
         parent.mkdir(exist_ok=True)  # a checkpoint's first head
     check_new(out)
+    for left in parent.glob(f"{glob.escape(f'.{out.name}.')}*.part"):
+        if _is_left_over(left.name.removeprefix(f".{out.name}.")):
+            _remove(left)
     check_room(out, needed)
-    temporary = parent / f".{out.name}.{uuid.uuid4().hex[:8]}.part"
+    temporary = parent / f".{out.name}.{_host()}.{os.getpid()}.{uuid.uuid4().hex[:8]}.part"
     temporary.mkdir()
     try:
         yield temporary
@@ -93,6 +101,23 @@ def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
         processes.agreed(json.dumps([temporary.name, ""]))
         yield temporary
         processes.wait()
+
+
+def _host() -> str:
+    return platform.node().replace(".", "-")
+
+
+def _is_left_over(owner: str) -> bool:
+    """Whether the end of a temporary folder's name, HOST.PROCESS.DRAWN.part, says that its process has ended."""
+    if (found := re.fullmatch(r"([^.]*)\.(\d+)\.[0-9a-f]{8}\.part", owner)) is None or found[1] != _host():
+        return False
+    try:
+        os.kill(int(found[2]), 0)  # sends nothing
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):  # it lives, and is another user's
+        pass
+    return False
 
 
 def _remove(folder: Path) -> None:

@@ -1,6 +1,10 @@
 """Outputs appear whole or not at all."""
 
 import errno
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +41,43 @@ def test_what_cannot_be_made_is_refused_before_the_work(tmp_path: Path):
     with pytest.raises(DiskFullError, match="make room first"), staged(tmp_path / "out", 2**60):
         pytest.fail("it began all the same")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path):
+    """A folder stays whose process lives, is on another machine, or made another output."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as living:
+        ended = subprocess.Popen([sys.executable, "-c", ""])
+        ended.wait()
+        host, parts = platform.node().replace(".", "-"), {}
+        for name, owner in {
+            "left": f"out.{host}.{ended.pid}",
+            "at work": f"out.{host}.{living.pid}",
+            "elsewhere": f"out.another-{host}.{ended.pid}",
+            "of another": f"out2.{host}.{ended.pid}",
+            "longer": f"out.more.{host}.{ended.pid}",
+        }.items():
+            parts[name] = tmp_path / f".{owner}.0123abcd.part"
+            parts[name].mkdir()
+            (parts[name] / "config.json").write_text("{}")
+        with staged(tmp_path / "out", 10) as folder:
+            assert folder.is_dir()
+        living.kill()
+    assert not parts.pop("left").exists()
+    assert sorted(tmp_path.iterdir()) == sorted([*parts.values(), tmp_path / "out"])
+
+
+def test_the_name_that_is_given_is_known_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: ended.pid)
+        killed = [staged(tmp_path / "out", 10) for _ in range(2)]
+        for each in killed:
+            each.__enter__()
+    assert len(list(tmp_path.iterdir())) == 1, "the second did not remove what the first left"
+    with staged(tmp_path / "out", 10):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path):

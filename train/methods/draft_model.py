@@ -56,10 +56,10 @@ def write_checkpoint(target: Checkpoint, dtype: str, folder: Path, trained: Llam
     described = dataclasses.replace(
         target.config, model=trained.config, dtype=dtype, source_dtype=dtype, source_format="jaxspec", quantize=None
     )
-    config_json.write_config(folder, described)
     tokenizer.copy(target.path, folder)
     params = module_to_dict(trained).items()
     parameters.write_params(folder / "params", ((name, param.astype(dtype)) for name, param in params))
+    config_json.write_config(folder, described)
 
 
 def loss(model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: Distillation) -> Summed:

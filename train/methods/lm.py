@@ -82,10 +82,10 @@ def train(settings: Lm) -> None:
 
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(run.data / "tokenizer" / name, folder / name)
-        config_json.write_config(folder, describe(model, dtype))
         narrow = jax.tree.map(lambda param: param.astype(dtype), trained)
         with deferred():
             parameters.write_params(folder / "params", parameters.module_to_dict(narrow).items())
+        config_json.write_config(folder, describe(model, dtype))
     said = "no file was held out" if measured is None else f"held-out loss {measured['loss']:.3f}"
     say(f"wrote {out}: llama, {memory.parameter_count(model):,} parameters, {dtype}, {said}")
 
