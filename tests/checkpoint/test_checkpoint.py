@@ -194,9 +194,9 @@ def test_any_module_can_be_saved(tmp_path: Path):
 
 def test_heads_are_folders_with_a_config(tmp_path: Path):
     assert config_json.head_names(tmp_path) == ()
-    for name in ("medusa", "eagle", "half-written"):
+    for name in ("medusa", "eagle", "half-written", ".eagle.0123abcd.part"):
         (tmp_path / "heads" / name).mkdir(parents=True)
-    for name in ("medusa", "eagle"):
+    for name in ("medusa", "eagle", ".eagle.0123abcd.part"):
         (tmp_path / "heads" / name / "config.json").write_text("{}")
     assert config_json.head_names(tmp_path) == ("eagle", "medusa")
 

@@ -346,3 +346,18 @@ def test_inspect(folder: Path):
     assert lines(folder / "ckpt")["heads"] == "eagle"
     result = run("inspect", write(folder / "eagle3", EAGLE3))
     assert (result.code, "holds an EAGLE-3 head" in result.last) == (2, True)
+
+
+def test_what_is_half_written_has_no_config(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """So what is left of a conversion that was killed is neither a checkpoint nor a head."""
+    seen = []
+
+    def look(path: Path, *_: object) -> None:
+        seen.append({file.name for file in Path(path).parent.iterdir()})
+        raise KeyboardInterrupt
+
+    source = write(folder / "eagle", weights(folder / "hf"))
+    monkeypatch.setattr(parameters, "write_params", look)
+    assert run("llama", folder / "hf", folder / "again").code == 130
+    assert run("head", source, folder / OUT, "--target", folder / "ckpt").code == 130
+    assert len(seen) == 2 and not any("config.json" in names for names in seen)
