@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import hf_config, kinds
 from jaxspec.convert.export import head_arrays, head_config, write_published
-from jaxspec.convert.names import IGNORED, is_kernel, theirs
-from jaxspec.convert.readers import Source, Tensor, check_dtypes, format_of, open_directory, read_config
+from jaxspec.convert.head_parts import is_targets, one_layer, target_of, unprefixed, without_targets_embedding
+from jaxspec.convert.names import theirs
+from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config
 from jaxspec.convert.transfer import main_dtype, match, write_head
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.eagle import Eagle
@@ -58,7 +58,7 @@ def plan(source: Path) -> PublishedHead:
     if wrapped and not isinstance(raw := outer.get("model"), dict):
         raise CheckpointError(f"{source / 'config.json'} wraps no config: its 'model' must be an object")
     kinds.check(source, raw, "eagle")
-    found = _unprefixed(open_directory(source), source)
+    found = unprefixed(open_directory(source), source, [f"{_QUERY}.weight"])
     check_dtypes(found)
     lm_head = found.pop("lm_head.weight", None) if wrapped else None
     model, settings = _model(raw, found, source), {"bias": "fc.bias" in found, "own_embedding": True}
@@ -86,18 +86,12 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
     heads.check_same_shape(source, config.model, goal.model)
     lm_head = "embedding" if goal.model.tie_embeddings else "head.kernel"
     comparable = goal.quantize is None or goal.model.tie_embeddings
-    if planned.lm_head is not None and comparable and not _is_targets(planned.lm_head, target, lm_head):
+    if planned.lm_head is not None and comparable and not is_targets(planned.lm_head, target, lm_head):
         raise CheckpointError(
             f"tensor {planned.lm_head.name} in {source} is not the LM head of {target}, which alone can read an EAGLE "
             "head's features; name the target that the head was trained for"
         )
-    table = tensors["embedding"]
-    # In another dtype than the head's it is kept, since export could not know that dtype.
-    own = table.dtype != config.source_dtype or not _is_targets(table, target, "embedding")
-    if own:
-        say(f"{source} has an embedding of its own, unlike that of {target}: it is kept with the head")
-    else:
-        tensors = {name: tensor for name, tensor in tensors.items() if name != "embedding"}
+    tensors, own = without_targets_embedding(tensors, config.source_dtype, target, source)
     config = dataclasses.replace(
         config, dtype=dtype or config.dtype, settings={**config.settings, "own_embedding": own}
     )
@@ -121,7 +115,7 @@ def export(source: Path, out: Path, target: Path | None = None) -> None:
         DiskFullError: no room; nothing is left at `out`.
     """
     config = head_config(source, Eagle.name)
-    target = _target_of(source) if target is None else target
+    target = target_of(source) if target is None else target
     goal = config_json.read_config(target)
     heads.check_same_shape(source, config.model, goal.model)
     if config.settings["bias"]:
@@ -134,50 +128,15 @@ def export(source: Path, out: Path, target: Path | None = None) -> None:
     say(f"wrote {out}: EAGLE head for {target}, {config.source_dtype}")
 
 
-def _unprefixed(tensors: Source, source: Path) -> dict[str, Tensor]:
-    """The head's tensors without the prefix that some tools put before their names, such as `model.`."""
-    query = next((name for name in tensors if name.endswith(f".{_QUERY}.weight")), "")
-    prefix = query.removesuffix(f"{_QUERY}.weight")
-    found = {}
-    for name, tensor in tensors.items():
-        if IGNORED.fullmatch(name):
-            continue
-        if (bare := name.removeprefix(prefix)) in found:
-            raise CheckpointError(f"tensor {bare} is twice in {source}, with and without the prefix {prefix}")
-        found[bare] = tensor
-    return found
-
-
 def _model(raw: Mapping[str, Any], found: Source, source: Path) -> LlamaConfig:
-    """Shape of the head's layer. Like EAGLE's own code, it reads every config as a LLaMA's, whatever the target is."""
-    model = hf_config.to_llama({**raw, "model_type": "llama", "architectures": None})
-    if model.num_layers != 1:
-        raise CheckpointError(
-            f"{source / 'config.json'} says num_hidden_layers {model.num_layers}, and an EAGLE head has one layer"
-        )
+    """Shape of the head's layer, whose biases old configs do not mention."""
+    model = one_layer(raw, source, "an EAGLE head")
     biased = model.qkv_bias or bool(raw.get("qkv_bias")) or f"{_QUERY}.bias" in found
     return dataclasses.replace(model, qkv_bias=biased)
 
 
 def _abstract(model: LlamaConfig, settings: Mapping[str, Any]) -> nnx.Module:
     return nnx.eval_shape(lambda: Eagle().build_head(HeadShape(model, settings), nnx.Rngs(0)))
-
-
-def _is_targets(tensor: Tensor, target: Path, name: str) -> bool:
-    """Whether a tensor has the bits that a parameter of the target has in the tensor's dtype."""
-    array = parameters.read_arrays(target / "params", [name])[name]
-    with np.errstate(over="ignore"):  # what overflows differs, and that is the answer
-        array = (array.T if is_kernel(name) else array).astype(tensor.dtype, copy=False)
-    bits = f"u{array.itemsize}"  # as numbers, -0 would equal 0
-    return np.array_equal(tensor.read().view(bits), array.view(bits))
-
-
-def _target_of(head: Path) -> Path:
-    """The checkpoint under whose `heads` a head lies."""
-    folder = head.absolute().parent
-    if folder.name != "heads" or format_of(folder.parent) != config_json.FORMAT:
-        raise CheckpointError(f"{head} does not lie under CKPT/heads; name its target with --target CKPT")
-    return folder.parent
 
 
 def _published_config(config: heads.HeadConfig, goal: CheckpointConfig) -> dict[str, Any]:

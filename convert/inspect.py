@@ -10,11 +10,12 @@ import numpy as np
 from rich import filesize
 
 from jaxspec.checkpoint import config_json, heads, parameters
-from jaxspec.convert import eagle, kinds, llama, medusa
+from jaxspec.convert import eagle, eagle3, kinds, llama, medusa
+from jaxspec.convert.eagle3_config import LAYOUTS
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor, format_of, read_json
 from jaxspec.convert.tokenizer import has_tokenizer
-from jaxspec.drafters import LayerSkip
+from jaxspec.drafters import LayerSkip, draft_vocabulary
 from jaxspec.model.config import LlamaConfig
 
 
@@ -28,6 +29,7 @@ def describe(path: Path) -> str:
         config_json.FORMAT: _of_checkpoint,
         heads.FORMAT: _of_head,
         "medusa": _of_published_medusa,
+        "eagle3": _of_published_eagle3,
         "model": _of_source,
         "unknown": _of_source,  # which refuses it
     }
@@ -64,7 +66,7 @@ def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
         yield from _of_model(config.model)
     else:
         yield from _of_widths(config.model.hidden_size, config.model.vocab_size)
-    yield from _of_settings(config.settings)
+    yield from _of_settings(config.settings, config.model.vocab_size)
     if not weightless:
         yield from _of_tensors(shapes)
 
@@ -81,13 +83,32 @@ def _of_published_eagle(path: Path) -> Iterable[tuple[str, Any]]:
     plan = eagle.plan(path)
     yield "format", "EAGLE head, of EAGLE-1 or EAGLE-2"
     yield from _of_model(plan.config.model)
-    yield from _of_settings(plan.config.settings)
+    yield from _of_settings(plan.config.settings, plan.config.model.vocab_size)
     yield from _of_files(plan.tensors, eagle.published)
 
 
-def _of_settings(settings: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+def _of_published_eagle3(path: Path) -> Iterable[tuple[str, Any]]:
+    plan = eagle3.plan(path)
+    yield "format", f"EAGLE-3 head, in {LAYOUTS[plan.layout]}"
+    yield from _of_model(plan.model)
+    yield "taps", f"{_listed(plan.taps.layers or eagle3.OFFICIAL)} ({plan.taps.reason})"
+    yield from _of_settings(plan.settings, plan.model.vocab_size)
+    yield from _of_files(plan.tensors, plan.published)
+
+
+def _of_settings(settings: dict[str, Any], vocab_size: int) -> Iterable[tuple[str, Any]]:
     for name, value in settings.items():
-        yield name.replace("_", " "), value if not isinstance(value, bool) else "yes" if value else "no"
+        if name == "draft_vocabulary":  # a mask of thousands of digits
+            value = f"{draft_vocabulary.size_of(value, vocab_size)} of {vocab_size}"
+        elif isinstance(value, bool):
+            value = "yes" if value else "no"
+        elif isinstance(value, list):
+            value = _listed(value)
+        yield name.replace("_", " "), value
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _of_config(config: config_json.CheckpointConfig) -> Iterable[tuple[str, Any]]:

@@ -14,10 +14,9 @@ _EAGLE3 = re.compile(r"(.*\.)?(midlayer\..*|d2t|t2d)")
 _MEDUSA = re.compile(r"(.*\.)?medusa_head\..*|\d+\.\d+\.linear\.(weight|bias)")
 _WHAT: dict[Kind, str] = {
     "eagle": "a head of EAGLE-1 or EAGLE-2",
-    "eagle3": "an EAGLE-3 head, and jaxspec reads heads of EAGLE-1, EAGLE-2 and Medusa",
+    "eagle3": "an EAGLE-3 head",
     "medusa": "Medusa heads",
-    "speculators": "a head in the speculators format, and jaxspec reads the formats that EAGLE's and Medusa's authors "
-    "publish",
+    "speculators": "a head in the speculators format that is not EAGLE-3's, which alone is read from there",
     "model": "a whole model and no head; use `jaxspec-convert llama`",
     "unknown": "no head that jaxspec knows: neither fc.weight nor a decoder layer nor 0.0.linear.weight is among its "
     "tensors",
@@ -27,7 +26,7 @@ _WHAT: dict[Kind, str] = {
 def kind_of(source: Path, config: Mapping[str, Any]) -> Kind:
     """The kind of what is in a folder, by the config where that is plain, else by the names of the tensors."""
     if "speculators_model_type" in config:
-        return "speculators"
+        return "eagle3" if config["speculators_model_type"] == "eagle3" else "speculators"
     if "medusa_num_heads" in config or any(source.glob("medusa_lm_head.*")):
         return "medusa"
     return _by_tensors(open_directory(source))

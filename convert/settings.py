@@ -37,12 +37,15 @@ class Llama:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Convert a published head of EAGLE-1 or EAGLE-2, or Medusa heads, into a head of jaxspec's.
+    """Convert a published head of EAGLE-1, EAGLE-2 or EAGLE-3, or Medusa heads, into a head of jaxspec's.
 
-    SRC is a folder or a hub id, and --target the checkpoint that the head was trained for. What in SRC only repeats the
-    target is left out. OUT appears when everything has been checked and written, or not at all.
+    SRC is a folder or a hub id, and --target the checkpoint that the head was trained for. EAGLE-3 heads are read in
+    the layouts of EAGLE's authors, SpecForge and SGLang, speculators and vLLM. What in SRC only repeats the target is
+    left out. OUT appears when everything has been checked and written, or not at all.
 
     For example: jaxspec-convert head yuhuili/EAGLE-llama2-chat-7B llama2/heads/eagle --target llama2
+
+    Or: jaxspec-convert head yuhuili/EAGLE3-LLaMA3.1-Instruct-8B llama3/heads/eagle3 --target llama3
 
     Or: jaxspec-convert head FasterDecoding/medusa-vicuna-7b-v1.3 vicuna/heads/medusa --target vicuna
     """
@@ -50,11 +53,14 @@ class Head:
     src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
     """Folder, or hub id such as org/head."""
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
-    """Head to make, usually CKPT/heads/eagle or CKPT/heads/medusa; must not exist."""
+    """Head to make, usually CKPT/heads/ and eagle, eagle3 or medusa; must not exist."""
     target: Annotated[Path, conf.arg(metavar="CKPT")]
     """Checkpoint that `jaxspec-convert llama` made of the head's target."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Dtype of the parameters; the source's if not given."""
+    taps: str | None = None
+    """Of an EAGLE-3 head: the target's layers, counted from 0, whose inputs it reads, such as 2,16,29. By default those
+    that its config lists, by the convention of its layout, which is said; else those of EAGLE's own code."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
 

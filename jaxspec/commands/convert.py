@@ -25,11 +25,17 @@ def convert_llama(settings: Llama) -> None:
 
 def convert_head(settings: Head) -> None:
     """`jaxspec-convert head`."""
-    from jaxspec.convert import eagle, hub, kinds, medusa, readers
+    from jaxspec.convert import eagle, eagle3, hub, kinds, medusa, readers
 
-    source = hub.locate(settings.src, settings.revision)
-    kind = medusa if kinds.kind_of(source, readers.read_config(source)) == "medusa" else eagle
-    kind.convert(source, settings.out, locate(settings.target), settings.dtype)
+    source, target, taps = hub.locate(settings.src, settings.revision), locate(settings.target), settings.taps
+    kind = kinds.kind_of(source, readers.read_config(source))
+    if kind == "eagle3":
+        layers = None if taps is None else _numbers(taps)
+        eagle3.convert(source, settings.out, target, settings.dtype, layers)
+    elif taps is not None:
+        raise ValueError(f"--taps is for EAGLE-3 heads, and {source} holds none")
+    else:
+        (medusa if kind == "medusa" else eagle).convert(source, settings.out, target, settings.dtype)
 
 
 def export(settings: Export) -> None:
@@ -52,6 +58,15 @@ def describe(settings: Inspect) -> None:
     from jaxspec.convert import inspect
 
     print(inspect.describe(locate(settings.path)))
+
+
+def _numbers(taps: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in taps.split(","))
+    except ValueError:
+        raise ValueError(
+            f"--taps takes numbers of layers with commas between them, such as 2,16,29, not {taps!r}"
+        ) from None
 
 
 def main() -> None:

@@ -1,0 +1,79 @@
+"""`d2t` and `t2d`, the two tensors by which published heads say which tokens they can draft.
+
+`d2t` [Vd] int64 holds offsets: the token that column j of the LM head stands for is j + d2t[j]. `t2d` [V] bool says of
+each token of the target whether it is among them.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert.readers import Tensor
+from jaxspec.drafters import draft_vocabulary
+
+NAMES = ("d2t", "t2d")
+
+
+def read(maps: Mapping[str, Tensor], drafted: int, vocab_size: int, where: str) -> str | None:
+    """The mask of the tokens that a head can draft, None for all, as `draft_vocabulary` has it.
+
+    Args:
+        maps: those of the two tensors that the files hold, by name.
+        drafted: rows of the LM head, Vd.
+        vocab_size: of the target, V.
+        where: the files, as errors name them.
+
+    Raises:
+        CheckpointError: the maps are not of these sizes, are no such maps, were never filled, or contradict each other.
+    """
+    if drafted > vocab_size:
+        raise CheckpointError(f"lm_head.weight in {where} has {drafted} rows, and its target {vocab_size} tokens")
+    if "d2t" not in maps:
+        if drafted < vocab_size or maps:
+            raise CheckpointError(
+                f"tensor d2t is missing in {where}, and only it says which {drafted} of the {vocab_size} tokens the "
+                "rows of lm_head.weight stand for; the files are incomplete"
+            )
+        return None
+    offsets = _read(maps["d2t"], "i", "whole numbers", drafted)
+    inside = _read(maps["t2d"], "b", "truth values", vocab_size) if "t2d" in maps else None
+    if drafted < vocab_size and not offsets.any() and (inside is None or inside.all()):
+        raise CheckpointError(
+            f"d2t in {where} is 0 everywhere, as where it was never filled; take d2t and t2d from the training that "
+            "made the head"
+        )
+    ids = offsets.astype(np.int64) + np.arange(drafted)
+    if (np.diff(ids) <= 0).any():
+        raise CheckpointError(f"d2t in {where} does not make ids that ascend, as offsets of a draft vocabulary do")
+    try:
+        mask = draft_vocabulary.to_mask(ids.tolist(), vocab_size)
+    except ValueError as error:
+        raise CheckpointError(f"d2t in {where}: {error}") from error
+    if inside is not None and not np.array_equal(np.flatnonzero(inside), ids):
+        raise CheckpointError(
+            f"d2t and t2d in {where} name different tokens ({len(ids)} and {inside.sum()}); one of them is another "
+            "head's, or d2t holds ids where offsets are meant"
+        )
+    return mask
+
+
+def write(mask: str | None, vocab_size: int) -> dict[str, np.ndarray]:
+    """The two tensors of a mask; none where a head can draft every token."""
+    if mask is None:
+        return {}
+    ids = draft_vocabulary.ids_of(mask, vocab_size).astype(np.int64)
+    return {"d2t": ids - np.arange(len(ids)), "t2d": np.isin(np.arange(vocab_size), ids)}
+
+
+def _read(tensor: Tensor, kind: str, words: str, size: int) -> np.ndarray:
+    if tensor.shape != (size,):
+        raise CheckpointError(
+            f"tensor {tensor.name} in {tensor.file} has shape {list(tensor.shape)}, and must have [{size}]"
+        )
+    if (array := tensor.read()).dtype.kind != kind:
+        raise CheckpointError(
+            f"tensor {tensor.name} in {tensor.file} has dtype {tensor.dtype}, and must hold {words}; if it was cast "
+            "along with the weights, take the files from before that"
+        )
+    return array

@@ -1,0 +1,177 @@
+"""Heads of EAGLE-3 between their published layouts and jaxspec's, bit for bit both ways.
+
+EAGLE's authors, SpecForge and SGLang call the layer `midlayer`; speculators and vLLM call it `layers.0`. What their
+configs mean is in `eagle3_config`, and the draft vocabulary in `draft_maps`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flax import nnx
+
+from jaxspec.checkpoint import config_json, heads
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert import draft_maps, eagle3_config, kinds
+from jaxspec.convert.eagle3_config import LAYOUTS, Layout, Taps
+from jaxspec.convert.head_parts import unprefixed, without_targets_embedding
+from jaxspec.convert.names import theirs
+from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config
+from jaxspec.convert.transfer import main_dtype, match, write_head
+from jaxspec.decoding.drafter import HeadShape
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Options, official_taps
+from jaxspec.host.terminal import say
+from jaxspec.model.config import LlamaConfig
+
+_LAYERS = ("midlayer", "layers.0")
+OFFICIAL = ("2", "n/2", "n - 3")
+"""Layers whose inputs EAGLE's own code takes, of a target with n."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedHead:
+    """A published head as it is, and for each of our names the tensor that it comes from.
+
+    Attributes:
+        layout: whose layout it has.
+        model: shape of its layer.
+        taps: the layers whose inputs it reads.
+        settings: of `Eagle3Options`, without the taps.
+        tensors: by our names.
+        published: what the files call a parameter of ours.
+    """
+
+    layout: Layout
+    model: LlamaConfig
+    taps: Taps
+    settings: dict[str, Any]
+    tensors: dict[str, Tensor]
+    published: Callable[[str], str]
+
+
+def names(layer: str, tap_norm: str) -> Callable[[str], str]:
+    """What files call a parameter of ours: `layer.mlp.up.kernel` → `midlayer.mlp.up_proj.weight`.
+
+    Args:
+        layer: what they call the layer.
+        tap_norm: of `Eagle3Options`.
+    """
+
+    def published(ours: str) -> str:
+        if ours in draft_maps.NAMES:
+            return ours
+        if ours == "fc.kernel":
+            return "fc.weight"
+        if ours == "feature_norm":
+            return f"{layer}.hidden_norm.weight"
+        if ours.startswith("tap_norms."):
+            return "input_norm.weight" if tap_norm == "all" else ours.replace("tap_norms", "fc_norm") + ".weight"
+        whole = theirs(ours.replace("layer.", "layers.0.", 1), "huggingface").removeprefix("model.")
+        return whole.replace("layers.0", layer, 1)
+
+    return published
+
+
+def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
+    """Reads config and headers of a published head and checks them against each other.
+
+    Args:
+        taps: the layers whose inputs it reads; None: those that the config lists, by the convention of its layout.
+
+    Raises:
+        CheckpointError: what is wrong, or what the folder holds instead.
+    """
+    raw = read_config(source)
+    kinds.check(source, raw, "eagle3")
+    layout, model = eagle3_config.layout_of(raw), eagle3_config.model(raw, source)
+    read_taps, norms = eagle3_config.taps(raw, source, taps), eagle3_config.norms(raw, source)
+    found = unprefixed(open_directory(source), source, [f"{layer}.self_attn.q_proj.weight" for layer in _LAYERS])
+    _refuse(found, source)
+    maps = {name: found.pop(name) for name in draft_maps.NAMES if name in found}
+    check_dtypes(found)
+    if not norms["final_norm"] and found.pop("norm.weight", None) is not None:
+        say(f"{source} says norm_output false: its norm.weight is not used, and left out")
+    mask = draft_maps.read(maps, _drafted(raw, found, source), model.vocab_size, str(source))
+    settings = {"draft_vocabulary": mask, "own_embedding": "embed_tokens.weight" in found, **norms}
+    layer = next((layer for layer in _LAYERS if any(name.startswith(f"{layer}.") for name in found)), _LAYERS[0])
+    published = names(layer, settings["tap_norm"])
+    count = _count(found, read_taps, model, source)
+    abstract = _abstract(model, {**settings, "taps": (0,) * count})
+    return PublishedHead(layout, model, read_taps, settings, match(abstract, found, published, str(source)), published)
+
+
+def convert(
+    source: Path, out: Path, target: Path, dtype: str | None = None, taps: Sequence[int] | None = None
+) -> heads.HeadConfig:
+    """Converts a published head into the head `out`, and says which layout it has and which taps were taken.
+
+    Args:
+        source: folder of the head.
+        out: folder to make; must not exist.
+        target: the checkpoint that the head was trained for.
+        dtype: dtype of every parameter; None keeps each tensor's own.
+        taps: as in `plan`.
+
+    Raises:
+        CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
+        ValueError: `out` exists.
+        DiskFullError: no room; nothing is left at `out`.
+    """
+    planned, goal = plan(source, taps), config_json.read_config(target).model
+    heads.check_same_shape(source, planned.model, goal)
+    layers = planned.taps.layers or official_taps(goal.num_layers)
+    source_dtype = main_dtype(planned.tensors.values())
+    tensors, own = without_targets_embedding(planned.tensors, source_dtype, target, source)
+    settings = {"taps": list(layers), **planned.settings, "own_embedding": own}
+    try:
+        Eagle3().check_head(HeadShape(planned.model, settings), goal)
+    except ValueError as error:
+        raise CheckpointError(f"the head at {source} {error}") from error
+    say(f"{source} has {LAYOUTS[planned.layout]}")
+    say(f"it reads the inputs of layers {', '.join(map(str, layers))} (from 0): {planned.taps.reason}")
+    config = heads.HeadConfig(Eagle3.name, planned.model, dtype or source_dtype, source_dtype, settings)
+    write_head(source, out, config, tensors, dtype, "EAGLE-3 head")
+    return config
+
+
+def _refuse(found: Source, source: Path) -> None:
+    """Raises CheckpointError for tensors of heads that are like EAGLE-3's and compute something else."""
+    for end, what in (
+        ("mask_hidden", "P-EAGLE's, which drafts several tokens in one pass"),
+        ("self_attn.q_norm.weight", "one with norms of queries and keys, as Qwen3's layers have"),
+        ("layers.1.self_attn.q_proj.weight", "one with several layers"),
+    ):
+        if name := next((name for name in found if f".{name}".endswith(f".{end}")), None):
+            raise CheckpointError(f"{source} holds {what} (tensor {name}), and jaxspec does not read such heads")
+
+
+def _count(found: Source, taps: Taps, model: LlamaConfig, source: Path) -> int:
+    """How many layers of the target the head reads, by its fc."""
+    fc = found.get("fc.weight")
+    count = len(taps.layers or OFFICIAL)
+    if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // model.hidden_size) != count:
+        raise CheckpointError(
+            f"fc.weight in {source} reads {reads} layers of the target, and {count} are named: {taps.reason}; name "
+            "them with --taps"
+        )
+    return count
+
+
+def _drafted(raw: Mapping[str, Any], found: Source, source: Path) -> int:
+    """Rows of the LM head."""
+    if (lm_head := found.get("lm_head.weight")) is None:
+        raise CheckpointError(f"tensor lm_head.weight is missing in {source}, and an EAGLE-3 head has an LM head")
+    rows, said = lm_head.shape[0], raw.get("draft_vocab_size")
+    if said not in (None, rows):
+        raise CheckpointError(
+            f"{source / 'config.json'} says draft_vocab_size {said}, and lm_head.weight has {rows} rows; the files are "
+            "incomplete, or their config is another head's"
+        )
+    return rows
+
+
+def _abstract(model: LlamaConfig, settings: Mapping[str, Any]) -> nnx.Module:
+    options = Eagle3Options.from_settings(settings)
+    shape = HeadShape(model, dataclasses.asdict(options))
+    return nnx.eval_shape(lambda: Eagle3().build_head(shape, nnx.Rngs(0)))

@@ -1,0 +1,138 @@
+"""config.json of published EAGLE-3 heads, whose writers agree on the tensors and not on what the settings mean.
+
+The taps are listed by two conventions and `norm_output` has two meanings; no file says which. See `taps` and `norms`.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert.head_parts import one_layer
+from jaxspec.model.config import LlamaConfig
+
+Layout = Literal["official", "specforge", "speculators"]
+LAYOUTS: dict[Layout, str] = {
+    "official": "the layout of EAGLE's authors",
+    "specforge": "the layout of SpecForge and SGLang",
+    "speculators": "the layout of speculators and vLLM",
+}
+"""What each is called in messages."""
+
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_NO_FLAGS = ("rms_norm_eps",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Taps:
+    """The layers whose inputs a head reads.
+
+    Attributes:
+        layers: their numbers from 0; None: those of EAGLE's own code, which depend on how many layers the target has.
+        reason: why these, to be told to the user.
+    """
+
+    layers: tuple[int, ...] | None
+    reason: str
+
+
+def layout_of(raw: Mapping[str, Any]) -> Layout:
+    """Who wrote a head: SpecForge and SGLang name a class of their own, or settings in an `eagle_config`."""
+    if "speculators_model_type" in raw or "speculators_config" in raw:
+        return "speculators"
+    theirs = "LlamaForCausalLMEagle3" in (raw.get("architectures") or ()) or "eagle_config" in raw
+    return "specforge" if theirs else "official"
+
+
+def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
+    """Shape of the head's layer. Raises CheckpointError naming what is missing or what jaxspec does not compute."""
+    file, layer = source / "config.json", raw
+    if layout_of(raw) == "speculators" and not isinstance(layer := raw.get("transformer_layer_config"), dict):
+        raise CheckpointError(f"{file} must describe the head's layer in 'transformer_layer_config'")
+    shape = one_layer(layer, source, "an EAGLE-3 head that jaxspec reads")
+    width = raw.get("target_hidden_size") or shape.hidden_size
+    if width != shape.hidden_size:
+        raise CheckpointError(
+            f"{file} says target_hidden_size {width} and hidden_size {shape.hidden_size}, and jaxspec reads EAGLE-3 "
+            "heads that are as wide as their target"
+        )
+    window = layer.get("sliding_window")
+    if window is not None and layer.get("use_sliding_window") is not False and not layer.get("layer_types"):
+        raise CheckpointError(f"{file} asks for sliding-window attention (sliding_window {window}), which is not read")
+    return dataclasses.replace(shape, tie_embeddings=False)  # its LM head is one of its own
+
+
+def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -> Taps:
+    """The layers whose inputs are fused.
+
+    Speculators and vLLM list them at the top level, as they are. SpecForge and SGLang list the layers whose outputs
+    they are, in `eagle_config`, so each is one less there. Where nothing is listed, EAGLE's own code decides.
+
+    Args:
+        override: what the user says they are.
+    """
+    if override is not None:
+        return Taps(tuple(override), "as --taps says")
+    file, nested = source / "config.json", _eagle_config(raw, source)
+    top, inner = _ids(raw, file), _ids(nested, file)
+    if top is not None and inner is not None:
+        raise CheckpointError(
+            f"{file} lists {LAYER_IDS} twice, at the top and in eagle_config, which mean different things there; say "
+            "with --taps the inputs of which layers the head reads"
+        )
+    if top is not None:
+        return Taps(top, f"{LAYER_IDS} at the top level of config.json, read as layers whose inputs these are")
+    if inner is not None:
+        outputs = tuple(layer + 1 for layer in inner)
+        return Taps(outputs, f"{LAYER_IDS} in eagle_config, read as layers whose outputs these are, so one more each")
+    return Taps(None, "those of EAGLE's own code, since config.json lists none")
+
+
+def norms(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    """The settings of `Eagle3Options` about norms.
+
+    With speculators and vLLM `norm_output` says that the final norm's output is fed back. SpecForge, whose default is
+    true, means by it that there is a norm before the LM head.
+    """
+    file = source / "config.json"
+    given = _merged(raw, _eagle_config(raw, source), file)
+    unknown = sorted(k for k, value in given.items() if "norm" in k and k not in (*_NORMS, *_NO_FLAGS) and value)
+    if unknown:
+        raise CheckpointError(f"{file} sets {unknown[0]!r}, a norm that jaxspec does not know")
+    for name in _NORMS:
+        if not isinstance(given.get(name), bool | None):
+            raise CheckpointError(f"{file} must give true or false as {name!r}, and it has {given[name]!r}")
+    if given.get("norm_before_fc") and given.get("fc_norm"):
+        raise CheckpointError(f"{file} sets both norm_before_fc and fc_norm, which exclude each other")
+    fed_back = layout_of(raw) == "speculators"
+    output = given.get("norm_output")
+    return {
+        "tap_norm": "all" if given.get("norm_before_fc") else "each" if given.get("fc_norm") else "none",
+        "norm_before_residual": bool(given.get("norm_before_residual")),
+        "final_norm": fed_back or output is not False,
+        "returns_normed": fed_back and bool(output),
+    }
+
+
+def _eagle_config(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    nested = raw.get("eagle_config") or {}
+    if not isinstance(nested, dict):
+        raise CheckpointError(f"{source / 'config.json'} must have an object as 'eagle_config', not {nested!r}")
+    return nested
+
+
+def _merged(raw: Mapping[str, Any], nested: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    for name in _NORMS:
+        if name in raw and name in nested and raw[name] != nested[name]:
+            raise CheckpointError(f"{file} sets {name!r} twice, at the top and in eagle_config, to different values")
+    return {**raw, **nested}
+
+
+def _ids(values: Mapping[str, Any], file: Path) -> tuple[int, ...] | None:
+    if (found := values.get(LAYER_IDS)) is None:
+        return None
+    if not isinstance(found, list) or not found or not all(type(layer) is int for layer in found):
+        raise CheckpointError(f"{file} must list numbers of layers as {LAYER_IDS!r}, and it has {found!r}")
+    return tuple(found)

@@ -1,0 +1,81 @@
+"""What conversion of EAGLE's heads has in common: names without prefixes, and what a head shares with its target."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoint import config_json, parameters
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert import hf_config
+from jaxspec.convert.names import IGNORED, is_kernel
+from jaxspec.convert.readers import Source, Tensor, format_of
+from jaxspec.host.terminal import say
+from jaxspec.model.config import LlamaConfig
+
+
+def unprefixed(tensors: Source, source: Path, known: Collection[str]) -> dict[str, Tensor]:
+    """The head's tensors without the prefix that some tools put before their names, such as `model.`.
+
+    Args:
+        known: names of which the head has one; what stands before it in the files is the prefix.
+    """
+    ends = tuple(f".{name}" for name in known)
+    whole = next((name for name in tensors if name.endswith(ends) and name not in known), "")
+    prefix = next((whole.removesuffix(name) for name in known if whole.endswith(f".{name}")), "")
+    found = {}
+    for name, tensor in tensors.items():
+        if IGNORED.fullmatch(name):
+            continue
+        if (bare := name.removeprefix(prefix)) in found:
+            raise CheckpointError(f"tensor {bare} is twice in {source}, with and without the prefix {prefix}")
+        found[bare] = tensor
+    return found
+
+
+def one_layer(raw: Mapping[str, Any], source: Path, what: str) -> LlamaConfig:
+    """Shape of a head's layer. Like EAGLE's own code, it reads every config as a LLaMA's, whatever the target is.
+
+    Args:
+        what: the head, as the error names it where the config says more layers: `an EAGLE head`.
+    """
+    model = hf_config.to_llama({**raw, "model_type": "llama", "architectures": None})
+    if model.num_layers != 1:
+        raise CheckpointError(
+            f"{source / 'config.json'} says num_hidden_layers {model.num_layers}, and {what} has one layer"
+        )
+    return model
+
+
+def is_targets(tensor: Tensor, target: Path, name: str) -> bool:
+    """Whether a tensor has the bits that a parameter of the target has in the tensor's dtype."""
+    array = parameters.read_arrays(target / "params", [name])[name]
+    with np.errstate(over="ignore"):  # what overflows differs, and that is the answer
+        array = (array.T if is_kernel(name) else array).astype(tensor.dtype, copy=False)
+    bits = f"u{array.itemsize}"  # as numbers, -0 would equal 0
+    return np.array_equal(tensor.read().view(bits), array.view(bits))
+
+
+def without_targets_embedding(
+    tensors: dict[str, Tensor], dtype: str, target: Path, source: Path
+) -> tuple[dict[str, Tensor], bool]:
+    """A head's tensors without its `embedding` where that repeats the target's, and whether it has one of its own.
+
+    Args:
+        dtype: the head's. An embedding in another one is kept, since export could not know that dtype.
+    """
+    if (table := tensors.get("embedding")) is None:
+        return tensors, False
+    if table.dtype == dtype and is_targets(table, target, "embedding"):
+        return {name: tensor for name, tensor in tensors.items() if name != "embedding"}, False
+    say(f"{source} has an embedding of its own, unlike that of {target}: it is kept with the head")
+    return tensors, True
+
+
+def target_of(head: Path) -> Path:
+    """The checkpoint under whose `heads` a head lies. Raises CheckpointError where it lies elsewhere."""
+    folder = head.absolute().parent
+    if folder.name != "heads" or format_of(folder.parent) != config_json.FORMAT:
+        raise CheckpointError(f"{head} does not lie under CKPT/heads; name its target with --target CKPT")
+    return folder.parent

@@ -1,0 +1,84 @@
+"""Tiny EAGLE-3 heads as each project publishes them, with random weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
+import numpy as np
+from safetensors.numpy import save_file
+
+from tests.convert.eagle_heads import CONFIG, HEADS, KV_HEADS, MLP, VOCABULARY, WIDTH
+
+DRAFTED = 40
+OFFICIAL = {**CONFIG, "draft_vocab_size": DRAFTED}
+SPECULATORS = {
+    "architectures": ["Eagle3Speculator"],
+    "speculators_model_type": "eagle3",
+    "speculators_config": {"algorithm": "eagle3"},
+    "draft_vocab_size": DRAFTED,
+    "transformer_layer_config": CONFIG,
+}
+
+
+def ids(count: int = DRAFTED) -> np.ndarray:
+    """A draft vocabulary of so many tokens, ascending."""
+    return np.sort(np.random.default_rng(7).permutation(VOCABULARY)[:count])
+
+
+def maps(drafted: np.ndarray) -> dict[str, np.ndarray]:
+    """Its two tensors."""
+    return {"d2t": drafted - np.arange(len(drafted)), "t2d": np.isin(np.arange(VOCABULARY), drafted)}
+
+
+def weights(
+    *,
+    layer: str = "midlayer",
+    dtype: str = "float32",
+    drafted: int = DRAFTED,
+    taps: int = 3,
+    tap_norm: str = "none",
+    final_norm: bool = True,
+    embedding: np.ndarray | None = None,
+    head_dim: int = WIDTH // HEADS,
+) -> dict[str, np.ndarray]:
+    """Tensors of a head.
+
+    Args:
+        layer: what the layer is called: `midlayer` or `layers.0`.
+        drafted: size of its draft vocabulary.
+        taps: how many layers of the target it reads.
+        tap_norm: norms before `fc`: `none`, of `each` tap, or of `all`.
+        embedding: a table of its own.
+    """
+    rng = np.random.default_rng(3)
+    noise = lambda *shape: 0.2 * rng.standard_normal(shape)
+    norm = lambda size: 1 + noise(size)
+    wide = {"q": HEADS * head_dim, "k": KV_HEADS * head_dim, "v": KV_HEADS * head_dim}
+    inner = {
+        **{f"self_attn.{part}_proj.weight": noise(size, 2 * WIDTH) for part, size in wide.items()},
+        "self_attn.o_proj.weight": noise(WIDTH, HEADS * head_dim),
+        "mlp.gate_proj.weight": noise(MLP, WIDTH),
+        "mlp.up_proj.weight": noise(MLP, WIDTH),
+        "mlp.down_proj.weight": noise(WIDTH, MLP),
+        **{f"{name}.weight": norm(WIDTH) for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")},
+    }
+    found = {
+        "fc.weight": noise(WIDTH, taps * WIDTH),
+        "lm_head.weight": noise(drafted, WIDTH),
+        **{f"{layer}.{name}": array for name, array in inner.items()},
+        **({"norm.weight": norm(WIDTH)} if final_norm else {}),
+        **({"input_norm.weight": norm(taps * WIDTH)} if tap_norm == "all" else {}),
+        **({f"fc_norm.{i}.weight": norm(WIDTH) for i in range(taps)} if tap_norm == "each" else {}),
+        **({} if embedding is None else {"embed_tokens.weight": embedding}),
+    }
+    cast = {name: array.astype(dtype) for name, array in found.items()}
+    return cast | (maps(ids(drafted)) if drafted < VOCABULARY else {})
+
+
+def write(folder: Path, found: dict[str, np.ndarray], config: dict[str, Any] | None = None) -> Path:
+    """Writes a head as safetensors."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(OFFICIAL if config is None else config))
+    save_file(found, folder / "model.safetensors")
+    return folder
