@@ -1,10 +1,11 @@
 """Hugging Face's config.json to LlamaConfig and back, refusing by name whatever this library would compute wrongly."""
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.model.config import LlamaConfig, Rope
+from jaxspec.model.config import LARGEST, LlamaConfig, Rope
 
 # By type of rope, the numbers that it needs.
 _ROPE_NUMBERS = {
@@ -50,9 +51,9 @@ _DEFAULTS = {
 def family(config: Mapping[str, Any]) -> str:
     """`model_type` of a config. Raises CheckpointError unless it is a LLaMA or shaped like one."""
     kind = config.get("model_type")
-    if kind not in _ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in _ARCHITECTURES:
         raise CheckpointError(f"model_type {kind!r} is not supported; jaxspec reads {', '.join(_ARCHITECTURES)}")
-    if (found := config.get("architectures")) and list(found) != [_ARCHITECTURES[kind]]:
+    if (found := config.get("architectures")) and found != [_ARCHITECTURES[kind]]:
         raise CheckpointError(f"architectures {found} is not supported; a {kind} must be {_ARCHITECTURES[kind]}")
     return kind
 
@@ -64,7 +65,7 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
     _refuse(config, kind)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
     length = integer(config, "max_position_embeddings")
-    biased = kind == "llama" and bool(config.get("attention_bias"))
+    biased = kind == "llama" and boolean(config, "attention_bias")
     try:
         return LlamaConfig(
             vocab_size=integer(config, "vocab_size"),
@@ -72,15 +73,15 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
             intermediate_size=integer(config, "intermediate_size"),
             num_layers=integer(config, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            norm_eps=float(config["rms_norm_eps"]),
+            num_kv_heads=integer(config, "num_key_value_heads", otherwise=heads),
+            head_dim=integer(config, "head_dim", otherwise=hidden // heads),
+            norm_eps=positive(config, "rms_norm_eps"),
             max_length=length,
             rope=_rope(config, length),
-            tie_embeddings=bool(config["tie_word_embeddings"]),
+            tie_embeddings=boolean(config, "tie_word_embeddings"),
             qkv_bias=biased or kind == "qwen2",
             output_bias=biased,
-            mlp_bias=kind == "llama" and bool(config.get("mlp_bias")),
+            mlp_bias=kind == "llama" and boolean(config, "mlp_bias"),
             num_experts=integer(config, "num_local_experts") if kind == "mixtral" else 0,
             experts_per_token=integer(config, "num_experts_per_tok") if kind == "mixtral" else 0,
         )
@@ -90,20 +91,22 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
         raise CheckpointError(f"config.json does not describe a model: {error}") from error
 
 
-def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
+def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
     """Special tokens of config.json and generation_config.json, as a `CheckpointConfig` takes them.
 
     Every id that either file ends a sequence with counts.
+
+    Raises:
+        CheckpointError: an id that is none, or that begins or ends sequences and lies outside the vocabulary.
     """
 
-    def ids(key):
-        return [token for values in (generation, config) for token in _ids(values.get(key))]
+    def ids(key: str, most: int) -> list[int]:
+        files = (("generation_config.json", generation), ("config.json", config))
+        return [token for file, values in files for token in _ids(values.get(key), key, file, most)]
 
-    def first(key):
-        return next(iter(ids(key)), None)
-
-    eos = tuple(dict.fromkeys(ids("eos_token_id")))
-    return {"bos": first("bos_token_id"), "eos": eos, "pad": first("pad_token_id")}
+    bos, eos = ids("bos_token_id", vocab_size), ids("eos_token_id", vocab_size)
+    pad = ids("pad_token_id", LARGEST)  # nothing is padded with it, and some models name one that they do not have
+    return {"bos": next(iter(bos), None), "eos": tuple(dict.fromkeys(eos)), "pad": next(iter(pad), None)}
 
 
 def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
@@ -156,7 +159,8 @@ def _refuse(config: Mapping[str, Any], kind: str) -> None:
         raise CheckpointError(
             f"sliding-window attention (sliding_window {window}) is not supported; use a release without a window"
         )
-    if other := sorted({str(layer) for layer in config.get("layer_types") or ()} - {"full_attention"}):
+    types = config.get("layer_types") or []
+    if other := [layer for layer in types if layer != "full_attention"] if isinstance(types, list) else [types]:
         raise CheckpointError(f"layer_types {other[0]!r} is not supported, only 'full_attention'")
 
 
@@ -165,19 +169,24 @@ def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
     values = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(values, Mapping):
         raise CheckpointError(f"rope_scaling {values!r} is not supported, it must be an object")
-    kind = values.get("rope_type") or values.get("type") or "default"
-    if kind not in _ROPE_NUMBERS:
+    kind: Any = values.get("rope_type") or values.get("type") or "default"
+    if not isinstance(kind, str) or kind not in _ROPE_NUMBERS:
         raise CheckpointError(f"rope type {kind!r} is not supported; jaxspec knows {', '.join(_ROPE_NUMBERS)}")
     if unknown := sorted(key for key in values.keys() - _ROPE_KEYS if values[key] is not None):
         raise CheckpointError(f"rope setting {unknown[0]!r} is not supported")
     for where in (values, config):
         if (part := where.get("partial_rotary_factor", 1)) not in (None, 1):
             raise CheckpointError(f"partial_rotary_factor {part} is not supported, only 1")
-    theta = float(values.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    numbers: dict[str, Any] = {key: _rope_number(values, key, kind) for key in _ROPE_NUMBERS[kind]}
+    where = values if values.get("rope_theta") is not None else {"rope_theta": 10000.0, **_given(config)}
+    numbers: dict[str, Any] = {key: positive(values, key) for key in _ROPE_NUMBERS[kind]}
     if kind in ("dynamic", "llama3"):
-        numbers["original_length"] = int(values.get("original_max_position_embeddings") or max_length)
-    return Rope(theta=theta, scaling="none" if kind == "default" else kind, **numbers)
+        numbers["original_length"] = integer(values, "original_max_position_embeddings", otherwise=max_length)
+    return Rope(theta=positive(where, "rope_theta"), scaling="none" if kind == "default" else kind, **numbers)
+
+
+def _given(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are not null."""
+    return {key: value for key, value in config.items() if value is not None}
 
 
 def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
@@ -192,20 +201,40 @@ def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
     return values
 
 
-def _rope_number(values: Mapping[str, Any], key: str, kind: str) -> float:
-    if not isinstance(value := values.get(key), (int, float)):
-        raise CheckpointError(f"rope type {kind!r} needs a number as {key!r}, and config.json has {value!r}")
-    return float(value)
+def integer(config: Mapping[str, Any], key: str, file: str = "config.json", otherwise: int | None = None) -> int:
+    """A setting that must be a whole number above 0. Raises CheckpointError where it is something else.
 
-
-def integer(config: Mapping[str, Any], key: str, file: str = "config.json") -> int:
-    """A setting that must be one. Raises CheckpointError where it is absent or something else."""
-    if not isinstance(value := config.get(key), int):
-        raise CheckpointError(f"{file} must give a whole number as {key!r}, and it has {value!r}")
+    Args:
+        otherwise: what its absence means; None: that it is missing.
+    """
+    if (value := config.get(key)) is None and otherwise is not None:
+        return otherwise
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
+        raise CheckpointError(f"{file} must give a whole number above 0 as {key!r}, and it has {reprlib.repr(value)}")
     return value
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    """A token id as config files spell it: absent, a number, or a list."""
-    found = value if isinstance(value, list) else [value]
-    return tuple(token for token in found if isinstance(token, int) and token >= 0)
+def positive(config: Mapping[str, Any], key: str, file: str = "config.json") -> float:
+    """A setting that must be a finite number above 0. Raises CheckpointError where it is absent or something else."""
+    value = config.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise CheckpointError(f"{file} must give a number above 0 as {key!r}, and it has {reprlib.repr(value)}")
+    return float(value)
+
+
+def boolean(config: Mapping[str, Any], key: str) -> bool:
+    """A setting that is true or false; absent: false. Raises CheckpointError where it is something else."""
+    if (value := config.get(key)) not in (None, True, False):
+        raise CheckpointError(f"config.json must give true or false as {key!r}, and it has {reprlib.repr(value)}")
+    return bool(value)
+
+
+def _ids(value: Any, key: str, file: str, vocab_size: int) -> list[int]:
+    """Token ids as config files spell them: absent, a number, or a list. Those below 0 stand for none."""
+    found = value if isinstance(value, list) else [] if value is None else [value]
+    for token in found:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise CheckpointError(f"{file} must give a token id as {key!r}, and it has {reprlib.repr(value)}")
+        if token >= vocab_size:
+            raise CheckpointError(f"{file} has {key} {token}, which is outside the vocabulary of {vocab_size}")
+    return [token for token in found if token >= 0]

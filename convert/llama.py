@@ -55,6 +55,7 @@ def convert(
     check_quantization(quantize)
     planned = plan(source)
     config = dataclasses.replace(planned.config, dtype=dtype or planned.config.dtype, quantize=quantize)
+    tokenizer.check_readable(tokenizer_from or source)
     with staged_by_all(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
         if processes.is_first():
             scheme = planned.scheme if tokenizer_from is None else "huggingface"
@@ -88,12 +89,17 @@ def _huggingface(source: Path) -> tuple[LlamaConfig, str, dict[str, Any], Source
         say(f"warning: {generation_file} asks for repetition_penalty {penalty}, which jaxspec does not apply")
     model, tensors = hf_config.to_llama(raw), open_directory(source)
     check_dtypes(tensors)
-    return model, hf_config.family(raw), hf_config.special_tokens(raw, generation), tensors
+    return model, hf_config.family(raw), hf_config.special_tokens(raw, generation, model.vocab_size), tensors
 
 
 def _match(model: LlamaConfig, tensors: Source, scheme: Scheme, source: Path) -> dict[str, Tensor]:
     """Our name → tensor, for exactly the parameters of the model."""
     found = {name: tensor for name, tensor in tensors.items() if not IGNORED.fullmatch(name)}
+    if max(model.num_layers, model.num_experts) > len(found):  # so many would take long to look for
+        raise CheckpointError(
+            f"{source} says {model.num_layers} layers (and {model.num_experts} experts), and its files hold "
+            f"{len(found)} tensors: they are incomplete, or their config is another model's"
+        )
     if model.num_experts:
         found = experts.join(found, model.num_experts, str(source))
     head = found.pop(theirs("head.kernel", scheme), None) if model.tie_embeddings else None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert.hf_config import integer
+from jaxspec.convert.hf_config import integer, positive
 from jaxspec.convert.names import IGNORED, Row, meta_row
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_torch, read_json
 from jaxspec.model.config import LlamaConfig, Rope
@@ -60,7 +60,7 @@ def open_meta(path: Path) -> tuple[LlamaConfig, Source]:
             raise CheckpointError(f"tensor {name} is missing in {files[0]}")
 
     dim, heads = _integer(params, "dim"), _integer(params, "n_heads")
-    kv_heads = params.get("n_kv_heads") or heads
+    kv_heads = _integer(params, "n_kv_heads", heads)
     source = {
         name: _join(name, row, [shard[name] for shard in shards], dim, {"q": heads, "k": kv_heads})
         for name in shards[0]
@@ -81,17 +81,17 @@ def _config(params: Mapping[str, Any], source: Source) -> LlamaConfig:
         raise CheckpointError(f"params.json has the setting {unknown[0]!r}, which no LLaMA 1 to 3 has")
     dim, heads = _integer(params, "dim"), _integer(params, "n_heads")
     embedding = source["tok_embeddings.weight"]
-    vocab = params.get("vocab_size", -1)
+    vocab = params.get("vocab_size")
     try:
         return LlamaConfig(
-            vocab_size=embedding.shape[0] if vocab == -1 else vocab,
+            vocab_size=embedding.shape[0] if vocab in (None, -1) else _integer(params, "vocab_size"),
             hidden_size=dim,
             intermediate_size=_intermediate(params, source),
             num_layers=_integer(params, "n_layers"),
             num_heads=heads,
-            num_kv_heads=params.get("n_kv_heads") or heads,
+            num_kv_heads=_integer(params, "n_kv_heads", heads),
             head_dim=dim // heads,
-            norm_eps=float(params["norm_eps"]),
+            norm_eps=_positive(params, "norm_eps"),
             max_length=_max_length(params),
             rope=_rope(params),
             tie_embeddings=_tied(source),
@@ -106,19 +106,19 @@ def _intermediate(params: Mapping[str, Any], source: Source) -> int:
         return source["layers.0.feed_forward.w1.weight"].shape[0]
     multiple = _integer(params, "multiple_of")
     width = int(2 * 4 * params["dim"] / 3)
-    if multiplier := params.get("ffn_dim_multiplier"):
-        width = int(multiplier * width)
+    if params.get("ffn_dim_multiplier") is not None:
+        width = int(_positive(params, "ffn_dim_multiplier") * width)
     return -(-width // multiple) * multiple
 
 
 def _max_length(params: Mapping[str, Any]) -> int:
     """Positions of the release, which its files do not say; read off what distinguishes one release from another."""
-    if length := params.get("max_seq_len"):
-        return length
+    if params.get("max_seq_len") is not None:
+        return _integer(params, "max_seq_len")
     if params.get("use_scaled_rope"):
         return 131072  # LLaMA 3.1 and later
     by_theta = {500000.0: 8192, 1000000.0: 16384}  # LLaMA 3; Code LLaMA
-    if length := by_theta.get(float(params.get("rope_theta") or 0)):
+    if length := by_theta.get(_theta(params)):
         return length
     # LLaMA 1 up to 33B differs from 2 by its epsilon, and its 65B from the 70B by having no grouped heads.
     first = params["norm_eps"] == 1e-6 or (params["n_layers"] == 80 and not params.get("n_kv_heads"))
@@ -126,7 +126,7 @@ def _max_length(params: Mapping[str, Any]) -> int:
 
 
 def _rope(params: Mapping[str, Any]) -> Rope:
-    theta = float(params.get("rope_theta") or 10000.0)
+    theta = _theta(params)
     if not params.get("use_scaled_rope"):
         return Rope(theta=theta)
     # The files name no factor: 32 in the config.json that Meta published for LLaMA 3.2 1B and 3B, 8 for 3.1 and 3.3.
@@ -180,5 +180,13 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def _integer(params: Mapping[str, Any], key: str) -> int:
-    return integer(params, key, "params.json")
+def _theta(params: Mapping[str, Any]) -> float:
+    return 10000.0 if params.get("rope_theta") is None else _positive(params, "rope_theta")
+
+
+def _integer(params: Mapping[str, Any], key: str, otherwise: int | None = None) -> int:
+    return integer(params, key, "params.json", otherwise)
+
+
+def _positive(params: Mapping[str, Any], key: str) -> float:
+    return positive(params, key, "params.json")

@@ -6,7 +6,6 @@ costs a millisecond and keeps the peak at one tensor.
 
 import dataclasses
 import functools
-import json
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -179,7 +178,7 @@ def read_config(source: Path) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CheckpointError where it is absent, malformed, or no object."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = config_json.parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -51,6 +51,22 @@ def check_tokenizer(folder: Path) -> None:
         )
 
 
+def check_readable(folder: Path) -> None:
+    """Raises CheckpointError where a folder has a tokenizer.json that is damaged."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises this very class
+        raise CheckpointError(
+            f"{file} is not a whole tokenizer ({' '.join(str(error).split())[:200]}); download it again, or name "
+            "another --tokenizer"
+        ) from error
+
+
 def _convert_meta(source: Path, folder: Path) -> None:
     """Sentencepiece models (LLaMA 1 and 2) through transformers; LLaMA 3's tiktoken files name no special tokens."""
     # LLaMA 1 keeps its tokenizer beside the folders of the sizes.

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jaxspec.host.arguments import integer
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.quantization import KINDS
 
@@ -46,6 +47,10 @@ class CheckpointConfig:
         check_dtypes(self.dtype, self.source_dtype)
         if self.quantize not in (None, *KINDS):
             raise ValueError(f"quantize must be null, {' or '.join(KINDS)}, not {self.quantize!r}")
+        size = self.model.vocab_size
+        for name, token in (*(("eos", token) for token in self.eos), *[("bos", self.bos)] * (self.bos is not None)):
+            if not 0 <= integer(name, token) < size:
+                raise ValueError(f"{name} {token} is outside the vocabulary of {size}")
 
     def to_json(self) -> str:
         """Text of `config.json`, read back by `from_json`."""
@@ -65,7 +70,7 @@ def fields_of(text: str, kind: type, format_name: str, advice: str = "", **later
         advice: what to do with a file of another format.
         later: keys that files of this version did not have at first, and what their absence means.
     """
-    values = json.loads(text)
+    values = parse_json(text)
     if not isinstance(values, dict) or values.pop("format", None) != format_name:
         raise ValueError(f'it has no "format": "{format_name}"{advice}')
     if (found := values.pop("version", None)) != FORMAT_VERSION:
@@ -73,7 +78,25 @@ def fields_of(text: str, kind: type, format_name: str, advice: str = "", **later
     values = {**later, **values}
     if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(kind)}):
         raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
+    if not isinstance(values["model"], dict):
+        raise ValueError("key 'model' must be an object")
     return {**values, "model": LlamaConfig.from_dict(values["model"])}
+
+
+def parse_json(text: str) -> Any:
+    """Values of a JSON text. Raises ValueError for what is none, is nested too deeply, or gives a key twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+            raise ValueError(f"key {twice!r} is there twice")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def check_dtypes(dtype: str, source_dtype: str) -> None:

@@ -34,6 +34,8 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         check_dtypes(self.dtype, self.source_dtype)
+        if not isinstance(self.settings, dict):
+            raise ValueError(f"settings must be an object, not {self.settings!r}")
 
 
 def read_config(path: Path) -> HeadConfig:

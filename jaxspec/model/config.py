@@ -1,9 +1,14 @@
 """What a target model is: frozen, hashable descriptions that a jitted function can take as static."""
 
 import dataclasses
+import typing
 from typing import Any, Literal
 
+from jaxspec.host.arguments import integer, number
+
 RopeScaling = Literal["none", "linear", "dynamic", "llama3"]
+MOST_LAYERS = 1024  # whoever writes more has damaged a file, and tracing them would take minutes
+LARGEST = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +29,19 @@ class Rope:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_length: int = 0
+
+    def __post_init__(self) -> None:
+        if self.scaling not in typing.get_args(RopeScaling):
+            raise ValueError(f"rope scaling must be {', '.join(typing.get_args(RopeScaling))}, not {self.scaling!r}")
+        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor"):
+            if (value := number(f"rope {name}", getattr(self, name))) <= 0:
+                raise ValueError(f"rope {name} must be above 0, not {value}")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"rope high_freq_factor must be above low_freq_factor, and they are {self.high_freq_factor} and "
+                f"{self.low_freq_factor}"
+            )
+        integer("rope original_length", self.original_length, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +88,17 @@ class LlamaConfig:
             "num_heads",
             "num_kv_heads",
             "head_dim",
+            "max_length",
         )
         for name in sizes:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+            integer(name, getattr(self, name), 1, MOST_LAYERS if name == "num_layers" else LARGEST)
+        for name in ("num_experts", "experts_per_token"):
+            integer(name, getattr(self, name), 0, LARGEST)
+        for name in ("tie_embeddings", "qkv_bias", "output_bias", "mlp_bias"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if (epsilon := number("norm_eps", self.norm_eps)) <= 0:
+            raise ValueError(f"norm_eps must be above 0, not {epsilon}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,10 @@ def test_config_survives(saved: Path):
     assert hash(config_json.read_config(saved)) == hash(CONFIG)
 
 
+def of_model(**changes: Any) -> dict[str, Any]:
+    return {"model": {**dataclasses.asdict(MODEL), **changes}}
+
+
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
@@ -77,6 +82,15 @@ def test_config_survives(saved: Path):
         ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16, not 'int8'"),
         ({"model": {}}, "is missing"),
         ({"eos": None}, "config.json is not the config"),
+        ({"eos": [2, 40]}, "eos 40 is outside the vocabulary of 40"),
+        ({"bos": -1}, "bos -1 is outside the vocabulary of 40"),
+        ({"model": [1]}, "key 'model' must be an object"),
+        (of_model(num_layers=10**9), "num_layers must be at most 1024, not 1000000000"),
+        (of_model(norm_eps=float("nan")), "norm_eps must be a finite number, not nan"),
+        (of_model(norm_eps=0.0), r"norm_eps must be above 0, not 0\.0"),
+        (of_model(max_length=0), "max_length must be at least 1, not 0"),
+        (of_model(rope={"theta": 0.0}), r"rope theta must be above 0, not 0\.0"),
+        (of_model(rope={"factor": -1.0}), "rope factor must be above 0"),
     ],
 )
 def test_wrong_config_is_named(edit: dict, words: str, tmp_path: Path):

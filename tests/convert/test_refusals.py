@@ -48,7 +48,7 @@ def edit_tensors(path: Path, **changed: np.ndarray | None) -> None:
     save_file({k: v for k, v in found.items() if v is not None}, path / "model.safetensors")
 
 
-def rope(kind: str, **values: Any) -> dict[str, Any]:
+def rope(kind: Any, **values: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **values}}
 
 
@@ -69,11 +69,39 @@ def rope(kind: str, **values: Any) -> dict[str, Any]:
         ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types 'sliding_attention'"]),
         ("llama", rope("yarn", factor=4.0), ["rope type 'yarn'", "default, linear, dynamic, llama3"]),
         ("llama", rope("longrope", short_factor=[1.0]), ["rope type 'longrope'"]),
-        ("llama", rope("linear"), ["'linear' needs a number as 'factor'"]),
+        ("llama", rope("linear"), ["config.json must give a number above 0 as 'factor'", "None"]),
         ("llama", rope("llama3", factor=8.0), ["'low_freq_factor'"]),
         ("llama", rope("default", mrope_section=[2, 2]), ["'mrope_section'"]),
         ("llama", rope("default", partial_rotary_factor=0.5), ["partial_rotary_factor 0.5"]),
         ("llama", {"hidden_size": None}, ["'hidden_size'"]),
+        ("llama", {"hidden_size": True}, ["config.json must give a whole number above 0 as 'hidden_size'", "True"]),
+        ("llama", {"vocab_size": 10**30}, ["a whole number above 0 as 'vocab_size'"]),
+        ("llama", {"vocab_size": 2**31 - 1, "hidden_size": 2**31 - 1}, ["[2147483647, 2147483647]"]),
+        ("llama", {"rms_norm_eps": float("nan")}, ["config.json must give a number above 0 as 'rms_norm_eps'", "nan"]),
+        ("llama", {"rms_norm_eps": 0}, ["as 'rms_norm_eps'", "it has 0"]),
+        ("llama", {"rms_norm_eps": "1e-5"}, ["as 'rms_norm_eps'", "it has '1e-5'"]),
+        ("llama", {"max_position_embeddings": 0}, ["as 'max_position_embeddings'", "it has 0"]),
+        ("llama", {"num_key_value_heads": "4"}, ["a whole number above 0 as 'num_key_value_heads'", "it has '4'"]),
+        ("llama", {"num_key_value_heads": 0}, ["as 'num_key_value_heads'", "it has 0"]),
+        ("llama", {"head_dim": 0.5}, ["as 'head_dim'", "it has 0.5"]),
+        ("llama", {"bos_token_id": 96}, ["config.json has bos_token_id 96", "outside the vocabulary of 96"]),
+        ("llama", {"eos_token_id": [2, 2**40]}, ["eos_token_id 1099511627776", "outside the vocabulary of 96"]),
+        ("llama", {"eos_token_id": "1"}, ["config.json must give a token id as 'eos_token_id'", "it has '1'"]),
+        ("llama", {"eos_token_id": [[2]]}, ["must give a token id as 'eos_token_id'"]),
+        ("llama", {"tie_word_embeddings": "no"}, ["must give true or false as 'tie_word_embeddings'", "'no'"]),
+        ("llama", {"rope_parameters": None, "rope_theta": 0}, ["a number above 0 as 'rope_theta'", "it has 0"]),
+        ("llama", {"rope_parameters": None, "rope_theta": -1e4}, ["a number above 0 as 'rope_theta'", "-10000.0"]),
+        ("llama", rope("default", rope_theta=float("inf")), ["a number above 0 as 'rope_theta'", "inf"]),
+        ("llama", rope("linear", factor=0), ["a number above 0 as 'factor'", "it has 0"]),
+        ("llama", rope("llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0), ["high_freq_factor must be"]),
+        ("llama", rope("dynamic", factor=2.0, original_max_position_embeddings=-1), ["a whole number above 0"]),
+        ("llama", {"num_hidden_layers": 10**9}, ["num_layers must be at most 1024, not 1000000000"]),
+        ("llama", {"num_hidden_layers": 900}, ["says 900 layers", "its files hold 21 tensors"]),
+        ("mixtral", {"num_local_experts": 10**9, "num_experts_per_tok": 2}, ["1000000000 experts", "its files hold"]),
+        ("llama", {"model_type": ["llama"]}, ["model_type ['llama'] is not supported"]),
+        ("llama", {"architectures": 5}, ["architectures 5 is not supported"]),
+        ("qwen2", {"layer_types": 5}, ["layer_types 5 is not supported"]),
+        ("llama", rope(["linear"]), ["rope type ['linear'] is not supported"]),
         ("llama", {"num_attention_heads": 5}, ["config.json"]),
         ("llama", {"vocab_size": 97}, ["embed_tokens.weight", "[96, 32]", "[97, 32]"]),
         ("llama", {"intermediate_size": 40}, ["mlp.", "48", "40"]),
@@ -89,6 +117,30 @@ def test_configs(family: str, values: dict, words: list[str], copy: Callable[[st
     edit_config(source, **values)
     sentence = refused(source, tmp_path / "ckpt")
     assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"model_type": "llama", "vocab_size": 96, "vocab_size": 97}', "key 'vocab_size' is there twice"),
+        ('{"a": ' + "[" * 100_000, "nested too deeply"),
+        ("[1]", "holds no JSON object"),
+        ("\xff\xfe", "not valid JSON"),
+    ],
+)
+def test_what_is_no_config(text: str, words: str, copy: Callable[[str], Path], tmp_path: Path):
+    source = copy("llama")
+    (source / "config.json").write_bytes(text.encode("latin-1"))
+    sentence = refused(source, tmp_path / "ckpt")
+    assert words in sentence and "config.json" in sentence
+
+
+def test_a_damaged_tokenizer(copy: Callable[[str], Path], tmp_path: Path):
+    source = copy("llama")
+    for content in (np.random.default_rng(0).bytes(500), b"", b"{}"):
+        (source / "tokenizer.json").write_bytes(content)
+        sentence = refused(source, tmp_path / "ckpt")
+        assert "tokenizer.json is not a whole tokenizer" in sentence and str(source) in sentence
 
 
 NORM = "model.layers.1.input_layernorm.weight"
