@@ -169,7 +169,7 @@ def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
     values = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(values, Mapping):
         raise CheckpointError(f"rope_scaling {values!r} is not supported, it must be an object")
-    kind: Any = values.get("rope_type") or values.get("type") or "default"
+    kind = values.get("rope_type") or values.get("type") or "default"
     if not isinstance(kind, str) or kind not in _ROPE_NUMBERS:
         raise CheckpointError(f"rope type {kind!r} is not supported; jaxspec knows {', '.join(_ROPE_NUMBERS)}")
     if unknown := sorted(key for key in values.keys() - _ROPE_KEYS if values[key] is not None):
@@ -178,10 +178,11 @@ def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
         if (part := where.get("partial_rotary_factor", 1)) not in (None, 1):
             raise CheckpointError(f"partial_rotary_factor {part} is not supported, only 1")
     where = values if values.get("rope_theta") is not None else {"rope_theta": 10000.0, **_given(config)}
-    numbers: dict[str, Any] = {key: positive(values, key) for key in _ROPE_NUMBERS[kind]}
+    settings: dict[str, Any] = {key: positive(values, key) for key in _ROPE_NUMBERS[kind]}
     if kind in ("dynamic", "llama3"):
-        numbers["original_length"] = integer(values, "original_max_position_embeddings", otherwise=max_length)
-    return Rope(theta=positive(where, "rope_theta"), scaling="none" if kind == "default" else kind, **numbers)
+        settings["original_length"] = integer(values, "original_max_position_embeddings", otherwise=max_length)
+    settings["scaling"] = "none" if kind == "default" else kind
+    return Rope(theta=positive(where, "rope_theta"), **settings)
 
 
 def _given(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,12 @@ import transformers
 
 from jaxspec.convert import export, llama
 from tests import hf_models
+from tests.checkpoints import byte_tokenizer
 from tests.convert.commands import run
 from tests.convert.test_meta import write_meta
 
 TEXT = "def greet(name):\n    return 'Hello, ' + name\n\nThe quick brown fox jumps over the lazy dog 1234567890 times."
+TOKENIZER = byte_tokenizer().backend_tokenizer.to_str().encode()
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def sentencepiece_model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_only_tokenizer_files_are_copied(tmp_path: Path):
     source = tmp_path / "hf"
     hf_models.make("llama", source)
-    kept = {"tokenizer.json": b"{}\n", "tokenizer_config.json": b"{ }", "chat_template.jinja": b"{{ messages }}"}
+    kept = {"tokenizer.json": TOKENIZER, "tokenizer_config.json": b"{ }", "chat_template.jinja": b"{{ messages }}"}
     dropped = {
         "modeling_evil.py": b"raise SystemExit",
         "README.md": b"",
@@ -55,10 +57,10 @@ def test_none_is_a_warning_and_another_can_be_named(tmp_path: Path):
     hf_models.make("llama", tmp_path / "hf")
     assert "holds no tokenizer" in run("llama", tmp_path / "hf", tmp_path / "bare").err
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "tokenizer.json").write_bytes(b"{}")
+    (tmp_path / "other" / "tokenizer.json").write_bytes(TOKENIZER)
     result = run("llama", tmp_path / "hf", tmp_path / "ckpt", "--tokenizer", tmp_path / "other")
     assert "warning:" not in result.err
-    assert (tmp_path / "ckpt" / "tokenizer.json").read_bytes() == b"{}"
+    assert (tmp_path / "ckpt" / "tokenizer.json").read_bytes() == TOKENIZER
     result = run("llama", tmp_path / "hf", tmp_path / "no", "--tokenizer", tmp_path / "hf")
     assert result.code == 2
     assert "holds no Hugging Face tokenizer" in result.last
