@@ -17,9 +17,11 @@ from typing import Annotated, Any, NoReturn, Union
 
 import tyro
 
+from jaxspec.host import watch
 from jaxspec.host.fake_devices import give_threads
 from jaxspec.host.libtpu import expect_no_chip
 
+BAD_INPUT = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+")
 _OWN_CHECK = re.compile(r"Error parsing __tyro-dummy-inner__\S*: (.*?)\.? For full helptext")
 """What the settings say of themselves, which tyro puts behind a name of its own."""
@@ -30,6 +32,15 @@ def run(command: Callable[[], Any]) -> NoReturn:
 
     ValueError is what the library raises for bad input. With JAXSPEC_TRACEBACK set, a traceback precedes the sentence.
     """
+    try:
+        _run(command)
+    except SystemExit as exit_:
+        if exit_.code and (watching := watch.running()):
+            watching.leave()
+        raise
+
+
+def _run(command: Callable[[], Any]) -> NoReturn:
     # So that a terminated run cleans up like an interrupted one.
     before = signal.signal(signal.SIGTERM, lambda number, _: fail("terminated", 128 + number))
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
@@ -44,11 +55,13 @@ def run(command: Callable[[], Any]) -> NoReturn:
     except BrokenPipeError:
         # The reader of a pipe has gone: nothing to say, and nobody to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if watching := watch.running():
+            watching.tell("", 1)
         sys.exit(1)
-    except (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        fail(_sentence(error), 2)
     except Exception as error:
-        fail(_sentence(error), 1)
+        if watch.running() and "Gloo" in str(error):  # a ValueError now and then
+            fail(f"error: another process has ended without a word, killed perhaps ({_text(error)})", 1)
+        fail(_sentence(error), 2 if isinstance(error, BAD_INPUT) else 1)
     finally:
         signal.signal(signal.SIGTERM, before)
     sys.exit(0)
@@ -87,10 +100,13 @@ def parse(kind: Any, prog: str, description: str, args: Sequence[str] | None = N
 
 
 def fail(sentence: str, code: int) -> NoReturn:
-    """Says one sentence as the last line of stderr and exits."""
+    """Says one sentence as the last line of stderr and exits; of several processes one says it, and all exit."""
     if os.environ.get("JAXSPEC_TRACEBACK") and sys.exc_info()[0] is not None:
-        traceback.print_exc()
-    print(sentence, file=sys.stderr, flush=True)
+        traceback.print_exc(file=sys.__stderr__ if watch.running() else None)
+    if watching := watch.running():
+        watching.tell(sentence, code)
+    else:
+        print(sentence, file=sys.stderr, flush=True)
     if code != 2 and sys.stderr is sys.__stderr__:
         # Threads of a broken-off write go on complaining until the process is gone; the sentence stays the last line.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
@@ -102,10 +118,14 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"error: {where}{error.strerror}"
-    text = " ".join(str(error).split())
+    text = _text(error)
     if type(error).__module__ in ("builtins", "jaxlib._jax") and not isinstance(error, ValueError):
         text = f"{type(error).__name__}: {text} (set JAXSPEC_TRACEBACK=1 to see where)"
     return f"error: {text}"
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def _unbox(text: str) -> str:

@@ -30,7 +30,7 @@ class Hosts:
         return self != Hosts()
 
     def join(self, *, several: bool = True) -> None:
-        """Joins the other processes, where there are any. From then on only the first one prints results.
+        """Joins the other processes, where there are any. From then on only the first one prints, remarks too.
 
         Args:
             several: whether the command can run as several processes.
@@ -42,7 +42,7 @@ class Hosts:
 
         processes.join(self.coordinator, self.processes, self.process_id, allowed=several)
         if not processes.is_first():
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+            sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,14 @@ class Devices:
             several: whether the command can run as several processes.
 
         Raises:
-            ValueError: options that do not fit each other or the devices.
+            ValueError: options that do not fit each other or the devices, or no mesh where there are other processes.
         """
+        from jaxspec.host import processes
+
         if self.mesh is None:
             if self.hosts.named:
                 raise ValueError("--coordinator, --processes and --process-id go with --mesh, such as --mesh data=2")
+            processes.check_alone(os.environ, sys.argv)
             return None
         from jaxspec.model.mesh import parse_mesh
 

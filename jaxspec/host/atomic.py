@@ -8,14 +8,13 @@ import os
 import platform
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from rich import filesize
 
-from jaxspec.host import processes
+from jaxspec.host import processes, unfinished
 
 
 def check_folder(path: Path) -> None:
@@ -35,11 +34,12 @@ def check_new(out: Path) -> None:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file that appears whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with unfinished.listed(temporary):
+        try:
+            temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 class DiskFullError(OSError):
@@ -66,15 +66,16 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
     check_new(out)
     for left in parent.glob(f"{glob.escape(f'.{out.name}.')}*.part"):
         if _is_left_over(left.name.removeprefix(f".{out.name}.")):
-            _remove(left)
+            unfinished.remove_folder(left)
     check_room(out, needed)
     temporary = parent / f".{out.name}.{_host()}.{os.getpid()}.{uuid.uuid4().hex[:8]}.part"
     temporary.mkdir()
     try:
-        yield temporary
-        temporary.rename(out)
+        with unfinished.listed(temporary):
+            yield temporary
+            temporary.rename(out)
     except BaseException as error:
-        _remove(temporary)
+        unfinished.remove_folder(temporary)
         if _is_disk_full(error):
             raise DiskFullError(
                 f"the disk of {out} is full and nothing was kept; make room for {filesize.decimal(needed)}"
@@ -118,15 +119,6 @@ def _is_left_over(owner: str) -> bool:
     except (PermissionError, OverflowError):  # it lives, and is another user's
         pass
     return False
-
-
-def _remove(folder: Path) -> None:
-    """Removes a folder into which interrupted threads may still be writing, until it stays away."""
-    for _ in range(50):
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.05)
-        if not folder.exists():
-            return
 
 
 def check_room(out: Path, needed: int) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from typing import Any, TypeVar
 
+import jax
+
 from jaxspec.host.progress import progress
 
 AT_ONCE = 2  # Python traces one at a time, and the compiler itself has several threads
@@ -15,12 +17,14 @@ Name = TypeVar("Name")
 def compile_all(programs: Mapping[Name, Callable[[], Any]], name: Callable[[Name], str] = str) -> dict[Name, Any]:
     """Calls what compiles each of some programs, two at a time, and returns what they return.
 
+    One at a time where there are several processes: what such a call runs besides must come in the same order in all.
+
     What JAX compiles under, such as the precision of products, is a thread's own: each call has to set it.
 
     Args:
         name: what stderr calls a program.
     """
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1) as pool:
         running = {pool.submit(program): which for which, program in programs.items()}
         try:
             done, waiting = wait(running, PATIENCE)

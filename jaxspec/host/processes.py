@@ -1,20 +1,29 @@
 """Several processes that run the same program, each with some of the devices: joining them, and what they exchange.
 
 All of them read the same prompts and text and take the same steps, since every step of one waits for the others'. So
-nothing that decides a step may come from a clock or a signal. The first process alone prints and writes, into a folder
-that all of them see; only of a run's checkpoints does each write its own part (Orbax).
+what decides a step and comes from a clock, a signal or a file of one host must be agreed first: by `largest`, which all
+know, or `of_first`. The first process alone prints and writes, into a folder that all of them see; only of a run's
+checkpoints does each write its own part (Orbax).
 """
 
+import json
 import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax._src import distributed  # the store of keys and values that all processes see is not public
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxspec.host import watch
 
 T = TypeVar("T")
 AUTO = "auto"
-LAST_TO_END = 60  # seconds that a process which has ended waits for the others: one that failed takes them with it then
+LAST_TO_END = 60  # seconds that a process which is done waits for the others
+SILENT = 30  # seconds without a sign of life after which a process counts as dead, and JAX ends the others
 
 
 def join(
@@ -33,8 +42,8 @@ def join(
     """
     if not allowed and (coordinator is not None or has_neighbours(os.environ)):
         raise ValueError(
-            "this command runs in one process, and cannot be spread over several hosts; `jaxspec generate`, `jaxspec "
-            "eval`, `jaxspec-convert llama` and the training of heads can"
+            "this command runs in one process, and cannot be spread over several hosts; `jaxspec generate`, `eval`, "
+            "`bench`, `sweep` and `calibrate`, `jaxspec-convert llama` and the training of heads can"
         )
     if coordinator in (None, AUTO):
         if processes is not None or process_id is not None:
@@ -47,13 +56,47 @@ def join(
     elif not 0 <= process_id < processes:
         raise ValueError(f"--process-id goes from 0 to {processes - 1}, and is {process_id}")
     if not jax.distributed.is_initialized():
-        jax.distributed.initialize(coordinator, processes, process_id, shutdown_timeout_seconds=LAST_TO_END)
+        jax.config.update("jax_enable_preemption_service", False)  # which would swallow SIGTERM
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            process_id,
+            heartbeat_timeout_seconds=SILENT,
+            shutdown_timeout_seconds=LAST_TO_END,
+        )
+        if jax.process_count() > 1:
+            watch.begin(distributed.global_state.client, jax.process_index(), jax.process_count())
 
 
-def has_neighbours(environment: Any) -> bool:
+def has_neighbours(environment: Mapping[str, str]) -> bool:
     """Whether the variables of SLURM or of a TPU pod speak of several tasks."""
+    return neighbours(environment) is not None
+
+
+def neighbours(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """The variable that speaks of several tasks, SLURM's or that of a TPU pod, and how many they are; None if none."""
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
-    return (tasks.isdecimal() and int(tasks) > 1) or "," in environment.get("TPU_WORKER_HOSTNAMES", "")
+    if tasks.isdecimal() and int(tasks) > 1:
+        return "SLURM_STEP_NUM_TASKS", int(tasks)
+    hosts = environment.get("TPU_WORKER_HOSTNAMES", "").count(",") + 1
+    return ("TPU_WORKER_HOSTNAMES", hosts) if hosts > 1 else None
+
+
+def check_alone(environment: Mapping[str, str], command: Sequence[str]) -> None:
+    """Raises ValueError where there are other processes, of which each would run the whole command by itself.
+
+    Args:
+        command: as it was typed, program first; the error repeats it with the option that is missing.
+    """
+    if (found := neighbours(environment)) is None:
+        return
+    variable, count = found
+    typed = shlex.join([Path(command[0]).name, *command[1:]])
+    raise ValueError(
+        f"{variable} says that this is one of {count} processes, and without --mesh each would run all of this by "
+        f"itself. To share the work run on all of them: {typed} --mesh model=N, where N is the number of all their "
+        f"devices. To run on this host alone: env -u {variable} {typed}"
+    )
 
 
 def is_first() -> bool:
@@ -110,6 +153,41 @@ def agreed(text: str) -> str:
     ours = np.frombuffer(text.encode(), np.uint8)
     length = int(broadcast_one_to_all(np.int32(len(ours))))
     return broadcast_one_to_all(np.resize(ours, length)).astype(np.uint8).tobytes().decode()
+
+
+def of_first(work: Callable[[], Any]) -> Any:
+    """What `work` returns in the first process, ready for JSON, in all of them; only the first calls it.
+
+    For what depends on files, clocks or libraries of one host, and decides what all do next.
+
+    Raises:
+        ValueError, RuntimeError: in all, with the sentence of what the first one met; ValueError where that was bad
+            input. The first raises what it met.
+    """
+    if jax.process_count() == 1:
+        return work()
+    if not is_first():
+        found, problem, is_input = json.loads(agreed(""))
+        if problem is not None:
+            raise (ValueError if is_input else RuntimeError)(problem)
+        return found
+    try:
+        told = json.dumps([work(), None, False])
+    except Exception as error:  # the others would wait for ever
+        agreed(json.dumps([None, str(error), isinstance(error, ValueError)]))
+        raise
+    return json.loads(agreed(told))[0]
+
+
+def largest(number: float) -> float:
+    """The largest of what the processes have, such as the seconds that each has measured."""
+    if jax.process_count() == 1:
+        return number
+    from jax.experimental.multihost_utils import process_allgather
+
+    # As bytes, for without `jax_enable_x64` a float64 would be rounded.
+    theirs = process_allgather(np.frombuffer(np.float64(number).tobytes(), np.uint8))
+    return float(np.ascontiguousarray(theirs).view(np.float64).max())
 
 
 def wait() -> None:

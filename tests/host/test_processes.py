@@ -2,9 +2,6 @@
 draft, and answer a suite."""
 
 import json
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,10 +11,11 @@ import pytest
 import jaxspec
 from jaxspec.checkpoint.parameters import read_arrays, read_shapes
 from jaxspec.convert.export import export
-from jaxspec.host.processes import has_neighbours, join
+from jaxspec.engine.device_options import Devices
+from jaxspec.host.processes import check_alone, has_neighbours, join, largest, of_first
 from jaxspec.train.run.folder import Run
-from tests import several_devices
 from tests.evaluate.tiny import checkpoint
+from tests.host.running import all_ended, start
 
 MESH = ("--mesh", "data=4,model=2")
 
@@ -28,30 +26,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hosts")
     (folder / "a.py").write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
     return checkpoint(folder / "ckpt")
-
-
-def start(*commands: tuple[object, ...]) -> list[subprocess.Popen]:
-    """Two processes that find each other and run commands, one after the other."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{free.getsockname()[1]}"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    running = []
-    for i in range(2):
-        join = ("--coordinator", place, "--processes", 2, "--process-id", i)
-        arguments = [json.dumps([*map(str, (*command, *join))]) for command in commands]
-        program = [sys.executable, "-m", "tests.host.on_hosts", *arguments]
-        running.append(subprocess.Popen(program, env=several_devices.environment(4), **pipes))
-    return running
-
-
-def both(*commands: tuple[object, ...]) -> list[str]:
-    """What each of the two printed when all was done."""
-    running = start(*commands)
-    said = [process.communicate(timeout=900) for process in running]
-    for process, (_, err) in zip(running, said, strict=True):
-        assert process.returncode == 0, err[-3000:]
-    return [out for out, _ in said]
 
 
 def weights(head: Path) -> dict[str, np.ndarray]:
@@ -66,7 +40,7 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
     train = ("jaxspec-train", "eagle", *about, *steps, *MESH)
     ask = ("--target", target, "--prompt", "def f", "--max-new-tokens", 12, "--method", "eagle+chain", *MESH)
     run, head = Run(folder / "run"), target / "heads" / "eagle"
-    running = start((*train, "--out", head))
+    running = start([(*train, "--out", head)])
     while not run.started:
         assert all(process.poll() is None for process in running)
         time.sleep(0.02)
@@ -80,7 +54,7 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
     (folder / "questions.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     answer_all = ("--prompts", folder / "questions.jsonl", "--out", folder / "answers.jsonl", *ask[:2], *ask[4:])
     generate, evaluate = ("jaxspec", "generate", *ask, "--format", "json"), ("jaxspec", "eval", *answer_all)
-    first, second = both(convert, (*train, "--out", head), generate, evaluate)
+    first, second = all_ended(start([convert, (*train, "--out", head), generate, evaluate]))
     ours, theirs = weights(target), weights(folder / "converted")
     assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert (folder / "converted" / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
@@ -121,3 +95,26 @@ def test_neighbours_are_found_in_the_environment():
 def test_what_does_not_fit_is_refused(options, problem):
     with pytest.raises(ValueError, match=problem):
         join(**options)
+
+
+def test_a_command_without_a_mesh_beside_others_is_refused_with_the_line_to_type():
+    command = ["/usr/bin/jaxspec", "generate", "--prompt", "two words"]
+    check_alone({}, command)
+    for variable, value, count in (("SLURM_STEP_NUM_TASKS", "4", 4), ("TPU_WORKER_HOSTNAMES", "a,b", 2)):
+        with pytest.raises(ValueError, match=f"one of {count} processes") as refused:
+            check_alone({variable: value}, command)
+        assert "run on all of them: jaxspec generate --prompt 'two words' --mesh model=N" in str(refused.value)
+        assert f"env -u {variable} jaxspec generate --prompt 'two words'" in str(refused.value)
+
+
+def test_a_command_looks_for_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(ValueError, match="without --mesh each would run all of this"):
+        Devices().open()
+
+
+def test_one_process_agrees_with_itself():
+    assert of_first(lambda: {"a": [1, None]}) == {"a": [1, None]}
+    assert largest(0.1) == 0.1
+    with pytest.raises(FileNotFoundError):
+        of_first(Path("/nowhere/at/all").read_text)

@@ -1,0 +1,155 @@
+"""One of several processes fails or is terminated: all end, and the reason is printed once.
+
+A process that waits for the others inside a computation hears neither a signal nor an exception. So a thread of each
+looks for the reason in the key-value store that JAX keeps in the first process, and ends its own process by it.
+"""
+
+import dataclasses
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from typing import Any, NoReturn
+
+from jaxspec.host import unfinished
+
+EVERY = 1.0  # seconds between two looks
+GRACE = 15.0  # seconds in which the main thread may clean up, or save, before the process is ended under it
+PATIENCE = 5.0  # seconds in which the first process should have printed the reason
+REASON, PRINTED, GONE = "jaxspec/reason", "jaxspec/printed", "jaxspec/gone/{}"
+_SIGNALS = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why all end.
+
+    Attributes:
+        process: number of the one that said so.
+        sentence: for the user; empty where there is nobody to read it.
+        code: that all exit with.
+    """
+
+    process: int
+    sentence: str
+    code: int
+
+
+class Watch:
+    """Looks for the reason, in a thread of its own; see `begin`."""
+
+    def __init__(self, client: Any, process: int, count: int):
+        """`client` is JAX's, of the store that the first process keeps."""
+        self.client, self.process, self.count = client, process, count
+        self.lock, self.printed = threading.RLock(), False  # a signal may find the main thread inside of it
+        self.ending = False  # whether the main thread is on its way out
+        self.signals, wake = os.pipe()
+        os.set_blocking(wake, False)
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # written to even while Python hears nothing
+        threading.Thread(target=self._look, name="watch", daemon=True).start()
+
+    def tell(self, sentence: str, code: int) -> Reason:
+        """Tells all that this process ends, and why. Returns why all end: what was told first.
+
+        The first process prints it. Another one prints it itself where the first does not.
+        """
+        if threading.current_thread() is threading.main_thread():
+            self.ending = True
+            for number in _SIGNALS:  # another one would break off what cleans up
+                signal.signal(number, signal.SIG_IGN)
+        reason = Reason(self.process, sentence, code)
+        try:
+            self.client.key_value_set(REASON, json.dumps(dataclasses.asdict(reason)))
+        except Exception:  # another was quicker, or the store is gone with the first process
+            reason = self._reason() or reason
+        self._print(reason, own=sentence)
+        return reason
+
+    def leave(self) -> NoReturn:
+        """Ends this process by the reason that was told, without waiting for the others as JAX does at exit.
+
+        The first goes last, for the store goes with it.
+        """
+        with self.lock:  # one thread alone
+            reason = self._reason()
+            unfinished.remove_all()
+            if self.process:
+                self._set(GONE.format(self.process))
+            else:
+                deadline = time.monotonic() + GRACE + PATIENCE
+                while time.monotonic() < deadline and not all(self._get(GONE.format(i)) for i in range(1, self.count)):
+                    time.sleep(EVERY / 10)
+            for stream in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__):
+                try:
+                    stream.flush()  # pyright: ignore[reportOptionalMemberAccess]
+                except (OSError, ValueError, AttributeError):  # its reader has gone, or there is none
+                    continue
+            os._exit(1 if reason is None else reason.code)
+
+    def _look(self) -> None:
+        while True:
+            if (reason := self._told() or self._reason()) is not None:
+                break
+        self._print(reason)
+        if not self.ending:
+            os.kill(os.getpid(), signal.SIGTERM)  # the main thread ends as by a signal, unless it hears nothing
+        time.sleep(GRACE)
+        self.leave()
+
+    def _told(self) -> Reason | None:
+        """A signal to this process, told to all; None if none came for a while."""
+        ready, _, _ = select.select([self.signals], [], [], EVERY)
+        came = os.read(self.signals, 64) if ready else b""
+        return next((self.tell(said, 128 + number) for number, said in _SIGNALS.items() if number in came), None)
+
+    def _reason(self) -> Reason | None:
+        found = self._get(REASON)
+        return None if found is None else Reason(**json.loads(found))
+
+    def _print(self, reason: Reason, own: str | None = None) -> None:
+        """Prints the reason once, in the first process if that can; `own` is what this process has to say itself."""
+        if self.process:
+            deadline = time.monotonic() + PATIENCE
+            while reason.process == self.process and not self._get(PRINTED):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(EVERY / 10)
+            else:
+                return
+        with self.lock:
+            if self.printed:
+                return
+            self.printed = True
+        place = "" if own == reason.sentence or reason.process == self.process else f"process {reason.process}: "
+        if reason.sentence:
+            print(f"{place}{reason.sentence}", file=sys.__stderr__, flush=True)
+        self._set(PRINTED)
+
+    def _get(self, key: str) -> str | None:
+        try:
+            return self.client.key_value_try_get(key)
+        except Exception:  # not there, or the store is gone; then JAX ends this process
+            return None
+
+    def _set(self, key: str) -> None:
+        try:
+            self.client.key_value_set(key, "yes")
+        except Exception:  # as above
+            return
+
+
+_running: list[Watch] = []
+
+
+def begin(client: Any, process: int, count: int) -> None:
+    """Starts to watch; once, and after the processes have found each other."""
+    _running.append(Watch(client, process, count))
+
+
+def running() -> Watch | None:
+    """What watches this process, if it is one of several."""
+    return _running[0] if _running else None
