@@ -9,6 +9,7 @@ from jaxspec.convert.hf_config import to_llama
 from jaxspec.evaluate import bench
 from jaxspec.evaluate.settings import Bench
 from jaxspec.host.atomic import check_folder
+from jaxspec.host.processes import is_first
 from jaxspec.report import page
 
 
@@ -20,7 +21,7 @@ def run(settings: Bench) -> None:
         check_folder(settings.report)
     shape = None if settings.simulate is None else read_shape(locate(settings.target))
     written = bench.run(settings, shape)
-    if settings.report is not None:
+    if settings.report is not None and is_first():
         page.write(written, settings.report)
 
 

@@ -4,8 +4,6 @@ import dataclasses
 import hashlib
 from typing import Any
 
-import jax
-
 from jaxspec.builders import Eagle2
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint
@@ -20,6 +18,7 @@ from jaxspec.decoding.prefill_buckets import power_of_two, shapes
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.speculation import tree_sizes
 from jaxspec.host import environment
+from jaxspec.host.processes import is_first, of_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 
@@ -31,30 +30,35 @@ TOKENS = 128  # of a prompt, and as many new ones: attention reads that many row
 def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -> CostTable:
     """The table of the method's drafter on this device: the one that is kept, else measured now, which stderr says.
 
+    Several processes measure in step, and keep the table with the first.
+
     Args:
         weights: of the drafter.
         batch_size: sequences decoded together; measured is the power of two that a batch is filled up to.
     """
-    if jax.process_count() > 1:
-        raise ValueError(
-            f"{method} decides by what drafting and verification cost, of which several processes would "
-            "each measure something else; write the costs into the method"
-        )
     subject = describe(model, method, batch_size)
-    try:
-        return kept_tables.read(subject)
-    except FileNotFoundError:
-        reason = f"{method} needs to know what drafting and verification cost on this device"
-    except ValueError as error:
-        reason = str(error)
-    say(f"{reason}: measuring it once, which takes a minute or so")
+
+    def kept() -> dict[str, Any]:
+        try:
+            return {"table": dataclasses.asdict(kept_tables.read(subject))}
+        except FileNotFoundError:
+            return {"missing": f"{method} needs to know what drafting and verification cost on this device"}
+        except ValueError as error:
+            return {"missing": str(error)}
+
+    found = of_first(kept)
+    if "table" in found:
+        return kept_tables.table_of(found["table"])
+    say(f"{found['missing']}: measuring it once, which takes a minute or so")
     table = measure(model, method, weights, batch_size)
     keep(subject, table)
     return table
 
 
 def keep(subject: kept_tables.Subject, table: CostTable) -> None:
-    """Writes the table into the cache folder, if that can be written, and says where."""
+    """Writes the table into the cache folder of the first process, if that can be written, and says where."""
+    if not is_first():
+        return
     try:
         kept_tables.write(subject, table)
         say(f"kept in {subject.file}")

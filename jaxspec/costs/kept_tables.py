@@ -3,7 +3,9 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.host import environment
@@ -63,11 +65,7 @@ def read(subject: Subject) -> CostTable:
     try:
         values = json.loads(subject.file.read_text(encoding="utf-8"))
         found = {name: values[name] for name in (*FORMAT, "of")}
-
-        def pairs(name):
-            return tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
-
-        table = CostTable(plain=float(values["plain"]), verify=pairs("verify"), level=pairs("level"))
+        table = table_of(values)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -77,3 +75,12 @@ def read(subject: Subject) -> CostTable:
     if found != {**FORMAT, "of": dataclasses.asdict(subject)}:
         raise ValueError(f"the table of costs {subject.file} was measured with other versions")
     return table
+
+
+def table_of(values: Mapping[str, Any]) -> CostTable:
+    """The table that JSON holds. Raises ValueError, TypeError or KeyError where it holds none."""
+
+    def pairs(name):
+        return tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
+
+    return CostTable(plain=float(values["plain"]), verify=pairs("verify"), level=pairs("level"))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from jaxspec.costs.round_pieces import Job
+from jaxspec.host.processes import largest
 
 REPEATS = 7
 LEAST_SECONDS = 0.1  # that one timed call takes
@@ -14,7 +15,10 @@ _TINY = 1e-9
 
 
 def seconds_per_unit(jobs: Sequence[Job]) -> list[float]:
-    """Median seconds a unit of each job, the jobs taking turns; what a call takes besides its units does not count."""
+    """Median seconds a unit of each job, the jobs taking turns; what a call takes besides its units does not count.
+
+    Several processes run them in step, and each call counts as long as the slowest of them took.
+    """
     for job in jobs:
         job(0)  # compiles
     empty = [min(_timed(job, 0)[0] for _ in range(3)) for job in jobs]
@@ -44,4 +48,4 @@ def _length(job: Job, none: float) -> int:
 def _timed(job: Job, iterations: int) -> tuple[float, int]:
     began = time.perf_counter()
     units = job(iterations)
-    return time.perf_counter() - began, units
+    return largest(time.perf_counter() - began), units

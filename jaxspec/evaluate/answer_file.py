@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.json_lines import append_lines, flat, to_line
+from jaxspec.host.processes import is_first, of_first
 
 
 @dataclasses.dataclass
@@ -19,7 +20,7 @@ class AnswerFile:
     """Such a pair of files.
 
     Attributes:
-        path: of the answers; None keeps them nowhere.
+        path: of the answers; None keeps them nowhere, as all processes but the first do.
         settings: everything that they depend on.
         lines: the answers so far, in the order in which they came.
     """
@@ -30,17 +31,15 @@ class AnswerFile:
 
     @classmethod
     def open(cls, path: Path | None, settings: dict[str, Any]) -> "AnswerFile":
-        """With what an earlier run has left; a line that a kill has torn is dropped.
+        """With what an earlier run has left, in every process; a line that a kill has torn is dropped.
 
         Raises:
             ValueError: the files are another run's, or not of this kind.
         """
         if path is None:
             return cls(None, settings, [])
-        lines = _read(path, settings) if path.exists() else []
-        write_whole(path.with_suffix(".json"), json.dumps(settings, indent=2) + "\n")
-        write_whole(path, "".join(map(to_line, lines)))
-        return cls(path, settings, lines)
+        lines = of_first(lambda: _resume(path, settings))
+        return cls(path if is_first() else None, settings, lines)
 
     @property
     def sorted_lines(self) -> list[dict[str, Any]]:
@@ -58,6 +57,14 @@ class AnswerFile:
         if self.path is not None:
             write_whole(self.path, "".join(map(to_line, self.sorted_lines)))
             write_whole(self.path.with_suffix(".json"), results(self.settings))
+
+
+def _resume(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines of an earlier run; the files hold nothing else after that."""
+    lines = _read(path, settings) if path.exists() else []
+    write_whole(path.with_suffix(".json"), json.dumps(settings, indent=2) + "\n")
+    write_whole(path, "".join(map(to_line, lines)))
+    return lines
 
 
 def _read(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:

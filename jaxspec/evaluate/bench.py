@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import Mesh
 from rich.console import Console
 
 from jaxspec.checkpoint.builtin import locate
@@ -29,6 +30,7 @@ from jaxspec.evaluate.settings import Bench
 from jaxspec.host import compilation_cache
 from jaxspec.host.arguments import integer
 from jaxspec.host.atomic import check_folder, write_whole
+from jaxspec.host.processes import is_first
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
@@ -46,14 +48,14 @@ def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
         shape: of the target, where it is simulated.
 
     Returns:
-        The files of results.
+        The files of results, which the first process has written.
     """
     runs = conditions(settings)
     for one in runs:
         check(one)
     for one in runs:
         found = compare(one, shape)
-        if one.json is not None:
+        if one.json is not None and is_first():
             for file, text in samples_of(one.json, found).items():
                 write_whole(file, text)
             write_whole(one.json, to_json(found))
@@ -93,6 +95,8 @@ def check(settings: Bench) -> None:
         integer(name, value, 1)
     if settings.simulate is not None and settings.sampling.temperature > 0:
         raise ValueError("--simulate draws what is accepted, so a temperature means nothing there; leave it out")
+    if settings.simulate is not None and (settings.devices.mesh is not None or settings.quantize is not None):
+        raise ValueError("--simulate runs floats on one device: leave --mesh and --quantize out")
     if settings.json is not None:
         check_folder(settings.json)
         if settings.json.suffix == ".jsonl":
@@ -140,10 +144,11 @@ def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str,
         shape: of the target, where it is simulated.
     """
     check(settings)
+    mesh = settings.devices.open(several=settings.simulate is None)
     label = _label(settings, ": ")
     methods = {name: parse_method(name) for name in _named_methods(settings, label)}
     questions = tuple(suites.read_questions(settings.prompts, settings.limit, settings.shots))
-    engines = build(settings, methods, shape)
+    engines = build(settings, methods, mesh, shape)
     plan = Workload(
         questions=questions,
         sampling=settings.sampling,
@@ -181,13 +186,13 @@ def to_json(found: dict[str, Any]) -> str:
     return json.dumps(found, indent=2) + "\n"
 
 
-def build(settings: Bench, methods: Mapping[str, Method], shape: CheckpointConfig | None) -> dict[str, Engine]:
+def build(
+    settings: Bench, methods: Mapping[str, Method], mesh: Mesh | None, shape: CheckpointConfig | None
+) -> dict[str, Engine]:
     """An engine for each method, or one that simulates it on a target of this shape."""
     if settings.simulate is None:
-        model = load(settings.target, settings.dtype, settings.devices.open(), settings.quantize)
+        model = load(settings.target, settings.dtype, mesh, settings.quantize)
         return build_engines(model, methods, settings.batch_size)
-    if settings.devices.mesh is not None or settings.quantize is not None:
-        raise ValueError("--simulate runs floats on one device: leave --mesh and --quantize out")
     assert shape is not None, "to simulate, the shape of the target must be given"
     acceptance = simulate.parse(settings.simulate)
     model = simulate.random_checkpoint(locate(settings.target), shape, settings.dtype)

@@ -17,7 +17,7 @@ from jaxspec.methods.method import Method, parse_method
 
 def run(settings: Calibrate) -> None:
     """Measures, keeps the table and prints it."""
-    model = load(settings.target, settings.dtype, settings.devices.open(), settings.quantize)
+    model = load(settings.target, settings.dtype, settings.devices.open(several=True), settings.quantize)
     method = method_of(model.path, settings.head)
     subject = describe(model, method, settings.batch_size)
     table = measure(model, method, load_head(model, method), settings.batch_size)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.decode_state import write_block
+from jaxspec.host.processes import fetch
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward, unembed
@@ -80,7 +81,7 @@ def next_logits(target: Llama, prefix: Sequence[int]) -> np.ndarray:
         for at in range(0, len(prefix), chunk):
             hidden, cache = _read_in_float32(target, padded[:, at : at + chunk], cache, np.full(1, at, np.int32))
         assert hidden is not None
-        return np.asarray(unembed(target, hidden[0, (len(prefix) - 1) % chunk].astype(jnp.float32)))
+        return np.asarray(fetch(unembed(target, hidden[0, (len(prefix) - 1) % chunk].astype(jnp.float32))))
 
 
 def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[int]) -> float:

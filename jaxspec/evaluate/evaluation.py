@@ -1,7 +1,6 @@
 """What `jaxspec eval` does: one method answers a whole suite in refilled rows."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from jaxspec.evaluate.settings import Eval
 from jaxspec.host import environment
 from jaxspec.host.arguments import integer
 from jaxspec.host.atomic import check_folder, write_whole
-from jaxspec.host.processes import agreed, is_first
+from jaxspec.host.processes import is_first
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 
@@ -30,8 +29,8 @@ Asked = tuple[int, int]
 def run(settings: Eval) -> None:
     """Answers the questions that an earlier run has not, writes the results and prints them."""
     check(settings)
-    questions = tuple(suites.read_questions(settings.prompts, settings.limit, settings.shots))
     mesh = settings.devices.open(several=True)
+    questions = tuple(suites.read_questions(settings.prompts, settings.limit, settings.shots))
     together = min(settings.batch_size, len(questions) * settings.samples)
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
@@ -40,9 +39,8 @@ def run(settings: Eval) -> None:
     plan = Workload(questions, settings.sampling, settings.batch_size, 1, settings.chat, settings.keep_state)
     numbers = asked_numbers(plan, engine, settings.skip_long)
     about = describe_eval(settings, plan, engine)
-    file = AnswerFile.open(settings.out if is_first() else None, about)
-    earlier = [(line["index"], line["sample"]) for line in file.lines]
-    done = {(index, sample) for index, sample in json.loads(agreed(json.dumps(earlier)))}
+    file = AnswerFile.open(settings.out, about)
+    done = {(line["index"], line["sample"]) for line in file.lines}
     if done:
         say(f"answers of an earlier run: {len(done)}")
     asked = [(number, sample) for number in numbers for sample in range(settings.samples)]

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxspec.engine.recorded_rounds import Round
 from jaxspec.evaluate.reliability import tally
 from jaxspec.host.json_lines import LineLog
+from jaxspec.host.processes import is_first, of_first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Answer:
 class RunLog:
     """Answers and final measurements of one run, on disk too where it has a path.
 
+    Every process has all of them; the first alone reads and writes the file.
+
     Args:
         path: of the log; None keeps nothing.
         settings: everything that the numbers depend on; a log with others is refused.
@@ -79,27 +83,19 @@ class RunLog:
         self.log = None if path is None else LineLog(path, "the log of a bench run", "another file")
         if self.log is None:
             return
-        lines = self.log.read(settings)
-        answers = [(line, _answer(line)) for line in lines if "question" in line]
-        batches: dict[int, list[Answer]] = {}
-        for _, answer in answers:
-            batches.setdefault(answer.batch, []).append(answer)
-        whole = {batch for batch, members in batches.items() if is_whole(members)}
-        self.answers = [answer for _, answer in answers if answer.batch in whole]
-        self.measured = next((line["measured"] for line in lines if "measured" in line), None)
-        kept = [line for line, answer in answers if answer.batch in whole]
-        self.log.write(settings, kept + ([{"measured": self.measured}] if self.measured else []))
+        self.measured, answers = of_first(partial(_resume, self.log, settings, is_whole))
+        self.answers = [_answer(line) for line in answers]
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Adds one whole batch."""
         self.answers += answers
-        if self.log is not None:
+        if self.log is not None and is_first():
             self.log.append(map(dataclasses.asdict, answers))
 
     def finish(self, measured: dict[str, Any]) -> None:
         """Adds what was measured once, after the last batch."""
         self.measured = json.loads(json.dumps(measured))  # as it will be read back
-        if self.log is not None:
+        if self.log is not None and is_first():
             self.log.append([{"measured": measured}])
 
 
@@ -131,6 +127,22 @@ def tree_to_json(round_: Round) -> dict[str, list]:
         "accepted": round_.accepted.astype(int).tolist(),
         "committed": round_.committed,
     }
+
+
+def _resume(
+    log: LineLog, settings: dict[str, Any], is_whole: Callable[[list[Answer]], bool]
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """What was measured, and the answers of whole batches, without trees; the file holds no others after that."""
+    lines = log.read(settings)
+    answers = [(line, _answer(line)) for line in lines if "question" in line]
+    batches: dict[int, list[Answer]] = {}
+    for _, answer in answers:
+        batches.setdefault(answer.batch, []).append(answer)
+    whole = {batch for batch, members in batches.items() if is_whole(members)}
+    measured = next((line["measured"] for line in lines if "measured" in line), None)
+    kept = [(line, answer) for line, answer in answers if answer.batch in whole]
+    log.write(settings, [line for line, _ in kept] + ([{"measured": measured}] if measured else []))
+    return measured, [dataclasses.asdict(answer) for _, answer in kept]
 
 
 def _answer(line: dict[str, Any], trees: bool = False) -> Answer:

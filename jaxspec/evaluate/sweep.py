@@ -12,6 +12,7 @@ from jaxspec.evaluate import bench
 from jaxspec.evaluate.settings import Bench, Comparison, Sweep
 from jaxspec.evaluate.sweep_figure import draw
 from jaxspec.host.atomic import write_whole
+from jaxspec.host.processes import is_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import parse_method
 from jaxspec.methods.variants import Variant, vary
@@ -27,7 +28,7 @@ def run(settings: Sweep) -> None:
     methods = (*(str(variant.method) for variant in variants), *settings.against)
     found = bench.compare(Bench(**shared, methods=methods, json=settings.out))
     sweep = summarise(setting, variants, settings.against, found["methods"])
-    if settings.out is not None:
+    if settings.out is not None and is_first():
         write(settings.out, {**found, "sweep": sweep})
     bench.show(found, Console())
     Console(highlight=False, markup=False).print("\n" + conclude(sweep, found["methods"]))
