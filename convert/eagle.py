@@ -15,7 +15,15 @@ from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import hf_config, kinds
 from jaxspec.convert.export import head_arrays, head_config, write_published
-from jaxspec.convert.head_parts import is_targets, one_layer, target_of, unprefixed, without_targets_embedding
+from jaxspec.convert.head_parts import (
+    as_llama,
+    eagles_rope,
+    is_targets,
+    one_layer,
+    target_of,
+    unprefixed,
+    without_targets_embedding,
+)
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config
 from jaxspec.convert.transfer import main_dtype, match, write_head
@@ -145,11 +153,9 @@ def _published_config(config: heads.HeadConfig, goal: CheckpointConfig) -> dict[
     `architectures` is LlamaForCausalLM as in the heads of EAGLE's authors, from which vLLM derives its own name for it;
     SGLang alone wants LlamaForCausalLMEagle there.
     """
-    layer = dataclasses.replace(config.model, num_layers=1)
-    as_llama = dataclasses.replace(goal, family="llama", model=layer, source_dtype=config.source_dtype)
     return {
-        **hf_config.from_checkpoint(as_llama),
-        "attention_bias": layer.output_bias,
-        "qkv_bias": layer.qkv_bias,
+        **eagles_rope(hf_config.from_checkpoint(as_llama(config, goal))),
+        "attention_bias": config.model.output_bias,
+        "qkv_bias": config.model.qkv_bias,
         "bias": config.settings["bias"],
     }

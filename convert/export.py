@@ -33,7 +33,8 @@ def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
     """
     if format_of(source) == heads.FORMAT:
         raise CheckpointError(
-            f"{source} is a head, which --format eagle or medusa writes; --format hf takes a checkpoint"
+            f"{source} is a head, which --format eagle, eagle3, speculators or medusa writes; --format hf takes a "
+            "checkpoint"
         )
     config = config_json.read_config(source)
     if config.quantize is not None:
@@ -81,10 +82,16 @@ def read_back(
     return {name: array.astype(config.source_dtype) for name, array in arrays.items()}
 
 
-def head_config(source: Path, drafter: str) -> heads.HeadConfig:
-    """Reads the config of a head to export. Raises CheckpointError where it is a checkpoint, or another drafter's."""
+def head_config(source: Path, drafter: str, formats: str | None = None) -> heads.HeadConfig:
+    """Reads the config of a head to export. Raises CheckpointError where it is a checkpoint, or another drafter's.
+
+    Args:
+        formats: what such heads are exported in; None: a format of the drafter's name.
+    """
     if format_of(source) == config_json.FORMAT:
-        raise CheckpointError(f"{source} is a checkpoint, which --format hf writes; --format {drafter} takes a head")
+        raise CheckpointError(
+            f"{source} is a checkpoint, which --format hf writes; --format {formats or drafter} takes a head"
+        )
     return heads.read_head(source, drafter)
 
 

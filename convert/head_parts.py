@@ -1,5 +1,6 @@
 """What conversion of EAGLE's heads has in common: names without prefixes, and what a head shares with its target."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.checkpoint import config_json, parameters
-from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import hf_config
 from jaxspec.convert.names import IGNORED, is_kernel
 from jaxspec.convert.readers import Source, Tensor, format_of
@@ -79,3 +81,26 @@ def target_of(head: Path) -> Path:
     if folder.name != "heads" or format_of(folder.parent) != config_json.FORMAT:
         raise CheckpointError(f"{head} does not lie under CKPT/heads; name its target with --target CKPT")
     return folder.parent
+
+
+def as_llama(head: HeadConfig, goal: CheckpointConfig) -> CheckpointConfig:
+    """What a head's layer would be as a checkpoint of its own: a LLaMA of one layer, with the target's tokens."""
+    layer = dataclasses.replace(head.model, num_layers=1)
+    return dataclasses.replace(goal, family="llama", model=layer, source_dtype=head.source_dtype)
+
+
+def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:
+    """A config as EAGLE's own code reads it, which knows of rope_scaling nothing but `type` and `factor`.
+
+    What these two cannot say is left as it is, and a warning says what reads it.
+    """
+    if (scaling := values["rope_scaling"]) is None:
+        return values
+    original = scaling.get("original_max_position_embeddings", values["max_position_embeddings"])
+    if scaling["rope_type"] == "llama3" or original != values["max_position_embeddings"]:
+        say(
+            f"warning: EAGLE's own code has no words for rope scaling of type {scaling['rope_type']} as this head has "
+            "it, and refuses the config; SGLang and vLLM read it"
+        )
+        return values
+    return {**values, "rope_scaling": {"type": scaling["rope_type"], "factor": scaling["factor"]}}

@@ -24,7 +24,7 @@ _ROPE_KEYS = {
     "high_freq_factor",
     "original_max_position_embeddings",
 }
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
@@ -51,10 +51,10 @@ _DEFAULTS = {
 def family(config: Mapping[str, Any]) -> str:
     """`model_type` of a config. Raises CheckpointError unless it is a LLaMA or shaped like one."""
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in _ARCHITECTURES:
-        raise CheckpointError(f"model_type {kind!r} is not supported; jaxspec reads {', '.join(_ARCHITECTURES)}")
-    if (found := config.get("architectures")) and found != [_ARCHITECTURES[kind]]:
-        raise CheckpointError(f"architectures {found} is not supported; a {kind} must be {_ARCHITECTURES[kind]}")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise CheckpointError(f"model_type {kind!r} is not supported; jaxspec reads {', '.join(ARCHITECTURES)}")
+    if (found := config.get("architectures")) and found != [ARCHITECTURES[kind]]:
+        raise CheckpointError(f"architectures {found} is not supported; a {kind} must be {ARCHITECTURES[kind]}")
     return kind
 
 
@@ -116,7 +116,7 @@ def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
     """
     c, eos = config.model, list(config.eos)
     values = {
-        "architectures": [_ARCHITECTURES[config.family]],
+        "architectures": [ARCHITECTURES[config.family]],
         "model_type": config.family,
         "torch_dtype": config.source_dtype,
         "vocab_size": c.vocab_size,

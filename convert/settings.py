@@ -71,21 +71,26 @@ class Export:
 
     A checkpoint's target goes into a Hugging Face folder (--format hf), its safetensors sharded above 5 GB. An EAGLE
     head goes, with the target's embedding, into the format that its authors publish (--format eagle), and Medusa heads
-    into theirs, medusa_lm_head.safetensors (--format medusa).
+    into theirs, medusa_lm_head.safetensors (--format medusa). An EAGLE-3 head goes into what EAGLE's own code and
+    SGLang load (--format eagle3), or what speculators and vLLM load (--format speculators).
 
     For example: jaxspec-convert export tinyllama tinyllama-hf --format hf
 
     Or: jaxspec-convert export tinyllama/heads/eagle tinyllama-eagle --format eagle
+
+    Or: jaxspec-convert export llama3/heads/eagle3 out --format speculators --verifier meta-llama/Llama-3.1-8B-Instruct
     """
 
     path: Annotated[conf.Positional[Path], conf.arg(metavar="PATH")]
-    """Checkpoint that `jaxspec-convert llama` made; with --format eagle or medusa a head, such as CKPT/heads/eagle."""
+    """Checkpoint that `jaxspec-convert llama` made; with any format but hf a head, such as CKPT/heads/eagle."""
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
     """Folder to make; must not exist."""
-    format: Literal["hf", "eagle", "medusa"] = "hf"
-    """hf for a checkpoint, the others for heads of that kind."""
+    format: Literal["hf", "eagle", "eagle3", "speculators", "medusa"] = "hf"
+    """hf for a checkpoint, speculators for EAGLE-3 heads, the others for heads of that kind."""
     target: Annotated[Path | None, conf.arg(metavar="CKPT")] = None
-    """Checkpoint of an EAGLE head's target; by default the one under whose `heads` it lies."""
+    """Checkpoint of an EAGLE or EAGLE-3 head's target; by default the one under whose `heads` it lies."""
+    verifier: str | None = None
+    """What --format speculators calls the target: the hub id or folder that vLLM is to load."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,10 @@ FOLDER = Path(__file__).parent.parent / BUILTIN
 
 
 def locate(target: str | Path) -> Path:
-    """The folder of a checkpoint; the package's own for `builtin`."""
-    return FOLDER if str(target) == BUILTIN else Path(target)
+    """The folder of a checkpoint or head; the package's own for `builtin`, and for `builtin/heads/eagle`."""
+    first, *rest = Path(target).parts or ("",)
+    inside = FOLDER.joinpath(*rest)
+    return inside if first == BUILTIN and (not rest or inside.exists()) else Path(target)
 
 
 def locate_prompts(prompts: str | Path) -> Path:

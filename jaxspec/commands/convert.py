@@ -40,17 +40,24 @@ def convert_head(settings: Head) -> None:
 
 def export(settings: Export) -> None:
     """`jaxspec-convert export`."""
-    from jaxspec.convert import eagle, export, medusa
+    from jaxspec.convert import eagle, eagle3_export, export, medusa
 
-    path, out, target = settings.path, settings.out, settings.target
-    if settings.format == "eagle":
-        eagle.export(path, out, None if target is None else locate(target))
-    elif target is not None:
-        raise ValueError("--target names the target of an EAGLE head, so it needs --format eagle")
-    elif settings.format == "medusa":
+    path, out, form = locate(settings.path), settings.out, settings.format
+    target = None if settings.target is None else locate(settings.target)
+    if target is not None and form not in ("eagle", "eagle3", "speculators"):
+        raise ValueError(
+            "--target names the target of an EAGLE head, so it needs --format eagle, eagle3 or speculators"
+        )
+    if settings.verifier is not None and form != "speculators":
+        raise ValueError("--verifier is a word of the speculators format, so it needs --format speculators")
+    if form == "eagle":
+        eagle.export(path, out, target)
+    elif form == "medusa":
         medusa.export(path, out)
+    elif form == "hf":
+        export.export(path, out)
     else:
-        export.export(locate(path), out)
+        eagle3_export.export(path, out, form, target, settings.verifier)
 
 
 def describe(settings: Inspect) -> None:

@@ -8,6 +8,8 @@ import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from safetensors.numpy import save_file
 
+from jaxspec.convert import llama
+from tests import hf_models
 from tests.convert.eagle_heads import CONFIG, HEADS, KV_HEADS, MLP, VOCABULARY, WIDTH
 
 DRAFTED = 40
@@ -19,6 +21,17 @@ SPECULATORS = {
     "draft_vocab_size": DRAFTED,
     "transformer_layer_config": CONFIG,
 }
+
+
+LAYERS, TAPS = 8, [2, 4, 5]
+"""Of a target deep enough for three different taps, and those of EAGLE's own code there."""
+
+
+def make_target(path: Path) -> Path:
+    """Puts such a target into a folder: `hf` as Hugging Face has it, `ckpt` converted."""
+    hf_models.make("llama", path / "hf", num_hidden_layers=LAYERS)
+    llama.convert(path / "hf", path / "ckpt")
+    return path
 
 
 def ids(count: int = DRAFTED) -> np.ndarray:

@@ -15,21 +15,27 @@ from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.engine.head_weights import restore_head
 from tests import hf_models
 from tests.convert.commands import refused, run, tensors
-from tests.convert.eagle3_heads import DRAFTED, OFFICIAL, SPECULATORS, ids, maps, weights, write
+from tests.convert.eagle3_heads import (
+    DRAFTED,
+    LAYERS,
+    OFFICIAL,
+    SPECULATORS,
+    TAPS,
+    ids,
+    make_target,
+    maps,
+    weights,
+    write,
+)
 from tests.convert.eagle_heads import CONFIG, VOCABULARY, WIDTH
 
 OUT = Path("ckpt", "heads", "eagle3")
-LAYERS, TAPS = 8, [2, 4, 5]
 LISTED = "eagle_aux_hidden_state_layer_ids"
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds a target with layers enough for three different taps: `hf` as Hugging Face has it, `ckpt` converted."""
-    path = tmp_path_factory.mktemp("target")
-    hf_models.make("llama", path / "hf", num_hidden_layers=LAYERS)
-    llama.convert(path / "hf", path / "ckpt")
-    return path
+    return make_target(tmp_path_factory.mktemp("target"))
 
 
 def imported(folder: Path, source: Path, *args: object) -> HeadConfig:

@@ -289,8 +289,11 @@ def test_target_is_needed_and_must_be_one(folder: Path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (lambda f: [f / OUT, f / "back"], "is a head, which --format eagle or medusa writes"),
-        (lambda f: [f / OUT, f / "back", "--format", "hf"], "is a head, which --format eagle or medusa writes"),
+        (lambda f: [f / OUT, f / "back"], "is a head, which --format eagle, eagle3, speculators or medusa writes"),
+        (
+            lambda f: [f / OUT, f / "back", "--format", "hf"],
+            "is a head, which --format eagle, eagle3, speculators or medusa writes",
+        ),
         (lambda f: [f / "ckpt", f / "back", "--format", "eagle"], "is a checkpoint, which --format hf writes"),
         (lambda f: [f / "ckpt", f / "back", "--target", f / "ckpt"], "needs --format eagle"),
         (lambda f: [f / "head", f / "back", "--format", "eagle"], "not the config of a trained head"),
@@ -351,3 +354,11 @@ def test_what_is_half_written_has_no_config(folder: Path, monkeypatch: pytest.Mo
     assert run("llama", folder / "hf", folder / "again").code == 130
     assert run("head", source, folder / OUT, "--target", folder / "ckpt").code == 130
     assert len(seen) == 2 and not any("config.json" in names for names in seen)
+
+
+def test_heads_that_come_along_are_named_by_builtin(tmp_path: Path):
+    result = run("export", "builtin/heads/eagle", tmp_path / "back", "--format", "eagle")
+    assert result.code == 0, result.err
+    assert "fc.weight" in tensors(tmp_path / "back")
+    assert "drafter medusa" in run("inspect", "builtin/heads/medusa").out
+    assert "builtin/heads/nothing is not a folder" in run("inspect", "builtin/heads/nothing").last

@@ -1,0 +1,125 @@
+"""A head of EAGLE-3 → the files that EAGLE's own code and SGLang load, or that speculators and vLLM load."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from flax import nnx
+
+from jaxspec.checkpoint import config_json, heads
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.convert import draft_maps, head_parts, hf_config
+from jaxspec.convert.eagle3 import names
+from jaxspec.convert.eagle3_config import LAYER_IDS
+from jaxspec.convert.export import head_arrays, head_config, write_published
+from jaxspec.decoding.drafter import HeadShape
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Options, official_taps
+from jaxspec.host.terminal import say
+
+Format = Literal["eagle3", "speculators"]
+_VERSION = "0.9.0"
+"""Of speculators, whose format is written."""
+_LEVELS = 3
+"""Tokens that vLLM drafts a round unless told otherwise."""
+
+
+def export(source: Path, out: Path, form: Format, target: Path | None = None, verifier: str | None = None) -> None:
+    """Writes a head in a published format, as safetensors. Of the embedding it writes only one that is the head's own.
+
+    Args:
+        source: folder of the head.
+        out: folder to make; must not exist.
+        form: `eagle3` for EAGLE's own code and SGLang, `speculators` for speculators and vLLM.
+        target: the head's target; None takes the checkpoint under whose `heads` the head lies.
+        verifier: what `speculators` is to call the target, a hub id or a folder; None: the target's folder.
+
+    Raises:
+        CheckpointError: `source` is no EAGLE-3 head, its target is unknown or another's, or the format has no words for
+            what it computes.
+        ValueError: `out` exists.
+        DiskFullError: no room; nothing is left at `out`.
+    """
+    config = head_config(source, Eagle3.name, "eagle3 or speculators")
+    target = head_parts.target_of(source) if target is None else target
+    goal = config_json.read_config(target)
+    heads.check_same_shape(source, config.model, goal.model)
+    options = Eagle3Options.from_settings(config.settings)
+    layer = hf_config.from_checkpoint(head_parts.as_llama(config, goal))
+    if form == "speculators":
+        values = _speculators(source, options, layer, goal, verifier or target.resolve().name)
+        if verifier is None:
+            say(
+                f"the target is called {target.resolve().name} there; --verifier gives the id or folder that vLLM loads"
+            )
+    else:
+        values = _official(source, options, head_parts.eagles_rope(layer), goal)
+    shape = HeadShape(config.model, config.settings)
+    arrays = head_arrays(source, config, nnx.eval_shape(lambda: Eagle3().build_head(shape, nnx.Rngs(0))))
+    drafted = arrays["head.kernel"].shape[-1]
+    maps = draft_maps.write(options.draft_vocabulary, config.model.vocab_size)
+    named = names("layers.0" if form == "speculators" else "midlayer", options.tap_norm)
+    write_published(out, {**arrays, **maps}, {**values, "draft_vocab_size": drafted}, "model.safetensors", named)
+    say(f"wrote {out}: EAGLE-3 head for {target}, which drafts {drafted} tokens, {config.source_dtype}")
+
+
+def _official(source: Path, options: Eagle3Options, layer: dict[str, Any], goal: CheckpointConfig) -> dict[str, Any]:
+    """config.json for EAGLE's own code and SGLang. The flags are written for others that read this layout."""
+    official = official_taps(goal.model.num_layers)
+    for differs, what in (
+        (options.tap_norm != "none", "norms the layers of the target before fc"),
+        (options.norm_before_residual, "begins the residual stream with the normed feature"),
+        (options.returns_normed, "feeds back the output of its final norm"),
+        (len(options.taps) != len(official), f"reads {len(options.taps)} layers of the target and not three"),
+    ):
+        if differs:
+            raise CheckpointError(
+                f"the head at {source} {what}, which EAGLE's own code does not compute; use --format speculators"
+            )
+    _check_final_norm(source, options)
+    values = {**layer, "architectures": ["LlamaForCausalLMEagle3"], **_flags(options)}
+    if options.taps != official:
+        say(
+            f"warning: EAGLE's own code takes layers {', '.join(map(str, official))} whatever the config says, and "
+            "this head reads others; SGLang takes what the config says"
+        )
+        values["eagle_config"] = {LAYER_IDS: [tap - 1 for tap in options.taps]}
+    return values
+
+
+def _speculators(
+    source: Path, options: Eagle3Options, layer: dict[str, Any], goal: CheckpointConfig, verifier: str
+) -> dict[str, Any]:
+    """config.json for speculators and vLLM, whose defaults differ: so every flag is written."""
+    _check_final_norm(source, options)
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": _VERSION,
+        "torch_dtype": layer["torch_dtype"],
+        "transformer_layer_config": {key: value for key, value in layer.items() if key != "architectures"},
+        LAYER_IDS: list(options.taps),
+        **_flags(options),
+        "norm_output": options.returns_normed,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": _LEVELS}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": verifier, "architectures": [hf_config.ARCHITECTURES[goal.family]]},
+        },
+    }
+
+
+def _flags(options: Eagle3Options) -> dict[str, bool]:
+    """`norm_output` is not among them, which every reader of the official layout takes otherwise."""
+    return {
+        "norm_before_residual": options.norm_before_residual,
+        "norm_before_fc": options.tap_norm == "all",
+        "fc_norm": options.tap_norm == "each",
+    }
+
+
+def _check_final_norm(source: Path, options: Eagle3Options) -> None:
+    if not options.final_norm:
+        raise CheckpointError(
+            f"the head at {source} has no norm before its LM head, which SpecForge alone computes; none of the formats "
+            "has words for it"
+        )

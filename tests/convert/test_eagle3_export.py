@@ -1,0 +1,204 @@
+"""EAGLE-3 heads out of jaxspec: bit for bit, in each format, and what a format has no words for."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxspec.checkpoint import config_json, heads, parameters
+from jaxspec.checkpoint.heads import HeadConfig
+from jaxspec.decoding.drafter import HeadShape
+from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.model.config import Rope
+from tests.convert.commands import assert_bitwise, run, tensors
+from tests.convert.eagle3_heads import DRAFTED, OFFICIAL, SPECULATORS, TAPS, ids, make_target, weights, write
+from tests.convert.eagle_heads import VOCABULARY
+
+OUT = Path("ckpt", "heads", "eagle3")
+LISTED = "eagle_aux_hidden_state_layer_ids"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_target(tmp_path_factory.mktemp("target"))
+
+
+def imported(folder: Path, source: Path, *args: object) -> None:
+    result = run("head", source, folder / OUT, "--target", folder / "ckpt", *args)
+    assert result.code == 0, result.err
+
+
+def exported(folder: Path, form: str, *args: object) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
+    """Tensors and config of the head in a format, and what the command said."""
+    result = run("export", folder / OUT, folder / "back", "--format", form, *args)
+    assert result.code == 0, result.err
+    return tensors(folder / "back"), json.loads((folder / "back" / "config.json").read_text()), result.err
+
+
+def trained(folder: Path, *, rope: Rope | None = None, **settings: Any) -> HeadConfig:
+    """A head made here, each parameter random."""
+    drafter = Eagle3()
+    shape = drafter.head_for(config_json.read_config(folder / "ckpt").model, ids().tolist())
+    model = shape.model if rope is None else dataclasses.replace(shape.model, rope=rope)
+    shape = HeadShape(model, {**shape.settings, **settings})
+    module = drafter.build_head(shape, nnx.Rngs(0))
+    keys = iter(jax.random.split(jax.random.key(5), 100))
+    shaken = jax.tree.map(lambda x: x + jax.random.normal(next(keys), x.shape), module)
+    config = HeadConfig("eagle3", shape.model, "float32", "float32", dict(shape.settings))
+    (folder / OUT).mkdir(parents=True)
+    heads.write_head(folder / OUT, config, shaken)
+    return config
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_official_and_back(dtype: str, folder: Path):
+    found = weights(dtype=dtype)
+    imported(folder, write(folder / "head", found))
+    back, values, said = exported(folder, "eagle3")
+    assert_bitwise(back, found)
+    assert "warning" not in said
+    kept = {key: value for key, value in OFFICIAL.items() if key != "architectures"}
+    assert {key: values[key] for key in kept} == {**kept, "torch_dtype": dtype}
+    assert values["architectures"] == ["LlamaForCausalLMEagle3"] and "eagle_config" not in values
+    assert "norm_output" not in values and values["norm_before_residual"] is False
+
+
+def test_embedding_and_wider_dtype_come_back(folder: Path):
+    table = tensors(folder / "hf")["model.embed_tokens.weight"][::-1]
+    found = weights(dtype="float16", embedding=table, drafted=VOCABULARY)
+    values = {**OFFICIAL, "draft_vocab_size": VOCABULARY}
+    imported(folder, write(folder / "head", found, values), "--dtype", "float32")
+    back, values, _ = exported(folder, "eagle3")
+    assert_bitwise(back, found)
+    assert values["draft_vocab_size"] == VOCABULARY
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"norm_before_residual": True, "norm_output": True, "fc_norm": True},
+        {"norm_before_fc": True, LISTED: [1, 3, 6]},
+    ],
+)
+def test_speculators_and_back(flags: dict[str, Any], folder: Path):
+    tap_norm = "each" if "fc_norm" in flags else "all" if "norm_before_fc" in flags else "none"
+    found = weights(layer="layers.0", dtype="bfloat16", tap_norm=tap_norm)
+    imported(folder, write(folder / "head", found, {**SPECULATORS, **flags}))
+    back, values, _ = exported(folder, "speculators", "--verifier", "org/model")
+    assert_bitwise(back, found)
+    every = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    assert {name: values[name] for name in every} == {name: flags.get(name, False) for name in every}
+    assert values[LISTED] == flags.get(LISTED, TAPS)
+    assert values["speculators_config"]["verifier"] == {
+        "name_or_path": "org/model",
+        "architectures": ["LlamaForCausalLM"],
+    }
+    layer = values["transformer_layer_config"]
+    assert (layer["model_type"], layer["num_hidden_layers"], layer["vocab_size"]) == ("llama", 1, VOCABULARY)
+    assert (values["draft_vocab_size"], layer["tie_word_embeddings"]) == (DRAFTED, False)
+
+
+@pytest.mark.parametrize(
+    ("form", "settings"),
+    [
+        ("eagle3", {}),
+        ("eagle3", {"taps": [0, 3, 7]}),
+        ("eagle3", {"own_embedding": True}),
+        ("speculators", {}),
+        ("speculators", {"taps": [0, 7], "tap_norm": "each", "norm_before_residual": True, "returns_normed": True}),
+        ("speculators", {"draft_vocabulary": None, "tap_norm": "all"}),
+    ],
+)
+def test_what_is_made_here_comes_back(form: str, settings: dict[str, Any], folder: Path):
+    config = trained(folder, **settings)
+    _, values, said = exported(folder, form)
+    assert ("EAGLE's own code takes layers 2, 4, 5" in said) == (form == "eagle3" and "taps" in settings)
+    if form == "speculators":
+        assert "--verifier" in said and values["speculators_config"]["verifier"]["name_or_path"] == "ckpt"
+    first = parameters.read_arrays(folder / OUT / "params", parameters.read_shapes(folder / OUT / "params"))
+    (folder / OUT).rename(folder / "first")
+    imported(folder, folder / "back")
+    assert heads.read_head(folder / OUT, "eagle3") == config
+    again = parameters.read_arrays(folder / OUT / "params", parameters.read_shapes(folder / OUT / "params"))
+    assert_bitwise(first, again)
+
+
+@pytest.mark.parametrize(
+    ("form", "settings", "words"),
+    [
+        ("eagle3", {"tap_norm": "each"}, "norms the layers of the target before fc, which EAGLE's own code does not"),
+        ("eagle3", {"norm_before_residual": True}, "begins the residual stream with the normed feature"),
+        ("eagle3", {"returns_normed": True}, "feeds back the output of its final norm"),
+        ("eagle3", {"taps": [1, 2]}, "reads 2 layers of the target and not three"),
+        ("eagle3", {"final_norm": False}, "has no norm before its LM head"),
+        ("speculators", {"final_norm": False}, "has no norm before its LM head"),
+    ],
+)
+def test_what_a_format_has_no_words_for(form: str, settings: dict[str, Any], words: str, folder: Path):
+    trained(folder, **settings)
+    result = run("export", folder / OUT, folder / "back", "--format", form)
+    assert (result.code, words in result.last) == (2, True), result.err
+    assert not (folder / "back").exists()
+
+
+LLAMA3 = Rope(theta=5e5, scaling="llama3", factor=8.0, original_length=32)
+
+
+@pytest.mark.parametrize(
+    ("rope", "written", "warned"),
+    [
+        (Rope(scaling="linear", factor=4.0), {"type": "linear", "factor": 4.0}, False),
+        (Rope(scaling="dynamic", factor=2.0, original_length=256), {"type": "dynamic", "factor": 2.0}, False),
+        (
+            Rope(scaling="dynamic", factor=2.0, original_length=64),
+            {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64},
+            True,
+        ),
+        (
+            LLAMA3,
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+            True,
+        ),
+    ],
+)
+def test_rope_scaling_as_eagles_own_code_reads_it(rope: Rope, written: dict, warned: bool, folder: Path):
+    config = trained(folder, rope=rope)
+    _, values, said = exported(folder, "eagle3")
+    assert values["rope_scaling"] == written
+    assert ("EAGLE's own code has no words for rope scaling" in said) == warned
+    (folder / OUT).rename(folder / "first")
+    imported(folder, folder / "back")
+    assert heads.read_head(folder / OUT, "eagle3") == config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((OUT, "back"), "is a head, which --format eagle, eagle3, speculators or medusa writes"),
+        ((OUT, "back", "--format", "eagle"), "is for the drafter eagle3, and not for eagle"),
+        (("ckpt", "back", "--format", "speculators"), "--format eagle3 or speculators takes a head"),
+        ((OUT, "back", "--format", "eagle3", "--verifier", "x"), "so it needs --format speculators"),
+        ((OUT, "back", "--format", "medusa", "--target", "ckpt"), "so it needs --format eagle, eagle3 or speculators"),
+        (("moved", "back", "--format", "eagle3"), "name its target with --target CKPT"),
+    ],
+)
+def test_wrong_pairings(arguments: tuple, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    trained(folder)
+    if "moved" in arguments:
+        (folder / OUT).rename(folder / "moved")
+    monkeypatch.chdir(folder)
+    result = run("export", *arguments)
+    assert (result.code, words in result.last) == (2, True), result.err
+    assert not (folder / "back").exists()
