@@ -18,7 +18,7 @@ FLOORS = (
     ("engine",),
     ("planning",),
     ("evaluate", "convert"),
-    ("report", "train"),
+    ("report", "train", "verify"),
     ("commands",),
 )
 """The packages, from the ground up. A package imports none of its own floor or above; convert and train lie beside

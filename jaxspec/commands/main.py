@@ -8,10 +8,12 @@ from jaxspec.commands.settings import Demo, Env, Generate, Methods
 from jaxspec.evaluate.settings import Bench, Calibrate, Compare, Eval, Sweep
 from jaxspec.planning.settings import PlanSettings
 from jaxspec.report.settings import Report
+from jaxspec.verify.settings import Verify
 
 COMMANDS = {
     "generate": (Generate, "commands.generate.run"),
     "bench": (Bench, "commands.bench.run"),
+    "verify": (Verify, "verify.run.run"),
     "eval": (Eval, "evaluate.evaluation.run"),
     "sweep": (Sweep, "evaluate.sweep.run"),
     "report": (Report, "report.page.run"),

@@ -41,10 +41,10 @@ def unusable_heads(target: Path) -> dict[str, str]:
 
 def _methods(target: Path, heads: tuple[str, ...]) -> Iterator[str]:
     yield "plain"
-    by_head = {head: _typed(drafter_of(target, head).name, head) for head in heads}
+    by_head = {head: typed(drafter_of(target, head).name, head) for head in heads}
     yield from (f"{drafter}+{CHAIN}" for drafter in (*by_head.values(), "ngram"))
     best = default_method(heads)
-    drafter = _typed(best.drafter.name, best.head)
+    drafter = typed(best.drafter.name, best.head)
     yield from (f"{drafter}+{builder}" for builder in BUILDERS if builder != "chain")
     for name, controller in CONTROLLERS.items():
         if name != "fixed" and not controller().needs_weights:
@@ -55,5 +55,6 @@ def _methods(target: Path, heads: tuple[str, ...]) -> Iterator[str]:
     yield from (f"{drafter}+chain,length={length}" for length in LENGTHS)
 
 
-def _typed(drafter: str, head: str | None) -> str:
+def typed(drafter: str, head: str | None) -> str:
+    """DRAFTER or DRAFTER@HEAD, as a user would write it."""
     return drafter if head in (None, drafter) else f"{drafter}@{head}"

@@ -95,24 +95,56 @@ def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[in
     """
     worst = 0.0
     for batch in batches:
-        texts = [([*prompt], [*tokens]) for prompt, tokens in batch if len(tokens) > 1]
+        texts = [(prompt, tokens) for prompt, tokens in batch if len(tokens) > 1]
         if not texts:
             continue
-        begin = np.array([len(prompt) for prompt, _ in texts], np.int32)
-        end = begin + np.array([len(tokens) for _, tokens in texts], np.int32)
-        rows = _power_of_two(int(begin.max()) + int((end - begin).max()) + max(sizes))
-        block = np.zeros((len(texts), rows), np.int32)
-        for row, (prompt, tokens) in zip(block, texts, strict=True):
-            row[: len(prompt) + len(tokens)] = prompt + tokens
-        chunk = min(CHUNK, _power_of_two(int(begin.max())))
-        cache = kv.allocate(target.config, len(texts), rows, target.norm[...].dtype)
-        for at in range(0, int(begin.max()), chunk):
-            _, cache = _read(target, block[:, at : at + chunk], cache, np.full(len(texts), at, np.int32))
-        ones = _by_one(target, jnp.asarray(block), cache, begin, end)
+        block, cache, begin, end = _prefilled(target, texts, max(sizes))
+        ones = _by_one(target, block, cache, begin, end)
         for size in sizes:
             if size > 1:
-                worst = max(worst, float(_difference(target, jnp.asarray(block), cache, ones, begin, end, size)))
+                worst = max(worst, float(_difference(target, block, cache, ones, begin, end, size)))
     return worst
+
+
+def batch_noise(target: Llama, batch: Sequence[Text]) -> float:
+    """Largest difference of a logit between decoding texts together and decoding each alone, a token at a time."""
+    texts = [(prompt, tokens) for prompt, tokens in batch if len(tokens) > 1]
+    if not texts:
+        return 0.0
+    block, cache, begin, end = _prefilled(target, texts, 1)
+    together, worst = _by_one(target, block, cache, begin, end), 0.0
+    for row, own in enumerate(block):
+        cache = _read_prompts(target, np.asarray(own)[None], int(begin.max()))
+        alone = _by_one(target, own[None], cache, begin[row : row + 1], end[row : row + 1])
+        worst = max(worst, float(_rows_apart(target, together[row], alone[0], begin[row], end[row])))
+    return worst
+
+
+def _prefilled(
+    target: Llama, texts: Sequence[Text], more: int
+) -> tuple[Int[Array, "B S"], tuple[kv.KV, ...], np.ndarray, np.ndarray]:
+    """Texts [B, S] with their prompts read into a cache, and where what was generated begins and ends in each.
+
+    Args:
+        more: rows of room after the longest text.
+    """
+    begin = np.array([len(prompt) for prompt, _ in texts], np.int32)
+    end = begin + np.array([len(tokens) for _, tokens in texts], np.int32)
+    rows = _power_of_two(int(begin.max()) + int((end - begin).max()) + more)
+    block = np.zeros((len(texts), rows), np.int32)
+    for row, (prompt, tokens) in zip(block, texts, strict=True):
+        row[: len(prompt) + len(tokens)] = [*prompt, *tokens]
+    return jnp.asarray(block), _read_prompts(target, block, int(begin.max())), begin, end
+
+
+def _read_prompts(target: Llama, block: np.ndarray, longest: int) -> tuple[kv.KV, ...]:
+    """A cache with the first `longest` tokens of each text of a block [B, S] in it, or a few more."""
+    batch, rows = block.shape
+    chunk = min(CHUNK, _power_of_two(longest))
+    cache = kv.allocate(target.config, batch, rows, target.norm[...].dtype)
+    for at in range(0, longest, chunk):
+        _, cache = _read(target, block[:, at : at + chunk], cache, np.full(batch, at, np.int32))
+    return cache
 
 
 def _power_of_two(number: int) -> int:
@@ -152,6 +184,23 @@ def _by_one(
     unread = lambda carry: (carry[0] < end).any()
     blank = jnp.zeros((*tokens.shape, target.config.hidden_size), target.norm[...].dtype)
     return jax.lax.while_loop(unread, single, (begin, cache, blank))[2]
+
+
+@jax.jit
+def _rows_apart(
+    target: Llama,
+    one: Float[Array, "S D"],
+    other: Float[Array, "S D"],
+    begin: Int[Array, ""] | np.int32,
+    end: Int[Array, ""] | np.int32,
+) -> Float[Array, ""]:
+    """Largest difference of a logit of two texts' features at positions from `begin` on and below `end`."""
+
+    def apart(at):
+        difference = jnp.abs(unembed(target, one[at]) - unembed(target, other[at])).max()
+        return jnp.where((at >= begin) & (at < end), difference, 0.0)
+
+    return jax.lax.map(apart, jnp.arange(one.shape[0])).max().astype(jnp.float32)
 
 
 @partial(jax.jit, static_argnames="size")

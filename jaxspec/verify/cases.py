@@ -1,0 +1,223 @@
+"""A case: one method decodes one workload, and what it says is compared."""
+
+import dataclasses
+import functools
+import itertools
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.head_weights import load_head
+from jaxspec.engine.stop_strings import StopStrings
+from jaxspec.host import compilation_cache
+from jaxspec.methods.method import Method, parse_method
+from jaxspec.rules import GumbelCoupling
+from jaxspec.verify import power
+from jaxspec.verify.exact import places
+from jaxspec.verify.explanation import explain
+from jaxspec.verify.spread import PLAIN
+from jaxspec.verify.workloads import DISTRIBUTION, GREEDY, KINDS, LARGEST_BATCH, SAMPLED, Source, Workload
+
+PLAIN_KEPT = 8  # texts of so many workloads by plain decoding: methods share them
+MOST_NUMBERS = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is compared.
+
+    Attributes:
+        kind: `greedy` and `sampled` are compared with plain decoding's text, for `plain` itself with what it says in
+            a batch of one; `distribution` with the target's probabilities.
+        number: of the workload.
+    """
+
+    method: str
+    kind: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.method}/{self.kind}/{self.number}"
+
+
+def parse_cases(text: str) -> list[Case]:
+    """The cases METHOD/KIND/NUMBERS, such as `ngram+chain/greedy/0-7,9`.
+
+    Raises:
+        ValueError: another form, a kind that the method has not, or no method.
+    """
+    found = re.fullmatch(rf"(.+)/({'|'.join(KINDS)})/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)", text)
+    if found is None:
+        raise ValueError(f"--only {text}: a case is METHOD/KIND/NUMBER, KIND one of {', '.join(KINDS)}")
+    method, kind, numbers = found.groups()
+    if kind not in kinds(parse_method(method)):
+        raise ValueError(f"--only {text}: {method} has the kinds {', '.join(kinds(parse_method(method)))}")
+    ends = [[int(end) for end in part.split("-")] for part in numbers.split(",")]
+    several = dict.fromkeys(number for each in ends for number in range(each[0], min(each[-1] + 1, MOST_NUMBERS)))
+    if not several:
+        raise ValueError(f"--only {text}: there is no such number; they go up to {MOST_NUMBERS - 1}")
+    return [Case(method, kind, number) for number in several]
+
+
+def joined(cases: Sequence[Case]) -> str:
+    """The cases of one method and kind, as `parse_cases` reads them."""
+    numbers = sorted({case.number for case in cases})
+    begins = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    ranges = (f"{a}" if a == b else f"{a}-{b}" for a, b in zip(begins, ends, strict=True))
+    return f"{cases[0].method}/{cases[0].kind}/{','.join(ranges)}"
+
+
+def kinds(method: Method) -> tuple[str, ...]:
+    """The kinds of a method's cases. Where the rule is Gumbel coupling, sampled text is plain decoding's; for other
+    rules, and for plain decoding itself, the distribution is compared."""
+    if method.drafter.name == PLAIN:
+        return KINDS
+    return (GREEDY, SAMPLED if isinstance(method.rule(greedy=False), GumbelCoupling) else DISTRIBUTION)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came out of a case: a line of the log.
+
+    Attributes:
+        tokens: that were compared, of each text up to its first difference.
+        divergences: fields of `Divergence`, and `explained`.
+        tenths: of the places (see `power`); empty but for a distribution.
+        impossible: (prompt, position) of tokens that the target cannot say.
+        error: what the method raised, if it did.
+        seconds: that it all took.
+    """
+
+    case: Case
+    tokens: int = 0
+    divergences: tuple[dict[str, Any], ...] = ()
+    tenths: tuple[int, ...] = ()
+    impossible: tuple[tuple[int, int], ...] = ()
+    error: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def faults(self) -> int:
+        """Tokens that nothing explains."""
+        return len(self.impossible) + sum(not each["explained"] for each in self.divergences)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a line of the log."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, line: dict[str, Any]) -> "Result":
+        """Back from a line of the log."""
+        pairs = tuple((prompt, position) for prompt, position in line["impossible"])
+        tuples = {"divergences": tuple(line["divergences"]), "tenths": tuple(line["tenths"]), "impossible": pairs}
+        return cls(**{**line, "case": Case(**line["case"]), **tuples})
+
+
+class Checker:
+    """Runs cases on one target.
+
+    Args:
+        noise: of its logits.
+    """
+
+    def __init__(self, model: Checkpoint, source: Source, seed: int, noise: float):
+        self.model, self.source, self.seed, self.noise = model, source, seed, noise
+        self._weights: dict[tuple[str, str | None], Any] = {}
+        self.engine = functools.cache(self._engine)
+        self.plain_texts = functools.lru_cache(PLAIN_KEPT)(self._plain_texts)
+
+    def check(self, case: Case) -> Result:
+        """Runs a case. What the method raises meanwhile is a result too.
+
+        Raises:
+            ValueError: the checkpoint has not what the method needs.
+        """
+        engine = self.engine(case.method)
+        try:
+            return self._distribution(case, engine) if case.kind == DISTRIBUTION else self._compared(case, engine)
+        except Exception as error:
+            return Result(case, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+    def _compared(self, case: Case, engine: Engine) -> Result:
+        workload = self.source.workload(self.seed, case.kind, case.number)
+        itself = case.method == PLAIN
+        expected = self.plain_texts(case.kind, case.number, LARGEST_BATCH if itself else workload.batch_size)
+        texts = self.plain_texts(case.kind, case.number, 1) if itself else self._decode(engine, workload)
+        tokens, found = 0, []
+        for prompt, (request, one, other) in enumerate(zip(workload.requests, expected, texts, strict=True)):
+            apart = explain(self.engine(PLAIN), request, prompt, one, other, self.noise)
+            tokens += len(one) if apart is None else apart.position + 1
+            if apart is not None:
+                fields = {name: value for name, value in dataclasses.asdict(apart).items() if name != "turn"}
+                found.append({**fields, "explained": apart.explained(self.noise)})
+        return Result(case, tokens, tuple(found))
+
+    def _distribution(self, case: Case, engine: Engine) -> Result:
+        workload = self.source.workload(self.seed, case.kind, case.number)
+        texts = [
+            (request.tokens, text)
+            for request, text in zip(workload.requests, self._decode(engine, workload), strict=True)
+        ]
+        hows = [request.sampling for request in workload.requests]
+        draw = np.random.default_rng([self.seed, case.number])
+        found = places(self.model, texts, hows, self.noise, draw)
+        return Result(case, sum(found.tenths), tenths=found.tenths, impossible=found.impossible)
+
+    def _plain_texts(self, kind: str, number: int, batch_size: int) -> list[list[int]]:
+        workload = self.source.workload(self.seed, kind, number)
+        return self._decode(self.engine(PLAIN), dataclasses.replace(workload, batch_size=batch_size))
+
+    def _decode(self, engine: Engine, workload: Workload) -> list[list[int]]:
+        """The tokens of every text, an EOS included."""
+        compilation_cache.make_room(0.5)
+        engine.compile(workload.requests, workload.batch_size)
+        stops = StopStrings(workload.stops, self.model.tokenizer)
+        found = dict(engine.run_refilled(workload.requests, workload.batch_size, stops))
+        return [found[place].tokens for place in range(len(workload.requests))]
+
+    def _engine(self, name: str) -> Engine:
+        method = parse_method(name)
+        key = (str(method.drafter), method.head)
+        if key not in self._weights:
+            self._weights[key] = load_head(self.model, method)
+        return Engine.calibrated(self.model, method, batch_size=LARGEST_BATCH, draft=self._weights[key])
+
+
+def in_order(names: Sequence[str], first: int, done: dict[Case, Result], exact: bool) -> Iterator[Case]:
+    """Yields cases without end: every method in turn, and between two of them one more of a distribution that has too
+    few tokens, those of the first methods before others. A case may come twice.
+
+    Args:
+        first: of the methods, which are checked before any of these.
+        done: results of what was yielded before, which decide what is needed.
+        exact: as for `tests_of`.
+    """
+    has = {name: kinds(parse_method(name)) for name in names}
+    for position in itertools.count():
+        name = names[position % len(names)]
+        yield from (Case(name, kind, position // first) for kind in has[name])
+        if position + 1 < first:
+            continue
+        reached = names[: position + 1]
+        needed = power.tokens_needed(tests_of(reached, exact))
+        failed = {case.method for case, result in done.items() if result.error is not None}
+        placed = [one for one in reached if DISTRIBUTION in has[one] and one not in failed]
+        cases = {one: [case for case in done if (case.method, case.kind) == (one, DISTRIBUTION)] for one in placed}
+        tokens = {one: sum(done[case].tokens for case in cases[one]) for one in placed}
+        few = [one for one in placed if tokens[one] < needed]
+        if few:
+            next_one = min(few, key=lambda one: (one not in names[:first], tokens[one]))
+            numbers = {case.number for case in cases[next_one]}
+            yield Case(next_one, DISTRIBUTION, next(n for n in itertools.count() if n not in numbers))
+
+
+def tests_of(names: Collection[str], exact: bool) -> int:
+    """Statistical tests of these methods: of distributions, and unless the target is `exact` of how often near-ties
+    flip."""
+    distributions = sum(DISTRIBUTION in kinds(parse_method(name)) for name in names)
+    return distributions + (0 if exact else len(names) - 1)

@@ -1,0 +1,145 @@
+"""The target's own probabilities, in NumPy and float64: written down once more, so that a fault in the library's
+sampling shows."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.batch import data_parts
+from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE, power_of_two
+from jaxspec.decoding.request import SamplingParams
+from jaxspec.host.processes import fetch
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import causal_mask
+from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.verify.power import TENTHS
+
+Text = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt, and of the text generated after it."""
+TOGETHER = 8  # texts that are read at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A distribution over the vocabulary.
+
+    Attributes:
+        probability: [V] float64 of each token, 0 where it is cut off by top-k or top-p.
+        surely, maybe: [V] bool, tokens that are kept by any logits within the noise of these, and by some.
+    """
+
+    probability: np.ndarray
+    surely: np.ndarray
+    maybe: np.ndarray
+
+
+def kept(logits: np.ndarray, how: SamplingParams, noise: float) -> Kept:
+    """The distribution that a token is drawn from: temperature above 0, then top-k, then top-p.
+
+    Args:
+        logits: [V], float32.
+        noise: how far other evaluations of these logits may lie from them.
+    """
+    scaled = logits.astype(np.float64) / how.temperature
+    slack = 2 * noise / how.temperature
+    everything = np.ones(len(scaled), bool)
+    inside, surely, maybe = everything, everything, everything
+    if 0 < how.top_k < len(scaled):
+        least = np.partition(scaled, -how.top_k)[-how.top_k]
+        inside, surely, maybe = scaled >= least, scaled >= least + slack, scaled >= least - slack
+        surely = surely | (inside & (inside.sum() == how.top_k) & (scaled > np.max(scaled[~inside]) + slack))
+    weight = np.where(inside, np.exp(scaled - scaled.max()), 0.0)
+    if how.top_p < 1:
+        order = np.argsort(-scaled, kind="stable")
+        ordered = weight[order]
+        before = np.empty_like(weight)
+        before[order] = (np.cumsum(ordered) - ordered) / ordered.sum()
+        # Equal logits are kept or cut alike: what lies before the first of them decides.
+        _, group = np.unique(-scaled[order], return_inverse=True)
+        before[order] = np.minimum.reduceat(before[order], np.flatnonzero(np.diff(group, prepend=-1)))[group]
+        spread = np.expm1(2 * slack)
+        best = scaled == scaled.max()
+        surely, maybe = surely & ((before < how.top_p - spread) | best), maybe & (before < how.top_p + spread)
+        weight = np.where((before < how.top_p) | best, weight, 0.0)
+    return Kept(weight / weight.sum(), surely, maybe)
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where the tokens of some texts lie in the target's probabilities (see `power`).
+
+    Attributes:
+        tenths: how many of them lie in each tenth.
+        impossible: (text, position) of tokens that the target cannot say there.
+    """
+
+    tenths: tuple[int, ...]
+    impossible: tuple[tuple[int, int], ...]
+
+
+def places(
+    model: Checkpoint, texts: Sequence[Text], hows: Sequence[SamplingParams], noise: float, draw: np.random.Generator
+) -> Places:
+    """Reads some texts, and places every generated token.
+
+    Args:
+        hows: how each text was drawn; at temperatures above 0.
+        noise: of the target's logits.
+        draw: for the share of its own probability that a token's place gets.
+    """
+    counts, impossible = np.zeros(TENTHS, int), []
+    for begin in range(0, len(texts), TOGETHER):
+        batch = texts[begin : begin + TOGETHER]
+        for row, logits in enumerate(_logits(model, batch)):
+            tokens, how = batch[row][1], hows[begin + row]
+            for position, (token, here, own) in enumerate(zip(tokens, logits, draw.random(len(tokens)), strict=True)):
+                there = kept(here, how, noise)
+                if not there.probability[token]:
+                    if not there.maybe[token]:
+                        impossible.append((begin + row, position))
+                    own = 1.0  # past the last token that is kept
+                counts[int(TENTHS * min(place(there.probability, token, own), 1 - 1e-12))] += 1
+    return Places(tuple(counts.tolist()), tuple(impossible))
+
+
+def place(probability: np.ndarray, token: int, own: float) -> float:
+    """The probability of all tokens before this one, the likeliest first and equal ones by id, and a share `own` of
+    its."""
+    mine = probability[token]
+    before = probability[probability > mine].sum() + mine * np.count_nonzero(probability[:token] == mine)
+    return float(before + own * mine)
+
+
+def _logits(model: Checkpoint, texts: Sequence[Text]) -> list[np.ndarray]:
+    """[tokens, V] float32 for each text: what the target says before each generated token, in its own dtype."""
+    longest = max(len(prompt) + len(tokens) for prompt, tokens in texts)
+    with model.context():
+        size = -(-TOGETHER // data_parts()) * data_parts()
+        block = np.zeros((size, power_of_two(longest, SMALLEST_CACHE)), np.int32)
+        for row, (prompt, tokens) in zip(block, texts, strict=False):
+            row[: len(prompt) + len(tokens)] = [*prompt, *tokens]
+        hidden = _read(model.target, block)
+        found = []
+        for row, (prompt, tokens) in enumerate(texts):
+            every = fetch(_unembed_row(model.target, hidden, row))
+            found.append(every[len(prompt) - 1 : len(prompt) + len(tokens) - 1].astype(np.float32))
+    return found
+
+
+@jax.jit
+def _read(target: Llama, tokens: Int[Array, "B T"] | np.ndarray) -> Float[Array, "B T D"]:
+    batch, width = tokens.shape
+    empty = kv.allocate(target.config, batch, 1, target.norm[...].dtype)
+    positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
+    nothing = jnp.zeros(batch, jnp.int32)
+    return forward(target, jnp.asarray(tokens), positions, causal_mask(batch, width), empty, nothing).hidden
+
+
+@jax.jit
+def _unembed_row(target: Llama, hidden: Float[Array, "B T D"], row: Int[Array, ""] | int) -> Float[Array, "T V"]:
+    return unembed(target, jax.lax.dynamic_index_in_dim(hidden, row, keepdims=False))

@@ -1,0 +1,76 @@
+"""Whether rounding explains that a text leaves plain decoding's, greedy or drawn with the same noise.
+
+Plain decoding takes the token of the largest logit or, above temperature 0, of the largest log p + g with Gumbel noise
+g that the seed and the position determine. Logits of two evaluations differ in their last bits, so that a near-tie can
+flip, or a token at the edge of top-k or top-p be kept by one and cut off by the other. Either token has to be one that
+logits within the noise of the target's own would choose.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxspec.decoding.loop import FIRST, VERIFY
+from jaxspec.decoding.request import Request
+from jaxspec.engine.engine import Engine
+from jaxspec.evaluate import divergence
+from jaxspec.evaluate.divergence import Divergence
+from jaxspec.verify.exact import kept
+from jaxspec.verify.workloads import GREEDY, Source
+
+NOISE_SIZES = (4, 32)  # tokens read at once, as those of small and large trees are
+NOISE_TEXTS, NOISE_TOKENS = 8, 48
+
+
+def measure_noise(plain: Engine, source: Source, seed: int) -> float:
+    """How far logits of this target differ between two evaluations, at most: read token by token or several at once,
+    and in a batch of eight or alone.
+
+    On texts whose number and length are fixed: a longer run has no larger tolerance.
+    """
+    drawn = source.workload(seed, GREEDY, 0).requests[:NOISE_TEXTS]
+    prompts = [request.tokens for request in drawn]
+    budget = min(NOISE_TOKENS, source.room - max(map(len, prompts)))
+    found = plain.generate(prompts, max_new_tokens=budget, batch_size=NOISE_TEXTS)
+    texts = [(one.prompt_tokens, one.tokens) for one in found]
+    with plain.model.context():
+        target = plain.model.target
+        by_size = divergence.noise(target, [texts], NOISE_SIZES)
+        return max(by_size, divergence.batch_noise(target, texts))
+
+
+def explain(
+    plain: Engine, request: Request, prompt: int, expected: Sequence[int], tokens: Sequence[int], noise: float
+) -> Divergence | None:
+    """The divergence of `tokens` from plain decoding's `expected`, None where they are the same.
+
+    Args:
+        prompt: number of the request in its case.
+        noise: of the target's logits.
+    """
+    with plain.model.context():
+        if not request.sampling.temperature:
+            return divergence.diverges(plain.model.target, prompt, 0, (request.tokens, expected), tokens)
+        position = divergence.first_difference(expected, tokens)
+        if position is None:
+            return None
+        logits = divergence.next_logits(plain.model.target, [*request.tokens, *expected[:position]])
+    how, there = request.sampling, kept(logits, request.sampling, noise)
+    scores = logits.astype(np.float64) + how.temperature * gumbel(request, position, len(logits))
+    second, best = np.sort(scores[there.maybe])[-2:].tolist() if there.maybe.sum() > 1 else (-np.inf, 0.0)
+    behind = None
+    if position < min(len(expected), len(tokens)):
+        both = [expected[position], tokens[position]]
+        if there.maybe[both].all():
+            behind = max(0.0, float(scores[there.surely].max() - scores[both].min()))
+    gap = best - second if np.isfinite(second) else float(best)
+    return Divergence(prompt=prompt, turn=0, position=position, gap=gap, behind=behind)
+
+
+def gumbel(request: Request, position: int, vocab_size: int) -> np.ndarray:
+    """[V] float64: the noise with which plain decoding draws the token at this position of a text, from 0."""
+    own = jax.random.fold_in(jax.random.key(request.sampling.seed), request.index)
+    at = jax.random.fold_in(own, len(request.tokens) + position)
+    key = jax.random.fold_in(at, VERIFY if position else FIRST)
+    return np.asarray(jax.random.gumbel(key, (vocab_size,), np.float32)).astype(np.float64)

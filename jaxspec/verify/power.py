@@ -1,0 +1,69 @@
+"""How sure a verdict is: tests, corrected for their number, and the deviation that they would have found.
+
+Where a text is not plain decoding's own, each of its tokens is a draw from probabilities that are known: the target's,
+given the text before it. Sort the vocabulary by these, the likeliest first, and let a token's *place* be the
+probability of all tokens before it plus a random share of its own. If the method is lossless, places are uniform on
+[0, 1] and independent of each other, whatever the prompts and temperatures, so that all tokens of a run are one sample
+of one known distribution. Pearson's chi-square compares their numbers in tenths with that.
+
+A method that draws from another distribution moves mass between tenths. If what moves is a total variation of d, on
+average over the texts, the statistic's noncentrality for n tokens is at least 4 n d², by Cauchy and Schwarz: that is
+how the number of tokens follows from the deviation that is to be found.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import ceil, sqrt
+
+import numpy as np
+from scipy import optimize, stats
+
+ALPHA = 0.01  # chance that all tests together call a lossless library wrong
+POWER = 0.99
+DEVIATION = 0.01  # total variation that is to be found with this power
+TENTHS = 10
+FEWEST = 50  # places below which chi-square's distribution is no good approximation
+
+
+def chi_square(counts: Sequence[int]) -> float | None:
+    """p-value that places in tenths are uniform; None where there are too few to say."""
+    if sum(counts) < FEWEST:
+        return None
+    return float(stats.chisquare(np.asarray(counts, float)).pvalue)
+
+
+def more_often(ours: int, our_tokens: int, theirs: int, their_tokens: int) -> float | None:
+    """p-value, one-sided, that near-ties flip no more often in our tokens than in theirs; None without tokens.
+
+    Given how many flipped in all, their number among ours is binomial.
+    """
+    if not (our_tokens and their_tokens):
+        return None
+    return float(stats.binom.sf(ours - 1, ours + theirs, our_tokens / (our_tokens + their_tokens)))
+
+
+def rejected(p_values: Mapping[str, float], alpha: float = ALPHA) -> set[str]:
+    """The hypotheses that Holm's method rejects, with a chance of at most `alpha` that one of them is true."""
+    found = set[str]()
+    for at, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        if p_values[name] > alpha / (len(p_values) - at):
+            break
+        found.add(name)
+    return found
+
+
+def tokens_needed(tests: int, deviation: float = DEVIATION) -> int:
+    """Tokens of one method that find this total variation, where so many tests share the false alarms."""
+    return ceil(_noncentrality(tests) / (4 * deviation**2))
+
+
+def found_deviation(tokens: int, tests: int) -> float:
+    """The smallest total variation that so many tokens find; at most 1."""
+    return min(1.0, sqrt(_noncentrality(tests) / (4 * tokens))) if tokens else 1.0
+
+
+def _noncentrality(tests: int) -> float:
+    """Of a chi-square that the strictest of Holm's levels rejects with the chance POWER."""
+    freedom = TENTHS - 1
+    critical = stats.chi2.isf(ALPHA / max(tests, 1), freedom)
+    missed = lambda size: stats.ncx2.sf(critical, freedom, size) - POWER
+    return optimize.root_scalar(missed, bracket=(1e-3, 1e4)).root

@@ -1,0 +1,156 @@
+"""What `jaxspec verify` does: cases until the time is spent, and the verdict."""
+
+import dataclasses
+import hashlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from jaxspec.checkpoint.builtin import locate
+from jaxspec.checkpoint.heads import find_head
+from jaxspec.checkpoint.loading import Checkpoint, load
+from jaxspec.engine.engine import Engine
+from jaxspec.evaluate import suites
+from jaxspec.evaluate.description import head_sha256, params_sha256
+from jaxspec.evaluate.runlog import log_of
+from jaxspec.host import environment
+from jaxspec.host.atomic import check_folder, write_whole
+from jaxspec.host.json_lines import LineLog
+from jaxspec.host.progress import progress
+from jaxspec.host.terminal import say
+from jaxspec.methods.method import parse_method
+from jaxspec.verify import verdict
+from jaxspec.verify.cases import Case, Checker, Result, in_order, kinds, parse_cases
+from jaxspec.verify.explanation import measure_noise
+from jaxspec.verify.settings import Verify
+from jaxspec.verify.spread import PLAIN, Spread, spread
+from jaxspec.verify.workloads import Source
+
+
+def run(settings: Verify) -> None:
+    """Checks, prints the verdict and writes it; exits with 1 where something is not lossless."""
+    check(settings)
+    only = parse_cases(settings.only) if settings.only is not None else []
+    methods = spread(locate(settings.target), [case.method for case in only] or settings.methods, settings.seed)
+    questions = suites.read_questions(settings.prompts)
+    model = load(settings.target, settings.dtype, settings.devices.open(), settings.quantize)
+    source = Source.of(model, questions)
+    about = describe(settings, model, source)
+    file = (
+        None if settings.json is None else LineLog(log_of(settings.json), "the log of a verify run", "another --json")
+    )
+    lines = [] if file is None else file.read(about)
+    noise = next((line["noise"] for line in lines if "noise" in line), None)
+    if noise is None:
+        noise = measure_noise(Engine(model, PLAIN), source, settings.seed)
+        lines = [{"noise": noise}]
+    if file is not None:
+        file.write(about, lines)
+    checker = Checker(model, source, settings.seed, noise)
+    for name in methods.names[: methods.first]:
+        checker.engine(name)  # what is missing is said before anything runs
+    earlier = {result.case: result for result in (Result.from_json(line) for line in lines if "case" in line)}
+    if earlier:
+        say(f"cases of an earlier run: {len(earlier)}")
+    exact = about["dtype"] == "float32" and model.config.quantize is None
+    found = list(work(checker, methods, only, exact, earlier, settings.minutes * 60, file))
+    said = {**about, "seed": settings.seed} | verdict.summarise(found, noise, exact, command(settings))
+    verdict.show(said, Console())
+    fresh = [result for result in found if result.case not in earlier]
+    if (seconds := sum(result.seconds for result in fresh)) > 0:
+        say(f"{60 * sum(result.tokens for result in fresh) / seconds:,.0f} tokens a minute, with compilation")
+    if settings.json is not None:
+        write_whole(settings.json, json.dumps(said, indent=2) + "\n")
+    if not said["passed"]:
+        sys.exit(1)
+
+
+def check(settings: Verify) -> None:
+    """Raises ValueError for options that are wrong whatever the model is."""
+    if not settings.minutes >= 0:
+        raise ValueError(f"minutes must be 0 or above, not {settings.minutes}")
+    if settings.seed < 0:
+        raise ValueError(f"seed must be 0 or above, not {settings.seed}")
+    if settings.only is not None and settings.json is not None:
+        raise ValueError("--only repeats single cases, and writes no --json: leave one of them out")
+    if settings.json is not None:
+        check_folder(settings.json)
+        if settings.json.suffix == ".jsonl":
+            raise ValueError("--json names a file of JSON, such as verdict.json: the log beside it ends in .jsonl")
+
+
+def work(
+    checker: Checker,
+    methods: Spread,
+    only: Sequence[Case],
+    exact: bool,
+    earlier: dict[Case, Result],
+    seconds: float,
+    file: LineLog | None,
+) -> Iterator[Result]:
+    """Yields the results of cases that an earlier run has, and of those that are run now.
+
+    Args:
+        only: the cases, where they are named; else as many as `seconds` allow.
+        exact: whether the target's numbers are float32.
+    """
+    done: dict[Case, Result] = {}
+    first = {Case(name, kind, 0) for name in methods.names[: methods.first] for kind in kinds(parse_method(name))}
+    cases = iter(only) if only else in_order(methods.names, methods.first, done, exact)
+    spent = 0.0
+    with progress("verified seconds:", round(seconds), form=lambda number: f"{number:,}") as shown:
+        for case in cases:
+            if case in done:
+                continue
+            began = time.perf_counter()
+            result = earlier.get(case)
+            if result is None:
+                result = checker.check(case)
+                result = dataclasses.replace(result, seconds=time.perf_counter() - began)
+                if file is not None:
+                    file.append([result.to_json()])
+            done[case] = result
+            spent += result.seconds
+            yield result
+            if shown.due():
+                tokens = sum(result.tokens for result in done.values())
+                shown.show(min(round(spent), shown.total), f"{tokens:,} tokens compared, last by {case}")
+            if not only and spent >= seconds and done.keys() >= first:
+                return
+
+
+def describe(settings: Verify, model: Checkpoint, source: Source) -> dict[str, Any]:
+    """The first keys of the JSON, which the log begins with too; a log with others is another run's."""
+    heads = {parse_method(name).head for name in settings.methods if name != "all"} | set(model.heads)
+    texts = hashlib.sha256(repr(source.texts).encode()).hexdigest()
+    return {
+        "device": environment.device(),
+        "dtype": str(model.target.norm[...].dtype),
+        "versions": environment.versions(),
+        "settings": {
+            "target": str(settings.target),
+            "methods": list(settings.methods),
+            "seed": settings.seed,
+            "quantize": model.config.quantize,
+            "mesh": settings.devices.mesh,
+            "prompts": str(settings.prompts),
+            "questions_sha256": texts,
+            "params_sha256": params_sha256(model.path),
+            "heads_sha256": {head: head_sha256(find_head(model.path, head)) for head in sorted(filter(None, heads))},
+        },
+    }
+
+
+def command(settings: Verify) -> str:
+    """The command with the options on which its cases depend."""
+    words = ["jaxspec", "verify", "--target", str(settings.target), "--seed", str(settings.seed)]
+    if str(settings.prompts) != "builtin":
+        words += ["--prompts", str(settings.prompts)]
+    for name, value in (("dtype", settings.dtype), ("quantize", settings.quantize), ("mesh", settings.devices.mesh)):
+        words += [] if value is None else [f"--{name}", value]
+    return shlex.join(words)

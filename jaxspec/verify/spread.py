@@ -1,0 +1,106 @@
+"""What `--methods all` stands for: every drafter of a checkpoint with a spread of builders and controllers."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxspec.builders import BUILDERS
+from jaxspec.checkpoint import config_json
+from jaxspec.checkpoint.heads import find_head
+from jaxspec.controllers import CONTROLLERS
+from jaxspec.controllers.acceptance_predictor import FOLDER
+from jaxspec.engine.head_weights import drafter_of
+from jaxspec.evaluate.all_methods import ALL, typed, unusable_heads
+from jaxspec.methods.method import parse_method
+
+PLAIN = "plain"
+COSTS = "verify=1:1/2:1.2/4:1.4/8:1.6"
+# Small trees, since on a CPU every node costs, and controllers that stop often. Costs are given, so that cases do not
+# depend on what was measured. A part that is not named here runs with its defaults.
+BUILDER_SETTINGS = {
+    "chain": ("chain,length=4", "chain,length=1", "chain,length=8"),
+    "static": ("static,paths=0:1:2:00:01:10:000", "static"),
+    "uniform": ("uniform,width=2,depth=3,total=8",),
+    "cape": ("cape,depth=3",),
+    "eagle2": ("eagle2,total=12,depth=4,width=3",),
+    "pruned": ("pruned,width=3,depth=4,leaf=0.02,cost=0.1,total=12",),
+    "budgeted": (f"budgeted,width=2,depth=4,cost=0.1,{COSTS},total=8",),
+}
+CONTROLLER_SETTINGS = {
+    "threshold": ("threshold,gamma=0.2,confidence=token",),
+    "adaptive": ("adaptive,gamma=0.3,alpha=0.5,epsilon=1.0",),
+    "beta-ts": ("beta-ts,prior_alpha=1",),
+    "length-ts": (f"length-ts,prior_alpha=1,cost=0.1,{COSTS}",),
+    "expected-gain": (f"expected-gain,cost=0.2,{COSTS}",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Methods in the order in which they are checked.
+
+    Attributes:
+        names: the methods, `plain` first.
+        first: how many of them are checked whatever the time.
+    """
+
+    names: tuple[str, ...]
+    first: int
+
+
+def spread(target: Path, methods: Sequence[str], seed: int) -> Spread:
+    """The methods that a user named, `all` among them taken apart.
+
+    Raises:
+        ValueError: no methods, or one that is none.
+    """
+    if not methods:
+        raise ValueError("name at least one method, or `all`")
+    named = [PLAIN, *(name for name in methods if name != ALL)]
+    for name in named:
+        parse_method(name)
+    few, rest = combinations(target, seed) if ALL in methods else ((), ())
+    first = tuple(dict.fromkeys((*named, *few)))
+    return Spread(tuple(dict.fromkeys((*first, *rest))), len(first))
+
+
+def combinations(target: Path, seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Sound combinations of a checkpoint's drafters with builders and controllers, in an order drawn by the seed: a few
+    in which each of these parts occurs, and the others."""
+    rows = sound(target)
+    rows = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]
+    missing, few = {part for row in rows for part in row}, []
+    while missing:
+        best = max(rows, key=lambda row: len(missing.intersection(row)))
+        few.append(best)
+        missing.difference_update(best)
+    join = lambda several: tuple("+".join(row) for row in several)
+    return join(few), join(row for row in rows if row not in few)
+
+
+def sound(target: Path) -> list[tuple[str, str, str]]:
+    """(drafter, builder, controller) of all methods that the checkpoint can run, each part with its settings."""
+    unusable = unusable_heads(target)
+    drafters = {"ngram": None} | {
+        typed(drafter_of(target, head).name, head): head
+        for head in config_json.head_names(target)
+        if head not in unusable
+    }
+    builders = itertools.chain(*(BUILDER_SETTINGS.get(name, (name,)) for name in BUILDERS))
+    controllers = itertools.chain(*(CONTROLLER_SETTINGS.get(name, (name,)) for name in CONTROLLERS))
+    rows = itertools.product(drafters, builders, controllers)
+    return [row for row in rows if _runs(target, drafters[row[0]], row)]
+
+
+def _runs(target: Path, head: str | None, row: tuple[str, str, str]) -> bool:
+    """Whether these parts go together, and have the weights that they need."""
+    try:
+        method = parse_method("+".join(row))
+    except ValueError:
+        return False
+    if not method.controller.needs_weights:
+        return True
+    return head is not None and (find_head(target, head) / FOLDER / "config.json").exists()

@@ -1,0 +1,185 @@
+"""What the cases of a run come to: the verdict, as JSON and as a page."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jaxspec.verify import power
+from jaxspec.verify.cases import Result, joined
+from jaxspec.verify.spread import PLAIN
+from jaxspec.verify.workloads import DISTRIBUTION, GREEDY
+
+ROWS = 40  # methods on the page
+PASS, FAIL, NOT_ENOUGH = "pass", "fail", "not enough"
+
+
+def summarise(results: Sequence[Result], noise: float, exact: bool, command: str) -> dict[str, Any]:
+    """The values of the JSON, without what describes the run.
+
+    Args:
+        noise: of the target's logits.
+        exact: whether its numbers are float32, so that near-ties are too rare to count.
+        command: `jaxspec verify` with the options on which cases depend; what repeats one is put behind it.
+    """
+    by_method: dict[str, list[Result]] = {}
+    for result in results:
+        by_method.setdefault(result.case.method, []).append(result)
+    methods = {name: _counts(several) for name, several in by_method.items()}
+    places = {name: p for name, values in methods.items() if (p := values["p_value"]) is not None}
+    rates = {} if exact else _rates(methods)
+    tests = {f"{DISTRIBUTION} {name}": p for name, p in places.items()} | {
+        f"ties {name}": p for name, p in rates.items()
+    }
+    wrong = power.rejected(tests)
+    found: list[dict[str, str]] = []
+    for name, values in methods.items():
+        if values["sampled_by_distribution"]:
+            values["found_deviation"] = power.found_deviation(sum(values["tenths"]), len(tests))
+        values["near_tie_p_value"] = rates.get(name)
+        found += [_failure(command, several, why) for several, why in _faults(by_method[name])]
+        several = [result for result in by_method[name] if result.case.kind == DISTRIBUTION]
+        if f"{DISTRIBUTION} {name}" in wrong:
+            found.append(_failure(command, several, f"not the target's distribution (p = {places[name]:.1e})"))
+        if f"ties {name}" in wrong:
+            several = [result for result in by_method[name] if result.divergences]
+            ours, theirs = (methods[one]["near_ties_a_thousand"] for one in (name, PLAIN))
+            why = f"near-ties flip {ours:.2f} times in a thousand tokens, and {theirs:.2f} times in plain decoding's"
+            found += [_failure(command, [one for one in several if one.case.kind == kind], why)
+                      for kind in dict.fromkeys(one.case.kind for one in several)]  # fmt: skip
+    by_places = [values for values in methods.values() if values["sampled_by_distribution"]]
+    enough = all(values["found_deviation"] <= power.DEVIATION for values in by_places)
+    return {
+        "passed": not found,
+        "verdict": FAIL if found else PASS if enough else NOT_ENOUGH,
+        "noise": noise,
+        "alpha": power.ALPHA,
+        "power": power.POWER,
+        "deviation": power.DEVIATION,
+        "tests": len(tests),
+        "tokens_needed": power.tokens_needed(len(tests)),
+        "greedy_tokens": sum(values["greedy_tokens"] for values in methods.values()),
+        "sampled_tokens": sum(values["sampled_tokens"] for values in methods.values()),
+        "divergences": sum(values["divergences"] for values in methods.values()),
+        "unexplained_divergences": sum(values["unexplained_divergences"] for values in methods.values()),
+        "methods": methods,
+        "failures": found,
+    }
+
+
+def _counts(results: Sequence[Result]) -> dict[str, Any]:
+    """What all cases of one method come to."""
+    by_places = [result for result in results if result.case.kind == DISTRIBUTION]
+    tenths = [sum(column) for column in zip(*(result.tenths for result in by_places if result.tenths), strict=True)]
+    greedy = sum(result.tokens for result in results if result.case.kind == GREEDY)
+    tokens, placed = sum(result.tokens for result in results), sum(tenths)
+    divergences = sum(len(result.divergences) for result in results)
+    unexplained = sum(result.faults for result in results)
+    explained = sum(each["explained"] for result in results for each in result.divergences)
+    return {
+        "cases": len(results),
+        "greedy_tokens": greedy,
+        "sampled_tokens": tokens - greedy,
+        "divergences": divergences,
+        "unexplained_divergences": unexplained,
+        "compared_tokens": tokens - placed,
+        "near_ties_a_thousand": 1000 * explained / max(tokens - placed, 1),
+        "sampled_by_distribution": bool(by_places),
+        "tenths": tenths,
+        "p_value": power.chi_square(tenths),
+        "found_deviation": None,
+    }
+
+
+def _rates(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """p-values that near-ties flip no more often in a method's text than in plain decoding's against itself."""
+
+    def flips(values):
+        return round(values["near_ties_a_thousand"] * values["compared_tokens"] / 1000), values["compared_tokens"]
+
+    own = flips(methods[PLAIN]) if PLAIN in methods else (0, 0)
+    tested = {name: power.more_often(*flips(values), *own) for name, values in methods.items() if name != PLAIN}
+    return {name: p for name, p in tested.items() if p is not None}
+
+
+def _faults(results: Sequence[Result]) -> list[tuple[list[Result], str]]:
+    """The cases of a method that failed by themselves, and why."""
+    found = []
+    for result in results:
+        if result.error is not None:
+            found.append(([result], result.error))
+        elif result.faults:
+            unexplained = next((each for each in result.divergences if not each["explained"]), None)
+            if unexplained is not None:
+                prompt, position = unexplained["prompt"], unexplained["position"]
+                what = "leaves plain decoding's text"
+            else:
+                (prompt, position), what = result.impossible[0], "says what the target cannot"
+            found.append(([result], f"{what} at token {position} of text {prompt}, and rounding does not explain it"))
+    return found
+
+
+def _failure(command: str, results: Sequence[Result], why: str) -> dict[str, str]:
+    cases = joined([result.case for result in results])
+    return {"method": results[0].case.method, "cases": cases, "why": why, "command": f"{command} --only '{cases}'"}
+
+
+def show(found: Mapping[str, Any], console: Console) -> None:
+    """Prints the page."""
+
+    def line(text: str, style: str | None = None) -> None:
+        console.print(text, markup=False, highlight=False, style=style)
+
+    methods = found["methods"]
+    table = Table(
+        "method", "greedy", "sampled", "explained", "un-\nexplained", "p", "TV found", box=None, pad_edge=False
+    )
+    for name in sorted(methods, key=lambda name: not methods[name]["unexplained_divergences"])[:ROWS]:
+        table.add_row(name, *_cells(methods[name]))
+    console.print(table, markup=False, highlight=False)
+    if len(methods) > ROWS:
+        line(f"... and {len(methods) - ROWS} methods more, without a fault of their own")
+    line(
+        f"\n{found['greedy_tokens']:,} greedy and {found['sampled_tokens']:,} sampled tokens of {len(methods)} "
+        "methods. "
+        f"{found['divergences']} texts left plain decoding's; unexplained: {found['unexplained_divergences']}."
+    )
+    line(
+        f"Near-ties count as explained up to {2 * found['noise']:.1e} between logits: twice the largest difference "
+        "between two readings of the same text by this target."
+    )
+    short = [name for name, values in methods.items() if (values["found_deviation"] or 0) > found["deviation"]]
+    if found["tests"]:
+        line(
+            f"p: {found['tests']} tests, corrected by Holm, with a chance of {found['alpha']:.0%} of a false alarm in "
+            f"all. TV found: the total variation that would have been found with {found['power']:.0%}; one of "
+            f"{found['deviation']} takes {found['tokens_needed']:,} tokens of a method."
+        )
+    for failure in found["failures"][:ROWS]:
+        line(f"{failure['method']}: {failure['why']}\n  {failure['command']}", "red")
+    if len(found["failures"]) > ROWS:
+        line(f"... and {len(found['failures']) - ROWS} failures more")
+    if found["verdict"] == FAIL:
+        line("FAIL: not lossless here", "bold red")
+    elif found["verdict"] == NOT_ENOUGH:
+        line(
+            f"NOT ENOUGH: nothing unexplained was found, but {len(short)} of the methods whose distribution is tested "
+            f"have too few tokens to find a total variation of {found['deviation']}; give more --minutes",
+            "bold yellow",
+        )
+    else:
+        line("PASS: nothing unexplained was found", "bold green")
+
+
+def _cells(values: Mapping[str, Any]) -> list[str]:
+    p_value, deviation = values["p_value"], values["found_deviation"]
+    explained = values["divergences"] - values["unexplained_divergences"]
+    return [
+        f"{values['greedy_tokens']:,}",
+        f"{values['sampled_tokens']:,}",
+        str(max(explained, 0)),
+        str(values["unexplained_divergences"]),
+        "" if p_value is None else f"{p_value:.2g}",
+        "" if deviation is None else f"{deviation:.3f}",
+    ]

@@ -1,0 +1,131 @@
+"""What a case decodes: prompts and how each is drawn, all of it determined by a seed, a kind and a number."""
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.engine.stop_strings import text_of
+from jaxspec.evaluate.formats import Question
+
+GREEDY, SAMPLED, DISTRIBUTION = KINDS = ("greedy", "sampled", "distribution")
+SAME_SHAPE = 4  # workloads in a row whose programs are the same: compiling takes longer than decoding
+PROMPTS = {GREEDY: 32, SAMPLED: 32, DISTRIBUTION: 64}
+TEMPERATURES = (0.3, 0.7, 1.0, 1.0, 1.4)
+TOP_P = (1.0, 1.0, 0.95, 0.7)
+TOP_K = (0, 0, 0, 40, 5)
+LARGEST_BATCH = 8
+LONG = 1100  # new tokens of a text that fills the model's positions, at most: the cache grows past 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What programs are compiled for.
+
+    Attributes:
+        batch_size: rows, fewer than prompts, so that they are refilled.
+        longest: tokens of the longest prompt.
+        budget: new tokens of a text, at most.
+        fills: whether one text may go on to the model's last position.
+        truncated: whether some texts are drawn with top-k and top-p.
+    """
+
+    batch_size: int
+    longest: int
+    budget: int
+    fills: bool
+    truncated: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Requests, how many of them are decoded together, and the strings that end a text."""
+
+    requests: tuple[Request, ...]
+    batch_size: int
+    stops: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What prompts are drawn from.
+
+    Attributes:
+        vocab_size: of the model; room: positions that a text may reach.
+        texts: questions as tokens; none where there is no tokenizer.
+        words: of these texts, from which stop strings are cut.
+    """
+
+    vocab_size: int
+    room: int
+    texts: tuple[tuple[int, ...], ...]
+    words: str
+
+    @classmethod
+    def of(cls, model: Checkpoint, questions: Sequence[Question]) -> "Source":
+        """For a checkpoint and the questions of a prompt file."""
+        texts = ()
+        if (tokenizer := model.tokenizer) is not None:
+            encoded = (tokenizer(question.turns[0])["input_ids"] for question in questions)
+            texts = tuple(tuple(text) for text in encoded if text)
+        words = "".join(text_of(model.tokenizer, list(text)) for text in texts)
+        config = model.config.model
+        return cls(config.vocab_size, config.usable_length, texts, words)
+
+    def workload(self, seed: int, kind: str, number: int) -> Workload:
+        """The workload of this number."""
+        shape, prompts = self.shape(seed, kind, number), PROMPTS[kind]
+        draw = np.random.default_rng([seed, zlib.crc32(kind.encode()), number])
+        lengths = draw.integers(1, shape.longest + 1, prompts)
+        budgets = draw.integers(1 if kind != DISTRIBUTION else shape.budget // 2, shape.budget + 1, prompts)
+        lengths[0], budgets[0] = shape.longest, shape.budget  # or programs would be compiled for what is left
+        if shape.fills:
+            lengths[1], budgets[1] = 1, min(self.room - 1, LONG)
+        hows = [self._how(draw, kind, shape.truncated, i) for i in range(prompts)]
+        requests = tuple(
+            Request(self._prompt(draw, int(length)), dataclasses.replace(how, max_new_tokens=int(budget)), index)
+            for index, (length, budget, how) in enumerate(zip(lengths, budgets, hows, strict=True))
+        )
+        stops = self._stops(draw) if kind != DISTRIBUTION else ()
+        return Workload(requests, shape.batch_size, stops)
+
+    def shape(self, seed: int, kind: str, number: int) -> Shape:
+        """The same for several numbers in a row."""
+        draw = np.random.default_rng([seed, zlib.crc32(kind.encode()), number // SAME_SHAPE, 1])
+        longest = min(int(draw.choice([16, 32, 120])), self.room // 3)
+        return Shape(
+            batch_size=int(draw.integers(1, LARGEST_BATCH + 1)) if kind != DISTRIBUTION else LARGEST_BATCH,
+            longest=longest,
+            budget=min(int(draw.choice([32, 64])) if kind != DISTRIBUTION else 96, self.room - longest),
+            fills=bool(draw.random() < 0.25) and kind != DISTRIBUTION,
+            truncated=bool(draw.random() < 0.75),
+        )
+
+    def _prompt(self, draw: np.random.Generator, length: int) -> list[int]:
+        """Random tokens, or as often a piece of a question."""
+        text = self.texts[draw.integers(len(self.texts))] if self.texts else ()
+        if draw.random() < 0.5 or len(text) < length:
+            return draw.integers(0, self.vocab_size, length).tolist()
+        begin = int(draw.integers(len(text) - length + 1))
+        return list(text[begin : begin + length])
+
+    def _how(self, draw: np.random.Generator, kind: str, truncated: bool, index: int) -> SamplingParams:
+        temperature, top_p = (values[draw.integers(len(values))] for values in (TEMPERATURES, TOP_P))
+        top_k = TOP_K[draw.integers(len(TOP_K))]
+        if index == 0:
+            top_p, top_k = TOP_P[-1], TOP_K[-1]  # one at least, as programs depend on whether there is one
+        if kind == GREEDY or (kind == SAMPLED and draw.random() < 0.1):  # a greedy text among sampled ones
+            temperature = 0.0
+        if not truncated or kind == GREEDY:
+            top_p, top_k = 1.0, 0
+        return SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=int(draw.integers(2**31)))
+
+    def _stops(self, draw: np.random.Generator) -> tuple[str, ...]:
+        """Two strings that some of the texts may have, or more often none."""
+        if draw.random() < 0.7 or len(self.words) < 8:
+            return ()
+        begins = draw.integers(0, len(self.words) - 7, 2)
+        return tuple(self.words[begin : begin + int(draw.integers(3, 8))] for begin in begins)

@@ -1,0 +1,81 @@
+"""A target whose probabilities are far from equal, with a draft model that often agrees; and the command on it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.checkpoint.loading import load
+from jaxspec.checkpoint.parameters import module_to_dict, write_params
+from jaxspec.commands import main
+from jaxspec.verify import explanation, run, workloads
+from tests import checkpoints
+
+SHARPER = 20.0
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="package")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ckpt = checkpoints.make(tmp_path_factory.mktemp("verify"))
+    draft = ckpt / "heads" / "draft-model"
+    params, draw = module_to_dict(load(ckpt, "float32").target), np.random.default_rng(0)
+    shutil.rmtree(draft)
+    shutil.rmtree(ckpt / "params")
+    shutil.copytree(ckpt, draft, ignore=shutil.ignore_patterns("heads"))
+    sharper = {name: np.asarray(array) for name, array in params.items()}
+    sharper["norm"] = SHARPER * sharper["norm"]
+    write_params(ckpt / "params", sharper.items())
+    shaken = {name: array + 0.2 * array.std() * draw.normal(size=array.shape) for name, array in sharper.items()}
+    write_params(draft / "params", [(name, array.astype(np.float32)) for name, array in shaken.items()])
+    return ckpt
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch, little_to_compile_and_time: None) -> None:
+    """Few prompts a case."""
+    monkeypatch.setattr(workloads, "PROMPTS", {"greedy": 6, "sampled": 6, "distribution": 24})
+    monkeypatch.setattr(workloads, "LARGEST_BATCH", 4)
+    monkeypatch.setattr(explanation, "NOISE_SIZES", (4,))
+
+
+@pytest.fixture
+def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: Path) -> Command:
+    """Runs `jaxspec verify` in this process: (exit code, stdout, stderr)."""
+
+    def command(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["jaxspec", "verify", "--target", str(path), *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        try:
+            main.main()
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 0
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return command
+
+
+@pytest.fixture
+def noise_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise is not measured."""
+    monkeypatch.setattr(run, "measure_noise", lambda *_: 1e-4)
+
+
+@pytest.fixture
+def forgetful() -> Any:
+    """Programs are compiled anew, and again after the test: what a test breaks is in no program of another."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def verdict(out: Path) -> dict[str, Any]:
+    """What was written."""
+    return json.loads(out.read_text())
