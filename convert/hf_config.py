@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
 }
 # What an absent key means: transformers' defaults. (A null says otherwise: as many kv heads as heads, no window.)
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
@@ -45,6 +46,7 @@ _DEFAULTS = {
         "num_experts_per_tok": 2,
     },
     "qwen2": {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32},
+    "qwen3": {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
 }
 
 
@@ -65,7 +67,7 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
     _refuse(config, kind)
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
     length = integer(config, "max_position_embeddings")
-    biased = kind == "llama" and boolean(config, "attention_bias")
+    biased = kind in ("llama", "qwen3") and boolean(config, "attention_bias")
     try:
         return LlamaConfig(
             vocab_size=integer(config, "vocab_size"),
@@ -82,6 +84,7 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
             qkv_bias=biased or kind == "qwen2",
             output_bias=biased,
             mlp_bias=kind == "llama" and boolean(config, "mlp_bias"),
+            qk_norm=kind == "qwen3",
             num_experts=integer(config, "num_local_experts") if kind == "mixtral" else 0,
             experts_per_token=integer(config, "num_experts_per_tok") if kind == "mixtral" else 0,
         )
@@ -138,6 +141,8 @@ def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
     }
     if config.family == "llama":
         values |= {"attention_bias": c.qkv_bias, "mlp_bias": c.mlp_bias}
+    elif config.family == "qwen3":
+        values |= {"attention_bias": c.qkv_bias, "use_sliding_window": False}
     else:
         values |= {"use_sliding_window": False} if config.family == "qwen2" else {"sliding_window": None}
     if c.num_experts:

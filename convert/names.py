@@ -36,6 +36,8 @@ TABLE = (
     Row("layers.{}.attention.k", "model.layers.{}.self_attn.k_proj", "layers.{}.attention.wk", 0),
     Row("layers.{}.attention.v", "model.layers.{}.self_attn.v_proj", "layers.{}.attention.wv", 0),
     Row("layers.{}.attention.o", "model.layers.{}.self_attn.o_proj", "layers.{}.attention.wo", 1),
+    Row("layers.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm", None, None),
+    Row("layers.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm", None, None),
     Row("layers.{}.mlp_norm", "model.layers.{}.post_attention_layernorm", "layers.{}.ffn_norm", None),
     Row("layers.{}.mlp.gate", "model.layers.{}.mlp.gate_proj", "layers.{}.feed_forward.w1", 0),
     Row("layers.{}.mlp.up", "model.layers.{}.mlp.up_proj", "layers.{}.feed_forward.w3", 0),

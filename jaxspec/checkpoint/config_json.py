@@ -23,7 +23,7 @@ class CheckpointConfig:
     """What `config.json` of a checkpoint says.
 
     Attributes:
-        family: what Hugging Face calls `model_type`: llama, mistral, qwen2.
+        family: what Hugging Face calls `model_type`: llama, mistral, mixtral, qwen2, qwen3.
         model: shape of the target.
         dtype: dtype of the parameters on disk.
         source_dtype: dtype that they had before conversion, and get again on export.

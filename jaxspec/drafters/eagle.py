@@ -78,12 +78,12 @@ class Eagle(Drafter):
     has_head: ClassVar[bool] = True
 
     def head_for(self, target: LlamaConfig, bias: bool = False) -> HeadShape:
-        """One layer of the target's shape, which for a mixture of experts has none.
+        """One layer of the target's shape, as a LLaMA has it: without experts and without norms of queries and keys.
 
         Args:
             bias: of `fc`; some published heads have one.
         """
-        layer = dataclasses.replace(target.without_experts, num_layers=1)
+        layer = dataclasses.replace(target.without_experts, num_layers=1, qk_norm=False)
         return HeadShape(layer, {"bias": bias, "own_embedding": False})
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> EagleHead:

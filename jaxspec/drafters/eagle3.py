@@ -25,8 +25,9 @@ from jaxspec.model.attention import Attend, attention
 from jaxspec.model.config import LlamaConfig, Rope
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.linear import Linear, linear, settled
-from jaxspec.model.llama import STREAM, Layer, Llama, look_up, mlp_block, rms_norm
+from jaxspec.model.llama import STREAM, Layer, Llama, look_up, mlp_block
 from jaxspec.model.mesh_rules import constrain
+from jaxspec.model.rms_norm import rms_norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Eagle3(Drafter):
     def head_for(
         self, target: LlamaConfig, ids: Iterable[int] | None = None, taps: Iterable[int] | None = None
     ) -> HeadShape:
-        """One layer of the target's shape without biases.
+        """One layer of the target's shape without biases and norms of queries and keys.
 
         Its rope has the target's base and is not scaled, which official configs have no words for.
 
@@ -181,7 +182,7 @@ class Eagle3(Drafter):
         layer = dataclasses.replace(
             target.without_experts,
             num_layers=1, rope=Rope(theta=target.rope.theta), tie_embeddings=False,
-            qkv_bias=False, output_bias=False, mlp_bias=False,
+            qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False,
         )  # fmt: skip
         chosen = range(min(draft_vocabulary.LARGEST, target.vocab_size)) if ids is None else ids
         mask = draft_vocabulary.to_mask(chosen, target.vocab_size)

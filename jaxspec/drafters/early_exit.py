@@ -24,7 +24,8 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import attend_to, causal_mask
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.linear import Linear, linear
-from jaxspec.model.llama import Layer, Output, decoder_layer, embed, final_norm, keys_and_values, rms_norm, run_layers
+from jaxspec.model.llama import Layer, Output, decoder_layer, embed, final_norm, keys_and_values, run_layers
+from jaxspec.model.rms_norm import rms_norm
 
 
 class EarlyExitHead(nnx.Module):

@@ -26,7 +26,8 @@ from jaxspec.drafters.skip_mask import SkipMask, check_layers, layers_of, skip, 
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import Attend, attend_to
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Layer, Llama, attention_block, embed, mlp_block, rms_norm, unembed
+from jaxspec.model.llama import Layer, Llama, attention_block, embed, mlp_block, unembed
+from jaxspec.model.rms_norm import rms_norm
 
 SEARCHED = (0.6, 0.3)
 """Shares of attention and of MLP blocks that Draft & Verify's search left out of LLaMA-2-13B (arXiv:2309.08168,

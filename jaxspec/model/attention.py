@@ -9,6 +9,7 @@ from jaxspec.model import attention_kernel
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, capacity, write_nodes
 from jaxspec.model.linear import Linear, linear, settled
+from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary, rotate
 
 
@@ -22,6 +23,11 @@ class Attention(nnx.Module):
         self.k = Linear(rngs, (width, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
         self.v = Linear(rngs, (width, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
         self.o = Linear(rngs, (heads, c.hidden_size), ("heads", "embed"), bias=c.output_bias, dtype=dtype)
+
+        def norm() -> nnx.Param | None:
+            return nnx.Param(jnp.ones((c.head_dim,), dtype), axes=(None,)) if c.qk_norm else None
+
+        self.q_norm, self.k_norm = norm(), norm()
 
 
 @chex.dataclass(frozen=True)
@@ -47,14 +53,20 @@ class Attend:
 def project(
     p: Attention, config: LlamaConfig, x: Float[Array, "B W I"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]
 ) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K W H"], Float[Array, "B K W H"]]:
-    """Queries, keys and values, rotated; G query heads share each of the K key heads."""
+    """Queries and keys, normed where the layer has norms for them and rotated, and values.
+
+    G query heads share each of the K key heads.
+    """
 
     def split(y):
         y = settled(y)
         return y.reshape(*y.shape[:2], config.num_kv_heads, -1, config.head_dim)
 
-    query = rotate(split(linear(x, p.q)), cos, sin).transpose(0, 2, 3, 1, 4)
-    key = rotate(split(linear(x, p.k)), cos, sin)[:, :, :, 0].swapaxes(1, 2)
+    def normed(y, norm: nnx.Param | None):
+        return y if norm is None else rms_norm(y, norm[...], config.norm_eps)
+
+    query = rotate(normed(split(linear(x, p.q)), p.q_norm), cos, sin).transpose(0, 2, 3, 1, 4)
+    key = rotate(normed(split(linear(x, p.k)), p.k_norm), cos, sin)[:, :, :, 0].swapaxes(1, 2)
     return query, key, split(linear(x, p.v))[:, :, :, 0].swapaxes(1, 2)
 
 

@@ -58,6 +58,7 @@ class LlamaConfig:
         max_length: positions the checkpoint promises to handle.
         tie_embeddings: the LM head is the transposed embedding.
         qkv_bias, output_bias, mlp_bias: which linear layers have a bias.
+        qk_norm: each head's query and key go through an RMSNorm before they are rotated (Qwen3).
         num_experts: MLPs in each layer's mixture of experts, each `intermediate_size` wide; 0: one MLP and no mixture.
         experts_per_token: of them that each token asks.
     """
@@ -76,6 +77,7 @@ class LlamaConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
 

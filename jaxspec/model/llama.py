@@ -20,6 +20,7 @@ from jaxspec.model.linear import Linear, linear, never_alone, settled
 from jaxspec.model.mesh import platform
 from jaxspec.model.mesh_rules import constrain
 from jaxspec.model.mlp import MLP, MixtureOfExperts, mlp
+from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary
 
 STREAM = ("batch", None, "embed")
@@ -71,13 +72,6 @@ class Output:
     hidden: Float[Array, "B W D"]  # after the final RMSNorm: the feature
     nodes: tuple[KV, ...]  # keys and values of the N nodes, one a layer
     taps: tuple[Float[Array, "B W D"], ...]  # inputs of the tapped layers
-
-
-def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
-    """RMSNorm computed in float32 (arXiv:1910.07467)."""
-    wide = x.astype(jnp.float32)
-    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (scale.astype(x.dtype) * wide.astype(x.dtype)).astype(x.dtype)
 
 
 def attention_input(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:

@@ -19,7 +19,7 @@ from tests.convert.commands import refused, run, tensors
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("originals")
-    for family in ("llama", "llama-tied", "mistral", "mixtral", "qwen2"):
+    for family in ("llama", "llama-tied", "mistral", "mixtral", "qwen2", "qwen3"):
         hf_models.make(family, path / family, num_hidden_layers=2)
     hf_models.make("llama", path / "sharded", num_hidden_layers=2, shard_size="20KB")
     return path
@@ -60,12 +60,13 @@ def rope(kind: Any, **values: Any) -> dict[str, Any]:
         ("mixtral", {"num_local_experts": 4}, ["experts.4.w", "one too many for a config with 4 experts"]),
         ("mixtral", {"num_experts_per_tok": 7}, ["experts_per_token must be from 1 to 5, not 7"]),
         ("mixtral", {"sliding_window": 4096}, ["sliding-window attention (sliding_window 4096)"]),
-        ("llama", {"model_type": "gemma2"}, ["model_type 'gemma2'", "llama, mistral, mixtral, qwen2"]),
+        ("llama", {"model_type": "gemma2"}, ["model_type 'gemma2'", "llama, mistral, mixtral, qwen2, qwen3"]),
         ("llama", {"model_type": None}, ["model_type None"]),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification"]),
         ("llama", {"hidden_act": "gelu"}, ["hidden_act 'gelu'"]),
         ("mistral", {"sliding_window": 4096}, ["sliding_window 4096"]),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 128}, ["sliding_window 128"]),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 128}, ["sliding_window 128"]),
         ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types 'sliding_attention'"]),
         ("llama", rope("yarn", factor=4.0), ["rope type 'yarn'", "default, linear, dynamic, llama3"]),
         ("llama", rope("longrope", short_factor=[1.0]), ["rope type 'longrope'"]),

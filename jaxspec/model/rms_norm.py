@@ -1,0 +1,12 @@
+"""RMSNorm, the only norm that these models have (arXiv:1910.07467)."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
+    """RMSNorm computed in float32 (arXiv:1910.07467)."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (scale.astype(x.dtype) * wide.astype(x.dtype)).astype(x.dtype)
