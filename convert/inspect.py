@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 from rich import filesize
 
-from jaxspec.checkpoint import config_json, heads, parameters
+from jaxspec.checkpoint import checksums, config_json, heads, parameters
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import eagle, eagle3, kinds, llama, medusa
 from jaxspec.convert.eagle3_config import LAYOUTS
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor, format_of, read_json
 from jaxspec.convert.tokenizer import has_tokenizer
 from jaxspec.drafters import LayerSkip, draft_vocabulary
+from jaxspec.host.progress import progress
+from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 
 
@@ -36,6 +39,19 @@ def describe(path: Path) -> str:
     config_file = path / "config.json"
     kind = format_of(path) or (kinds.kind_of(path, read_json(config_file)) if config_file.is_file() else "unknown")
     return "\n".join(f"{key}: {value}" for key, value in of_kind.get(kind, _of_published_eagle)(path))
+
+
+def verify(path: Path) -> None:
+    """Compares the parameters of a checkpoint or head, and of heads under it, with their checksums, and says so.
+
+    Raises:
+        CheckpointError: a file is damaged, or there is nothing to compare with.
+    """
+    if format_of(path) is None:
+        raise CheckpointError(f"{path} is no checkpoint or head of jaxspec's, which alone keep checksums")
+    with progress("checking:", size := checksums.size(path), form=filesize.decimal) as shown:
+        count = checksums.verify(path, shown.advance)
+    say(f"{count} files of parameters ({filesize.decimal(size)}) are as they were written")
 
 
 def _of_checkpoint(path: Path) -> Iterable[tuple[str, Any]]:

@@ -100,8 +100,11 @@ class Inspect:
     PATH is a Hugging Face folder, a Meta folder, a published EAGLE head or Medusa heads, or a checkpoint or head of
     jaxspec's. Nothing is written.
 
-    For example: jaxspec-convert inspect tinyllama
+    For example: jaxspec-convert inspect tinyllama --verify
     """
 
     path: Annotated[conf.Positional[Path], conf.arg(metavar="PATH")]
     """Folder to look at."""
+    verify: bool = False
+    """Compare the files of parameters, those of the heads too, with the checksums that were kept when they were
+    written, and name one that is damaged."""

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from rich import filesize
 
-from jaxspec.checkpoint import heads, parameters
+from jaxspec.checkpoint import checksums, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.names import is_kernel, turned
 from jaxspec.convert.readers import Source, Tensor
@@ -68,7 +68,7 @@ def write_params(
 ) -> None:
     """Writes the parameters of the model in `source` into `folder`, which is to become `out`.
 
-    They are cast to `dtype` if one is given, and the kernels quantised if that is wanted.
+    They are cast to `dtype` if one is given, and the kernels quantised if that is wanted; checksums go beside them.
     """
     size = total_bytes(tensors, dtype, quantize)
     title = f"converting {source.name or source}:"
@@ -84,6 +84,7 @@ def write_params(
                 del array
 
         parameters.write_params(folder / "params", counted(), max(size // _GROUPS, _SMALLEST_GROUP))
+    checksums.write(folder)
 
 
 def write_head(

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from jaxspec.checkpoint import config_json, parameters
+from jaxspec.checkpoint import checksums, config_json, parameters
 from jaxspec.checkpoint.config_json import FORMAT_VERSION, CheckpointError, check_dtypes, fields_of
 from jaxspec.model.config import LlamaConfig
 
@@ -67,6 +67,7 @@ def write_head(path: Path, config: HeadConfig, module: nnx.Module) -> None:
     """Writes parameters in `config.dtype` into a folder, and then config.json, without which it is no head."""
     params = parameters.module_to_dict(module).items()
     parameters.write_params(path / "params", ((name, param.astype(config.dtype)) for name, param in params))
+    checksums.write(path)
     write_config(path, config)
 
 

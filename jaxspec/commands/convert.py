@@ -64,7 +64,10 @@ def describe(settings: Inspect) -> None:
     """`jaxspec-convert inspect`."""
     from jaxspec.convert import inspect
 
-    print(inspect.describe(locate(settings.path)))
+    path = locate(settings.path)
+    if settings.verify:  # first: what is damaged can hardly be described
+        inspect.verify(path)
+    print(inspect.describe(path))
 
 
 def _numbers(taps: str) -> tuple[int, ...]:

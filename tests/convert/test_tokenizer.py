@@ -46,7 +46,7 @@ def test_only_tokenizer_files_are_copied(tmp_path: Path):
     for name, content in {**kept, **dropped}.items():
         (source / name).write_bytes(content)
     llama.convert(source, tmp_path / "ckpt")
-    assert {f.name for f in (tmp_path / "ckpt").iterdir()} == {"config.json", "params", *kept}
+    assert {f.name for f in (tmp_path / "ckpt").iterdir()} == {"config.json", "params", "params.sha256", *kept}
     export.export(tmp_path / "ckpt", tmp_path / "back")
     for folder in ("ckpt", "back"):
         assert {name: (tmp_path / folder / name).read_bytes() for name in kept} == kept

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Key
 
-from jaxspec.checkpoint import config_json, parameters
+from jaxspec.checkpoint import checksums, config_json, parameters
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.convert import tokenizer
@@ -59,6 +59,7 @@ def write_checkpoint(target: Checkpoint, dtype: str, folder: Path, trained: Llam
     tokenizer.copy(target.path, folder)
     params = module_to_dict(trained).items()
     parameters.write_params(folder / "params", ((name, param.astype(dtype)) for name, param in params))
+    checksums.write(folder)
     config_json.write_config(folder, described)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Key
 
-from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.checkpoint import checksums, config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import load_tokenizer
 from jaxspec.host import compilation_cache
@@ -85,6 +85,7 @@ def train(settings: Lm) -> None:
         narrow = jax.tree.map(lambda param: param.astype(dtype), trained)
         with deferred():
             parameters.write_params(folder / "params", parameters.module_to_dict(narrow).items())
+        checksums.write(folder)
         config_json.write_config(folder, describe(model, dtype))
     said = "no file was held out" if measured is None else f"held-out loss {measured['loss']:.3f}"
     say(f"wrote {out}: llama, {memory.parameter_count(model):,} parameters, {dtype}, {said}")

@@ -1,0 +1,103 @@
+"""SHA-256 of the files of parameters, kept beside them, so that a flipped bit can be found.
+
+`params.sha256` has the format of `sha256sum`, which can check it too: `cd CKPT && sha256sum -c params.sha256`.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.host import processes
+from jaxspec.host.atomic import write_whole
+
+NAME = "params.sha256"
+_LINE = re.compile(r"([0-9a-f]{64})  (params/[^\\]+)")
+_NOTHING = lambda size: None
+
+
+def write(folder: Path) -> None:
+    """Writes the checksums of FOLDER/params, once all processes have written their parts; all of them call this."""
+    processes.wait()
+    if processes.is_first():
+        found = _digests(folder, _files(folder))
+        write_whole(folder / NAME, "".join(f"{digest}  {name}\n" for name, digest in found.items()))
+
+
+def verify(folder: Path, done: Callable[[int], None] = _NOTHING) -> int:
+    """Number of files of parameters in a checkpoint or head, and in the heads under it, all as they were written.
+
+    Args:
+        done: is told the bytes of each file that was read.
+
+    Raises:
+        CheckpointError: a file is damaged, missing or one too many, or there are no checksums to compare with.
+    """
+    return sum(_verify_one(place, done) for place in places(folder))
+
+
+def places(folder: Path) -> list[Path]:
+    """The folder and those below it that have parameters, without hidden ones."""
+    found = [place.parent for place in [folder / "params", *folder.glob("**/params")] if place.is_dir()]
+    visible = lambda place: not any(part.startswith(".") for part in place.relative_to(folder).parts)
+    return sorted({place for place in found if visible(place)})
+
+
+def size(folder: Path) -> int:
+    """Bytes that `verify` reads."""
+    return sum((place / name).stat().st_size for place in places(folder) for name in _files(place))
+
+
+def _verify_one(folder: Path, done: Callable[[int], None]) -> int:
+    expected, there = _read(folder / NAME), _files(folder)
+    if wrong := sorted(expected.keys() ^ {*there}):
+        problem = "is missing" if wrong[0] in expected else f"is not among those of {NAME}"
+        raise CheckpointError(f"{folder / wrong[0]} {problem}; convert or copy {folder} again")
+    for name, digest in _digests(folder, there, done).items():
+        if digest != expected[name]:
+            raise CheckpointError(
+                f"{folder / name} is damaged: its SHA-256 is not the one in {NAME}; convert or copy {folder} again"
+            )
+    return len(there)
+
+
+def _read(file: Path) -> dict[str, str]:
+    """Digest by name. Raises CheckpointError where the file is absent or damaged."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise CheckpointError(
+            f"there is nothing to compare {file.parent / 'params'} with: {file} {error.strerror}; versions of jaxspec "
+            "that keep no checksums wrote it"
+        ) from error
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+    found = [_LINE.fullmatch(line) for line in lines]
+    if not all(found):
+        raise CheckpointError(f"{file} is damaged: line {found.index(None) + 1} is no SHA-256 and name under params/")
+    return {line[2]: line[1] for line in found if line}
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(file.relative_to(folder).as_posix() for file in (folder / "params").rglob("*") if file.is_file())
+
+
+def _digests(folder: Path, names: Iterable[str], done: Callable[[int], None] = _NOTHING) -> dict[str, str]:
+    """Digest by name, several files at once."""
+
+    def digest(name: str) -> tuple[str, str]:
+        try:
+            with (folder / name).open("rb") as file:
+                return name, hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{folder / name} cannot be read: {error.strerror}") from error
+
+    found = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name, digits in pool.map(digest, names):
+            found[name] = digits
+            done((folder / name).stat().st_size)
+    return found
