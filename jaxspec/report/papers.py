@@ -35,6 +35,7 @@ def by_paper(runs: Sequence[Run]) -> list[tuple[str, list[Table]]]:
     """All tables, by paper."""
     return [
         ("EAGLE", list(eagle(runs))),
+        ("EAGLE-3", list(eagle3(runs))),
         ("EESD", list(eesd(runs))),
         ("EDD and PCT", list(edd(runs))),
         ("Draft & Verify", list(verify(runs))),
@@ -107,6 +108,19 @@ def eagle(runs: Sequence[Run]) -> Iterator[Table]:
         "--methods eagle+chain,length=5 eagle+static",
     )
     yield batches(runs, ours)
+
+
+def eagle3(runs: Sequence[Run]) -> Iterator[Table]:
+    """Table 1."""
+    yield by_data(
+        "Speedup and average acceptance length τ by data",
+        "EAGLE-3, Table 1",
+        runs,
+        lambda method: method.drafter.name == "eagle3",
+        (SPEEDUP, TAU),
+        "--methods eagle3+eagle2,total=60,depth=8,width=10",
+        "Of the published rows, drafted by trees of 60 nodes, T = 1 has τ alone.",
+    )
 
 
 def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
