@@ -64,9 +64,9 @@ def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
             del arrays
             weight_map |= dict.fromkeys(written, file)
             shown.advance(sum(sizes[name] for name in names))
-        if shards.is_sharded:
-            index = {"metadata": shards.metadata, "weight_map": weight_map}
-            write_json(folder / "model.safetensors.index.json", index)
+        # EAGLE's own code finds its target's embedding by the index, also where there is one file.
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        write_json(folder / "model.safetensors.index.json", index)
         write_json(folder / "config.json", hf_config.from_checkpoint(config))
     files = f"{len(shards.filename_to_tensors)} safetensors file{'s' * shards.is_sharded}"
     say(f"wrote {out}: {config.family}, {files}, {config.source_dtype}")

@@ -20,6 +20,7 @@ from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.host.terminal import say
 
 _MERGED = "medusa_head."  # before every name, where the heads lie in one file with their target
+_BLOCK = re.compile(r"\d+\.\d+\.linear\.(weight|bias)")
 _SECOND_BLOCK = re.compile(r"\d+\.[1-9]\d*\.linear\..*")
 
 
@@ -50,6 +51,11 @@ def plan(source: Path) -> PublishedHeads:
     kinds.check(source, raw, "medusa")
     found = _heads_of(_open(source), source)
     readers.check_dtypes(found)
+    if found and all(map(_BLOCK.fullmatch, found)):
+        raise CheckpointError(
+            f"{source} holds residual blocks alone: these heads share the target's LM head, as those of Medusa's "
+            "legacy trainer do, and jaxspec reads heads that each have one of their own"
+        )
     if several := next(filter(_SECOND_BLOCK.fullmatch, found), None):
         raise CheckpointError(
             f"{source} has heads of several residual blocks (tensor {several}), and jaxspec reads those with one, "

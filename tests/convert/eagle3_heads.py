@@ -25,11 +25,14 @@ SPECULATORS = {
 
 LAYERS, TAPS = 8, [2, 4, 5]
 """Of a target deep enough for three different taps, and those of EAGLE's own code there."""
+THETA = 5e5
+"""Base of the target's rope, which is not that of heads whose config says none."""
 
 
 def make_target(path: Path) -> Path:
     """Puts such a target into a folder: `hf` as Hugging Face has it, `ckpt` converted."""
-    hf_models.make("llama", path / "hf", num_hidden_layers=LAYERS)
+    rope = {"rope_type": "default", "rope_theta": THETA}
+    hf_models.make("llama", path / "hf", num_hidden_layers=LAYERS, rope_parameters=rope)
     llama.convert(path / "hf", path / "ckpt")
     return path
 

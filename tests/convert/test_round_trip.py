@@ -58,6 +58,9 @@ def test_every_family(family: str, tmp_path: Path):
     export.export(tmp_path / "ckpt", tmp_path / "back")
     assert_bitwise(tensors(tmp_path / "back"), tensors(tmp_path / "hf"))
     assert meaning(tmp_path / "back") == meaning(tmp_path / "hf")
+    # EAGLE's own code finds the target's embedding by the index, however few files there are.
+    index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == dict.fromkeys(tensors(tmp_path / "hf"), "model.safetensors")
     assert memory.parameter_count(config.model) == sum(p.numel() for p in model.parameters())
 
     restored = parameters.restore(tmp_path / "ckpt")

@@ -1,11 +1,14 @@
 """Tokenizer files come along byte for byte; Meta's are converted."""
 
+import json
 from pathlib import Path
 
 import pytest
 import sentencepiece
 import transformers
 
+from jaxspec.checkpoint import builtin
+from jaxspec.checkpoint.loading import load_tokenizer
 from jaxspec.convert import export, llama
 from tests import hf_models
 from tests.checkpoints import byte_tokenizer
@@ -51,6 +54,14 @@ def test_only_tokenizer_files_are_copied(tmp_path: Path):
     for folder in ("ckpt", "back"):
         assert {name: (tmp_path / folder / name).read_bytes() for name in kept} == kept
     assert not any((tmp_path / "back" / name).exists() for name in dropped)
+
+
+def test_the_builtin_tokenizer_is_exported_for_every_version_of_transformers(tmp_path: Path):
+    export.export(builtin.FOLDER, tmp_path / "hf")
+    said = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["tokenizer_class"]
+    assert said == "PreTrainedTokenizerFast"  # version 4 knows no TokenizersBackend
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf"), load_tokenizer(builtin.FOLDER)
+    assert theirs(TEXT)["input_ids"] == ours(TEXT)["input_ids"]
 
 
 def test_none_is_a_warning_and_another_can_be_named(tmp_path: Path):

@@ -1,5 +1,6 @@
 """A byte-level BPE tokenizer of one's own, in the files that transformers' AutoTokenizer reads."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def learn(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json."""
+    """Writes tokenizer.json and tokenizer_config.json, for every version of transformers."""
     from transformers import PreTrainedTokenizerFast
 
     PreTrainedTokenizerFast(
@@ -55,3 +56,7 @@ def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     ).save_pretrained(str(folder))
+    file = folder / "tokenizer_config.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    values["tokenizer_class"] = "PreTrainedTokenizerFast"  # version 5 writes a name that version 4 does not know
+    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,5 +1,6 @@
 """The tokenizer that is learnt, as transformers reads it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ def test_round_trip_through_transformers(tmp_path: Path):
     learnt = tokenizer.learn(TEXTS, 280)
     tokenizer.save(learnt, tmp_path, max_length=64)
     assert {"tokenizer.json", "tokenizer_config.json"} <= {file.name for file in tmp_path.iterdir()}
+    said = json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"]
+    assert said == "PreTrainedTokenizerFast"  # a name that version 4 of transformers knows too
     loaded = load_tokenizer(tmp_path)
     assert (loaded.bos_token, loaded.bos_token_id) == (tokenizer.BOS, tokenizer.BOS_ID)
     assert (loaded.eos_token, loaded.eos_token_id) == (tokenizer.EOS, tokenizer.EOS_ID)
