@@ -128,4 +128,5 @@ class Source:
         if draw.random() < 0.7 or len(self.words) < 8:
             return ()
         begins = draw.integers(0, len(self.words) - 7, 2)
-        return tuple(self.words[begin : begin + int(draw.integers(3, 8))] for begin in begins)
+        pieces = [self.words[begin : begin + int(draw.integers(3, 8))] for begin in begins]
+        return tuple(piece for piece in pieces if piece.strip())  # indentation would end every text of code
