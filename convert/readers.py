@@ -138,12 +138,26 @@ def _load_torch(path: Path) -> dict[str, Any]:
             f"{path} holds more than tensors and is refused, since loading it could run code"
         ) from error
     except (RuntimeError, OSError, EOFError) as error:
+        if _is_pickle(path):
+            raise CheckpointError(
+                f"{path} is a pickle, and no PyTorch file of version 1.6 or later: it is refused, since loading it "
+                "could run code; save it as safetensors where it came from"
+            ) from error
         raise CheckpointError(
             f"{path} is not a whole PyTorch file of version 1.6 or later; download it again or save it anew"
         ) from error
     if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
         raise CheckpointError(f"{path} is no state dict: it must map names to tensors and hold nothing else")
     return state
+
+
+def _is_pickle(path: Path) -> bool:
+    """Whether a file begins as pickles do of protocol 2 or later."""
+    try:
+        with path.open("rb") as file:
+            return file.read(1) == b"\x80"
+    except OSError:
+        return False
 
 
 def check_dtypes(tensors: Source) -> None:

@@ -139,7 +139,7 @@ def _reading(path: Path | str) -> Iterator[None]:
         yield
     except Exception as error:  # Orbax and TensorStore raise many types, none of them documented
         reason = "they are incomplete or damaged; convert or copy the checkpoint again"
-        if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, OSError) and isinstance(error.strerror, str):  # errors of pybind11 have a method there
             reason = error.strerror
         elif isinstance(error, MemoryError | jax.errors.JaxRuntimeError):
             reason = " ".join(str(error).split())[:300]

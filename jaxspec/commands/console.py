@@ -4,6 +4,7 @@ Exit codes: 2 for bad input, 1 for a failure, 130 for Ctrl-C. The sentence is th
 """
 
 import contextlib
+import difflib
 import importlib
 import io
 import logging
@@ -22,9 +23,15 @@ from jaxspec.host.fake_devices import give_threads
 from jaxspec.host.libtpu import expect_no_chip
 
 BAD_INPUT = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
-_BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+")
+_BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+|-{4,}|^[|+]|[|+]$", re.MULTILINE)  # the latter without UTF-8
 _OWN_CHECK = re.compile(r"Error parsing __tyro-dummy-inner__\S*: (.*?)\.? For full helptext")
 """What the settings say of themselves, which tyro puts behind a name of its own."""
+
+
+_UNKNOWN = re.compile(r"(Unrecognized options: .*?) Perhaps you meant:")
+_MISSING = re.compile(r"(Missing from [^:]*:) (.*)")
+_HELP = re.compile(r"\.? For full helptext, (?:run|see):? ")
+_OPTION = re.compile(r"(?<= )(--[a-z][a-z-]*) (?=[{[A-Z])")
 
 
 def run(command: Callable[[], Any]) -> NoReturn:
@@ -128,10 +135,24 @@ def _text(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def _similar(unknown: str, text: str) -> str:
+    """The option that was meant, where tyro offers one that is close."""
+    typed = next((word for word in re.split(r"[ ,=]+", unknown) if word.startswith("--")), "")
+    close = difflib.get_close_matches(typed, dict.fromkeys(_OPTION.findall(text.removeprefix(unknown))), n=1)
+    return f"; perhaps you meant {close[0]}" if close else ""
+
+
 def _unbox(text: str) -> str:
     """The sentences inside a tyro box, without rules, borders and the lists below the first rule."""
     _, _, body = text.partition("\n")
     text = " ".join(_BOX.sub(" ", body).split())
     if found := _OWN_CHECK.search(text):
         return f"error: {found[1]}"
-    return "error: " + re.sub(r"\.? For full helptext, (?:run|see):? ", "; see ", text)
+    if found := _UNKNOWN.search(text):
+        return f"error: {found[1]}{_similar(found[1], text)}; see {_HELP.split(text)[-1]}"
+    if found := _MISSING.match(text):
+        said, _, unknown = found[2].partition("Unrecognized options: ")
+        options = [option[1] for part in said.split("(required)") if (option := _OPTION.search(f" {part}"))]
+        unknown = f"; unrecognized options: {_HELP.split(unknown)[0]}" if unknown else ""
+        return f"error: {found[1]} {', '.join(options)}{unknown}; see {_HELP.split(text)[-1]}"
+    return "error: " + _HELP.sub("; see ", text)

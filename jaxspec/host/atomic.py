@@ -69,7 +69,10 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
             unfinished.remove_folder(left)
     check_room(out, needed)
     temporary = parent / f".{out.name}.{_host()}.{os.getpid()}.{uuid.uuid4().hex[:8]}.part"
-    temporary.mkdir()
+    try:
+        temporary.mkdir()
+    except OSError as error:
+        raise ValueError(f"{parent} cannot be written to ({error.strerror}); name another output") from error
     try:
         with unfinished.listed(temporary):
             yield temporary

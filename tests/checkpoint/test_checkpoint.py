@@ -101,8 +101,10 @@ def test_wrong_config_is_named(edit: dict, words: str, tmp_path: Path):
 
 
 def test_absent_or_torn_config(tmp_path: Path):
-    with pytest.raises(CheckpointError, match="No such file"):
+    with pytest.raises(CheckpointError, match=r"No such file or directory$"):
         config_json.read_config(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match=r"converted first: jaxspec-convert llama org/model-7b model-7b$"):
+        config_json.read_config("org/model-7b")
     (tmp_path / "config.json").write_text(CONFIG.to_json()[:50])
     with pytest.raises(CheckpointError, match="is not the config of a jaxspec checkpoint"):
         config_json.read_config(tmp_path)
@@ -178,10 +180,18 @@ def test_a_command_says_so_in_one_line(saved: Path, tmp_path: Path):
     assert re.search(DAMAGED, found.stderr.splitlines()[-1])
 
 
+class PybindError(OSError):
+    """An error whose `strerror` is a method, as those of pybind11 have it."""
+
+    def strerror(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "torn"
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
         (Exception("See full TensorStore details: <bound method>"), DAMAGED),
+        (PybindError("torn"), DAMAGED),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of\nmemory"), "params cannot be read: .* Out of memory$"),
         (PermissionError(13, "Permission denied", "x"), "params cannot be read: Permission denied$"),
     ],

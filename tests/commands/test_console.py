@@ -1,62 +1,30 @@
-"""Every exception becomes one sentence and an exit code."""
-
-import signal
+"""Command lines that are wrong end in one short sentence."""
 
 import pytest
 
-from jaxspec.commands import console
+from jaxspec.commands import main
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "last"),
+    ("arguments", "says"),
     [
-        (ValueError("a\nlong   story"), 2, "error: a long story"),
-        (FileNotFoundError(2, "No such file or directory", "x.json"), 2, "error: x.json: No such file or directory"),
-        (PermissionError(13, "Permission denied", "/root"), 1, "error: /root: Permission denied"),
-        (KeyError("lost"), 1, "error: KeyError: 'lost' (set JAXSPEC_TRACEBACK=1 to see where)"),
-        (KeyboardInterrupt(), 130, "interrupted"),
+        (
+            "generate --target builtin --promt a",
+            "error: Unrecognized options: --promt, a; perhaps you meant --prompt; see jaxspec --help",
+        ),
+        (
+            "bench --targt builtin",
+            "error: Missing from jaxspec bench: --target, --prompts, --methods; unrecognized options: --targt builtin; "
+            "see jaxspec bench --help",
+        ),
+        ("generate --target builtin --zzzz", "error: Unrecognized options: --zzzz; see jaxspec --help"),
     ],
 )
-def test_codes(error: BaseException, code: int, last: str, capsys: pytest.CaptureFixture[str]):
-    def command() -> None:
-        raise error
-
-    with pytest.raises(SystemExit) as exit_:
-        console.run(command)
-    assert exit_.value.code == code
-    assert capsys.readouterr().err == last + "\n"
-
-
-def test_success_and_own_exits_pass_through():
-    with pytest.raises(SystemExit) as exit_:
-        console.run(lambda: None)
-    assert exit_.value.code == 0
-    with pytest.raises(SystemExit) as exit_:
-        console.run(lambda: console.fail("enough", 2))
-    assert exit_.value.code == 2
-
-
-def test_traceback_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("JAXSPEC_TRACEBACK", "1")
-    with pytest.raises(SystemExit):
-        console.run(lambda: int("x"))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "Traceback (most recent call last):"
-    assert lines[-1].startswith("error: invalid literal")
-
-
-def test_termination_unwinds_and_the_handler_is_put_back(capsys: pytest.CaptureFixture[str]):
-    before, unwound = signal.getsignal(signal.SIGTERM), []
-
-    def command() -> None:
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            unwound.append(True)
-
-    with pytest.raises(SystemExit) as exit_:
-        console.run(command)
-    assert exit_.value.code == 143
-    assert unwound
-    assert capsys.readouterr().err == "terminated\n"
-    assert signal.getsignal(signal.SIGTERM) is before
+def test_wrong_options(
+    arguments: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["jaxspec", *arguments.split()])
+    with pytest.raises(SystemExit) as exited:
+        main.main()
+    assert exited.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [says]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,10 @@ def test_bin_files(copy: Callable[[str], Path], tmp_path: Path):
     torch.save({"state_dict": state}, file)
     assert "no state dict" in refused(source, out)
     torch.save(state, file, _use_new_zipfile_serialization=False)
-    assert "version 1.6 or later" in refused(source, out)
+    assert "is a pickle, and no PyTorch file of version 1.6 or later" in refused(source, out)
+    file.write_bytes(pickle.dumps({**state, "trap": Trap(tmp_path / "trapped")}))
+    assert "is refused, since loading it could run code; save it" in refused(source, out)
+    assert not (tmp_path / "trapped").exists()
     torch.save(state, file)
     file.write_bytes(file.read_bytes()[:-200])
     assert "not a whole PyTorch file" in refused(source, out)

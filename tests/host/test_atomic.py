@@ -43,6 +43,16 @@ def test_what_cannot_be_made_is_refused_before_the_work(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    says = rf"^{tmp_path} cannot be written to \(Read-only file system\); name another output$"
+    with pytest.raises(ValueError, match=says), staged(tmp_path / "out", 10):
+        pytest.fail("it began all the same")
+
+
 def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path):
     """A folder stays whose process lives, is on another machine, or made another output."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as living:
