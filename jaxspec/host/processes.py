@@ -42,8 +42,7 @@ def join(
     """
     if not allowed and (coordinator is not None or has_neighbours(os.environ)):
         raise ValueError(
-            "this command runs in one process, and cannot be spread over several hosts; `jaxspec generate`, `eval`, "
-            "`bench`, `sweep` and `calibrate`, `jaxspec-convert llama` and the training of heads can"
+            "this command runs in one process, on as many devices as that has, and cannot be spread over several hosts"
         )
     if coordinator in (None, AUTO):
         if processes is not None or process_id is not None:

@@ -4,20 +4,34 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
+from jaxspec.checkpoint.heads import HeadConfig, write_head
+from jaxspec.checkpoint.loading import load
+from jaxspec.checkpoint.parameters import read_arrays, read_shapes
+from jaxspec.train.methods.acceptance_labels import read_labels
 from tests.evaluate.tiny import checkpoint
-from tests.host.running import all_ended, start
+from tests.host.running import Command, all_ended, start
+from tests.lossless.harness import early_exit_head
 
 MESH = "data=2,model=2"
 SAMPLING = ("--temperature", 1, "--top-k", 2, "--max-new-tokens", 8)  # two likeliest tokens: text that repeats itself
+
+
+def python_file(folder: Path) -> Path:
+    """Text to cut prompts from."""
+    file = folder / "a.py"
+    file.write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
+    return file
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """By number of processes, the folder of what the same commands wrote."""
     folder = tmp_path_factory.mktemp("same")
-    target = checkpoint(folder / "ckpt")
+    target, text = checkpoint(folder / "ckpt"), python_file(folder)
     turns = [[f"def f{'x' * (5 * i)}(", "and now"][: 1 + i // 2] for i in range(3)]
     questions = folder / "questions.jsonl"
     questions.write_text("".join(json.dumps({"turns": each}) + "\n" for each in turns))
@@ -32,6 +46,11 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
                 ("jaxspec", "bench", *about, *methods, "--json", out / "bench.json", "--report", out / "page.html"),
                 ("jaxspec", "eval", *about, "--method", "ngram+chain", "--out", out / "eval.jsonl", "--stop", "fz"),
                 ("budgets", target, MESH, out / "budgets.json"),
+                (
+                    *("jaxspec-train", "generate", "--target", target, "--data", text, "--out", out / "texts.jsonl"),
+                    *("--samples", 3, "--prompt-tokens", 8, "--batch-size", 2, "--method", "ngram+chain"),
+                    *("--greedy-tokens", 2, "--mesh", MESH, *SAMPLING),
+                ),
             ],
             processes,
             devices=4 // processes,
@@ -76,3 +95,33 @@ def test_budgets(outputs: dict[int, Path]):
     ours, theirs = (json.loads((outputs[processes] / "budgets.json").read_text()) for processes in (2, 1))
     assert [len(tokens) for tokens, _ in ours] == [3, 11, 9, 5]
     assert ours == theirs
+
+
+def test_generate(outputs: dict[int, Path]):
+    ours, theirs = ((outputs[processes] / "texts.jsonl").read_bytes() for processes in (2, 1))
+    assert len(ours.splitlines()) == 3
+    assert ours == theirs
+
+
+@pytest.mark.soak
+def test_calibrator_and_skip_search(tmp_path: Path):
+    target, text = checkpoint(tmp_path / "ckpt", num_layers=2), python_file(tmp_path)
+    head = early_exit_head(load(target, "float32").target)
+    (folder := target / "heads/early-exit").mkdir(parents=True)
+    write_head(folder, HeadConfig("early-exit", head.config, "float32", "float32", {"first": 1}), head)
+    about = ("--target", target, "--data", text, "--samples", 4, "--prompt-tokens", 8, "--mesh", MESH)
+    labels = {}
+    for processes in (2, 1):
+        out = tmp_path / f"of-{processes}"
+        fitted = ("--head", "early-exit", "--length", 3, "--max-new-tokens", 24, "--steps", 50, "--out", out)
+        commands: list[Command] = [("jaxspec-train", "calibrator", *about, *fitted, "--batch-size", 2)]
+        if processes > 1:  # what a search finds depends on what it has timed
+            searched = ("--trials", 3, "--max-new-tokens", 6, "--out", tmp_path / "set")
+            commands.append(("jaxspec-train", "skip-search", *about, *searched))
+        all_ended(start(commands, processes, devices=4 // processes, DELAY="0.5"))
+        shapes = read_shapes(out / "params")
+        found = [read_labels(file) for file in sorted((tmp_path / f"of-{processes}.run/labels").glob("*.npz"))]
+        labels[processes] = (found, read_arrays(out / "params", shapes.keys()))
+    jax.tree.map(np.testing.assert_array_equal, *labels.values())
+    assert (tmp_path / "set/config.json").exists()
+    assert len(lines_of(tmp_path / "set.run/trials.jsonl")) == 1 + 1 + 3, "settings, costs, trials"

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float
 from jaxspec.decoding.request import Request
 from jaxspec.engine.engine import Engine
 from jaxspec.host.atomic import write_whole
+from jaxspec.host.processes import fetch, is_first, of_first, wait
 from jaxspec.host.progress import progress
 from jaxspec.train.methods.recording_drafter import Recording
 
@@ -39,16 +40,25 @@ def collect(engine: Engine, requests: Sequence[Request], batch_size: int, folder
     """The labels of each text, decoded greedily by a `RecordingDrafter`.
 
     Args:
-        folder: keeps the labels of each batch; from those a run that was killed goes on.
+        folder: keeps the labels of each batch; from those a run that was killed goes on. Of several processes the
+            first writes, and all read.
     """
-    folder.mkdir(exist_ok=True)
+
+    def names() -> list[str]:
+        folder.mkdir(exist_ok=True)
+        return [file.name for file in folder.glob("*.npz")]
+
+    there = of_first(names)
     began, total = time.monotonic(), len(requests)
     with progress("text", total) as shown:
         for first in range(0, total, batch_size):
             some = requests[first : first + batch_size]
             file = folder / f"{first:08d}.npz"
-            if not file.exists():
-                write_labels(file, labels_of(engine, some))
+            if file.name not in there:
+                labels = labels_of(engine, some)
+                if is_first():
+                    write_labels(file, labels)
+                wait()
             yield from read_labels(file)
             done = first + len(some)
             if shown.due() or done == total:
@@ -62,7 +72,7 @@ def labels_of(engine: Engine, requests: Sequence[Request]) -> list[Labels]:
     while not session.finished:
         session.advance()
     found: Recording = session.state.drafter
-    seen = jax.device_get((found.target_hidden, found.draft_hidden, found.log_top, found.committed))
+    seen = fetch((found.target_hidden, found.draft_hidden, found.log_top, found.committed))
     labels = []
     for row in range(len(requests)):
         target_hidden, draft_hidden, log_top, committed = (array[row].astype(np.float32) for array in seen)

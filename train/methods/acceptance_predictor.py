@@ -20,8 +20,9 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor, classify
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import drafter_of, load_head
-from jaxspec.host.atomic import staged
+from jaxspec.host.atomic import staged_by_all
 from jaxspec.host.interrupts import deferred
+from jaxspec.host.processes import spread
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
@@ -38,11 +39,13 @@ _FEW = 20.0  # larger steps for the two numbers of the top probability, which ma
 def train(settings: Calibrator) -> AcceptancePredictor:
     """Collects labels for a trained head, fits the predictor, and writes it, whole or not at all.
 
+    Several processes collect together; then each fits the whole predictor, which is small, from the same labels.
+
     Raises:
         CheckpointError: no such target or head.
         ValueError: the output exists, a prompt leaves no room for a token, or all labels are of one kind.
     """
-    model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open())
+    model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
     out = folder_of(model, settings.head, settings.out)
     drafter, builder = drafter_of(model.path, settings.head), Chain(length=settings.length)
     prompts = load_prompts(None, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed)
@@ -50,7 +53,10 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     weights = load_head(model, Method(drafter, builder, head=settings.head))
     recording = Method(RecordingDrafter(inner=drafter, length=settings.length), builder)
     engine = Engine(model, recording, draft=weights)
-    with open_run(run_folder(out, settings.run_dir), as_typed("calibrator", settings)) as run, staged(out, 0) as folder:
+    with (
+        open_run(run_folder(out, settings.run_dir), as_typed("calibrator", settings)) as run,
+        staged_by_all(out, 0) as folder,
+    ):
         found = list(collect(engine, requests, settings.batch_size, run.labels))
         held_out = found[::HELD_OUT] if len(found) > 1 else found
         kept = [part for i, part in enumerate(found) if i % HELD_OUT] or found
@@ -58,7 +64,8 @@ def train(settings: Calibrator) -> AcceptancePredictor:
         width, dtype = model.config.model.hidden_size, settings.save_dtype
         shape = {"target_hidden": width, "draft_hidden": held_out[0].draft_hidden.shape[2], "inputs": trained.inputs}
         with deferred():
-            write_head(folder, HeadConfig(NAME, model.config.model, dtype, dtype, shape), trained)
+            weights = jax.tree.map(lambda array: spread(np.asarray(array)), trained)
+            write_head(folder, HeadConfig(NAME, model.config.model, dtype, dtype, shape), weights)
     say(
         f"wrote {out}: a predictor for {drafter.name}, loss {measured['loss']:.3f} on held-out comparisons, where "
         f"knowing only their share accepted ({measured['share']:.2f}) gives {measured['base']:.3f}"

@@ -17,6 +17,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.stop_strings import text_of
 from jaxspec.host.atomic import check_new, write_whole
 from jaxspec.host.json_lines import LineLog, to_line
+from jaxspec.host.processes import is_first, of_first
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.train.data.prompts import load_prompts, load_with_tokenizer
@@ -33,8 +34,9 @@ def generate(settings: Generate) -> None:
             leaves no room for a token, or OUT.part is of a run with other settings.
         CheckpointError: no such target or head.
     """
-    check_new(settings.out)
-    model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open())
+    mesh = settings.devices.open(several=True)
+    of_first(lambda: check_new(settings.out))
+    model = load_with_tokenizer(settings.target, settings.dtype, mesh)
     engine = Engine.calibrated(model, settings.method, batch_size=settings.batch_size)
     seed = settings.sampling.seed
     found = load_prompts(settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, seed)
@@ -45,6 +47,7 @@ def write(engine: Engine, settings: Generate, prompts: Sequence[list[int]]) -> N
     """Writes the texts of prompts, given as token ids.
 
     Until all are there, what there is lies in OUT.part: the same call goes on from it, and ends with the same bytes.
+    Several processes decode together, and the first writes.
     """
     out, size = settings.out, settings.batch_size
     decided = {
@@ -55,23 +58,30 @@ def write(engine: Engine, settings: Generate, prompts: Sequence[list[int]]) -> N
         "the hash of the prompts": fingerprint([np.array(prompt, np.int32) for prompt in prompts]),
     }
     log = LineLog(out.with_name(out.name + ".part"), "what a killed `generate` left", "another OUT")
-    lines = log.read(decided)
-    del lines[len(lines) // size * size :]  # the batches are those of an unbroken run
-    log.write(decided, lines)
+
+    def resume() -> list[dict[str, Any]]:
+        there = log.read(decided)
+        whole = there[: len(there) // size * size]  # the batches are those of an unbroken run
+        log.write(decided, whole)
+        return whole
+
+    lines = of_first(resume)
     before, total, tokens, began = len(lines), len(prompts), 0, time.monotonic()
     with progress("text", total, before) as shown:
         for first in range(before, total, size):
             some = prompts[first : first + size]
             texts = go_on(engine, settings, some, first)
             made = [record(engine, prompt, text) for prompt, text in zip(some, texts, strict=True)]
-            log.append(made)
+            if is_first():
+                log.append(made)
             lines += made
             tokens += sum(map(len, texts))
             if shown.due() or len(lines) == total:
                 rate = (len(lines) - before) / (seconds := time.monotonic() - began)
                 shown.show(len(lines), f"{tokens / seconds:,.0f} tokens/s", (total - len(lines)) / rate)
-    write_whole(out, "".join(map(to_line, lines)))
-    log.path.unlink()
+    if is_first():
+        write_whole(out, "".join(map(to_line, lines)))
+        log.path.unlink()
     ended = sum(line["complete"] for line in lines)
     say(f"wrote {out}: {total} texts by {engine.method}, {ended} of them complete")
 

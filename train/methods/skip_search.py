@@ -14,9 +14,10 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request
 from jaxspec.drafters.layer_skip import LayerSkip
 from jaxspec.drafters.skip_mask import SkipMask, layers_of
-from jaxspec.host.atomic import staged
+from jaxspec.host.atomic import staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
+from jaxspec.host.processes import is_first, of_first
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
@@ -46,7 +47,7 @@ def search(settings: SkipSearch) -> SkipMask:
     if not isinstance(method.drafter, LayerSkip):
         raise ValueError(f"a skip set is for the drafter layer-skip, and --method is {method}")
     suggest.check_installed()
-    model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open())
+    model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
     out, layers = folder_of(model.path, LayerSkip.name, settings.out), model.config.model.num_layers
     prompts = load_prompts(
         settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed
@@ -54,7 +55,7 @@ def search(settings: SkipSearch) -> SkipMask:
     requests = greedy_requests(model, prompts, settings.max_new_tokens)
     with (
         open_run(run_folder(out, settings.run_dir), as_typed("skip-search", settings)) as run,
-        staged(out, 0) as folder,
+        staged_by_all(out, 0) as folder,
     ):
         log = LineLog(run.trials, LOG, "another --run")
         decided = {
@@ -62,11 +63,17 @@ def search(settings: SkipSearch) -> SkipMask:
             **identity(model),
             "the hash of the prompts": fingerprint([np.array(prompt, np.int32) for prompt in prompts]),
         }
-        lines = log.read(decided)
-        log.write(decided, lines)
+
+        def resume() -> list[dict[str, Any]]:
+            there = log.read(decided)
+            log.write(decided, there)
+            return there
+
+        first, lines = is_first(), of_first(resume)
         if not lines:
             lines = [{"costs": measure(model, method, settings.objective, requests)}]
-            log.append(lines)
+            if first:
+                log.append(lines)
         objective = objective_of(model, method, settings.objective, requests, lines[0]["costs"])
         found = [Trial.from_json(line, layers) for line in lines[1:]]
         run_trials(found, layers, settings, objective, log)
@@ -75,11 +82,13 @@ def search(settings: SkipSearch) -> SkipMask:
         compared = {"searched": best}
         for name, skips in strategies(best.skips, settings.seed).items():
             compared[name] = objective(skips)
-            write_skip_set(run.folder / "sets" / name, model.config, skips)
+            if first:
+                write_skip_set(run.folder / "sets" / name, model.config, skips)
         show(compared, settings.objective, Console())
-        search_figure.draw(found, best.skips, run.folder / "search.svg")
-        with deferred():
-            write_skip_set(folder, model.config, best.skips)
+        if first:
+            search_figure.draw(found, best.skips, run.folder / "search.svg")
+            with deferred():
+                write_skip_set(folder, model.config, best.skips)
     if best.speedup <= 1:
         say("no set made this model faster than plain decoding: what leaving blocks out saves, wrong drafts cost")
     say(f"wrote {out}: {describe(best)}; the other sets of the table are in {run.folder / 'sets'}, for `jaxspec bench`")
@@ -123,16 +132,25 @@ def objective_of(
 
 
 def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, objective: Objective, log: LineLog) -> None:
-    """Adds trials to `found` until there are as many as planned, each to the log too as soon as it is there."""
+    """Adds trials to `found` until there are as many as planned, each to the log too as soon as it is there.
+
+    Of several processes the first suggests what to try: of another processor the last bits of a fit may differ.
+    """
     kernel, before, began = None, len(found), time.monotonic()
+
+    def suggested() -> list[bool]:
+        nonlocal kernel
+        if (number := len(found)) >= suggest.FIRST and (kernel is None or number % suggest.REFIT == 0):
+            kernel = suggest.fit(found[: number - number % suggest.REFIT])
+        return suggest.suggest(found, 2 * num_layers, settings.seed, kernel).tolist()
+
     with progress("trial", settings.trials, before) as shown:
         for number in range(before, settings.trials):
-            if number >= suggest.FIRST and (kernel is None or number % suggest.REFIT == 0):
-                kernel = suggest.fit(found[: number - number % suggest.REFIT])
-            switches = suggest.suggest(found, 2 * num_layers, settings.seed, kernel).tolist()
+            switches = of_first(suggested)
             skips = SkipMask(attention=tuple(switches[:num_layers]), mlp=tuple(switches[num_layers:]))
             found.append(objective(skips))
-            log.append([found[-1].to_json()])
+            if is_first():
+                log.append([found[-1].to_json()])
             if shown.due() or number + 1 == settings.trials:
                 best = max(found, key=lambda each: each.speedup)
                 seconds = (time.monotonic() - began) / (number + 1 - before)

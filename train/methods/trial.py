@@ -19,6 +19,7 @@ from jaxspec.engine.statistics import ratio, statistics_of
 from jaxspec.evaluate import piece_times
 from jaxspec.evaluate.cost_model import PieceCosts, run_costs
 from jaxspec.evaluate.runner import warm
+from jaxspec.host.processes import largest
 from jaxspec.methods.method import Method, parse_method
 
 Corner = Bool[np.ndarray, " D"]
@@ -154,8 +155,9 @@ def one_by_one(decoding: Engine, requests: Sequence[Request]) -> list[Generation
 
 
 def seconds_per_token(found: Sequence[Generation]) -> float:
-    """Seconds of decoding by tokens committed."""
-    return ratio(sum(each.decode_seconds for each in found), statistics_of([each.history for each in found]).tokens)
+    """Seconds of decoding by tokens committed; of several processes those of the slowest."""
+    tokens = statistics_of([each.history for each in found]).tokens
+    return largest(ratio(sum(each.decode_seconds for each in found), tokens))
 
 
 def outcome(skips: SkipMask, speedup: float, found: Sequence[Generation]) -> Trial:

@@ -6,12 +6,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxspec.host.processes import fetch
+
 
 def fingerprint(*trees: Any) -> str:
-    """SHA-256 of all arrays in pytrees, with the name, dtype and shape of each."""
+    """SHA-256 of all arrays in pytrees, with the name, dtype and shape of each; all processes that share one ask."""
     found = hashlib.sha256()
     for path, leaf in jax.tree.leaves_with_path(trees):
-        array = np.ascontiguousarray(leaf)  # one at a time: they may be on an accelerator
+        host = fetch(leaf) if isinstance(leaf, jax.Array) else leaf  # one at a time: they may be on accelerators
+        array = np.ascontiguousarray(host)
         found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
         found.update(array.view(np.uint8).data if array.ndim else array.tobytes())
     return found.hexdigest()

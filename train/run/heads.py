@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -62,6 +63,8 @@ def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> It
         name: of the head, under TARGET/heads.
     """
     where = settings.where
+    if where.cache_features is not None and (where.devices.hosts.named or processes.has_neighbours(os.environ)):
+        raise ValueError("--cache-features keeps the features of one process; leave it out on several hosts")
     mesh = where.devices.open(several=True)
     target = load(where.target, compute_dtype(settings.recipe.dtype).name, mesh)
     out = folder_of(target.path, name, where.out)
@@ -125,15 +128,13 @@ def train(
     compilation_cache.keep_compilations()
     where, recipe, run, target = job.settings.where, job.settings.recipe, job.run, job.target
     first = processes.is_first()
-    if (cached := where.cache_features) is not None and jax.process_count() > 1:
-        raise ValueError("--cache-features keeps the features of one process; leave it out on several hosts")
     size = sum(leaf.size for leaf in jax.tree.leaves(head))
     with staged_by_all(job.out, size * 4) as folder, use(target.mesh):
         packed, held_out = prepared(job)
         if target.mesh is not None:
             head = move(head, place(head, target.mesh, TRAINING))
         complete = measure = None
-        if cached is not None:
+        if (cached := where.cache_features) is not None:
             taps = drafter.taps(Models(target=target.target, draft=head))
             complete = feature_cache.open_cache(cached, target.target, packed, taps).complete
         if held_out is not None:
