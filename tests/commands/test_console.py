@@ -1,8 +1,65 @@
-"""Command lines that are wrong end in one short sentence."""
+"""Every exception becomes one sentence and an exit code."""
+
+import signal
 
 import pytest
 
-from jaxspec.commands import main
+from jaxspec.commands import console, main
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "last"),
+    [
+        (ValueError("a\nlong   story"), 2, "error: a long story"),
+        (FileNotFoundError(2, "No such file or directory", "x.json"), 2, "error: x.json: No such file or directory"),
+        (PermissionError(13, "Permission denied", "/root"), 1, "error: /root: Permission denied"),
+        (KeyError("lost"), 1, "error: KeyError: 'lost' (set JAXSPEC_TRACEBACK=1 to see where)"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_codes(error: BaseException, code: int, last: str, capsys: pytest.CaptureFixture[str]):
+    def command() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as exit_:
+        console.run(command)
+    assert exit_.value.code == code
+    assert capsys.readouterr().err == last + "\n"
+
+
+def test_success_and_own_exits_pass_through():
+    with pytest.raises(SystemExit) as exit_:
+        console.run(lambda: None)
+    assert exit_.value.code == 0
+    with pytest.raises(SystemExit) as exit_:
+        console.run(lambda: console.fail("enough", 2))
+    assert exit_.value.code == 2
+
+
+def test_traceback_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAXSPEC_TRACEBACK", "1")
+    with pytest.raises(SystemExit):
+        console.run(lambda: int("x"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1].startswith("error: invalid literal")
+
+
+def test_termination_unwinds_and_the_handler_is_put_back(capsys: pytest.CaptureFixture[str]):
+    before, unwound = signal.getsignal(signal.SIGTERM), []
+
+    def command() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            unwound.append(True)
+
+    with pytest.raises(SystemExit) as exit_:
+        console.run(command)
+    assert exit_.value.code == 143
+    assert unwound
+    assert capsys.readouterr().err == "terminated\n"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(
