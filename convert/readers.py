@@ -7,6 +7,7 @@ costs a millisecond and keeps the peak at one tensor.
 import dataclasses
 import functools
 import pickle
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -132,7 +133,9 @@ def _load_torch(path: Path) -> dict[str, Any]:
             f"reading {path} needs PyTorch, which is not installed: pip install 'jax-specdec[torch]'"
         ) from error
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # refused or read all the same
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} holds more than tensors and is refused, since loading it could run code"
