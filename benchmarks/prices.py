@@ -139,7 +139,7 @@ def of_drafter(settings: Bench, drafter: str, predicted: Sequence[str]) -> tuple
     asked = [f"{drafter}+{builder}" for builder in predicted]
     shape = None if settings.simulate is None else read_shape(locate(settings.target))
     methods = {name: parse_method(name) for name in (REFERENCE, *fitted_to, *asked)}
-    engines = bench.build(settings, methods, shape)
+    engines = bench.build(settings, methods, None, shape)
     spec = {name: e.method.speculation(True, tree_sizes=e.tree_sizes) for name, e in engines.items()}
     sizes = {name: each.verify_sizes for name, each in spec.items()}
     questions = read_questions(settings.prompts, settings.limit)

@@ -88,6 +88,7 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     read_taps, norms = eagle3_config.taps(raw, source, taps), eagle3_config.norms(raw, source)
     found = unprefixed(open_directory(source), source, [f"{layer}.self_attn.q_proj.weight" for layer in _LAYERS])
     _refuse(found, source)
+    model = dataclasses.replace(model, qk_norm=any(name.endswith(".self_attn.q_norm.weight") for name in found))
     maps = {name: found.pop(name) for name in draft_maps.NAMES if name in found}
     check_dtypes(found)
     if not norms["final_norm"] and found.pop("norm.weight", None) is not None:
@@ -139,7 +140,6 @@ def _refuse(found: Source, source: Path) -> None:
     """Raises CheckpointError for tensors of heads that are like EAGLE-3's and compute something else."""
     for end, what in (
         ("mask_hidden", "P-EAGLE's, which drafts several tokens in one pass"),
-        ("self_attn.q_norm.weight", "one with norms of queries and keys, as Qwen3's layers have"),
         ("layers.1.self_attn.q_proj.weight", "one with several layers"),
     ):
         if name := next((name for name in found if f".{name}".endswith(f".{end}")), None):

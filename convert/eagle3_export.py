@@ -51,6 +51,8 @@ def export(source: Path, out: Path, form: Format, target: Path | None = None, ve
                 f"the target is called {target.resolve().name} there; --verifier gives the id or folder that vLLM loads"
             )
     else:
+        if config.model.qk_norm:
+            raise _refusal(source, "norms queries and keys")
         values = _official(source, options, head_parts.eagles_rope(layer), goal)
     shape = HeadShape(config.model, config.settings)
     arrays = head_arrays(source, config, nnx.eval_shape(lambda: Eagle3().build_head(shape, nnx.Rngs(0))))
@@ -71,9 +73,7 @@ def _official(source: Path, options: Eagle3Options, layer: dict[str, Any], goal:
         (len(options.taps) != len(official), f"reads {len(options.taps)} layers of the target and not three"),
     ):
         if differs:
-            raise CheckpointError(
-                f"the head at {source} {what}, which EAGLE's own code does not compute; use --format speculators"
-            )
+            raise _refusal(source, what)
     _check_final_norm(source, options)
     values = {**layer, "architectures": ["LlamaForCausalLMEagle3"], **_flags(options)}
     if options.taps != official:
@@ -83,6 +83,12 @@ def _official(source: Path, options: Eagle3Options, layer: dict[str, Any], goal:
         )
         values["eagle_config"] = {LAYER_IDS: [tap - 1 for tap in options.taps]}
     return values
+
+
+def _refusal(source: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"the head at {source} {what}, which EAGLE's own code does not compute; use --format speculators"
+    )
 
 
 def _speculators(

@@ -84,9 +84,10 @@ def target_of(head: Path) -> Path:
 
 
 def as_llama(head: HeadConfig, goal: CheckpointConfig) -> CheckpointConfig:
-    """What a head's layer would be as a checkpoint of its own: a LLaMA of one layer, with the target's tokens."""
-    layer = dataclasses.replace(head.model, num_layers=1)
-    return dataclasses.replace(goal, family="llama", model=layer, source_dtype=head.source_dtype)
+    """What a head's layer would be as a checkpoint of its own: a LLaMA of one layer, with the target's tokens; a Qwen3
+    where queries and keys have norms."""
+    layer, family = dataclasses.replace(head.model, num_layers=1), "qwen3" if head.model.qk_norm else "llama"
+    return dataclasses.replace(goal, family=family, model=layer, source_dtype=head.source_dtype)
 
 
 def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def weights(
     final_norm: bool = True,
     embedding: np.ndarray | None = None,
     head_dim: int = WIDTH // HEADS,
+    qk_norm: bool = False,
 ) -> dict[str, np.ndarray]:
     """Tensors of a head.
 
@@ -66,6 +67,7 @@ def weights(
         taps: how many layers of the target it reads.
         tap_norm: norms before `fc`: `none`, of `each` tap, or of `all`.
         embedding: a table of its own.
+        qk_norm: whether queries and keys have norms, as in heads of Qwen3.
     """
     rng = np.random.default_rng(3)
     noise = lambda *shape: 0.2 * rng.standard_normal(shape)
@@ -79,6 +81,8 @@ def weights(
         "mlp.down_proj.weight": noise(WIDTH, MLP),
         **{f"{name}.weight": norm(WIDTH) for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")},
     }
+    if qk_norm:
+        inner |= {f"self_attn.{part}_norm.weight": norm(head_dim) for part in ("q", "k")}
     found = {
         "fc.weight": noise(WIDTH, taps * WIDTH),
         "lm_head.weight": noise(drafted, WIDTH),

@@ -27,7 +27,7 @@ from tests.convert.eagle3_heads import (
     weights,
     write,
 )
-from tests.convert.eagle_heads import CONFIG, VOCABULARY, WIDTH
+from tests.convert.eagle_heads import CONFIG, HEADS, VOCABULARY, WIDTH
 
 OUT = Path("ckpt", "heads", "eagle3")
 LISTED = "eagle_aux_hidden_state_layer_ids"
@@ -201,7 +201,7 @@ NORM = "midlayer.hidden_norm.weight"
         ({"fc_norm.0.weight": ONES}, ["fc_norm.0.weight", "is not part of this model"]),
         ({NORM: np.ones(WIDTH, np.int8)}, [NORM, "I8"]),
         ({NORM: ONES * np.nan}, [NORM, "NaN"]),
-        ({"midlayer.self_attn.q_norm.weight": ONES}, ["norms of queries and keys", "q_norm"]),
+        ({"midlayer.self_attn.q_norm.weight": ONES[: WIDTH // HEADS]}, ["midlayer.self_attn.k_norm", "is missing"]),
         ({"layers.1.self_attn.q_proj.weight": ONES}, ["one with several layers", "layers.1."]),
         ({"mask_hidden": np.ones((1, 1, 3 * WIDTH), np.float32)}, ["P-EAGLE's"]),
         ({"model.norm.weight": ONES, "model.midlayer.self_attn.q_proj.weight": ONES}, ["is twice in", "prefix model."]),

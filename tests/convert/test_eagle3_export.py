@@ -104,6 +104,17 @@ def test_speculators_and_back(flags: dict[str, Any], folder: Path):
     assert (values["draft_vocab_size"], layer["tie_word_embeddings"]) == (DRAFTED, False)
 
 
+def test_norms_of_queries_and_keys_come_back(folder: Path):
+    """As in heads of Qwen3, which EAGLE's own code has none of."""
+    found = weights(layer="layers.0", qk_norm=True)
+    imported(folder, write(folder / "head", found, SPECULATORS))
+    back, values, _ = exported(folder, "speculators")
+    assert_bitwise(back, found)
+    assert values["transformer_layer_config"]["model_type"] == "qwen3"
+    refused = run("export", folder / OUT, folder / "official", "--format", "eagle3")
+    assert refused.code == 2 and "norms queries and keys" in refused.err and not (folder / "official").exists()
+
+
 @pytest.mark.parametrize(
     ("form", "settings"),
     [

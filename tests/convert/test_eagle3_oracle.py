@@ -55,7 +55,7 @@ WHOLE = {"drafted": VOCABULARY}
 CASES = {
     "official": Case(OFFICIAL),
     "outputs": Case({**OFFICIAL, "eagle_config": {LISTED: [0, 2, 6]}}, taps=(1, 3, 7)),
-    "fc_norm": Case({**OFFICIAL, "fc_norm": True}, {"tap_norm": "each"}, tap_norm="each"),
+    "fc_norm": Case({**OFFICIAL, "fc_norm": True}, {"tap_norm": "each", "qk_norm": True}, tap_norm="each"),
     "no final norm": Case(
         {**OFFICIAL, "norm_output": False, "draft_vocab_size": VOCABULARY},
         {"embedding": None, **WHOLE},

@@ -40,8 +40,17 @@ def rotated(x: np.ndarray) -> np.ndarray:
 
 
 def attention(x: np.ndarray, found: dict[str, np.ndarray]) -> np.ndarray:
-    """Causal self-attention over all the pairs; each key head is repeated for its group of query heads."""
-    part = lambda p, heads: linear(x, found, f"layers.0.self_attn.{p}_proj").reshape(len(x), heads, HEAD_DIM)
+    """Causal self-attention over all the pairs; each key head is repeated for its group of query heads.
+
+    Queries and keys go through norms where the head has any.
+    """
+
+    def part(p: str, heads: int) -> np.ndarray:
+        split = linear(x, found, f"layers.0.self_attn.{p}_proj").reshape(len(x), heads, HEAD_DIM)
+        if (scale := found.get(f"layers.0.self_attn.{p}_norm.weight")) is None:
+            return split
+        return split / np.sqrt((split * split).mean(-1, keepdims=True) + np.float32(EPSILON)) * scale
+
     query, key, value = rotated(part("q", HEADS)), rotated(part("k", KV_HEADS)), part("v", KV_HEADS)
     key, value = (np.repeat(y, HEADS // KV_HEADS, axis=1) for y in (key, value))
     scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(np.float32(HEAD_DIM))
