@@ -54,7 +54,8 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
     (folder / "questions.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     answer_all = ("--prompts", folder / "questions.jsonl", "--out", folder / "answers.jsonl", *ask[:2], *ask[4:])
     generate, evaluate = ("jaxspec", "generate", *ask, "--format", "json"), ("jaxspec", "eval", *answer_all)
-    first, second = all_ended(start([convert, (*train, "--out", head), generate, evaluate]))
+    kept = ("--cache-features", folder / "features")
+    first, second = all_ended(start([convert, (*train, "--out", head, *kept), generate, evaluate]))
     ours, theirs = weights(target), weights(folder / "converted")
     assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert (folder / "converted" / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
@@ -62,6 +63,7 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
     assert curve == list(range(1, 13))
     assert '"before": 1' in run.metrics.read_text(), "it began anew"
     assert all(np.isfinite(array).all() for array in weights(head).values())
+    assert np.load(folder / "features/known.npy").any()
 
     answers = [[json.loads(line) for line in out.splitlines() if line[:1] == "{"] for out in (first, second)]
     ((answer,), nothing) = answers  # gloo prints lines of its own

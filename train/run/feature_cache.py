@@ -13,9 +13,11 @@ import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from rich import filesize
 
+from jaxspec.host import processes
 from jaxspec.host.atomic import check_room, write_whole
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
+from jaxspec.model.placement import put_rows
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run.fingerprint import fingerprint
 from jaxspec.train.run.packed import features_and_taps
@@ -27,15 +29,18 @@ _KNOWN = "known.npy"
 class Cache:
     """The target's features of N windows of T tokens, and the inputs of tapped layers, filled in as they are asked for.
 
+    Of several processes the first writes, and all see the folder.
+
     Attributes:
-        rows: of the features, then of each tap: [N, T, D] on disk, as the integers of the same width where NumPy cannot
-            name their dtype.
-        known: [N] on disk; which are there.
+        files: of the features, then of each tap: [N, T, D], as the integers of the same width where NumPy cannot name
+            their dtype.
+        known: [N], which are there; the same in all processes, and on disk.
         compute: (target, tokens, segment) → features and taps.
     """
 
+    folder: Path
+    files: tuple[str, ...]
     target: Llama
-    rows: tuple[np.ndarray, ...]
     known: np.ndarray
     compute: Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]]
 
@@ -45,12 +50,23 @@ class Cache:
         index = np.asarray(batch.index)
         if not self.known[index].all():
             # All rows, although some may be known: of another batch size a row may differ in its last bits.
-            features, taps = self.compute(self.target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment))
-            for rows, found in zip(self.rows, (features, *taps), strict=True):
-                rows[index] = np.asarray(found).view(rows.dtype)
-            self.known[index] = True  # after the rest, so that a killed run believes nothing too early
-        features, *taps = (rows[index].view(self.target.norm[...].dtype) for rows in self.rows)
+            features, taps = processes.fetch(self.compute(self.target, *put_rows((batch.tokens, batch.segment))))
+            if processes.is_first():
+                for name, found in zip(self.files, (features, *taps), strict=True):
+                    self._write(name, index, found)
+                self._write(_KNOWN, index, np.ones(len(index), bool))  # last: a killed run believes nothing too early
+            self.known[index] = True
+            processes.wait()
+        # Opened anew, since on a shared file system others' writes are seen by those who open after.
+        rows = (np.load(self.folder / name, mmap_mode="r")[index] for name in self.files)
+        features, *taps = (found.view(self.target.norm[...].dtype) for found in rows)
         return dataclasses.replace(batch, features=features, taps=tuple(taps))
+
+    def _write(self, name: str, index: np.ndarray, found: np.ndarray | jax.Array) -> None:
+        rows = np.load(self.folder / name, mmap_mode="r+")
+        rows[index] = np.asarray(found).view(rows.dtype)
+        if jax.process_count() > 1:
+            rows.flush()
 
 
 def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int] = ()) -> Cache:
@@ -67,16 +83,17 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
     of = {"shape": [*shape], "dtype": dtype.name, "of": fingerprint(target, packed.tokens, packed.segment)}
     of |= {"taps": [*taps]} if taps else {}  # which caches of features alone never named
     file, names = folder / "features.json", ("features.npy", *(f"tap-{tap}.npy" for tap in taps))
-    if not file.exists():
+    if processes.is_first() and not file.exists():
         _make(folder, names, shape, dtype)
         write_whole(file, json.dumps(of) + "\n")  # last: without it the folder holds no cache
-    elif json.loads(file.read_text(encoding="utf-8")) != of:
+    processes.wait()
+    if json.loads(file.read_text(encoding="utf-8")) != of:
         raise ValueError(
             f"{folder} holds the features of another target or text, or other layers; name another folder with "
             "--cache-features"
         )
-    *rows, known = (np.load(folder / name, mmap_mode="r+") for name in (*names, _KNOWN))
-    return Cache(target, tuple(rows), known, jax.jit(partial(features_and_taps, taps=tuple(taps))))
+    compute = jax.jit(partial(features_and_taps, taps=tuple(taps)))
+    return Cache(folder, names, target, np.load(folder / _KNOWN), compute)
 
 
 def _make(folder: Path, names: Sequence[str], shape: tuple[int, ...], dtype: jnp.dtype) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -63,8 +62,6 @@ def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> It
         name: of the head, under TARGET/heads.
     """
     where = settings.where
-    if where.cache_features is not None and (where.devices.hosts.named or processes.has_neighbours(os.environ)):
-        raise ValueError("--cache-features keeps the features of one process; leave it out on several hosts")
     mesh = where.devices.open(several=True)
     target = load(where.target, compute_dtype(settings.recipe.dtype).name, mesh)
     out = folder_of(target.path, name, where.out)

@@ -31,7 +31,7 @@ class Where:
     cache_features: Path | None = None
     """Folder to keep the target's features in, so that later epochs need not compute them: for small runs, since a
     token takes the hidden size times 2 or 4 bytes, twice that for EDD, which reads another layer too, and four times
-    that for EAGLE-3, which reads three."""
+    that for EAGLE-3, which reads three. Several hosts must all see the folder."""
     save_dtype: Dtype = "bfloat16"
     """Of the head's parameters on disk."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
