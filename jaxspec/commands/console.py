@@ -32,6 +32,7 @@ _UNKNOWN = re.compile(r"(Unrecognized options: .*?) Perhaps you meant:")
 _MISSING = re.compile(r"(Missing from [^:]*:) (.*)")
 _HELP = re.compile(r"\.? For full helptext, (?:run|see):? ")
 _OPTION = re.compile(r"(?<= )(--[a-z][a-z-]*) (?=[{[A-Z])")
+_ARGUMENT = re.compile(r" *([A-Z]+) ")  # one without a name, at the beginning of what is said of it
 
 
 def run(command: Callable[[], Any]) -> NoReturn:
@@ -152,7 +153,8 @@ def _unbox(text: str) -> str:
         return f"error: {found[1]}{_similar(found[1], text)}; see {_HELP.split(text)[-1]}"
     if found := _MISSING.match(text):
         said, _, unknown = found[2].partition("Unrecognized options: ")
-        options = [option[1] for part in said.split("(required)") if (option := _OPTION.search(f" {part}"))]
+        found_in = (_OPTION.search(f" {part}") or _ARGUMENT.match(part) for part in said.split("(required)"))
+        options = [option[1] for option in found_in if option]
         unknown = f"; unrecognized options: {_HELP.split(unknown)[0]}" if unknown else ""
         return f"error: {found[1]} {', '.join(options)}{unknown}; see {_HELP.split(text)[-1]}"
     return "error: " + _HELP.sub("; see ", text)

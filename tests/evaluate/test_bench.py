@@ -375,7 +375,7 @@ def test_methods_named_beside_all_run_too(finished: Finished, monkeypatch, capsy
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
 
-    def build(settings: Bench, methods: dict[str, Method], shape: None):
+    def build(settings: Bench, methods: dict[str, Method], mesh: None, shape: None):
         raise Killed(*methods)
 
     monkeypatch.setattr(bench, "build", build)

@@ -17,6 +17,7 @@ from tests.host.running import Command, all_ended, start
 from tests.lossless.harness import early_exit_head
 
 MESH = "data=2,model=2"
+pytestmark = pytest.mark.soak  # minutes; test_processes.py, which is shorter, is not
 SAMPLING = ("--temperature", 1, "--top-k", 2, "--max-new-tokens", 8)  # two likeliest tokens: text that repeats itself
 
 
@@ -103,7 +104,6 @@ def test_generate(outputs: dict[int, Path]):
     assert ours == theirs
 
 
-@pytest.mark.soak
 def test_calibrator_and_skip_search(tmp_path: Path):
     target, text = checkpoint(tmp_path / "ckpt", num_layers=2), python_file(tmp_path)
     head = early_exit_head(load(target, "float32").target)
