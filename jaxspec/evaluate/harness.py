@@ -7,8 +7,10 @@ model by its entry point, and `lm_eval --model jaxspec` is enough.
 """
 
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,10 +29,12 @@ from jaxspec.engine.scoring import Text, scores
 from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.host.fake_devices import give_threads
 from jaxspec.host.libtpu import expect_no_chip
+from jaxspec.host.processes import check_alone
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 
 NAME = "jaxspec"
+MESH = ("--model_args", "mesh=model=N")  # beside other --model_args: the harness joins them
 NEW_TOKENS = 256  # of an answer whose task does not say, as the harness has it for transformers
 
 
@@ -63,12 +67,17 @@ class Jaxspec(TemplateLM):
             device, max_batch_size: what the harness passes to every model. JAX has its own device.
 
         Raises:
-            ValueError: options that do not fit each other, or a checkpoint without a tokenizer.
+            ValueError: options that do not fit each other, a checkpoint without a tokenizer, or no mesh where there are
+                other processes.
         """
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise ValueError(f"batch_size is a whole number from 1 on, not {batch_size}; `auto` is not known here")
         hosts = Hosts(coordinator=coordinator, processes=processes, process_id=process_id)
+        if mesh is None:
+            if hosts.named:
+                raise ValueError("coordinator, processes and process_id go with a mesh, such as mesh='data=2'")
+            check_alone(os.environ, _typed(sys.argv), MESH)
         mesh_of_all = Devices(mesh=mesh, hosts=hosts).open(several=True)
         if jax.process_index():
             os.environ["LOCAL_RANK"] = str(jax.process_index())  # by which the harness leaves the results to the first
@@ -205,6 +214,12 @@ def sampling_of(settings: dict[str, Any], seed: int) -> tuple[tuple[str, ...], S
             continue
         raise ValueError(f"generation_kwargs: {name} is not known here; leave it out of the task")
     return stops, SamplingParams(**fields)
+
+
+def _typed(command: Sequence[str]) -> list[str]:
+    """The command as it was typed; Python itself knows of `-m` no more than the file."""
+    is_own = Path(command[0]) == Path(__file__)
+    return [*(("python", "-m", "jaxspec.evaluate.harness") if is_own else command[:1]), *command[1:]]
 
 
 def _say_shortened(count: int) -> None:

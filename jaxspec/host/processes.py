@@ -81,20 +81,23 @@ def neighbours(environment: Mapping[str, str]) -> tuple[str, int] | None:
     return ("TPU_WORKER_HOSTNAMES", hosts) if hosts > 1 else None
 
 
-def check_alone(environment: Mapping[str, str], command: Sequence[str]) -> None:
+def check_alone(
+    environment: Mapping[str, str], command: Sequence[str], missing: Sequence[str] = ("--mesh", "model=N")
+) -> None:
     """Raises ValueError where there are other processes, of which each would run the whole command by itself.
 
     Args:
-        command: as it was typed, program first; the error repeats it with the option that is missing.
+        command: as it was typed, program first; the error repeats it with what is missing.
+        missing: how that command is told of a mesh.
     """
     if (found := neighbours(environment)) is None:
         return
     variable, count = found
     typed = shlex.join([Path(command[0]).name, *command[1:]])
     raise ValueError(
-        f"{variable} says that this is one of {count} processes, and without --mesh each would run all of this by "
-        f"itself. To share the work run on all of them: {typed} --mesh model=N, where N is the number of all their "
-        f"devices. To run on this host alone: env -u {variable} {typed}"
+        f"{variable} says that this is one of {count} processes, and without a mesh each would run all of this by "
+        f"itself. To share the work run on all of them: {typed} {' '.join(missing)}, where N is the number of all "
+        f"their devices. To run on this host alone: env -u {variable} {typed}"
     )
 
 

@@ -147,6 +147,17 @@ def test_settings_that_are_refused(path):
         harness.Jaxspec(str(path), batch_size="auto")
 
 
+def test_one_of_several_processes_needs_a_mesh(path, monkeypatch):
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
+    monkeypatch.setattr(sys, "argv", [harness.__file__, "--model", "jaxspec", "--model_args", f"target={path}"])
+    typed = f"python -m jaxspec.evaluate.harness --model jaxspec --model_args target={path}"
+    with pytest.raises(ValueError, match="one of 2 processes") as refused:
+        harness.Jaxspec(str(path))
+    assert f"run on all of them: {typed} --model_args mesh=model=N, where" in str(refused.value)
+    with pytest.raises(ValueError, match="go with a mesh, such as mesh='data=2'"):
+        harness.Jaxspec(str(path), coordinator="auto")
+
+
 def test_conversations(path):
     asked = harness.Jaxspec(str(path), "plain")
     text = asked.apply_chat_template([{"role": "user", "content": "hi"}])

@@ -111,7 +111,7 @@ def test_a_command_without_a_mesh_beside_others_is_refused_with_the_line_to_type
 
 def test_a_command_looks_for_others(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    with pytest.raises(ValueError, match="without --mesh each would run all of this"):
+    with pytest.raises(ValueError, match="without a mesh each would run all of this"):
         Devices().open()
 
 
