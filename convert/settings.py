@@ -1,4 +1,4 @@
-"""Options of `jaxspec-convert`. Kept apart from the work, so that `--help` need not load JAX."""
+"""Options of `jaxspec-convert`. This module does not import JAX, so `--help` is fast."""
 
 import dataclasses
 from pathlib import Path
@@ -11,10 +11,10 @@ from jaxspec.engine.device_options import Hosts
 
 @dataclasses.dataclass(frozen=True)
 class Llama:
-    """Convert a LLaMA, or a model shaped like one, into a jaxspec checkpoint.
+    """Convert a LLaMA, or a model with its architecture, into a jaxspec checkpoint.
 
-    SRC is a Hugging Face folder, a hub id, or a folder as Meta releases them. Tensors are streamed, so memory stays
-    near one shard however large the model is. OUT appears when everything has been checked and written, or not at all.
+    SRC is a Hugging Face folder, a hub id, or a folder in Meta's format. Tensors are streamed, so memory use stays near
+    the size of one shard. OUT appears only after everything has been checked and written.
 
     For example: jaxspec-convert llama TinyLlama/TinyLlama-1.1B-Chat-v1.0 tinyllama --dtype bfloat16
     """
@@ -24,12 +24,12 @@ class Llama:
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
     """Checkpoint to make; must not exist."""
     dtype: Literal["bfloat16", "float32"] | None = None
-    """Dtype of the parameters; the source's if not given."""
+    """Dtype of the parameters. Default: the source's."""
     quantize: Literal["int8", "int4"] | None = None
-    """Make the kernels integers: half or a quarter of bfloat16's bytes, and a target that says something a little
-    different, whose own plain decoding is then what drafts must not change. It cannot be undone: no export."""
+    """Quantise the weights to half or a quarter of bfloat16's size. The result is a slightly different target. It
+    cannot be exported, because the original weights are lost."""
     tokenizer: Path | None = None
-    """Folder with a Hugging Face tokenizer to take instead of the source's; LLaMA 3 in Meta's format needs one."""
+    """Folder with a Hugging Face tokenizer, instead of the source's. LLaMA 3 in Meta's format needs one."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     hosts: conf.OmitArgPrefixes[Hosts] = Hosts()
@@ -37,11 +37,11 @@ class Llama:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Convert a published head of EAGLE-1, EAGLE-2 or EAGLE-3, or Medusa heads, into a head of jaxspec's.
+    """Convert a published EAGLE-1, EAGLE-2 or EAGLE-3 head, or Medusa heads, into a jaxspec head.
 
-    SRC is a folder or a hub id, and --target the checkpoint that the head was trained for. EAGLE-3 heads are read in
-    the layouts of EAGLE's authors, SpecForge and SGLang, speculators and vLLM. What in SRC only repeats the target is
-    left out. OUT appears when everything has been checked and written, or not at all.
+    SRC is a folder or a hub id. --target is the checkpoint of the head's target. EAGLE-3 heads can have the layout of
+    EAGLE's authors, of SpecForge and SGLang, or of speculators and vLLM. Tensors that only repeat the target are left
+    out. OUT appears only after everything has been checked and written.
 
     For example: jaxspec-convert head yuhuili/EAGLE-llama2-chat-7B llama2/heads/eagle --target llama2
 
@@ -53,26 +53,31 @@ class Head:
     src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
     """Folder, or hub id such as org/head."""
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
-    """Head to make, usually CKPT/heads/ and eagle, eagle3 or medusa; must not exist."""
+    """Head to make, usually CKPT/heads/eagle, CKPT/heads/eagle3 or CKPT/heads/medusa; must not exist."""
     target: Annotated[Path, conf.arg(metavar="CKPT")]
-    """Checkpoint that `jaxspec-convert llama` made of the head's target."""
+    """Checkpoint of the head's target, made by `jaxspec-convert llama`."""
     dtype: Literal["bfloat16", "float32"] | None = None
-    """Dtype of the parameters; the source's if not given."""
+    """Dtype of the parameters. Default: the source's."""
     taps: str | None = None
-    """Of an EAGLE-3 head: the target's layers, counted from 0, whose inputs it reads, such as 2,16,29. By default those
-    that its config lists, by the convention of its layout, which is said; else those of EAGLE's own code."""
+    """For an EAGLE-3 head: the target layers, counted from 0, whose inputs it reads, such as 2,16,29. Default: those in
+    its config, else those of EAGLE's own code. The output says which and why."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """Write a jaxspec checkpoint, or a head, in the format that others read: the same bits in the source's dtype.
+    """Write a jaxspec checkpoint or head in another project's format, bit for bit, in the source's dtype.
 
-    A checkpoint's target goes into a Hugging Face folder (--format hf), its safetensors sharded above 5 GB. An EAGLE
-    head goes, with the target's embedding, into the format that its authors publish (--format eagle), and Medusa heads
-    into theirs, medusa_lm_head.safetensors (--format medusa). An EAGLE-3 head goes into what EAGLE's own code and
-    SGLang load (--format eagle3), or what speculators and vLLM load (--format speculators).
+    --format hf: a checkpoint as a Hugging Face folder, with safetensors sharded above 5 GB.
+
+    --format eagle: an EAGLE head with the target's embedding, in its authors' format.
+
+    --format medusa: Medusa heads in their authors' format, medusa_lm_head.safetensors.
+
+    --format eagle3: an EAGLE-3 head that EAGLE's own code and SGLang load.
+
+    --format speculators: an EAGLE-3 head that speculators and vLLM load.
 
     For example: jaxspec-convert export tinyllama tinyllama-hf --format hf
 
@@ -82,29 +87,29 @@ class Export:
     """
 
     path: Annotated[conf.Positional[Path], conf.arg(metavar="PATH")]
-    """Checkpoint that `jaxspec-convert llama` made; with any format but hf a head, such as CKPT/heads/eagle."""
+    """Checkpoint made by `jaxspec-convert llama` (--format hf), or a head such as CKPT/heads/eagle (other formats)."""
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
     """Folder to make; must not exist."""
     format: Literal["hf", "eagle", "eagle3", "speculators", "medusa"] = "hf"
-    """hf for a checkpoint, speculators for EAGLE-3 heads, the others for heads of that kind."""
+    """Format to write; see above."""
     target: Annotated[Path | None, conf.arg(metavar="CKPT")] = None
-    """Checkpoint of an EAGLE or EAGLE-3 head's target; by default the one under whose `heads` it lies."""
+    """Checkpoint of an EAGLE or EAGLE-3 head's target. Default: the checkpoint whose `heads` folder holds the head."""
     verifier: str | None = None
-    """What --format speculators calls the target: the hub id or folder that vLLM is to load."""
+    """With --format speculators: the hub id or folder of the target that vLLM should load."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Inspect:
-    """Say what a checkpoint or a head is: format, family, shapes, dtype, parameters, heads.
+    """Show what a checkpoint or head is: format, family, shapes, dtype, parameters, heads.
 
-    PATH is a Hugging Face folder, a Meta folder, a published EAGLE head or Medusa heads, or a checkpoint or head of
-    jaxspec's. Nothing is written.
+    PATH is a Hugging Face folder, a folder in Meta's format, a published EAGLE head, published Medusa heads, or a
+    jaxspec checkpoint or head. Nothing is written.
 
     For example: jaxspec-convert inspect tinyllama --verify
     """
 
     path: Annotated[conf.Positional[Path], conf.arg(metavar="PATH")]
-    """Folder to look at."""
+    """Folder to describe."""
     verify: bool = False
-    """Compare the files of parameters, those of the heads too, with the checksums that were kept when they were
-    written, and name one that is damaged."""
+    """Compare all parameter files, also those of heads, with the checksums stored when they were written, and report
+    damaged files."""

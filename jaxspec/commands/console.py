@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn, Union
 
 import tyro
 
+from jaxspec.commands import help_texts
 from jaxspec.host import watch
 from jaxspec.host.fake_devices import give_threads
 from jaxspec.host.libtpu import expect_no_chip
@@ -98,6 +99,8 @@ def carry_out(prog: str, description: str, commands: Mapping[str, tuple[type, st
 def parse(kind: Any, prog: str, description: str, args: Sequence[str] | None = None) -> Any:
     """tyro's parse of the command line into `kind`; its box of an error becomes one sentence and exit code 2."""
     said = io.StringIO()
+    if {"-h", "--help"} & set(sys.argv[1:] if args is None else args):
+        help_texts.prepare(kind)
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(kind, prog=prog, description=description, args=args)

@@ -1,5 +1,4 @@
-"""Options of the commands that decode, or say what there is to decode with. Kept apart from the work, so that `--help`
-need not load JAX."""
+"""Options of `generate`, `methods`, `env` and `demo`. This module does not import JAX, so `--help` is fast."""
 
 import dataclasses
 from pathlib import Path
@@ -13,66 +12,67 @@ from jaxspec.engine.device_options import Devices
 
 @dataclasses.dataclass(frozen=True)
 class Generate:
-    """Generate text: what plain decoding of the target would give, sooner.
+    """Generate text with speculative decoding.
 
     For example: jaxspec generate --target tinyllama --prompt "def main():" --max-new-tokens 64 --show-drafts
     """
 
     target: Path
-    """Checkpoint that `jaxspec-convert llama` made, or `builtin`, the small model that comes with jaxspec."""
+    """Checkpoint made by `jaxspec-convert llama`, or `builtin`, the small model inside the package."""
     method: str | None = None
-    """DRAFTER[@HEAD][+BUILDER][+CONTROLLER], each with settings if wanted, such as ngram+chain,length=6; the best
-    trained head in the checkpoint if not given. `jaxspec methods` lists them."""
+    """DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; each part can have settings, as in ngram+chain,length=6. `jaxspec methods`
+    lists all parts. Default: the best trained head of the checkpoint."""
     prompt: str | None = None
     """The prompt."""
     prompts: Path | None = None
-    """Or a JSONL file of them: {"prompt": ...} or {"turns": [...]} a line (the first turn is taken); or `builtin`."""
+    """JSONL file of prompts, or `builtin`. Each line is {"prompt": ...} or {"turns": [...]}, whose first turn is
+    used."""
     limit: int | None = None
-    """Take only the first prompts of the file."""
+    """Use only this many prompts from the start of the file."""
     sampling: conf.OmitArgPrefixes[SamplingParams] = SamplingParams()
     stop: tuple[str, ...] = ()
-    """Strings that end the text."""
+    """Stop strings: generation ends before the first of them."""
     chat: bool = False
-    """Put each prompt through the tokenizer's chat template."""
+    """Format each prompt with the tokenizer's chat template."""
     truncate: Literal["left"] | None = None
-    """left: of a prompt that is too long for the model keep the last tokens that leave room for --max-new-tokens; such
-    a prompt is refused if not given."""
+    """left: cut a prompt that is too long from the left, so that --max-new-tokens still fit. Default: a prompt that is
+    too long is an error."""
     stream: bool = False
-    """Print the text of a single prompt as it comes."""
+    """Print the text of a single prompt while it is generated."""
     show_drafts: bool = False
-    """Colour what was drafted and accepted, drafted and rejected, and added by the target."""
+    """Mark which tokens were drafted and accepted, drafted and rejected, and added by the target."""
     format: Literal["text", "json"] = "text"
-    """json: a line for each prompt, with text, tokens and statistics."""
+    """json: one line per prompt with text, tokens and statistics."""
     batch_size: int | None = None
-    """Prompts decoded together, at most 8 if not given; whose text is done makes room for the next."""
+    """Prompts decoded together. When one is finished, the next takes its row. Default: at most 8."""
     keep_state: bool = False
-    """A controller that learns goes on from the prompt that had the same row of the batch before."""
+    """Let a controller keep what it has learnt from the previous prompt in the same row of the batch."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    """Dtype of weights and computation. Default: float32 on a CPU, bfloat16 on an accelerator."""
     quantize: Literal["int8", "int4"] | None = None
-    """Make the target's kernels integers as they are read: half or a quarter of bfloat16's bytes. Its text changes a
-    little, and what is drafted still never does. Drafters' weights stay as they are."""
+    """Quantise the target's weights while loading, to half or a quarter of bfloat16's size. This changes the target a
+    little; drafting still never changes its text. Weights of drafters stay as they are."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
     repetition_penalty: float = 1.0
-    """Refused unless 1: the text would depend on more than the target's distribution."""
+    """Only 1 is supported: other values would make the text depend on more than the target's distribution."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Methods:
-    """List what this version can run, and what a checkpoint has heads for.
+    """List all drafters, builders and controllers, and the methods that a checkpoint can run.
 
     For example: jaxspec methods --target tinyllama
     """
 
     target: Path | None = None
-    """Checkpoint whose heads to look for; `builtin` for the one that comes with jaxspec."""
+    """Checkpoint whose heads to list, or `builtin`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Env:
-    """Say what jaxspec runs on: versions, devices, memory, caches."""
+    """Show versions, devices, memory and cache folders."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Demo:
-    """Decode with the small LLaMA that comes with jaxspec, plainly and with drafts, side by side. Takes a minute."""
+    """Show plain and speculative decoding of the builtin model side by side. Takes a minute."""

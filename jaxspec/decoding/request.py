@@ -1,4 +1,4 @@
-"""How a text is drawn, and a prompt with that, ready to run. Loads no JAX, as the options of commands need none."""
+"""Sampling parameters, and a prompt with its parameters. This module does not import JAX, so `--help` is fast."""
 
 import dataclasses
 
@@ -7,18 +7,18 @@ from jaxspec.host.arguments import integer, number
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How a text is drawn."""  # each field is an option on the command line, its docstring the help
+    """How tokens are sampled."""  # each field is an option on the command line, its docstring the help
 
     max_new_tokens: int = 128
-    """Tokens of a text after its prompt, at most."""
+    """Largest number of generated tokens."""
     temperature: float = 0.0
-    """0 is greedy."""
+    """0 means greedy decoding."""
     top_p: float = 1.0
-    """Sample from the tokens of highest probability that make up this probability; 1: from all."""
+    """Sample from the most probable tokens whose probabilities sum to this value. 1: from all tokens."""
     top_k: int = 0
-    """Sample from this many tokens of highest probability; 0: from all."""
+    """Sample from this many most probable tokens. 0: from all tokens."""
     seed: int = 0
-    """Text i draws from fold_in(key(seed), i): the same text in any batch."""
+    """Prompt i uses the random key fold_in(key(seed), i), so its text is the same in any batch."""
 
     def __post_init__(self) -> None:
         checked = {
@@ -43,7 +43,7 @@ class Request:
     """One prompt, ready to run.
 
     Attributes:
-        index: in the call; the prompt draws from fold_in(key(seed), index).
+        index: place of the prompt in the call. Its random key is fold_in(key(seed), index).
     """
 
     tokens: list[int]

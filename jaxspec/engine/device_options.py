@@ -1,5 +1,5 @@
-"""The options that say which devices and hosts a command runs on. Kept apart from the work, so that `--help` need not
-load JAX."""
+"""The options that say which devices and hosts a command runs on. This module does not import JAX, so
+`--help` is fast."""
 
 import dataclasses
 import os
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """The other processes, each of which runs the same command."""
+    """How this process finds the others, which run the same command."""
 
     coordinator: str | None = None
-    """On several hosts: HOST:PORT of the first process; or `auto`, to find it in the environment, which is tried in any
-    case under SLURM and on a TPU pod."""
+    """On several hosts: HOST:PORT of the first process, or `auto` to read it from the environment. Under SLURM and on a
+    TPU pod, `auto` is the default."""
     processes: int | None = None
-    """With --coordinator HOST:PORT: how many processes there are."""
+    """With --coordinator HOST:PORT: the number of processes."""
     process_id: int | None = None
-    """With --coordinator HOST:PORT: which of them this is, from 0."""
+    """With --coordinator HOST:PORT: the number of this process, counted from 0."""
 
     @property
     def named(self) -> bool:
@@ -30,13 +30,13 @@ class Hosts:
         return self != Hosts()
 
     def join(self, *, several: bool = True) -> None:
-        """Joins the other processes, where there are any. From then on only the first one prints, remarks too.
+        """Connects to the other processes, if there are any. From then on only the first process prints.
 
         Args:
             several: whether the command can run as several processes.
 
         Raises:
-            ValueError: options that do not fit each other.
+            ValueError: options that contradict each other.
         """
         from jaxspec.host import processes
 
@@ -47,27 +47,28 @@ class Hosts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Where a model lies."""
+    """Devices that hold the model."""
 
     mesh: str | None = None
-    """Spread it over devices, such as data=2,model=4: `model` cuts the weights and `data` the batch; one device if not
-    given. On several hosts the same command runs on each, all their devices count, and the first one writes."""
+    """Shard over several devices, as in data=2,model=4: `model` shards the weights, `data` the batch. Default: one
+    device. On several hosts, run the same command on each; the mesh uses the devices of all hosts, and the first host
+    writes."""
     hosts: conf.OmitArgPrefixes[Hosts] = Hosts()
 
     def open(self, *, several: bool = False) -> "Mesh | None":
-        """Joins the other processes, where there are any, and makes the mesh; None where one device is enough.
+        """Connects to the other processes, if there are any, and makes the mesh; None for a single device.
 
         Args:
             several: whether the command can run as several processes.
 
         Raises:
-            ValueError: options that do not fit each other or the devices, or no mesh where there are other processes.
+            ValueError: options that contradict each other or the devices; several processes without a mesh.
         """
         from jaxspec.host import processes
 
         if self.mesh is None:
             if self.hosts.named:
-                raise ValueError("--coordinator, --processes and --process-id go with --mesh, such as --mesh data=2")
+                raise ValueError("--coordinator, --processes and --process-id need --mesh, such as --mesh data=2")
             processes.check_alone(os.environ, sys.argv)
             return None
         from jaxspec.model.mesh import parse_mesh

@@ -1,4 +1,4 @@
-"""The command `jaxspec plan`: its options, apart from its work, so that `--help` need not load JAX."""
+"""The command `jaxspec plan`: its options. This module does not import JAX, so `--help` is fast."""
 
 import dataclasses
 from pathlib import Path
@@ -7,45 +7,45 @@ from typing import Literal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """Say whether a model fits on chips that are not at hand, what a round of decoding takes there, and what it gains.
+    """Predict memory, time per round and speedup on chips that you do not have.
 
     For example: jaxspec plan --model llama-2-70b --method eagle+eagle2 --topology v5e:4x4 --tau 3.8
 
-    For TPUs the very loop that would run there is compiled (pip install 'jax-specdec[tpu]'; no TPU is needed), without
-    any weights: memory and messages between chips are what the compiler says. Each time has a floor, the roofline by
-    the chips' data sheets, and an estimate, by the compiler's own count of cycles. Nothing is measured. For GPUs
-    the loop is compiled where pip install 'jax-specdec[plan-cuda]' was run (no GPU is needed), which tells memory,
-    messages and faults but no times; elsewhere everything is computed from sizes and data sheets.
+    For TPUs it compiles the decoding loop that would run there, without weights. This needs pip install
+    'jax-specdec[tpu]' but no TPU. Memory and messages between chips come from the compiler. Each time has two values: a
+    floor, which is the roofline by the chips' data sheets, and an estimate from the compiler's own cycle counts.
+    Nothing is measured. For GPUs, after pip install 'jax-specdec[plan-cuda]', it compiles the loop without a GPU; this
+    gives memory, messages and faults but no estimates. Without this package, all GPU values come from sizes and data
+    sheets.
     """
 
     model: str
-    """llama-2-7b, llama-2-13b, llama-2-70b, llama-3.1-8b or llama-3.1-70b; or a checkpoint, whose heads are then taken
-    as they are. Heads that are not there have their paper's shape."""
+    """llama-2-7b, llama-2-13b, llama-2-70b, llama-3.1-8b, llama-3.1-70b, or a checkpoint. A head in the checkpoint has
+    its own shape; any other head has the shape of its paper."""
     method: str
-    """The method DRAFTER[@HEAD][+BUILDER][+CONTROLLER], such as plain or eagle+eagle2. What `pruned` and `budgeted`
-    need to know of costs is computed too."""
+    """The method DRAFTER[@HEAD][+BUILDER][+CONTROLLER], such as plain or eagle+eagle2. Costs for `pruned` and
+    `budgeted` are computed from the plan."""
     topology: str | None = None
-    """TPU chips and the grid that links them, such as v5e:4x4, v5p:2x2x2 or v6e:4x4."""
+    """TPU chips and their topology, such as v5e:4x4, v5p:2x2x2 or v6e:4x4."""
     device: str | None = None
-    """Or GPUs in one box, such as a100-80g:8 or h100-80g:8."""
+    """GPUs in one machine, such as a100-80g:8 or h100-80g:8, instead of --topology."""
     batch_size: int = 1
     """Sequences decoded together."""
     context: int = 2048
-    """Tokens that the cache of each has room for."""
+    """Length of each sequence's cache, in tokens."""
     quantize: Literal["int8", "int4"] | None = None
-    """Integers that the target's weights are rounded to; heads stay in bfloat16, as all does if not given, but for a
-    checkpoint that is quantised already."""
+    """Quantise the target's weights; heads stay in bfloat16. Default: as in a quantised checkpoint, else bfloat16."""
     mesh: str | None = None
-    """data=N,model=M: sequences cut N ways, the model M ways; model = all chips if not given."""
+    """data=N,model=M: shard the sequences N ways and the model M ways. Default: the model over all chips."""
     tau: str | None = None
-    """Tokens that a round commits, such as 3.8, at most one more than it drafts levels; or a file that `jaxspec bench
-    --json` wrote, from which the number of levels and nodes is taken as well."""
+    """Mean tokens per round, such as 3.8: at most one more than the drafted levels. Or a file written by `jaxspec bench
+    --json`, which also gives the numbers of levels and nodes."""
     levels: float | None = None
-    """Levels that a round drafts, on average, where --tau is no file; the builder's full depth if not given, which is
-    far more than is drafted where a controller or the tree itself decides when to stop."""
+    """Mean drafted levels per round, if --tau is a number. Default: the builder's full depth, which is far too many if
+    a controller or the tree itself stops early."""
     prompt: int | None = None
-    """Tokens of each prompt: what reading them takes is planned too."""
+    """Length of each prompt in tokens: plans prefill too."""
     explain: int = 0
-    """Show so many operations of the compiled loop, those that are estimated to take longest."""
+    """Show this many operations of the compiled loop with the longest estimated times."""
     json: Path | None = None
-    """Write all of it to this file."""
+    """Write the plan to this file."""

@@ -1,4 +1,4 @@
-"""Options of `jaxspec report`. Kept apart from the work, so that `--help` need not load JAX."""
+"""Options of `jaxspec report`. This module does not import JAX, so `--help` is fast."""
 
 import dataclasses
 from pathlib import Path
@@ -8,17 +8,17 @@ from tyro import conf
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """Make a page of benchmarks: one HTML file that opens from disk and fetches nothing.
+    """Make an HTML report of benchmark results. It is a single file that works offline.
 
     For example: jaxspec report out.json --out report.html
 
-    It has the tables of the papers with these runs' numbers beside the published ones, figures, and generations
-    coloured by round, whose draft trees open with a click.
+    The report has the papers' tables with your numbers beside the published ones, figures, and generated texts coloured
+    by round. A click on a token opens the draft tree of its round.
     """
 
     runs: conf.Positional[tuple[Path, ...]]
-    """OUT.json of finished `jaxspec bench` or `sweep` runs; OUT.json.jsonl, which lies beside each, is what is read."""
+    """OUT.json files of finished `jaxspec bench` or `sweep` runs. The logs OUT.json.jsonl must lie beside them."""
     out: Path
-    """Write the page here."""
+    """Write the report to this file."""
     generations: int = 3
-    """Show the answers to this many questions of each run, by every method, with their trees."""
+    """Number of questions per run whose answers and draft trees are shown, for every method."""

@@ -1,4 +1,4 @@
-"""Options of `jaxspec verify`. Kept apart from the work, so that `--help` need not load JAX."""
+"""Options of `jaxspec verify`. This module does not import JAX, so `--help` is fast."""
 
 import dataclasses
 from pathlib import Path
@@ -11,36 +11,36 @@ from jaxspec.engine.device_options import Devices
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verify:
-    """Check on this model and device that methods change nothing of what the target says.
+    """Check on this model and device that no method changes the target's text.
 
     For example: jaxspec verify --target tinyllama --methods all --minutes 30 --json verdict.json
 
-    Greedy text, and sampled text of methods whose text plain decoding's seed determines, is compared with plain
-    decoding's token by token; sampled text of the others with the target's probabilities, token by token. Prompts,
-    batches, temperatures, budgets and the rest are drawn at random. Exit code 0: nothing unexplained was found; 1:
-    something was, and the command that repeats it is printed.
+    It compares greedy text with plain decoding's, token by token. It compares sampled text of trees with plain
+    decoding's for the same seed, and sampled text of chains with the target's probabilities. Prompts, batches,
+    temperatures and token budgets are random. Exit code 0: no unexplained difference. Exit code 1: a failure; the
+    command that repeats it is printed.
     """
 
     target: Path
-    """Checkpoint that `jaxspec-convert llama` made, or `builtin`."""
+    """Checkpoint made by `jaxspec-convert llama`, or `builtin`."""
     methods: tuple[str, ...] = ("all",)
-    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; `plain` is always checked too. `all` stands for every head of the
-    checkpoint and prompt lookup, with every builder and controller, in an order drawn by --seed: each part once first,
-    then the other combinations for as long as --minutes last."""
+    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. `plain` is always checked too. `all` means prompt lookup and every
+    head of the checkpoint, with every builder and controller, in a random order: first combinations that cover every
+    part, then others until --minutes are spent."""
     minutes: float = 10.0
-    """Stop once this time is spent, but not before each method was checked once (with `all`: each part)."""
+    """Stop after this time, but not before each method (with `all`: each part) was checked once."""
     seed: int = 0
-    """Determines everything that is drawn."""
+    """Seed of all random choices."""
     json: Annotated[Path | None, conf.arg(aliases=["--out"])] = None
-    """Write the verdict here, and beside it, in OUT.jsonl, every case as it is done. The same command goes on with a
-    killed run; with more --minutes, with one that ended."""
+    """Write the verdict to this file. OUT.jsonl beside it gets every finished case. The same command resumes a killed
+    run; with more --minutes it extends a finished one."""
     only: str | None = None
-    """Repeat single cases, METHOD/KIND/NUMBER as a failure names them; numbers such as 0-7,9 stand for several."""
+    """Repeat single cases, named METHOD/KIND/NUMBER as in a failure. NUMBER can be a list such as 0-7,9."""
     prompts: Path = Path("builtin")
-    """File of questions from which half of the prompts and the stop strings are cut, as for `bench`; the others are
-    random tokens."""
+    """File of questions, as in `bench`. Half of the prompts, and the stop strings, are pieces of these questions; the
+    other prompts are random tokens."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    """Dtype of weights and computation. Default: float32 on a CPU, bfloat16 on an accelerator."""
     quantize: Literal["int8", "int4"] | None = None
-    """Make the target's kernels integers as they are read; text is compared with plain decoding of these."""
+    """Quantise the target's weights while loading. The reference is plain decoding with the quantised weights."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()

@@ -1,10 +1,17 @@
 """Every exception becomes one sentence and an exit code."""
 
+import itertools
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from jaxspec.commands import console, main
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -85,3 +92,19 @@ def test_wrong_options(
         main.main()
     assert exited.value.code == 2
     assert capsys.readouterr().err.splitlines() == [says]
+
+
+@pytest.mark.parametrize("command", ["main plan", "train skip-search", "convert head"])
+def test_help_is_flowing_text(command: str):
+    """In a process of its own: no line of an option's help ends before it is full, and no default is given twice."""
+    module, name = command.split()
+    typed = [sys.executable, "-m", f"jaxspec.commands.{module}", name, "--help"]
+    environment = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
+    text = subprocess.run(typed, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines = [line.strip("│\n").rstrip() for line in text.splitlines() if line.startswith("│")]
+    indented = lambda line: len(line) - len(line.lstrip())
+    following = [(a, b) for a, b in itertools.pairwise(lines) if 8 < indented(a) == indented(b)]
+    assert following
+    for line, after in following:
+        assert len(line) + 1 + len(after.split()[0]) > 76, (line, after)
+    assert "default: None" not in text

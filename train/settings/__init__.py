@@ -1,1 +1,1 @@
-"""The options of `jaxspec-train`. Kept apart from the work, so that `--help` need not load JAX."""
+"""The options of `jaxspec-train`. These modules do not import JAX, so `--help` is fast."""

@@ -14,49 +14,48 @@ from jaxspec.train.settings.spelling import require
 
 @dataclasses.dataclass(frozen=True)
 class Calibrator:
-    """Train Cali-TS's predictor for a trained head: will the target accept what was just drafted?
+    """Train the predictor of `cali-ts` for a trained head: will the target accept the token just drafted?
 
-    It collects its own labels, by decoding with that head. A run that was killed goes on when the same command is given
-    again.
+    It collects its own labels by decoding with that head. The same command resumes a killed run.
 
     For example: jaxspec-train calibrator --target tinyllama --head eagle
     """
 
     target: Path
-    """Checkpoint that the head is for, or `builtin`."""
+    """Checkpoint of the head's target, or `builtin`."""
     head: str
     """Trained head: its name in the checkpoint, or its folder."""
     out: Path | None = None
-    """Predictor to make; `calibrator` in the head's folder if not given, where `cali-ts` looks for it."""
+    """Predictor to make. Default: `calibrator` in the head's folder, where `cali-ts` looks for it."""
     run_dir: Annotated[Path | None, conf.arg(name="run")] = None
-    """Folder of the run; OUT.run if not given."""
+    """Folder of the run. Default: OUT.run."""
     data: conf.OmitArgPrefixes[Data] = Data()
     samples: int = 400
-    """Texts to decode, from prompts that are cut from the data where it is not held out."""
+    """Texts to decode. Their prompts are pieces of the data that is not held out."""
     prompt_tokens: int = 64
-    """Tokens of a prompt, at most."""
+    """Largest number of tokens of a prompt."""
     max_new_tokens: int = 128
-    """Tokens of a text after its prompt, at most."""
+    """Largest number of generated tokens."""
     inputs: Literal["hidden", "both", "top-probability"] = "hidden"
-    """What it judges a draft by: hidden states of target and drafter, as in the paper; the log of the largest
-    probability that the drafter gave, which two numbers weigh; or both."""
+    """Inputs of the predictor. hidden: hidden states of target and drafter, as in the paper. top-probability: the log
+    of the drafter's largest probability, with two trained numbers. both: all of these."""
     length: int = 10
-    """Tokens of a drafted chain; the predictor tells the first ten apart."""
+    """Tokens of a drafted chain. The predictor has separate parameters for the first ten positions."""
     batch_size: int = 16
     """Texts decoded together."""
     steps: int = 2000
     """Optimizer steps."""
     rounds: int = 64
-    """Drafted chains in a step's batch."""
+    """Drafted chains per training step."""
     learning_rate: float = 1e-3
-    """Its peak; a cosine takes it to a tenth."""
+    """Peak learning rate; it falls to a tenth of this by a cosine schedule."""
     seed: int = 0
-    """Decides where prompts are cut, the initial weights, and the order of training."""
+    """Seed of prompt selection, initial weights and training order."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of decoding; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    """Dtype of decoding. Default: float32 on a CPU, bfloat16 on an accelerator."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
     save_dtype: Dtype = "bfloat16"
-    """Of the predictor on disk."""
+    """Dtype of the stored predictor."""
 
     def __post_init__(self) -> None:
         counts = ("samples", "prompt_tokens", "max_new_tokens", "length", "batch_size", "steps", "rounds")

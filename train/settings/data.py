@@ -1,4 +1,4 @@
-"""Options that say what to train on."""
+"""Options for the training data."""
 
 import dataclasses
 from pathlib import Path
@@ -10,26 +10,26 @@ STDLIB = "stdlib"
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What to train on."""
+    """Training data."""
 
     data: Path = Path(STDLIB)
-    """Folder of text, such as a source tree; or a file: plain text, JSONL with {"text": ...} or {"messages": ...} a
-    line, or ShareGPT's JSON; or `stdlib`, the source of this Python's standard library. What is named so that a hash
-    picks it, one file or record in 40, is held out: it only measures."""
+    """Folder of text, such as a source tree; or a file with plain text, JSONL with {"text": ...} or {"messages": ...}
+    per line, or ShareGPT's JSON; or `stdlib`, the source of this Python's standard library. A hash of the name selects
+    one file or record in 40 for measurements; it is not trained on."""
     strict: bool = False
-    """Refuse the data for its first bad record, instead of skipping and naming it."""
+    """Stop at the first bad record. Default: report bad records and skip them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataMixture(Data):
-    """What to train a head on."""
+    """Training data of a head."""
 
     open_data: Path | None = None
-    """Open text to mix into the data, which is what `jaxspec-train generate` wrote then: named like --data, `stdlib`
-    too. One file or record in 40 of it is held out, and nothing of the generated text, so that runs with and without
-    that can be compared."""
+    """Open text to mix with generated text, given as in --data; --data is then the output of `jaxspec-train generate`.
+    One file or record in 40 of the open text is held out, and none of the generated text. So runs with and without
+    generated text are comparable."""
     generated_share: float = 0.5
-    """Of the training windows; the rest is open text. Only with --open-data."""
+    """Share of training windows from generated text, if --open-data is given. The rest is open text."""
 
     def __post_init__(self) -> None:
         require(self, lambda share: 0 < share < 1, "be between 0 and 1", "generated_share")

@@ -14,39 +14,37 @@ from jaxspec.train.settings.spelling import require
 
 @dataclasses.dataclass(frozen=True)
 class Generate:
-    """Let a target write text, to train its heads on.
+    """Generate text with a target, as training data for its heads.
 
-    The first tokens of a text are greedy and the rest is sampled; it ends where the target's context does, if not
-    before. OUT is JSONL, {"text": ..., "prompt": ..., "complete": ...} a line, and appears when it is complete, or not
-    at all. A run that was killed goes on from OUT.part when the same command is given again, and ends with the same
-    bytes.
+    The first tokens of a text are greedy, and the rest is sampled. A text ends at the end of the target's context at
+    the latest. OUT is JSONL with {"text": ..., "prompt": ..., "complete": ...} per line, and appears only when it is
+    complete. The same command resumes a killed run from OUT.part and writes the same bytes.
 
     For example: jaxspec-train generate --target builtin --out texts.jsonl --samples 64
     """
 
     target: Path
-    """Checkpoint that writes, or `builtin`."""
+    """Checkpoint that generates, or `builtin`."""
     out: Path
     """File to make; must not exist."""
     prompts: Path | None = None
-    """JSONL file of prompts: {"prompt": ...} or {"turns": [...]} a line (the first turn is taken); or `builtin`. Take
-    others than those that will measure the heads. If not given, prompts are cut from the data, where it is not held
-    out."""
+    """JSONL file of prompts, or `builtin`. Each line is {"prompt": ...} or {"turns": [...]}, whose first turn is used.
+    Do not use the prompts that will measure the heads. Default: pieces of the data that is not held out."""
     data: conf.OmitArgPrefixes[Data] = Data()
     samples: int = 1000
-    """Texts to write; no more than there are prompts in a file of them."""
+    """Texts to generate: at most one per prompt of --prompts."""
     prompt_tokens: int = 64
-    """Tokens of a prompt that is cut from the data, at most; --seed decides where."""
+    """Largest number of tokens of a prompt cut from the data. --seed selects the places."""
     method: str | None = None
-    """How to decode, which changes the speed only; the best trained head in the checkpoint if not given. `jaxspec
-    methods` lists them."""
+    """Method of decoding, which only changes the speed. `jaxspec methods` lists the parts. Default: the best trained
+    head of the checkpoint."""
     sampling: conf.OmitArgPrefixes[SamplingParams] = SamplingParams(max_new_tokens=256, temperature=1.0)
     greedy_tokens: int = 8
-    """How many tokens of a text are greedy, the first ones, whatever the temperature of the others."""
+    """Number of greedy tokens at the start of a text, at any temperature."""
     batch_size: int = 16
-    """Texts written together."""
+    """Texts decoded together."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    """Dtype of weights and computation. Default: float32 on a CPU, bfloat16 on an accelerator."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
 
     def __post_init__(self) -> None:

@@ -17,29 +17,29 @@ Goal = Literal["forward-kl", "cross-entropy"]
 
 @dataclasses.dataclass(frozen=True)
 class Where:
-    """A head's target and place."""
+    """The target, and where the head and its run are stored."""
 
     target: Path
     """Checkpoint to train a head for."""
     out: Path | None = None
-    """Head to make; TARGET/heads/NAME if not given. Must not exist."""
+    """Head to make; must not exist. Default: TARGET/heads/NAME."""
     run_dir: Annotated[Path | None, conf.arg(name="run")] = None
-    """Folder of the run: checkpoints, metrics and a figure; OUT.run if not given. A run that was killed goes on from
-    its last checkpoint when the same command is given again, and ends with the same bits."""
+    """Folder of the run, with checkpoints, metrics and a figure. The same command resumes a killed run bit-exactly from
+    its last checkpoint. Default: OUT.run."""
     context: int | None = None
-    """Tokens of a training window; the target's own context if not given, at most 2048."""
+    """Tokens of a training window. Default: the target's context, but at most 2048."""
     cache_features: Path | None = None
-    """Folder to keep the target's features in, so that later epochs need not compute them: for small runs, since a
-    token takes the hidden size times 2 or 4 bytes, twice that for EDD, which reads another layer too, and four times
-    that for EAGLE-3, which reads three. Several hosts must all see the folder."""
+    """Folder for the target's features, so that only the first epoch computes them. Use it for small runs: a token
+    takes the hidden size times 2 or 4 bytes. EDD takes twice as much, because it reads another layer too, and EAGLE-3
+    four times as much, because it reads three. All hosts must share the folder."""
     save_dtype: Dtype = "bfloat16"
-    """Of the head's parameters on disk."""
+    """Dtype of the stored head."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadSettings:
-    """What training any head needs to know."""
+    """Options that all heads share."""
 
     where: conf.OmitArgPrefixes[Where]
     data: conf.OmitArgPrefixes[DataMixture] = DataMixture()
@@ -48,14 +48,14 @@ class HeadSettings:
 
 @dataclasses.dataclass(frozen=True)
 class EagleObjective:
-    """What EAGLE minimises."""
+    """EAGLE's loss."""
 
     cross_entropy: float = 0.1
-    """Weight of the cross-entropy beside the regression's SmoothL1."""
+    """Weight of the cross-entropy. The SmoothL1 regression loss has weight 1."""
     noise: float = 0.1
-    """The features that go in get noise from U(-noise, noise)."""
+    """Input features get noise from U(-noise, noise)."""
     noise_scale: Literal["constant", "length"] = "constant"
-    """constant, as in the paper; length: times 512 / tokens of a window, as in its published code."""
+    """constant: as in the paper. length: noise times 512 / tokens of a window, as in EAGLE's published code."""
 
     def __post_init__(self) -> None:
         require(self, lambda value: value >= 0, "not be below 0", "cross_entropy", "noise")
@@ -63,37 +63,38 @@ class EagleObjective:
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """What a drafter minimises that learns the distribution of the next token."""
+    """Loss of a drafter that learns the distribution of the next token."""
 
     goal: Goal = "forward-kl"
-    """KL(target || draft), or the cross-entropy of the text's own tokens."""
+    """forward-kl: KL(target || draft). cross-entropy: that of the tokens of the text."""
     teacher_temperature: float = 1.0
-    """The target's logits are divided by this before the KL, the draft's are not. 1 teaches the target's own
-    distribution, as the papers do. Below 1 it is sharpened, for greedy text: that follows the target's first choice
-    however unsure the target is, so the draft's confidence comes nearer to the share accepted. Text that is sampled is
-    drafted worse by it."""
+    """Divides the target's logits before the KL, but not the draft's. 1: the target's own distribution, as in the
+    papers. Below 1: a sharper distribution, for greedy decoding. Greedy decoding always selects the target's first
+    choice, so the draft's confidences then come closer to its acceptance rate. Sampled text is drafted worse."""
 
     def __post_init__(self) -> None:
         require(self, lambda value: 0 < value < float("inf"), "be above 0", "teacher_temperature")
         if self.goal != "forward-kl" and self.teacher_temperature != 1:
-            raise ValueError(f"--teacher-temperature is of the KL, and --goal {self.goal} has no teacher: give either")
+            raise ValueError(
+                f"--teacher-temperature applies only to --goal forward-kl, not to --goal {self.goal}; leave one out"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockObjective(Distillation):
-    """The same of a drafter that is trained in blocks: EDD, and layer skipping."""
+    """The same loss for drafters that are trained in blocks: EDD, and layer skipping."""
 
     block_min: int = 5
-    """The text is cut into blocks, each standing for one round of drafting: it sees what the target knows of the blocks
-    before it, and embeddings of its own tokens. This is the shortest block; a length is drawn at every step."""
+    """Shortest block. Each step cuts the text into blocks of a random length. A block corresponds to one round of
+    drafting: it sees the target's hidden states of the blocks before it, and embeddings of its own tokens."""
     block_max: int = 10
-    """The longest block; the same as --block-min for one fixed length."""
+    """Longest block. If it equals --block-min, all blocks have that length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.block_min <= self.block_max:
             raise ValueError(
-                f"blocks have at least 1 token and --block-max is not below --block-min, unlike --block-min "
+                "--block-min must be at least 1 and at most --block-max, not --block-min "
                 f"{self.block_min} --block-max {self.block_max}"
             )
 
@@ -109,8 +110,8 @@ class Eagle(HeadSettings):
 
     objective: conf.OmitArgPrefixes[EagleObjective] = EagleObjective()
     bias: bool = False
-    """Give the layer that fuses token and feature a bias, as EAGLE's first heads have. Its later ones say `"bias":
-    false`, and vLLM builds none."""
+    """Add a bias to `fc`, the layer that fuses token and feature, as in EAGLE's first heads. Later heads have
+    `"bias": false`, and vLLM supports no bias."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(
         steps=20_000, batch_size=8, learning_rate=3e-5, weight_decay=0.01, clip=0.5
     )
@@ -118,13 +119,13 @@ class Eagle(HeadSettings):
 
 @dataclasses.dataclass(frozen=True)
 class Eagle3Objective:
-    """What EAGLE-3 minimises."""
+    """EAGLE-3's loss."""
 
     draft_steps: int = 7
-    """Steps of drafting that are unrolled in training (training-time test): each reads what the step before it made.
-    1 trains the first drafted token alone."""
+    """Drafting steps that are unrolled in training (training-time test). Each step reads the output of the step before.
+    1 trains only the first drafted token."""
     decay: float = 0.8
-    """The loss of a step weighs this much of that of the step before it."""
+    """Weight of a step's loss relative to the step before."""
 
     def __post_init__(self) -> None:
         require(self, lambda value: value >= 1, "be at least 1", "draft_steps")
@@ -135,18 +136,18 @@ class Eagle3Objective:
 class Eagle3(HeadSettings):
     """Train an EAGLE-3 head: one decoder layer over features of three of the target's layers, and a small LM head.
 
-    The head is trained on what it drafts itself, seven steps deep, and is taught the target's distribution over its
-    draft vocabulary: the tokens that are most frequent in what training counts, which for text that the target
-    generated are its own answers.
+    The head trains on its own drafts, seven steps deep. It learns the target's distribution over the draft vocabulary:
+    the most frequent tokens among those that count in the loss. In text that the target generated, these are its own
+    answers.
 
     For example: jaxspec-train eagle3 --target tinyllama --data generated.jsonl --steps 20000
     """
 
     objective: conf.OmitArgPrefixes[Eagle3Objective] = Eagle3Objective()
     draft_vocab: int = 32_000
-    """Tokens of the draft vocabulary; the target's whole one where it has no more."""
+    """Size of the draft vocabulary, at most that of the target's vocabulary."""
     taps: tuple[int, ...] | None = None
-    """Layers of the target, counted from 0, whose inputs the head reads; 2, n/2 and n - 3 of n if not given."""
+    """Target layers, counted from 0, whose inputs the head reads. Default: 2, n/2 and n - 3 of n layers."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(
         steps=20_000, batch_size=8, learning_rate=1e-4, weight_decay=0.01, clip=0.5
     )
@@ -157,25 +158,25 @@ class Eagle3(HeadSettings):
         if context is not None and context < needed:
             raise ValueError(
                 f"--context {context} is too short for --draft-steps {self.objective.draft_steps}: the last step "
-                f"predicts the token {needed - 1} further on, so it must be at least {needed}"
+                f"predicts the token {needed - 1} positions ahead, so --context must be at least {needed}"
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftModel(HeadSettings):
-    """Distil a small LLaMA from a target, to draft for it.
+    """Distil a small LLaMA from a target, as its draft model.
 
     For example: jaxspec-train draft-model --target tinyllama --data ~/src --layers 2 --hidden-size 256
 
-    As it is, it makes the vanilla draft model (VDM) that EDD's paper compares with: one layer of the target's shape,
-    trained as EDD is. Kept beside another draft model, `draft-model@vdm` drafts with it:
-    jaxspec-train draft-model --target tinyllama --out tinyllama/heads/vdm
+    The defaults make the vanilla draft model (VDM) of EDD's paper: one layer of the target's shape, trained like EDD.
+    To keep it beside another draft model, give it a name of its own, and decode with `draft-model@vdm`: jaxspec-train
+    draft-model --target tinyllama --out tinyllama/heads/vdm
     """
 
     layers: int = 1
     """Decoder layers."""
     hidden_size: int | None = None
-    """Width of the residual stream; the target's if not given, and then embedding and LM head start from the
+    """Width of the residual stream. Default: the target's; then embedding and LM head start as copies of the
     target's."""
     objective: conf.OmitArgPrefixes[Distillation] = Distillation()
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-4)
@@ -188,27 +189,27 @@ class DraftModel(HeadSettings):
 class EarlyExit(HeadSettings):
     """Train an early exit (EESD): a decoder layer, norm and LM head after the target's first layers.
 
-    Only those layers and the exit run and are loaded. The recipe is the paper's, for 100,000 samples.
+    Training loads and runs only these layers and the exit. The defaults are the paper's, for 100,000 samples.
 
     For example: jaxspec-train early-exit --target tinyllama --data generated.jsonl --open-data ~/src
     """
 
     first: int | None = None
-    """Layers of the target before the exit; 7 % of them if not given, at least one."""
+    """Target layers before the exit. Default: 7 % of the layers, but at least one."""
     exit_layers: int = 1
     """Decoder layers of the exit."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=6250, batch_size=64, learning_rate=1e-3)
 
     def __post_init__(self) -> None:
         if self.where.cache_features is not None:
-            raise ValueError("--cache-features is of no use here: the target's features are not computed in a step")
+            raise ValueError("--cache-features has no use here: an early exit trains without the target's features")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Edd(HeadSettings):
     """Train an EDD head: a one-layer LLaMA that reads the target's hidden states of verified tokens as a soft prompt.
 
-    It starts from the target's own weights. The defaults are the paper's, for one epoch of ShareGPT; set --steps to
+    It starts from the target's own weights. The defaults are the paper's, for one epoch of ShareGPT. Set --steps for
     your text.
 
     For example: jaxspec-train edd --target tinyllama --data sharegpt.json --steps 20000
@@ -216,24 +217,25 @@ class Edd(HeadSettings):
 
     objective: conf.OmitArgPrefixes[BlockObjective] = BlockObjective()
     tap: int | None = None
-    """Layer of the target, counted from 0, whose output the head reads; the fourth-to-last if not given."""
+    """Target layer, counted from 0, whose output the head reads. Default: the fourth-to-last."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-4)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Medusa(HeadSettings):
-    """Train Medusa heads: beside the LM head, each reads one token further ahead from the same feature.
+    """Train Medusa heads. They all read the same feature, and each predicts one token further ahead.
 
-    This is Medusa-1: the target is frozen, and runs inside each step. The loss is that of the text's own tokens.
+    This is Medusa-1: the target is frozen, and runs inside each step. The loss is the cross-entropy of the text's
+    tokens.
 
     For example: jaxspec-train medusa --target tinyllama --data sharegpt.json --steps 20000
     """
 
     heads: int = 5
-    """Heads, and so the most tokens of a drafted path. Each has a matrix of the LM head's size, and starts from it.
-    Five are as many as the tokens of the chain that EDD's paper compares drafters on."""
+    """Number of heads, which limits the length of a drafted path. Each head has a matrix of the LM head's size and
+    starts as a copy of it. EDD's paper compares drafters on chains of five tokens."""
     decay: float = 0.8
-    """The loss of a head weighs this much of that of the head before it."""
+    """Weight of a head's loss relative to the head before."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=20_000, batch_size=8, learning_rate=1e-3)
 
     def __post_init__(self) -> None:
@@ -242,46 +244,47 @@ class Medusa(HeadSettings):
         if self.where.context is not None and self.where.context < self.heads + 2:
             raise ValueError(
                 f"--context {self.where.context} is too short for {self.heads} heads: the last one predicts the token "
-                f"{self.heads + 1} further on, so it must be at least {self.heads + 2}"
+                f"{self.heads + 1} positions ahead, so --context must be at least {self.heads + 2}"
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSkip(HeadSettings):
-    """Train the blocks further that drafting keeps where a model drafts for itself (Draft & Verify, Appendix E).
+    """Train the blocks that remain when layers are skipped for drafting (Draft & Verify, Appendix E).
 
-    A set that leaves out much drafts badly; trained to speak as the whole target does, it drafts well and stays fast.
-    The head, TARGET/heads/layer-skip-trained if not given, has a set and weights of its own: the kept blocks and the
-    final norm. It drafts as `layer-skip@layer-skip-trained`.
+    Leaving out many blocks makes drafts fast but bad. Training the remaining blocks to imitate the whole target makes
+    them good again. The head stores the skip set and its own weights: the remaining blocks and the final norm. By
+    default it is TARGET/heads/layer-skip-trained; decode with `layer-skip@layer-skip-trained`.
 
-    By default it trains as long as is best in the paper, 60M tokens of texts of 512, if --context is 512. Of batch,
-    optimizer and learning rate the paper says nothing: they are EDD's, and so is the loss. Its blocks get as long as
-    drafts do under a controller.
+    With --context 512 the default length of training is the paper's best, 60M tokens. The paper does not give batch
+    size, optimizer and learning rate, so these and the loss are EDD's. The blocks of the loss are as long as drafts
+    with a controller can be.
 
     For example: jaxspec-train layer-skip --target tinyllama --aggressive --data ~/src --context 512
     """
 
     objective: conf.OmitArgPrefixes[BlockObjective] = BlockObjective(block_max=12)
     skip_set: Annotated[Path | None, conf.arg(name="set")] = None
-    """Skip set to train, TARGET/heads/layer-skip if not given."""
+    """Skip set to train. Default: TARGET/heads/layer-skip."""
     aggressive: bool = False
-    """Take another set: one that leaves out the two shares below, in the order in which the trials of a search speak
-    for it."""
+    """Select a larger skip set: it leaves out the two shares below, and the trials of a search rank the blocks."""
     search: Path | None = None
-    """With --aggressive: folder of the search's run, TARGET/heads/layer-skip.run if not given."""
+    """With --aggressive: folder of the search's run. Default: TARGET/heads/layer-skip.run."""
     attention_share: float = 0.75
-    """With --aggressive: attention blocks to leave out. The default is the paper's for LLaMA-2-13B."""
+    """With --aggressive: share of attention blocks to leave out. The default is the paper's for LLaMA-2-13B."""
     mlp_share: float = 0.325
-    """With --aggressive: MLP blocks to leave out; the paper's too."""
+    """With --aggressive: share of MLP blocks to leave out. The default is the paper's, too."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=14_650, batch_size=8, learning_rate=1e-4)
 
     def __post_init__(self) -> None:
         require(self, lambda value: 0 <= value <= 1, "be from 0 to 1", "attention_share", "mlp_share")
         if self.aggressive and self.skip_set is not None:
-            raise ValueError("--aggressive takes a set from the trials of a search, and --set names one: give either")
+            raise ValueError(
+                "--aggressive selects a set from the trials of a search, and --set names a set: give only one of them"
+            )
         if self.search is not None and not self.aggressive:
-            raise ValueError("--search is where --aggressive takes a set from: give both or neither")
+            raise ValueError("--search has a meaning only with --aggressive: give both or neither")
         if self.where.cache_features is not None:
             raise ValueError(
-                "--cache-features keeps the target's last features, and drafts read all its layers: omit it"
+                "--cache-features stores only the target's last features, but layer skipping reads all layers: omit it"
             )

@@ -16,8 +16,8 @@ from jaxspec.train.settings.spelling import require
 class Lm:
     """Train a small LLaMA from scratch, tokenizer included, on text.
 
-    OUT is a checkpoint like a converted one and appears when it is complete, or not at all. The same seed gives the
-    same bits, also where the run is killed in between: the same command goes on from the last checkpoint in RUN.
+    OUT is a checkpoint like a converted one, and appears only when it is complete. The same seed gives the same bits.
+    The same command resumes a killed run bit-exactly from the last checkpoint in RUN.
 
     For example: jaxspec-train lm small --data ~/notes --steps 1000
     """
@@ -32,18 +32,18 @@ class Lm:
     head_dim: int = 32
     """Width of an attention head."""
     vocab_size: int = 1024
-    """Tokens of the byte-level BPE, two special ones among them."""
+    """Vocabulary size of the byte-level BPE, including two special tokens."""
     tied: bool = False
-    """Use the embedding as LM head."""
+    """Share the weights of embedding and LM head."""
     context: int = 256
-    """Tokens of a training window, and positions that the model can use."""
+    """Tokens of a training window, and the model's context length."""
     layer_dropout: float = 0.0
-    """Probability of leaving out the last layer in a step, falling to 0 at the first one (LayerSkip's schedule), so
-    that early exits and skipped layers keep their sense."""
+    """Probability that a step leaves out the last layer. It falls to 0 towards the first layer (LayerSkip's schedule).
+    This makes the model usable with early exits and skipped layers."""
     save_dtype: Dtype = "float32"
-    """Of the parameters in the checkpoint."""
+    """Dtype of the stored parameters."""
     run_dir: Annotated[Path | None, conf.arg(name="run")] = None
-    """Folder of the run: checkpoints, metrics and a figure; OUT.run if not given."""
+    """Folder of the run, with checkpoints, metrics and a figure. Default: OUT.run."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(steps=200, batch_size=16, learning_rate=2e-3)
 
     def __post_init__(self) -> None:

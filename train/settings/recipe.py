@@ -1,4 +1,4 @@
-"""How to train."""
+"""Options of the optimizer and the training loop."""
 
 import dataclasses
 from typing import Literal
@@ -8,18 +8,18 @@ from jaxspec.train.settings.spelling import require
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How to train. Each field is an option on the command line, its docstring the help."""
+    """Optimizer and training loop. Each field is an option on the command line, and its docstring is the help."""
 
     steps: int
     """Optimizer steps."""
     batch_size: int
-    """Windows a step."""
+    """Training windows per step."""
     learning_rate: float
-    """Its peak, after the warm-up; a cosine takes it to a tenth."""
+    """Peak learning rate, after the warm-up. It falls to a tenth of this by a cosine schedule."""
     accumulate: int = 1
-    """Parts in which a batch is computed, one after another, to save memory; the gradient is that of the whole."""
+    """Split each batch into this many parts, to save memory. The gradient is still that of the whole batch."""
     warmup: int = 100
-    """Steps of warm-up, at most a tenth of all."""
+    """Warm-up steps, but at most a tenth of --steps."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """AdamW (arXiv:1711.05101), or Muon (arXiv:2502.16982) for matrices between hidden states, AdamW for the rest."""
     b1: float = 0.9
@@ -27,17 +27,17 @@ class Recipe:
     b2: float = 0.95
     """AdamW's decay of the second moment."""
     weight_decay: float = 0.1
-    """Decay of matrices; vectors are not decayed."""
+    """Weight decay of matrices. Vectors have none."""
     clip: float = 1.0
-    """Largest norm of the whole gradient, or largest value in it."""
+    """Gradient clipping: the largest allowed norm or value; see --clip-by."""
     clip_by: Literal["norm", "value"] = "norm"
-    """Which of the two."""
+    """Clip the norm of the whole gradient, or each of its values."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of computation; float32 on a CPU and bfloat16 on an accelerator if not given. What is trained is float32."""
+    """Dtype of computation. Trained weights are float32. Default: float32 on a CPU, bfloat16 on an accelerator."""
     seed: int = 0
-    """Decides the initial weights, the order of the text, noise and dropout."""
+    """Seed of initial weights, data order, noise and dropout."""
     evaluate_every: int = 500
-    """Steps between measurements on held-out text, and after the last one."""
+    """Steps between measurements on held-out text. The last step is measured too."""
     save_every: int = 500
     """Steps between checkpoints of the run."""
 

@@ -15,12 +15,13 @@ Objectives = Literal["modelled", "measured"]
 
 @dataclasses.dataclass(frozen=True)
 class SkipSearch:
-    """Search which attention and MLP blocks a model can leave out when it drafts for itself (Draft & Verify).
+    """Search which attention and MLP blocks a model can leave out while drafting (Draft & Verify).
 
-    Nothing is trained: it tries sets on a few prompts, by Bayesian optimisation of the time a verified token takes, and
-    writes the best one, a small JSON file, to where `layer-skip` finds it. It ends with a table of that set beside
-    plainer choices of as many blocks, and figures in RUN. A search that was killed goes on when the same command is
-    given again and ends with the same set; with more --trials and another --out, a finished one goes on in its --run.
+    Nothing is trained. The search tries sets of blocks on a few prompts and minimises the time per verified token by
+    Bayesian optimisation. It writes the best set, a small JSON file, where `layer-skip` finds it. It also prints a
+    table that compares this set with simpler choices of equally many blocks, and puts figures into RUN. The same
+    command resumes a killed search, with the same result. To extend a finished search, repeat it with its --run, more
+    --trials and another --out.
 
     For example: jaxspec-train skip-search --target tinyllama --data ~/src --trials 300
     """
@@ -28,31 +29,32 @@ class SkipSearch:
     target: Path
     """Checkpoint to search for, or `builtin`."""
     out: Path | None = None
-    """Set to make; TARGET/heads/layer-skip if not given. Must not exist."""
+    """Skip set to make; must not exist. Default: TARGET/heads/layer-skip."""
     run_dir: Annotated[Path | None, conf.arg(name="run")] = None
-    """Folder of the run: every trial, figures, and the sets of the table; OUT.run if not given."""
+    """Folder of the run, with every trial, figures, and the sets of the table. Default: OUT.run."""
     prompts: Path | None = None
-    """JSONL file of prompts to try sets on: {"prompt": ...} or {"turns": [...]} a line (the first turn is taken). Take
-    others than those that will measure the set. If not given, prompts are cut from the data, where it is not held out.
-    Prompts of one task make a set for that task."""
+    """JSONL file of prompts to try sets on. Each line is {"prompt": ...} or {"turns": [...]}, whose first turn is used.
+    Do not use the prompts that will measure the set. Prompts of one task give a set for that task. Default: pieces of
+    the data that is not held out."""
     data: conf.OmitArgPrefixes[Data] = Data()
     trials: int = 300
-    """Sets to try. For 80 blocks the paper found 1.35x with 200 of them, 1.52x with 400 and 1.57x with 1000."""
+    """Sets to try. With 80 blocks, the paper reached a speedup of 1.35 after 200 trials, 1.52 after 400, 1.57 after
+    1000."""
     objective: Objectives = "modelled"
-    """How the time is found: from the rounds of decoding and what each piece of a round costs, measured once, which no
-    other work on the machine disturbs; or by the clock."""
+    """modelled: compute the time from the rounds of decoding and the costs of the pieces of a round, which are measured
+    once; other work on the machine does not disturb it. measured: use wall-clock time."""
     method: str = "layer-skip+adaptive"
-    """How to draft with a set."""
+    """Method that drafts with a set."""
     samples: int = 8
-    """Prompts to decode in each trial."""
+    """Prompts per trial."""
     prompt_tokens: int = 64
-    """Tokens of a prompt that is cut from the data, at most."""
+    """Largest number of tokens of a prompt cut from the data."""
     max_new_tokens: int = 48
-    """Tokens of a text after its prompt, at most."""
+    """Largest number of generated tokens."""
     seed: int = 0
-    """Decides where prompts are cut, and which sets are tried."""
+    """Seed of prompt selection and of the tried sets."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of weights and computation; float32 on a CPU and bfloat16 on an accelerator if not given."""
+    """Dtype of weights and computation. Default: float32 on a CPU, bfloat16 on an accelerator."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
 
     def __post_init__(self) -> None:

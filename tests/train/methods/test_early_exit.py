@@ -116,7 +116,7 @@ def test_an_exit_is_trained_and_used(target, tmp_path):
     [
         (("--first", 2), "--first must be from 1 to 1 for this target, not 2"),
         (("--exit-layers", 0), "--exit-layers must be from 1 to 2 for this target, not 0"),
-        (("--cache-features", "x"), "--cache-features is of no use here"),
+        (("--cache-features", "x"), "--cache-features has no use here"),
     ],
 )
 def test_what_cannot_be_is_refused(options, said, target, tmp_path):

@@ -166,11 +166,11 @@ def test_a_head_is_trained_and_used(ckpt, tmp_path):
     ("options", "said"),
     [
         (("--tap", 2), "--tap must be from 0 to 1 for this target, not 2"),
-        (("--block-min", 6, "--block-max", 5), "unlike --block-min 6 --block-max 5"),
+        (("--block-min", 6, "--block-max", 5), "not --block-min 6 --block-max 5"),
         (("--teacher-temperature", 0), "--teacher-temperature must be above 0, not 0.0"),
         (
             ("--goal", "cross-entropy", "--teacher-temperature", 0.5),
-            "--teacher-temperature is of the KL, and --goal cross-entropy has no teacher: give either",
+            "--teacher-temperature applies only to --goal forward-kl, not to --goal cross-entropy",
         ),
     ],
 )

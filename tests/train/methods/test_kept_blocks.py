@@ -165,12 +165,15 @@ def test_which_set_is_trained(ckpt):
     ("options", "said"),
     [
         (("--mlp-share", 1.5), "--mlp-share must be from 0 to 1, not 1.5"),
-        (("--aggressive", "--set", "x"), "--aggressive takes a set from the trials of a search, and --set names one"),
-        (("--search", "x"), "--search is where --aggressive takes a set from"),
+        (
+            ("--aggressive", "--set", "x"),
+            "--aggressive selects a set from the trials of a search",
+        ),
+        (("--search", "x"), "--search has a meaning only with --aggressive"),
         (("--aggressive", "--search", "/nowhere"), "/nowhere has no trials: run `jaxspec-train skip-search` first"),
         (("--set", "/nowhere"), "there is no readable head at /nowhere"),
-        (("--cache-features", "x"), "--cache-features keeps the target's last features"),
-        (("--block-min", 0), "blocks have at least 1 token"),
+        (("--cache-features", "x"), "--cache-features stores only the target's last features"),
+        (("--block-min", 0), "--block-min must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(options: tuple[Any, ...], said: str, ckpt, tmp_path):

@@ -1,0 +1,58 @@
+"""Help of options: their docstrings as flowing text, and no default that the text itself explains.
+
+tyro keeps the line breaks of the source in the help of an option, so that lines end at random widths.
+"""
+
+import ast
+import dataclasses
+import inspect
+import pathlib
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import tyro
+
+METAVARS = {str | None: "TEXT", int | None: "INT", float | None: "FLOAT", pathlib.Path | None: "PATH"}
+
+
+def prepare(kind: Any) -> None:
+    """Annotates the fields of settings with their help texts, nested settings included.
+
+    Args:
+        kind: a dataclass, or an annotation that contains some. Their annotations are replaced.
+    """
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        for owner in kind.__mro__:
+            if dataclasses.is_dataclass(owner):
+                _annotate(owner)
+        kinds = tuple(get_type_hints(kind, include_extras=True).values())
+    else:
+        kinds = get_args(kind)
+    for inner in kinds:
+        prepare(inner)
+
+
+def _annotate(owner: type) -> None:
+    texts = docstrings(owner)
+    fields = {field.name: field for field in dataclasses.fields(owner)}
+    plain, hints = get_type_hints(owner), get_type_hints(owner, include_extras=True)
+    for name in texts.keys() & owner.__annotations__.keys():
+        explained = fields[name].default in (None, ())
+        shown = tyro.conf.arg(
+            help=texts[name], metavar=METAVARS.get(plain[name]), help_behavior_hint="" if explained else None
+        )
+        own = hints[name].__metadata__ if get_origin(hints[name]) is Annotated else ()
+        owner.__annotations__[name] = Annotated[plain[name], shown, *own]  # what the settings say themselves counts
+    if owner.__doc__:
+        owner.__doc__ = "\n\n".join(" ".join(part.split()) for part in owner.__doc__.split("\n\n"))
+
+
+def docstrings(owner: type) -> dict[str, str]:
+    """The docstring under each field of a class's own body, on one line."""
+    body = ast.parse(inspect.cleandoc(inspect.getsource(owner))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, after in zip(body.body, body.body[1:], strict=False):
+        match field, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
