@@ -23,7 +23,7 @@ from jaxspec.train.methods.recording_drafter import RecordingDrafter
 from tests.lossless.harness import models, requests, speculation, start, weights
 
 BATCH, LENGTH = 4, 3
-STATELESS = {"plain", "ngram", "layer-skip", "fixed", "threshold"}
+STATELESS = {"plain", "layer-skip", "fixed", "threshold"}
 DRAFTING = [parse_method(name) for name in DRAFTERS]
 COSTS = CostTable(plain=1.0, verify=((1, 1.0), (8, 2.0)), level=((1, 0.1),))
 STOPPING = [parse_method(f"draft-model+chain+{name}").with_costs(COSTS) for name in CONTROLLERS]

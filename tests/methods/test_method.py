@@ -58,7 +58,7 @@ def test_resolved_form_is_read_back(text):
         ("ngram+chain,lenght=3", "chain has no setting 'lenght=3'; write KEY=VALUE with one of: length"),
         ("ngram+chain,length=x", "length is an int, not 'x'"),
         ("ngram+chain,length=-1", "length must be at least 0, not -1"),
-        ("ngram,shortest=4", "1 <= shortest <= longest"),
+        ("ngram,longest=3,shortest=4", "1 <= shortest <= longest"),
         ("ngram@head", "ngram has no weights"),
         ("ngram+fixed+chain", "each once, in order"),
         ("ngram+chain+chain", "each once, in order"),

@@ -47,10 +47,10 @@ def test_every_part_has_its_settings(unsure: None):
     whole = "ngram,longest={},shortest=1,sharpness=4.0+chain,length={}+unsure,length={},gamma={},bold={}"
     method = "ngram+chain+unsure"
     assert texts(method, "longest", "1", "2") == [whole.format(n, LONGEST, 3, 0.5, "false") for n in (1, 2)]
-    assert texts(method, "gamma", ".25", "1") == [whole.format(3, LONGEST, 3, g, "false") for g in (0.25, 1.0)]
-    assert texts(method, "chain.length", "1", "2") == [whole.format(3, n, 3, 0.5, "false") for n in (1, 2)]
-    assert texts(method, "unsure.length", "1", "2") == [whole.format(3, LONGEST, n, 0.5, "false") for n in (1, 2)]
-    assert texts(method, "bold", "true", "false") == [whole.format(3, LONGEST, 3, 0.5, b) for b in ("true", "false")]
+    assert texts(method, "gamma", ".25", "1") == [whole.format(16, LONGEST, 3, g, "false") for g in (0.25, 1.0)]
+    assert texts(method, "chain.length", "1", "2") == [whole.format(16, n, 3, 0.5, "false") for n in (1, 2)]
+    assert texts(method, "unsure.length", "1", "2") == [whole.format(16, LONGEST, n, 0.5, "false") for n in (1, 2)]
+    assert texts(method, "bold", "true", "false") == [whole.format(16, LONGEST, 3, 0.5, b) for b in ("true", "false")]
 
 
 def test_what_is_no_number_stays_as_it_was_typed():

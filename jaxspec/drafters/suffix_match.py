@@ -1,0 +1,114 @@
+"""Where a text's last tokens stood before, what followed there, and how often the text went on as it did."""
+
+import dataclasses
+
+import chex
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxspec.decoding.tree import take
+
+NO_TOKEN = -1
+TRUST = 4.0
+"""How many comparisons the expectation of a text that nothing is known of is worth."""
+
+
+@chex.dataclass(frozen=True)
+class Continuation:
+    """What followed where as many last tokens as possible stood together before; of several places, at the latest."""
+
+    token: Int[Array, "B ahead"]
+    matched: Int[Array, " B"]  # how many last tokens stood there; 0: none, and `token` means nothing
+
+
+@chex.dataclass(frozen=True)
+class MatchState:
+    """How often the token that followed a match of 1, 2, … tokens came again, and this round's guess."""
+
+    compared: Int[Array, "B matched"]
+    came: Int[Array, "B matched"]
+    ahead: Continuation | None  # while drafting
+
+
+def unmatched(batch: int, longest: int) -> MatchState:
+    """State of `batch` sequences in which nothing was compared, for matches of up to `longest` tokens."""
+    return MatchState(
+        compared=jnp.zeros((batch, longest), jnp.int32), came=jnp.zeros((batch, longest), jnp.int32), ahead=None
+    )
+
+
+def last_tokens(text: Int[Array, "B S"], length: Int[Array, " B"], count: int) -> Int[Array, "B 1 count"]:
+    """The last `count` of the first `length` tokens, backwards; NO_TOKEN before the first."""
+    at = length[:, None] - 1 - jnp.arange(count)
+    return jnp.where(at >= 0, take(text, at), NO_TOKEN)[:, None]
+
+
+def match_lengths(
+    text: Int[Array, "B S"], length: Int[Array, " B"], ends: Int[Array, "B W longest"]
+) -> Int[Array, "B W S"]:
+    """How many of the last tokens of W texts stand before and at each position of what is committed.
+
+    0 at the last of the `length` committed tokens, which nothing follows yet, and after it.
+
+    Args:
+        ends: the last tokens, backwards; NO_TOKEN where a text is shorter.
+    """
+    longest, size = ends.shape[-1], text.shape[1]
+    before = jnp.pad(text, [(0, 0), (longest - 1, 0)], constant_values=NO_TOKEN - 1)
+    agrees = jnp.broadcast_to((jnp.arange(size) < length[:, None] - 1)[:, None], (*ends.shape[:2], size))
+    matched = jnp.zeros(agrees.shape, jnp.int32)
+    for i in range(longest):
+        start = longest - 1 - i
+        agrees &= before[:, None, start : start + size] == ends[..., i, None]
+        matched += agrees
+    return matched
+
+
+def continuation(text: Int[Array, "B S"], length: Int[Array, " B"], longest: int, ahead: int) -> Continuation:
+    """`ahead` tokens that followed the longest match of up to `longest` of the last of `length` tokens.
+
+    Where fewer follow, they are taken to go on as they did so far: a text that repeats after so many tokens.
+    """
+    size = text.shape[1]
+    matched = match_lengths(text, length, last_tokens(text, length, longest))[:, 0]
+    best = (matched * size + jnp.arange(size)).max(axis=1)  # the longest, then the latest
+    found = best // size
+    at = jnp.where(found > 0, best % size, 0)
+    period = jnp.where(found > 0, length - 1 - at, 1)
+    return Continuation(token=take(text, at[:, None] + 1 + jnp.arange(ahead) % period[:, None]), matched=found)
+
+
+def chance(state: MatchState, matched: Int[Array, "B *W"]) -> Float[Array, "B *W"]:
+    """The chance that what followed a match of so many tokens comes again: as often as in this text; 0 where none."""
+    longest = state.came.shape[1]
+    expected = expectation(jnp.arange(1, longest + 1))
+    rate = (state.came + TRUST * expected) / (state.compared + TRUST)
+    flat = matched.reshape(len(matched), -1)
+    found = jnp.where(flat > 0, take(rate, jnp.clip(flat - 1, 0, longest - 1)), 0.0)
+    return found.reshape(matched.shape)
+
+
+def expectation(matched: Int[Array, " matched"]) -> Float[Array, " matched"]:
+    """The same of a text that nothing is known of."""
+    return matched / (matched + 2.0)
+
+
+def learn(state: MatchState, next_token: Int[Array, "B T"], count: Int[Array, " B"]) -> MatchState:
+    """The state after a round that committed the first `count` of these tokens. A chunk of a prompt changes nothing.
+
+    Each token that the text had in common with the guess makes the match longer by one.
+    """
+    guess = state.ahead
+    if guess is None:
+        return state
+    most, longest = min(next_token.shape[1], guess.token.shape[1]), state.came.shape[1]
+    place = jnp.arange(most)
+    came = (next_token[:, :most] == guess.token[:, :most]) & (place < count[:, None])
+    before = jnp.cumprod(jnp.pad(came, [(0, 0), (1, 0)], constant_values=1), axis=1)  # all so far, of none on
+    compared = (before[:, :-1] > 0) & (place < count[:, None]) & (guess.matched > 0)[:, None]
+    bucket = jnp.minimum(guess.matched[:, None] + place, longest)
+    here = bucket[..., None] == jnp.arange(1, longest + 1)
+    add = lambda total, which: total + (here & which[..., None]).sum(axis=1, dtype=jnp.int32)
+    return dataclasses.replace(
+        state, compared=add(state.compared, compared), came=add(state.came, compared & came), ahead=None
+    )
