@@ -1,8 +1,9 @@
-"""The notebooks: stripped, in agreement on where the project lives, and each runs from its first cell to its last."""
+"""The notebooks: stripped, with one name of the repository, and each runs from its first cell to its last."""
 
 import importlib.util
 import json
 import re
+import subprocess
 import tempfile
 import tomllib
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import matplotlib
 import pytest
 
+from notebooks import repository
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-HOME = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 SECONDS = 300  # of a notebook in a kernel of its own; its first cell installs nothing here
 
 
@@ -44,12 +46,61 @@ def test_outputs_are_stripped(notebook: Path):
     assert all(not cell["metadata"] for cell in content["cells"])
 
 
-def test_it_opens_in_colab_and_installs_from_where_the_project_lives(notebook: Path):
-    title, install = (source(cell) for cell in read(notebook)["cells"][:2])
-    place = HOME.removeprefix("https://github.com/")
-    assert f"(https://colab.research.google.com/github/{place}/blob/main/notebooks/{notebook.name})" in title
-    guarded = r'if importlib.util.find_spec\("jaxspec"\) is None:\n    wanted = "jax-specdec\[[\w,]+\] @ git\+(.+)"\n'
-    assert re.findall(guarded, install) == [HOME]
+def test_the_repository_is_named_alike_everywhere(notebook: Path):
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    name = repository.setting(project)
+    assert repository.with_url(project, name) == project
+    text = notebook.read_text(encoding="utf-8")
+    assert repository.with_badge(text, notebook.name, name) == text
+
+
+def test_a_name_is_written_and_taken_away_again(notebook: Path):
+    project, text = (ROOT / "pyproject.toml").read_text(encoding="utf-8"), notebook.read_text(encoding="utf-8")
+    named = repository.with_badge(text, notebook.name, "owner/name")
+    cells = json.loads(named)["cells"]
+    assert f"(https://colab.research.google.com/github/owner/name/blob/main/notebooks/{notebook.name})" in source(
+        cells[0]
+    )
+    assert 'repository = "owner/name"' in source(cells[1])
+    assert "colab.research" not in repository.with_badge(named, notebook.name, "")
+    urls = tomllib.loads(repository.with_url(project, "owner/name"))["project"]["urls"]
+    assert urls == {"Repository": "https://github.com/owner/name"}
+    assert "urls" not in tomllib.loads(repository.with_url(project, ""))["project"]
+    with pytest.raises(ValueError, match="must be OWNER/NAME or empty"):
+        repository.setting('[tool.jaxspec]\nrepository = "https://github.com/owner/name"')
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "wanted"),
+    [
+        (("jax_specdec-0.1.0-py3-none-any.whl",), "owner/name", r".*/jax_specdec-0\.1\.0-py3-none-any\.whl\[[a-z,]+\]"),
+        (("jaxspec/py.typed",), "", r".*\[[a-z,]+\]"),
+        (("../jaxspec/py.typed",), "owner/name", r".*\[[a-z,]+\]"),
+        ((), "owner/name", r"jax-specdec\[[a-z,]+\] @ git\+https://github\.com/owner/name"),
+    ],
+)
+def test_it_installs_from_a_wheel_a_clone_or_the_repository(
+    notebook: Path, files: tuple[str, ...], name: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    for file in map(Path, files):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    run: list[str] = []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(subprocess, "run", lambda command, check: run.append(command[-1]))
+    cell = json.loads(repository.with_badge(notebook.read_text(encoding="utf-8"), notebook.name, name))["cells"][1]
+    exec(source(cell), {})
+    assert re.fullmatch(wanted, run[0])
+
+
+def test_with_nothing_to_install_from_it_says_so(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    cell = json.loads(repository.with_badge(notebook.read_text(encoding="utf-8"), notebook.name, ""))["cells"][1]
+    with pytest.raises(SystemExit, match="upload its wheel"):
+        exec(source(cell), {})
 
 
 @pytest.mark.usefixtures("little_to_compile_and_time")
