@@ -1,7 +1,7 @@
 """Writes the repository's name, `tool.jaxspec.repository` of pyproject.toml, everywhere else: `python repository.py`.
 
-That is `[project.urls]`, and each notebook's Colab badge and install cell. While the name is empty there is no badge and
-no URL, and notebooks install from a clone or an uploaded wheel.
+That is `[project.urls]`, and each notebook's Colab badge and install cell. While the name is empty, there is no badge
+and no URL, and notebooks install from a clone or an uploaded wheel.
 """
 
 import json
