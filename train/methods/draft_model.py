@@ -41,7 +41,7 @@ def train(settings: DraftModel) -> Llama:
             )
             small = dataclasses.replace(small, rope=target.rope, norm_eps=target.norm_eps)
             shape = dataclasses.replace(shape, model=small)
-        model = Llama(shape.model, rngs=nnx.Rngs(settings.recipe.seed))
+        model = heads.built(job.target.mesh, lambda: Llama(shape.model, rngs=nnx.Rngs(settings.recipe.seed)))
         if shape.model.hidden_size == target.hidden_size:
             say("embedding, final norm and LM head start from the target's")
             own = module_to_dict(model)

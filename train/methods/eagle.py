@@ -25,7 +25,7 @@ def train(settings: Eagle) -> EagleHead:
     drafter = EagleDrafter()
     with heads.open_job(drafter.name, settings) as job:
         shape = drafter.head_for(job.target.config.model, bias=settings.bias)
-        head = drafter.build_head(shape, nnx.Rngs(settings.recipe.seed))
+        head = heads.built(job.target.mesh, lambda: drafter.build_head(shape, nnx.Rngs(settings.recipe.seed)))
         return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
 
 

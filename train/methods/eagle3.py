@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters import draft_vocabulary
 from jaxspec.drafters.eagle3 import Eagle3 as Eagle3Drafter
 from jaxspec.drafters.eagle3 import Eagle3Head, draft_logits, fuse, layer_input, layer_output
@@ -43,7 +42,8 @@ def train(settings: Eagle3) -> Eagle3Head:
         packed, _ = heads.prepared(job)
         ids = chosen(packed, job.target, settings.draft_vocab)
         shape = drafter.head_for(config, ids=ids, taps=settings.taps)
-        head = initial(job.target.target, shape, settings.recipe.seed)
+        random = heads.built(job.target.mesh, lambda: drafter.build_head(shape, nnx.Rngs(settings.recipe.seed)))
+        head = initial(job.target.target, random)
         return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
 
 
@@ -57,12 +57,11 @@ def chosen(packed: Windows, target: Checkpoint, size: int) -> list[int]:
     return draft_vocabulary.most_frequent(counts, size, vocab).tolist()
 
 
-def initial(target: Llama, shape: HeadShape, seed: int) -> Eagle3Head:
-    """A random head whose final norm and LM head begin as the target's: of the LM head, the draft vocabulary's part."""
-    head = Eagle3Drafter().build_head(shape, nnx.Rngs(seed))
+def initial(target: Llama, random: Eagle3Head) -> Eagle3Head:
+    """A head whose final norm and LM head begin as the target's: of the LM head, the draft vocabulary's part."""
     begun = copies(module_to_dict(target), {"head.kernel": lm_head_of(target.config), "norm": "norm"})
-    begun["head.kernel"] = begun["head.kernel"][:, head.ids]
-    return dict_to_module(head, {**module_to_dict(head), **begun})
+    begun["head.kernel"] = begun["head.kernel"][:, random.ids]
+    return dict_to_module(random, {**module_to_dict(random), **begun})
 
 
 def loss(

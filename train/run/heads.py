@@ -35,7 +35,7 @@ from jaxspec.train.settings.heads import HeadSettings
 
 Head = TypeVar("Head", bound=nnx.Module)
 Load = Callable[[Path, str, Mesh | None], Checkpoint]
-_LONGEST = 2048
+LONGEST = 2048  # tokens of a window, if not told otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ def prepared(job: Job) -> tuple[Windows, Windows | None]:
     check_new(job.out)
     if target.tokenizer is None:
         raise ValueError(f"{target.path} has no tokenizer, so no text can be made into tokens for it")
-    length = min(job.settings.where.context or _LONGEST, target.config.model.usable_length)
+    length = min(job.settings.where.context or LONGEST, target.config.model.usable_length)
     if length < 4:
         raise ValueError(f"--context must be at least 4, not {length}")
     if processes.is_first() and not data.exists():
@@ -95,6 +95,19 @@ def prepared(job: Job) -> tuple[Windows, Windows | None]:
             dataset.prepare(folder, target.tokenizer, job.sources, length, job.settings.recipe)
     processes.wait()
     return dataset.load(data)
+
+
+def built(mesh: Mesh | None, build: Callable[[], Head]) -> Head:
+    """A head of random weights, each made where it will lie: the whole of a large one may fit on no chip.
+
+    Args:
+        build: makes it.
+    """
+    if mesh is None:
+        return build()
+    places = jax.tree.map(lambda leaf: leaf.sharding, place(nnx.eval_shape(build), mesh, TRAINING))
+    with use(mesh):
+        return jax.jit(build, out_shardings=places)()
 
 
 def train(

@@ -130,7 +130,7 @@ def test_gradients_reach_every_weight(target, head, batch):
 
 def test_a_head_begins_with_the_targets_lm_head(target):
     shape = Eagle3().head_for(CONFIG, ids=IDS)
-    head = eagle3.initial(target, shape, seed=0)
+    head = eagle3.initial(target, Eagle3().build_head(shape, nnx.Rngs(0)))
     feature = jax.random.normal(jax.random.key(0), (1, 1, CONFIG.hidden_size))
     drafts = drafts_of(head, draft_logits(head, feature), feature)
     assert drafts.token is not None

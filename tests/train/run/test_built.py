@@ -1,0 +1,32 @@
+"""A head in training is made in parts, each on its device."""
+
+import json
+
+from tests import several_devices
+
+PROGRAM = """
+import json
+import jax, numpy as np
+from flax import nnx
+from jaxspec.drafters import Eagle
+from jaxspec.model.mesh import make_mesh, split
+from jaxspec.train.run.heads import built
+from tests.evaluate.tiny import MODEL
+
+drafter, mesh = Eagle(), split(make_mesh(data=2, model=4), MODEL)
+build = lambda: drafter.build_head(drafter.head_for(MODEL), nnx.Rngs(0))
+whole, cut = (jax.tree.leaves(built(where, build)) for where in (None, mesh))
+print(json.dumps({
+    "same": all(np.allclose(ours, theirs, rtol=1e-5) for ours, theirs in zip(whole, cut, strict=True)),
+    "random": any(np.std(leaf) for leaf in whole),
+    "devices": max(len(leaf.sharding.device_set) for leaf in whole),
+    "share": sum(leaf.addressable_shards[0].data.size for leaf in cut) / sum(leaf.size for leaf in whole),
+}))
+"""
+
+
+def test_each_device_makes_its_part():
+    found = json.loads(several_devices.output("-c", PROGRAM))
+    assert found["same"] and found["random"]
+    assert found["devices"] == 1
+    assert 1 / 8 <= found["share"] < 1 / 8 + 0.03  # two KV heads cut their kernels in four, data included
