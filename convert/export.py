@@ -16,6 +16,7 @@ from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import experts, hf_config, tokenizer
 from jaxspec.convert.names import theirs, turned
 from jaxspec.convert.readers import format_of
+from jaxspec.drafters import Eagle3
 from jaxspec.host.atomic import check_room, staged
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
@@ -92,7 +93,13 @@ def head_config(source: Path, drafter: str, formats: str | None = None) -> heads
         raise CheckpointError(
             f"{source} is a checkpoint, which --format hf writes; --format {formats or drafter} takes a head"
         )
-    return heads.read_head(source, drafter)
+    config = heads.read_head(source, drafter)
+    if drafter != Eagle3.name and config.settings.get("draft_vocabulary") is not None:
+        raise CheckpointError(
+            f"the head at {source} was cut to a draft vocabulary, for which the format has no place; export the head "
+            "that it was cut from"
+        )
+    return config
 
 
 def head_arrays(source: Path, config: heads.HeadConfig, abstract: nnx.Module) -> dict[str, np.ndarray]:

@@ -75,7 +75,8 @@ def _of_source(path: Path) -> Iterable[tuple[str, Any]]:
 
 def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
     config, params = heads.read_config(path), path / "params"
-    weightless = config.drafter == LayerSkip.name and not config.settings.get("trained", False)
+    has_weights = config.settings.get("trained", False) or config.settings.get("draft_vocabulary") is not None
+    weightless = config.drafter == LayerSkip.name and not has_weights
     shapes = {} if weightless else parameters.read_shapes(params)
     yield "format", f"jaxspec head for the drafter {config.drafter}, exported in {config.source_dtype}"
     if any("layer" in name for name in shapes):

@@ -126,6 +126,20 @@ def open_torch(path: Path) -> Source:
 
 def _load_torch(path: Path) -> dict[str, Any]:
     """The tensors of a PyTorch file, mapped rather than read."""
+    state = load_torch(path)
+    import torch  # which is there now
+
+    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        raise CheckpointError(f"{path} is no state dict: it must map names to tensors and hold nothing else")
+    return state
+
+
+def load_torch(path: Path) -> Any:
+    """What a PyTorch file holds: tensors, mapped rather than read, and lists and dictionaries of them and of numbers.
+
+    Raises:
+        CheckpointError: it holds more than that, is damaged, or PyTorch is not installed.
+    """
     try:
         import torch
     except ImportError as error:
@@ -135,7 +149,7 @@ def _load_torch(path: Path) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # refused or read all the same
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} holds more than tensors and is refused, since loading it could run code"
@@ -149,9 +163,6 @@ def _load_torch(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is not a whole PyTorch file of version 1.6 or later; download it again or save it anew"
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
-        raise CheckpointError(f"{path} is no state dict: it must map names to tensors and hold nothing else")
-    return state
 
 
 def _is_pickle(path: Path) -> bool:
@@ -187,8 +198,8 @@ def read_config(source: Path) -> dict[str, Any]:
             f"{source} is not a folder; name a Hugging Face or Meta folder, or a hub id like org/model"
         )
     if ours := format_of(source):
-        kind = "checkpoint" if ours == config_json.FORMAT else "head"
-        raise CheckpointError(f"{source} is a jaxspec {kind} already; use it as it is, or `export` it")
+        kind, more = ("checkpoint", "") if ours == config_json.FORMAT else ("head", ", or cut it with --draft-vocab")
+        raise CheckpointError(f"{source} is a jaxspec {kind} already; use it as it is, or `export` it{more}")
     return read_json(source / "config.json")
 
 

@@ -43,15 +43,21 @@ class Head:
     EAGLE's authors, of SpecForge and SGLang, or of speculators and vLLM. Tensors that only repeat the target are left
     out. OUT appears only after everything has been checked and written.
 
+    With --draft-ids or --draft-vocab, SRC is a jaxspec head, and OUT is that head with a smaller draft vocabulary: the
+    LM head keeps only the columns of those tokens. Drafting gets faster. The head can no longer draft the other tokens,
+    but the target can still generate them, so the text stays the same.
+
     For example: jaxspec-convert head yuhuili/EAGLE-llama2-chat-7B llama2/heads/eagle --target llama2
 
     Or: jaxspec-convert head yuhuili/EAGLE3-LLaMA3.1-Instruct-8B llama3/heads/eagle3 --target llama3
 
     Or: jaxspec-convert head FasterDecoding/medusa-vicuna-7b-v1.3 vicuna/heads/medusa --target vicuna
+
+    Or: jaxspec-convert head llama3/heads/edd llama3/heads/edd-16k --target llama3 --draft-vocab 16384 --data text.jsonl
     """
 
     src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
-    """Folder, or hub id such as org/head."""
+    """Folder, or hub id such as org/head. To cut a head: a jaxspec head, or a checkpoint that is a draft model."""
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
     """Head to make, usually CKPT/heads/eagle, CKPT/heads/eagle3 or CKPT/heads/medusa; must not exist."""
     target: Annotated[Path, conf.arg(metavar="CKPT")]
@@ -61,6 +67,15 @@ class Head:
     taps: str | None = None
     """For an EAGLE-3 head: the target layers, counted from 0, whose inputs it reads, such as 2,16,29. Default: those in
     its config, else those of EAGLE's own code. The output says which and why."""
+    draft_ids: Annotated[Path | None, conf.arg(metavar="FILE")] = None
+    """To cut a head: file with the ids of the draft vocabulary. A JSON list, numbers separated by spaces or lines, or a
+    .pt file of FR-Spec. End-of-sequence tokens are always added."""
+    draft_vocab: Annotated[int | None, conf.arg(metavar="N")] = None
+    """To cut a head: the draft vocabulary is the N most frequent tokens of --data, with the end-of-sequence tokens."""
+    data: Path | None = None
+    """Text to count for --draft-vocab. Best is text that the target generated (`jaxspec-train generate`). Formats are
+    those of training: a folder of text, a text file, JSONL with {"text": ...} or {"messages": ...} a line, ShareGPT's
+    JSON, or `stdlib`. In conversations only the answers count."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
 

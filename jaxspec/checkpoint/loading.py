@@ -121,18 +121,22 @@ def _is_generic(folder: Path) -> bool:
     return (folder / "tokenizer.json").exists() and said in ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
-def check_same_vocabulary(target: Checkpoint, draft: Path) -> None:
-    """Raises CheckpointError where a draft checkpoint's tokens mean something else than the target's."""
-    size, own = config_json.read_config(draft).model.vocab_size, target.config.model.vocab_size
+def check_same_vocabulary(target: CheckpointConfig, tokenizer: Any, draft: Path) -> None:
+    """Raises CheckpointError where a draft checkpoint's tokens mean something else than the target's.
+
+    Args:
+        tokenizer: the target's, as `load_tokenizer` gives it.
+    """
+    size, own = config_json.read_config(draft).model.vocab_size, target.model.vocab_size
     if size != own:
         raise CheckpointError(
             f"the draft model at {draft} has a vocabulary of {size} tokens and the target one of {own}; "
             "a draft model needs the target's own tokenizer"
         )
     other = load_tokenizer(draft)
-    if other is None or target.tokenizer is None:
+    if other is None or tokenizer is None:
         return
-    if (theirs := other.get_vocab()) != (ours := target.tokenizer.get_vocab()):
+    if (theirs := other.get_vocab()) != (ours := tokenizer.get_vocab()):
         token = min(theirs.items() ^ ours.items())[0]
         raise CheckpointError(
             f"the draft model at {draft} has another vocabulary than the target (they differ at {token!r}); "

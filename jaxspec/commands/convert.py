@@ -1,8 +1,11 @@
 """The command `jaxspec-convert`."""
 
+from pathlib import Path
+
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.commands.console import carry_out, run
 from jaxspec.convert.settings import Export, Head, Inspect, Llama
+from jaxspec.host.terminal import say
 
 COMMANDS = {
     "llama": (Llama, "commands.convert.convert_llama"),
@@ -27,7 +30,11 @@ def convert_head(settings: Head) -> None:
     """`jaxspec-convert head`."""
     from jaxspec.convert import eagle, eagle3, hub, kinds, medusa, readers
 
-    source, target, taps = hub.locate(settings.src, settings.revision), locate(settings.target), settings.taps
+    target, taps = locate(settings.target), settings.taps
+    if settings.draft_ids is not None or settings.draft_vocab is not None or settings.data is not None:
+        _cut_head(settings, target)
+        return
+    source = hub.locate(settings.src, settings.revision)
     kind = kinds.kind_of(source, readers.read_config(source))
     if kind == "eagle3":
         layers = None if taps is None else _numbers(taps)
@@ -36,6 +43,55 @@ def convert_head(settings: Head) -> None:
         raise ValueError(f"--taps is for EAGLE-3 heads, and {source} holds none")
     else:
         (medusa if kind == "medusa" else eagle).convert(source, settings.out, target, settings.dtype)
+
+
+def _cut_head(settings: Head, target: Path) -> None:
+    """`jaxspec-convert head` with --draft-ids or --draft-vocab."""
+    from jaxspec.convert import draft_cut, readers
+
+    if (settings.draft_ids is None) == (settings.draft_vocab is None):
+        raise ValueError(
+            "name the tokens to draft by --draft-ids FILE, or by --draft-vocab N --data TEXT: one of the two"
+        )
+    if (settings.draft_vocab is None) != (settings.data is None):
+        raise ValueError("--draft-vocab N and --data TEXT go together: the N most frequent tokens of that text")
+    for name in ("dtype", "taps", "revision"):
+        if getattr(settings, name) is not None:
+            raise ValueError(
+                f"--{name} is for converting a published head, and a head that is cut is jaxspec's already"
+            )
+    source = locate(settings.src)
+    if readers.format_of(source) is None:
+        raise ValueError(
+            f"{source} is no head of jaxspec's; convert it first, without --draft-ids and --draft-vocab, and cut what "
+            "that makes"
+        )
+    if settings.draft_ids is not None:
+        ids = draft_cut.read_ids(settings.draft_ids)
+    else:
+        assert settings.draft_vocab is not None and settings.data is not None
+        ids = _most_frequent(target, settings.draft_vocab, settings.data)
+    draft_cut.cut(source, settings.out, target, ids)
+
+
+def _most_frequent(target: Path, size: int, data: Path) -> list[int]:
+    """The tokens of a target that a text counts most often."""
+    from jaxspec.checkpoint import config_json, loading
+    from jaxspec.drafters import draft_vocabulary
+    from jaxspec.train.data import encoding, sources, token_counts
+    from jaxspec.train.settings.data import Data
+
+    config, tokenizer = config_json.read_config(target), loading.load_tokenizer(target)
+    if size < 1:
+        raise ValueError(f"--draft-vocab must be at least 1, not {size}")
+    if tokenizer is None:
+        raise ValueError(f"{target} has no tokenizer, so no text can be counted for it; list the tokens in --draft-ids")
+    encoded = encoding.encode(tokenizer, sources.read(Data(data)))
+    counts = token_counts.counted(encoded, config.model.vocab_size)
+    ids = draft_vocabulary.most_frequent(counts, size, always=config.eos)
+    share = counts[ids].sum() / max(counts.sum(), 1)
+    say(f"{share:.2%} of the {counts.sum():,} tokens that were counted are among the {len(ids)} to draft")
+    return ids.tolist()
 
 
 def export(settings: Export) -> None:

@@ -12,11 +12,12 @@ from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Mod
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree, Frontier, take
 from jaxspec.decoding.tree_mask import tree_mask
+from jaxspec.drafters.draft_vocabulary import drafts_of, size_of, with_lm_head
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, forward, unembed
-from jaxspec.model.quantization import quantized
+from jaxspec.model.quantization import KINDS, quantized
 
 
 @chex.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class DraftModelState:
     """The draft model's own cache of committed tokens, the root included, and what it says after the root."""
 
     cache: tuple[kv.KV, ...]
-    logits: Float[Array, "B V"]
+    logits: Float[Array, "B C"]  # of the tokens that it can draft
     hidden: Float[Array, "B E"]
     nodes: tuple[kv.KV, ...] | None  # keys and values of this round's nodes, while drafting
 
@@ -34,7 +35,7 @@ class DraftModelState:
 class DraftModel(Drafter):
     """Drafts with the LLaMA in `Models.draft`. What it computed for drafted nodes is dropped after the round.
 
-    Its head is a checkpoint, as every LLaMA's.
+    Its head is a checkpoint, as every LLaMA's, unless its LM head was cut to a draft vocabulary.
     """
 
     name: ClassVar[str] = "draft-model"
@@ -46,14 +47,19 @@ class DraftModel(Drafter):
         return HeadShape(dataclasses.replace(target, num_layers=layers), {"quantize": None})
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> Llama:
-        whole, how = Llama(shape.model, rngs=rngs, dtype=dtype), shape.settings["quantize"]
-        return whole if how is None else quantized(whole, how)
+        mask, how = shape.settings.get("draft_vocabulary"), shape.settings["quantize"]
+        model = with_lm_head(Llama(shape.model, rngs=rngs, dtype=dtype), mask, rngs, dtype)
+        return model if how is None else quantized(model, how)
+
+    def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
+        if shape.settings.get("quantize", "") not in (None, *KINDS):
+            raise ValueError(f"must have the setting `quantize`, null or one of {', '.join(KINDS)}")
 
     def init(self, models: Models, batch: int, rows: int) -> DraftModelState:
         config, dtype = models.draft.config, models.draft.norm[...].dtype
         return DraftModelState(
             cache=kv.allocate(config, batch, rows, dtype),
-            logits=jnp.zeros((batch, config.vocab_size), jnp.float32),
+            logits=jnp.zeros((batch, size_of(models.draft.draft_vocabulary, config.vocab_size)), jnp.float32),
             hidden=jnp.zeros((batch, config.hidden_size), dtype),
             nodes=None,
         )
@@ -79,7 +85,7 @@ class DraftModel(Drafter):
     ) -> tuple[Drafts, DraftModelState]:
         batch, size = tree.token.shape
         nodes = kv.allocate(models.draft.config, batch, size, state.hidden.dtype)
-        drafts = Drafts(logits=state.logits[:, None], hidden=state.hidden[:, None])
+        drafts = _drafts_of(models.draft, state.logits[:, None], state.hidden[:, None])
         return drafts, dataclasses.replace(state, nodes=nodes)
 
     def expand(
@@ -91,5 +97,9 @@ class DraftModel(Drafter):
             tree_mask(tree, node, root_is_cached=True), state.cache, prefix.length,
             nodes=state.nodes, slots=slots_of(tree, frontier),
         )  # fmt: skip
-        drafts = Drafts(logits=unembed(models.draft, out.hidden), hidden=out.hidden)
+        drafts = _drafts_of(models.draft, unembed(models.draft, out.hidden), out.hidden)
         return drafts, dataclasses.replace(state, nodes=out.nodes)
+
+
+def _drafts_of(model: Llama, logits: Float[Array, "B W C"], hidden: Float[Array, "B W E"]) -> Drafts:
+    return drafts_of(model.draft_vocabulary, model.config.vocab_size, logits, hidden)

@@ -5,9 +5,18 @@ tokens. So they are known before any weight is loaded, and no cast of the weight
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.model.linear import Linear
+from jaxspec.model.llama import Llama
 
 LARGEST = 32_000
 """Of the heads that EAGLE's authors publish."""
@@ -46,12 +55,12 @@ def ids_of(mask: str | None, vocab_size: int) -> np.ndarray:
         try:
             packed = np.frombuffer(bytes.fromhex(mask), np.uint8)
         except (ValueError, TypeError) as error:
-            raise ValueError("the draft vocabulary is no mask in hexadecimal") from error
+            raise ValueError("has a draft_vocabulary that is no mask in hexadecimal") from error
         if packed.size != -(-vocab_size // 8):
-            raise ValueError(f"the draft vocabulary is a mask of {packed.size} bytes, not of {vocab_size} tokens")
+            raise ValueError(f"has a draft_vocabulary of {packed.size} bytes, which is no mask of {vocab_size} tokens")
         bits = np.unpackbits(packed)
         if bits[vocab_size:].any() or not bits.any():
-            raise ValueError(f"the draft vocabulary is a mask of no tokens, or of some beyond {vocab_size - 1}")
+            raise ValueError(f"has a draft_vocabulary of no tokens, or of some beyond {vocab_size - 1}")
         ids = np.flatnonzero(bits).astype(np.int32)
     ids.setflags(write=False)
     return ids
@@ -62,16 +71,50 @@ def size_of(mask: str | None, vocab_size: int) -> int:
     return len(ids_of(mask, vocab_size))
 
 
-def most_frequent(counts: Mapping[int, int] | np.ndarray, size: int, vocab_size: int) -> np.ndarray:
+def with_lm_head(model: Llama, mask: str | None, rngs: nnx.Rngs, dtype: jnp.dtype) -> Llama:
+    """The same draft model, whose LM head has the columns of these tokens only; itself where the mask is None."""
+    if mask is not None:
+        head = build_lm_head(model.config.hidden_size, mask, model.config.vocab_size, rngs, dtype)
+        model.head = nnx.data(head)  # where the embedding is tied, there was none
+        model.draft_vocabulary = mask
+    return model
+
+
+def build_lm_head(width: int, mask: str | None, vocab_size: int, rngs: nnx.Rngs, dtype: jnp.dtype) -> Linear:
+    """Random columns for the tokens of a mask."""
+    return Linear(rngs, (width, size_of(mask, vocab_size)), ("embed", "vocab"), bias=False, dtype=dtype)
+
+
+def drafts_of(
+    mask: str | None, vocab_size: int, logits: Float[Array, "B Q C"], hidden: Float[Array, "B Q E"]
+) -> Drafts:
+    """What logits over a draft vocabulary say: candidates with one list of ids; of all tokens logits as they are."""
+    if mask is None:
+        return Drafts(logits=logits, hidden=hidden)
+    return Drafts(logits=log_probs(logits), token=jnp.asarray(ids_of(mask, vocab_size))[None, None], hidden=hidden)
+
+
+def log_probs(logits: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
+    """Log-probabilities; what proposes nothing, all -inf, stays so."""
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    return jnp.where(total == -jnp.inf, -jnp.inf, logits - total)
+
+
+def most_frequent(counts: Int[np.ndarray, " V"], size: int, always: Collection[int] = ()) -> Int[np.ndarray, " C"]:
     """The `size` ids that were counted most often, ascending; of equals the lowest id, also of those never seen.
 
     Args:
-        counts: of each id, [V] or by id.
+        counts: of each id.
+        always: ids that are taken however rare they are, such as those that end a text.
     """
-    every = np.zeros(vocab_size, np.int64)
-    if isinstance(counts, np.ndarray):
-        every += counts
-    else:
-        for token, count in counts.items():
-            every[token] = count
-    return np.sort(np.argsort(-every, kind="stable")[:size]).astype(np.int32)
+    wanted = counts.astype(np.int64)
+    wanted[list(always)] = np.iinfo(np.int64).max
+    return np.sort(np.argsort(-wanted, kind="stable")[:size]).astype(np.int32)
+
+
+def check(settings: Mapping[str, Any], vocab_size: int) -> None:
+    """Raises ValueError, said of a head, where its draft vocabulary is none of this target's."""
+    mask = settings.get("draft_vocabulary")
+    if not isinstance(mask, str | None):
+        raise ValueError("has a draft_vocabulary that is no mask in hexadecimal")
+    ids_of(mask, vocab_size)

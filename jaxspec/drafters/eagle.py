@@ -13,13 +13,14 @@ from jaxtyping import Array, Float, Int
 from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree, Frontier
+from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.drafters import feature_pairs
 from jaxspec.drafters.feature_pairs import PairReader, PairState
 from jaxspec.model.attention import Attend
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.linear import Linear, linear
-from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, look_up, unembed
+from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, lm_head, look_up, unembed
 from jaxspec.model.mesh_rules import constrain
 
 
@@ -27,6 +28,7 @@ class EagleHead(nnx.Module):
     """Weights of a head: `fc` (2D → D) and a decoder layer without input norm.
 
     `embedding` is its own table of tokens, where a published head comes with one that is not the target's; mostly None.
+    `head` are the columns of the target's LM head that a draft vocabulary has; None: it is read with the target's.
     """
 
     def __init__(
@@ -36,14 +38,17 @@ class EagleHead(nnx.Module):
         rngs: nnx.Rngs,
         bias: bool,
         own_embedding: bool = False,
+        draft_vocabulary: str | None = None,
         dtype: jnp.dtype = FLOAT32,
     ):
-        self.config = config
+        self.config, self.draft_vocabulary = config, draft_vocabulary
         width = config.hidden_size
         self.fc = Linear(rngs, (2 * width, width), ("input", "embed"), bias=bias, dtype=dtype)
         self.layer = Layer(rngs, config, dtype, input_norm=False)
         table = nnx.Param(jnp.zeros((config.vocab_size, width), dtype), axes=("vocab", "embed"))
         self.embedding = table if own_embedding else None
+        cut = draft_vocabulary is not None
+        self.head = vocabulary.build_lm_head(width, draft_vocabulary, config.vocab_size, rngs, dtype) if cut else None
 
 
 def fuse(
@@ -56,7 +61,7 @@ def fuse(
 
 
 def reader(models: Models) -> PairReader:
-    """How a head reads pairs: by its layer, and by the target's LM head."""
+    """How a head reads pairs: by its layer, and by the target's LM head or the columns that it has of it."""
     head: EagleHead = models.draft
 
     def layer(
@@ -65,7 +70,15 @@ def reader(models: Models) -> PairReader:
         x = fuse(head, models.target, tokens, features)
         return decoder_layer(head.layer, head.config, x, attend, cache, nodes)
 
-    return PairReader(config=head.config, layer=layer, logits=lambda out: unembed(models.target, out))
+    def logits(features: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+        return unembed(models.target, features) if head.head is None else lm_head(features, head.head)
+
+    return PairReader(config=head.config, layer=layer, logits=logits)
+
+
+def drafts_of(head: EagleHead, logits: Float[Array, "B W V"], hidden: Float[Array, "B W D"]) -> Drafts:
+    """What logits of the tokens that a head can draft say."""
+    return vocabulary.drafts_of(head.draft_vocabulary, head.config.vocab_size, logits, hidden)
 
 
 @final
@@ -90,18 +103,19 @@ class Eagle(Drafter):
         return EagleHead(shape.model, rngs=rngs, dtype=dtype, **shape.settings)
 
     def init(self, models: Models, batch: int, rows: int) -> PairState:
-        config, dtype = models.draft.config, models.target.norm[...].dtype
-        return feature_pairs.empty(config, batch, rows, config.vocab_size, dtype)
+        head: EagleHead = models.draft
+        tokens = vocabulary.size_of(head.draft_vocabulary, head.config.vocab_size)
+        return feature_pairs.empty(head.config, batch, rows, tokens, models.target.norm[...].dtype)
 
     def observe(self, models: Models, state: PairState, committed: Committed) -> PairState:
         return feature_pairs.observe(reader(models), state, committed, committed.hidden)
 
     def root(self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, PairState]:
-        drafts = Drafts(logits=state.logits[:, None], hidden=state.hidden[:, None])
+        drafts = drafts_of(models.draft, state.logits[:, None], state.hidden[:, None])
         return drafts, feature_pairs.begin(reader(models), state, tree)
 
     def expand(
         self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, PairState]:
         logits, hidden, state = feature_pairs.expand(reader(models), state, prefix, tree, frontier)
-        return Drafts(logits=logits, hidden=hidden), state
+        return drafts_of(models.draft, logits, hidden), state

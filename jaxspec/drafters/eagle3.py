@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, final
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -24,8 +23,8 @@ from jaxspec.drafters.feature_pairs import PairReader, PairState
 from jaxspec.model.attention import Attend, attention
 from jaxspec.model.config import LlamaConfig, Rope
 from jaxspec.model.kv_cache import KV
-from jaxspec.model.linear import Linear, linear, settled
-from jaxspec.model.llama import STREAM, Layer, Llama, look_up, mlp_block
+from jaxspec.model.linear import Linear, linear
+from jaxspec.model.llama import STREAM, Layer, Llama, lm_head, look_up, mlp_block
 from jaxspec.model.mesh_rules import constrain
 from jaxspec.model.rms_norm import rms_norm
 
@@ -74,7 +73,6 @@ class Eagle3Head(nnx.Module):
         self.config, self.options = config, options
         width, count = config.hidden_size, len(options.taps)
         normed = {"none": [], "each": [width] * count, "all": [count * width]}[options.tap_norm]
-        tokens = draft_vocabulary.size_of(options.draft_vocabulary, config.vocab_size)
 
         def norm(size: int) -> nnx.Param:
             return nnx.Param(jnp.ones((size,), dtype), axes=("embed",))
@@ -84,7 +82,7 @@ class Eagle3Head(nnx.Module):
         self.feature_norm = norm(width)
         self.layer = Layer(rngs, config, dtype, attention_reads=2 * width)
         self.norm = norm(width) if options.final_norm else None
-        self.head = Linear(rngs, (width, tokens), ("embed", "vocab"), bias=False, dtype=dtype)
+        self.head = draft_vocabulary.build_lm_head(width, options.draft_vocabulary, config.vocab_size, rngs, dtype)
         table = nnx.Param(jnp.zeros((config.vocab_size, width), dtype), axes=("vocab", "embed"))
         self.embedding = table if options.own_embedding else None
 
@@ -126,7 +124,7 @@ def layer_output(head: Eagle3Head, stream: Float[Array, "B W D"]) -> Float[Array
 def draft_logits(head: Eagle3Head, features: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
     """Logits, float32, of the V tokens of the draft vocabulary, from what the layer fed back."""
     normed = features if head.options.returns_normed else _normed(head, features)
-    return settled(linear(normed, head.head)).astype(jnp.float32)
+    return lm_head(normed, head.head)
 
 
 def _normed(head: Eagle3Head, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
@@ -154,9 +152,7 @@ def reader(models: Models) -> PairReader:
 
 def drafts_of(head: Eagle3Head, logits: Float[Array, "B W V"], hidden: Float[Array, "B W D"]) -> Drafts:
     """What logits over the draft vocabulary say."""
-    if head.options.draft_vocabulary is None:
-        return Drafts(logits=logits, hidden=hidden)
-    return Drafts(logits=jax.nn.log_softmax(logits), token=jnp.asarray(head.ids)[None, None], hidden=hidden)
+    return draft_vocabulary.drafts_of(head.options.draft_vocabulary, head.config.vocab_size, logits, hidden)
 
 
 @final
@@ -203,7 +199,6 @@ class Eagle3(Drafter):
                 f"reads the input of layer {outside[0]} (from 0) and this target has {target.num_layers}: it is "
                 "another's, or its ids of layers were read by the wrong convention (--taps)"
             )
-        draft_vocabulary.ids_of(options.draft_vocabulary, target.vocab_size)
 
     def taps(self, models: Models) -> tuple[int, ...]:
         return models.draft.options.taps

@@ -20,10 +20,11 @@ from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Mod
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
 from jaxspec.decoding.tree_mask import tree_mask
+from jaxspec.drafters.draft_vocabulary import build_lm_head, drafts_of
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import attend_to, causal_mask
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import Linear, linear
+from jaxspec.model.linear import linear
 from jaxspec.model.llama import Layer, Output, decoder_layer, embed, final_norm, keys_and_values, run_layers
 from jaxspec.model.rms_norm import rms_norm
 
@@ -31,13 +32,21 @@ from jaxspec.model.rms_norm import rms_norm
 class EarlyExitHead(nnx.Module):
     """Weights of an exit after the target's first `first` layers: decoder layers, norm and LM head of its own."""
 
-    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, first: int, dtype: jnp.dtype = FLOAT32):
+    def __init__(
+        self,
+        config: LlamaConfig,
+        *,
+        rngs: nnx.Rngs,
+        first: int,
+        draft_vocabulary: str | None = None,
+        dtype: jnp.dtype = FLOAT32,
+    ):
         """`config.num_layers` is the number of exit layers, mostly one."""
-        self.config, self.first = config, first
-        width, vocab = config.hidden_size, config.vocab_size
+        self.config, self.first, self.draft_vocabulary = config, first, draft_vocabulary
+        width = config.hidden_size
         self.layers = nnx.List([Layer(rngs, config, dtype) for _ in range(config.num_layers)])
         self.norm = nnx.Param(jnp.ones((width,), dtype), axes=("embed",))
-        self.head = Linear(rngs, (width, vocab), ("embed", "vocab"), bias=False, dtype=dtype)
+        self.head = build_lm_head(width, draft_vocabulary, config.vocab_size, rngs, dtype)
 
 
 @chex.dataclass(frozen=True)
@@ -147,8 +156,8 @@ class EarlyExit(Drafter):
         for layer, mine, cache in zip(head.layers, state.nodes, state.cache, strict=True):
             x, new = decoder_layer(layer, head.config, x, attend, cache, mine)
             nodes.append(new)
-        logits, hidden = predict(head, x)
-        return Drafts(logits=logits, hidden=hidden), EarlyExitState(cache=state.cache, nodes=tuple(nodes), lower=bottom)
+        drafts = drafts_of(head.draft_vocabulary, head.config.vocab_size, *predict(head, x))
+        return drafts, EarlyExitState(cache=state.cache, nodes=tuple(nodes), lower=bottom)
 
     def target_forward(
         self,

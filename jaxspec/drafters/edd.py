@@ -18,6 +18,7 @@ from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Mod
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
 from jaxspec.decoding.tree_mask import tree_mask
+from jaxspec.drafters.draft_vocabulary import drafts_of, with_lm_head
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, forward, keys_and_values, unembed
@@ -26,9 +27,17 @@ from jaxspec.model.llama import Llama, forward, keys_and_values, unembed
 class EddHead(nnx.Module):
     """Weights of a head: a whole LLaMA of one layer, which reads the output of layer `tap` of its target, from 0."""
 
-    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, tap: int, dtype: jnp.dtype = FLOAT32):
+    def __init__(
+        self,
+        config: LlamaConfig,
+        *,
+        rngs: nnx.Rngs,
+        tap: int,
+        draft_vocabulary: str | None = None,
+        dtype: jnp.dtype = FLOAT32,
+    ):
         self.config, self.tap = config, tap
-        self.decoder = Llama(config, rngs=rngs, dtype=dtype)
+        self.decoder = with_lm_head(Llama(config, rngs=rngs, dtype=dtype), draft_vocabulary, rngs, dtype)
 
 
 @chex.dataclass(frozen=True)
@@ -105,5 +114,7 @@ class Edd(Drafter):
             decoder, take(tree.token, node), positions(prefix, take(tree.depth, node)), tree_mask(tree, node),
             state.cache, prefix.length - 1, nodes=state.nodes, slots=slots_of(tree, frontier),
         )  # fmt: skip
-        drafts = Drafts(logits=unembed(decoder, out.hidden), hidden=out.hidden)
+        drafts = drafts_of(
+            decoder.draft_vocabulary, decoder.config.vocab_size, unembed(decoder, out.hidden), out.hidden
+        )
         return drafts, dataclasses.replace(state, nodes=out.nodes)

@@ -22,11 +22,12 @@ from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Mod
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
 from jaxspec.decoding.tree_mask import tree_mask
+from jaxspec.drafters.draft_vocabulary import build_lm_head, drafts_of
 from jaxspec.drafters.skip_mask import SkipMask, check_layers, layers_of, skip, spread
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import Attend, attend_to
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Layer, Llama, attention_block, embed, mlp_block, unembed
+from jaxspec.model.llama import Layer, Llama, attention_block, embed, lm_head, mlp_block, unembed
 from jaxspec.model.rms_norm import rms_norm
 
 SEARCHED = (0.6, 0.3)
@@ -50,6 +51,22 @@ class KeptBlocks(nnx.Module):
                 del layer.mlp, layer.mlp_norm
         self.layers = nnx.List(layers)
         self.norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
+
+
+class WithDraftVocabulary(nnx.Module):
+    """A skip set, with weights of its own or without, and the columns of the target's LM head for some tokens."""
+
+    def __init__(
+        self,
+        blocks: SkipMask | KeptBlocks,
+        config: LlamaConfig,
+        *,
+        rngs: nnx.Rngs,
+        draft_vocabulary: str,
+        dtype: jnp.dtype = FLOAT32,
+    ):
+        self.blocks, self.draft_vocabulary = blocks, draft_vocabulary
+        self.head = build_lm_head(config.hidden_size, draft_vocabulary, config.vocab_size, rngs, dtype)
 
 
 @chex.dataclass(frozen=True)
@@ -88,7 +105,7 @@ class LayerSkip(Drafter):
     """Drafts with the target itself, some attention and MLP blocks left out (Draft & Verify).
 
     What drafts (`models.draft`) is a skip mask, static or traced, or the blocks that one keeps with weights of their
-    own.
+    own; either of them may have a draft vocabulary.
     """
 
     name: ClassVar[str] = "layer-skip"
@@ -102,11 +119,16 @@ class LayerSkip(Drafter):
         skips = spread(target.num_layers, attention_share, mlp_share)
         return HeadShape(target, layers_of(skips))
 
-    def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> SkipMask | KeptBlocks:
-        skips = skip(shape.model.num_layers, shape.settings["attention"], shape.settings["mlp"])
-        if not shape.settings.get("trained", False):
-            return skips
-        return KeptBlocks(shape.model, rngs=rngs, skips=skips, dtype=dtype)
+    def build_head(
+        self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32
+    ) -> SkipMask | KeptBlocks | WithDraftVocabulary:
+        config, mask = shape.model, shape.settings.get("draft_vocabulary")
+        blocks = skip(config.num_layers, shape.settings["attention"], shape.settings["mlp"])
+        if shape.settings.get("trained", False):
+            blocks = KeptBlocks(config, rngs=rngs, skips=blocks, dtype=dtype)
+        if mask is None:
+            return blocks
+        return WithDraftVocabulary(blocks, config, rngs=rngs, draft_vocabulary=mask, dtype=dtype)
 
     def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
         if (theirs := shape.model.num_layers) != target.num_layers:
@@ -131,7 +153,9 @@ class LayerSkip(Drafter):
     ) -> tuple[Drafts, LayerSkipState]:
         assert state.nodes is not None, "root comes before expand"
         target: Llama = models.target
-        config, draft, node = target.config, models.draft, frontier.node
+        config, node, draft, drafted = target.config, frontier.node, models.draft, None
+        if isinstance(draft, WithDraftVocabulary):
+            draft, drafted = draft.blocks, draft.draft_vocabulary
         blocks, skips = (draft, draft.skips) if isinstance(draft, KeptBlocks) else (target, draft)
         at, mask, rows = positions(prefix, take(tree.depth, node)), tree_mask(tree, node), kv.capacity(prefix.cache)
         attend = attend_to(config, at, mask, prefix.length - 1, rows, slots_of(tree, frontier))
@@ -140,4 +164,5 @@ class LayerSkip(Drafter):
             x, new = run_layer(layer, config, (skips.attention[i], skips.mlp[i]), x, attend, cache, mine)
             nodes.append(new)
         hidden = rms_norm(x, blocks.norm[...], config.norm_eps)
-        return Drafts(logits=unembed(target, hidden), hidden=hidden), LayerSkipState(nodes=tuple(nodes))
+        logits = unembed(target, hidden) if drafted is None else lm_head(hidden, models.draft.head)
+        return drafts_of(drafted, config.vocab_size, logits, hidden), LayerSkipState(nodes=tuple(nodes))

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix, last_valid
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree, Frontier
+from jaxspec.drafters.draft_vocabulary import drafts_of, size_of
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.linear import Linear, linear
 from jaxspec.model.mesh_rules import constrain
@@ -36,8 +37,18 @@ class MedusaHead(nnx.Module):
 class MedusaHeads(nnx.Module):
     """Weights of all heads for a target with `width` = D, random until loaded or begun."""
 
-    def __init__(self, width: int, vocab: int, *, rngs: nnx.Rngs, heads: int, dtype: jnp.dtype = FLOAT32):
-        self.heads = nnx.List([MedusaHead(width, vocab, rngs=rngs, dtype=dtype) for _ in range(heads)])
+    def __init__(
+        self,
+        width: int,
+        vocab: int,
+        *,
+        rngs: nnx.Rngs,
+        heads: int,
+        draft_vocabulary: str | None = None,
+        dtype: jnp.dtype = FLOAT32,
+    ):
+        self.draft_vocabulary, tokens = draft_vocabulary, size_of(draft_vocabulary, vocab)
+        self.heads = nnx.List([MedusaHead(width, tokens, rngs=rngs, dtype=dtype) for _ in range(heads)])
 
 
 @chex.dataclass(frozen=True)
@@ -57,9 +68,9 @@ def predict(head: MedusaHead, x: Float[Array, "*B D"]) -> tuple[Float[Array, "*B
     return linear(hidden, head.head).astype(jnp.float32), hidden
 
 
-def abstain(vocab_size: int, x: Float[Array, "B D"]) -> tuple[Float[Array, "B V"], Float[Array, "B D"]]:
+def abstain(tokens: int, x: Float[Array, "B D"]) -> tuple[Float[Array, "B V"], Float[Array, "B D"]]:
     """The head that proposes nothing."""
-    return jnp.full((x.shape[0], vocab_size), -jnp.inf), x
+    return jnp.full((x.shape[0], tokens), -jnp.inf), x
 
 
 @final
@@ -88,18 +99,18 @@ class Medusa(Drafter):
         return MedusaState(feature=jnp.where((committed.count > 0)[:, None], last, state.feature))
 
     def root(self, models: Models, state: MedusaState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, MedusaState]:
-        return drafts_of(predict(models.draft.heads[0], state.feature)), state
+        return _drafts_of(models, *predict(models.draft.heads[0], state.feature)), state
 
     def expand(
         self, models: Models, state: MedusaState, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, MedusaState]:
         # A switch and not a slice of stacked weights, which would be copied. Past the last head it takes the last one.
         heads = [partial(predict, head) for head in models.draft.heads]
-        nothing = partial(abstain, models.target.config.vocab_size)
-        return drafts_of(jax.lax.switch(frontier.level, [*heads, nothing], state.feature)), state
+        nothing = partial(abstain, size_of(models.draft.draft_vocabulary, models.target.config.vocab_size))
+        return _drafts_of(models, *jax.lax.switch(frontier.level, [*heads, nothing], state.feature)), state
 
 
-def drafts_of(found: tuple[Float[Array, "B V"], Float[Array, "B D"]]) -> Drafts:
+def _drafts_of(models: Models, logits: Float[Array, "B C"], hidden: Float[Array, "B D"]) -> Drafts:
     """What a head says, the same after every node of a level."""
-    logits, hidden = found
-    return Drafts(logits=logits[:, None], hidden=hidden[:, None])
+    vocab = models.target.config.vocab_size
+    return drafts_of(models.draft.draft_vocabulary, vocab, logits[:, None], hidden[:, None])

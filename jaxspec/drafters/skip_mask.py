@@ -61,10 +61,10 @@ def spread(num_layers: int, attention_share: float, mlp_share: float) -> SkipMas
 
 def check_layers(settings: dict[str, Any], num_layers: int) -> None:
     """Raises ValueError where a head's settings do not name layers of a target."""
-    found = {"trained": False, **settings}
+    found = {"trained": False, "draft_vocabulary": None, **settings}
     are_layers = lambda some: isinstance(some, list) and all(type(i) is int and 0 <= i < num_layers for i in some)
     lists = [found.get(name) for name in ("attention", "mlp")]
-    if len(found) != 3 or not all(map(are_layers, lists)) or type(found["trained"]) is not bool:
+    if len(found) != 4 or not all(map(are_layers, lists)) or type(found["trained"]) is not bool:
         raise ValueError(
             f"must have the settings `attention` and `mlp`, lists of layers from 0 to {num_layers - 1}, and `trained` "
             f"where it has weights, and has {settings}"

@@ -1,5 +1,6 @@
 """The weights that a method brings besides the target's, from disk: its drafter's, and its controller's."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from jaxspec.controllers.acceptance_predictor import (
     fold,
 )
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
-from jaxspec.drafters import DRAFTERS, DraftModel
+from jaxspec.drafters import DRAFTERS, DraftModel, draft_vocabulary
 from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.placement import place_head
@@ -80,7 +81,7 @@ def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:
     shape = read_shape(path, drafter, model.config.model)
     dtype = model.target.norm[...].dtype
     if is_checkpoint(path):
-        check_same_vocabulary(model, path)
+        check_same_vocabulary(model.config, model.tokenizer, path)
         if model.mesh is None:
             check_fits(shape.model, dtype, quantize=shape.settings["quantize"])
 
@@ -99,9 +100,13 @@ def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
         whole = config_json.read_config(path)
         return HeadShape(whole.model, {"quantize": whole.quantize})
     config = read_head(path, drafter.name)
-    check_same_shape(path, config.model, target)
+    theirs = config.model
+    if isinstance(drafter, DraftModel):  # whose width is its own
+        theirs = dataclasses.replace(theirs, hidden_size=target.hidden_size)
+    check_same_shape(path, theirs, target)
     shape = HeadShape(config.model, config.settings)
     try:
+        draft_vocabulary.check(shape.settings, target.vocab_size)
         drafter.check_head(shape, target)
     except ValueError as error:
         raise CheckpointError(f"the head at {path} {error}") from error

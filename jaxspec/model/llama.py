@@ -51,7 +51,14 @@ class Layer(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """Weights of a LLaMA, random until loaded. `head` is None where the embedding is tied."""
+    """Weights of a LLaMA, random until loaded. `head` is None where the embedding is tied.
+
+    Attributes:
+        draft_vocabulary: of a draft model whose LM head has the columns of some tokens only, the mask of these
+            (`drafters/draft_vocabulary.py`); None: it has all.
+    """
+
+    draft_vocabulary: str | None = None
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.dtype("float32")):
         self.config = config
@@ -188,8 +195,11 @@ def look_up(table: nnx.Param, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"
 
 def unembed(model: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
     """Logits, float32, of final hidden states."""
-    if model.head is None:
-        logits = never_alone(hidden, lambda x: x @ model.embedding[...].astype(x.dtype).T)
-    else:
-        logits = linear(hidden, model.head)
-    return settled(logits).astype(jnp.float32)
+    if model.head is not None:
+        return lm_head(hidden, model.head)
+    return settled(never_alone(hidden, lambda x: x @ model.embedding[...].astype(x.dtype).T)).astype(jnp.float32)
+
+
+def lm_head(hidden: Float[Array, "*B D"], head: Linear) -> Float[Array, "*B V"]:
+    """Logits, float32, of the V tokens whose columns an LM head has."""
+    return settled(linear(hidden, head)).astype(jnp.float32)

@@ -12,24 +12,26 @@ from flax import nnx
 
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
+from jaxspec.convert.draft_cut import cut_params
 from jaxspec.decoding import loop
 from jaxspec.decoding.admission import admit
 from jaxspec.decoding.batch import start, start_rows
 from jaxspec.decoding.decode_state import DecodeState
-from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.drafter import HeadShape, Models
 from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.round_counts import RoundCounts
 from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters.draft_model import DraftModel
+from jaxspec.drafters.draft_vocabulary import ids_of, to_mask
 from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.drafters.edd import Edd, EddHead, default_tap
 from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
-from jaxspec.drafters.skip_mask import SkipMask, skip
+from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
 from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
@@ -127,6 +129,30 @@ def with_kept_blocks(models: Models) -> Models:
     """The same, whose skip set has weights of its own."""
     blocks = kept_blocks(models.target, models.draft[LayerSkip])
     return dataclasses.replace(models, draft={LayerSkip: blocks})
+
+
+def with_draft_vocabulary(models: Models, ids: Sequence[int]) -> Models:
+    """The same, whose drafters can draft these tokens only: heads that `jaxspec-convert head --draft-ids` cut."""
+    target, mask = models.target, to_mask(ids, models.target.config.vocab_size)
+    whole = module_to_dict(target)
+    lm_head = whole["embedding"].T if target.config.tie_embeddings else whole["head.kernel"]
+    shapes = {
+        DraftModel: (models.draft[DraftModel].config, {"quantize": None}),
+        Eagle: (models.draft[Eagle].config, {"bias": True}),
+        EarlyExit: (models.draft[EarlyExit].config, {"first": 1}),
+        Edd: (models.draft[Edd].config, {"tap": models.draft[Edd].tap}),
+        Medusa: (target.config, {"heads": 3}),
+        LayerSkip: (target.config, layers_of(models.draft[LayerSkip])),
+    }
+    heads = {}
+    for drafter, (config, settings) in shapes.items():
+        head, shape = models.draft[drafter], HeadShape(config, {**settings, "draft_vocabulary": mask})
+        abstract = nnx.eval_shape(lambda drafter=drafter, shape=shape: drafter().build_head(shape, nnx.Rngs(0)))
+        params = {} if drafter is LayerSkip else module_to_dict(head)
+        found = {name: np.asarray(value) for name, value in params.items()}
+        cut = cut_params(found, abstract, ids_of(mask, target.config.vocab_size), lambda: np.asarray(lm_head))
+        heads[drafter] = dict_to_module(abstract, {name: jnp.asarray(value) for name, value in cut.items()})
+    return dataclasses.replace(models, draft=heads)
 
 
 def speculation(method: Method, greedy: bool) -> Speculation:

@@ -53,8 +53,7 @@ def chosen(packed: Windows, target: Checkpoint, size: int) -> list[int]:
     for start in range(0, len(packed.tokens), _ROWS):
         rows = slice(start, start + _ROWS)
         counts += np.bincount(np.asarray(packed.tokens[rows])[np.asarray(packed.counted[rows])], minlength=vocab)
-    counts[list(target.config.eos)] = np.iinfo(np.int64).max
-    return draft_vocabulary.most_frequent(counts, size, vocab).tolist()
+    return draft_vocabulary.most_frequent(counts, size, always=target.config.eos).tolist()
 
 
 def initial(target: Llama, random: Eagle3Head) -> Eagle3Head:

@@ -1,0 +1,157 @@
+"""Heads cut to a draft vocabulary: of an LM head, the columns of some tokens only (FR-Spec, arXiv:2502.14856).
+
+A drafted level then multiplies with a smaller LM head. Nothing is trained again, and the text stays the target's, which
+verifies with its whole vocabulary: a token that cannot be drafted is rejected like any wrong draft.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Int32
+from rich import filesize
+
+from jaxspec.checkpoint import checksums, config_json, heads, parameters
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint.loading import check_same_vocabulary, load_tokenizer
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.controllers.acceptance_predictor import FOLDER as PREDICTOR
+from jaxspec.convert import readers
+from jaxspec.decoding.drafter import Drafter, HeadShape
+from jaxspec.drafters.draft_vocabulary import ids_of, to_mask
+from jaxspec.engine.head_weights import drafter_of, is_checkpoint, read_shape
+from jaxspec.host.atomic import staged
+from jaxspec.host.terminal import say
+from jaxspec.model.quantization import LM_HEAD, dense, pack, whole_name
+
+
+def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.HeadConfig:
+    """Writes the head `out`: that at `source`, which drafts these tokens alone, and those that end a text.
+
+    What reads with the target's LM head gets columns of its own. Columns keep their dtype, and every other parameter is
+    copied; a predictor of acceptance in the head goes with it.
+
+    Args:
+        source: a head of jaxspec's, or a checkpoint that is a draft model.
+        out: folder to make; must not exist.
+        target: the checkpoint that it drafts for.
+        ids: of the tokens, in any order.
+
+    Raises:
+        CheckpointError: `source` is another target's head, has a draft vocabulary already, or has no LM head.
+        ValueError: `out` exists, or the ids are no draft vocabulary.
+        DiskFullError: no room; nothing is left at `out`.
+    """
+    goal = config_json.read_config(target)
+    drafter = drafter_of(target, str(source))
+    shape = read_shape(source, drafter, goal.model)
+    if is_checkpoint(source):
+        check_same_vocabulary(goal, load_tokenizer(target), source)
+    if shape.settings.get("draft_vocabulary") is not None:
+        raise CheckpointError(f"the head at {source} has a draft vocabulary already; cut the head that it was made of")
+    mask = to_mask({*ids, *goal.eos}, goal.model.vocab_size)
+    if mask is None:
+        raise ValueError("the draft vocabulary is the target's whole one, so there is nothing to cut")
+    smaller = HeadShape(shape.model, {**shape.settings, "draft_vocabulary": mask})
+    abstract = _abstract(drafter, smaller, source)
+    params = _read(source)
+    drafted, quantize = ids_of(mask, goal.model.vocab_size), shape.settings.get("quantize")
+    kept = cut_params(params, abstract, drafted, lambda: _lm_head(target, goal), quantize)
+    config = _config(source, drafter, smaller, goal)
+    size = sum(array.nbytes for array in kept.values())
+    with staged(out, size) as folder:
+        parameters.write_params(folder / "params", kept.items())
+        checksums.write(folder)
+        if (source / PREDICTOR).is_dir():
+            shutil.copytree(source / PREDICTOR, folder / PREDICTOR)
+        heads.write_config(folder, config)
+    say(
+        f"wrote {out}: {drafter.name}, which drafts {len(drafted)} of {goal.model.vocab_size} tokens, "
+        f"{filesize.decimal(size)} instead of {filesize.decimal(sum(array.nbytes for array in params.values()))}"
+    )
+    return config
+
+
+def read_ids(path: Path) -> list[int]:
+    """Ids of tokens from a file: a list in JSON, numbers with white space between them, or a list or tensor that
+    PyTorch saved, as FR-Spec's files are.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds something else.
+    """
+    try:
+        if path.suffix in (".pt", ".bin"):
+            found = readers.load_torch(path)
+            values = found.tolist() if hasattr(found, "tolist") else found
+        else:
+            text = path.read_text(encoding="utf-8")
+            values = json.loads(text) if text.lstrip().startswith("[") else [int(word) for word in text.split()]
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} holds no list of token ids: {error}") from error
+    if not isinstance(values, list) or not values or not all(type(value) is int for value in values):
+        raise CheckpointError(f"{path} holds no list of token ids: whole numbers, and at least one, are wanted")
+    return values
+
+
+def _abstract(drafter: Drafter, shape: HeadShape, source: Path) -> nnx.Module:
+    """The head to make. Raises CheckpointError where the drafter has no LM head to cut."""
+    try:
+        return nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
+    except TypeError as error:
+        raise CheckpointError(f"the head at {source} is for {drafter.name}, whose LM head cannot be cut") from error
+
+
+def _read(source: Path) -> dict[str, np.ndarray]:
+    """Every parameter of a head, as it is on disk; a skip set may have none."""
+    params = source / "params"
+    return parameters.read_arrays(params, parameters.read_shapes(params)) if params.is_dir() else {}
+
+
+def cut_params(
+    params: Mapping[str, np.ndarray],
+    abstract: nnx.Module,
+    ids: Int32[np.ndarray, " C"],
+    lm_head: Callable[[], np.ndarray],
+    quantize: str | None = None,
+) -> dict[str, np.ndarray]:
+    """The parameters of a head with a draft vocabulary, from those of the whole head: copied, or columns of LM heads.
+
+    Args:
+        params: of the whole head, by their dotted names.
+        abstract: the head to make.
+        ids: of the draft vocabulary.
+        lm_head: the target's LM head [D, V], for a drafter that has none of its own.
+        quantize: of a draft model, what its kernels are quantised to.
+    """
+    made: dict[str, np.ndarray] = {}
+    for name, leaf in module_to_dict(abstract).items():
+        if name in made:
+            continue
+        if name not in params:
+            whole = whole_name(name)
+            own = params.get(whole.removesuffix(LM_HEAD) + "embedding")  # a tied draft model reads with its embedding
+            columns = (lm_head() if own is None else own.T)[:, ids]
+            made |= {part: np.asarray(array) for part, array in pack(whole, columns, quantize).items()}
+        else:
+            made[name] = params[name] if params[name].shape == leaf.shape else params[name][..., ids]
+    return {name: np.ascontiguousarray(array) for name, array in made.items()}
+
+
+def _lm_head(target: Path, goal: CheckpointConfig) -> np.ndarray:
+    """The target's LM head, [D, V]."""
+    name = "embedding" if goal.model.tie_embeddings else LM_HEAD
+    stored = parameters.read_shapes(target / "params")
+    found = parameters.read_arrays(target / "params", [part for part in stored if whole_name(part) == name])
+    array = np.asarray(dense({part: jnp.asarray(values) for part, values in found.items()}, [name])[name])
+    return array.T if name == "embedding" else array
+
+
+def _config(source: Path, drafter: Drafter, shape: HeadShape, goal: CheckpointConfig) -> heads.HeadConfig:
+    found = config_json.read_config(source) if is_checkpoint(source) else heads.read_config(source)
+    return heads.HeadConfig(drafter.name, shape.model, found.dtype, found.source_dtype, dict(shape.settings))

@@ -1,0 +1,16 @@
+"""How often each token counts in a text: of conversations, in the assistant's turns alone."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxspec.train.data.text import Encoded
+
+
+def counted(encoded: Sequence[Encoded], vocab_size: int) -> Int[np.ndarray, " V"]:
+    """How often training would count each token."""
+    counts = np.zeros(vocab_size, np.int64)
+    for each in encoded:
+        counts += np.bincount(each.tokens[each.counted], minlength=vocab_size)
+    return counts
