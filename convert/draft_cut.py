@@ -86,7 +86,7 @@ def read_ids(path: Path) -> list[int]:
     try:
         if path.suffix in (".pt", ".bin"):
             found = readers.load_torch(path)
-            values = found.tolist() if hasattr(found, "tolist") else found
+            values = found if isinstance(found, list) else np.asarray(found).tolist()
         else:
             text = path.read_text(encoding="utf-8")
             values = json.loads(text) if text.lstrip().startswith("[") else [int(word) for word in text.split()]
