@@ -20,6 +20,7 @@ METHODS = (  # one combination a drafter
     "edd+pruned,width=3,depth=4,leaf=0.02,cost=0.1,total=12",
     "medusa+cape,depth=3",
     "layer-skip+chain,length=4+adaptive,gamma=0.3,alpha=0.5,epsilon=1.0",
+    "eagle3+eagle2,total=12,depth=4,width=3",
 )
 COUPLED = [method for method in METHODS if combinations.is_coupled(method)]
 SAMPLED = "0.8"  # a temperature

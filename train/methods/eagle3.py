@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
@@ -26,7 +26,7 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import in_blocks, of_target, positions
+from jaxspec.train.run.packed import causal, in_blocks, of_target, positions
 from jaxspec.train.settings.heads import Eagle3, Eagle3Objective
 
 _ROWS = 4096  # windows that are counted at once
@@ -142,7 +142,7 @@ def attend(
     (key, value), *later = steps
     asked = query[:, :, :, start:end] * query.shape[-1] ** -0.5
     scores = jnp.einsum("bkgwh,bksh->bkgws", asked, key[:, :, :end], preferred_element_type=jnp.float32)
-    scores = jnp.where(seen(segment, start, end)[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    scores = jnp.where(causal(segment, start, end)[:, None, None], scores, jnp.finfo(jnp.float32).min)
     own = [(k[:, :, start:end], v[:, :, start:end]) for k, v in later]
     beside = [jnp.einsum("bkgwh,bkwh->bkgw", asked, k, preferred_element_type=jnp.float32)[..., None] for k, _ in own]
     share = jax.nn.softmax(jnp.concatenate([scores, *beside], axis=-1)).astype(value.dtype)
@@ -150,9 +150,3 @@ def attend(
     for step, (_, v) in enumerate(own):
         mixed += share[..., end + step, None] * v[:, :, None]
     return mixed
-
-
-def seen(segment: Int[Array, "B T"], start: int, end: int) -> Bool[Array, "B queries T"]:
-    """Which rows up to `end` the rows `start`..`end` see: those of their document up to their own."""
-    causal = jnp.arange(start, end)[:, None] >= jnp.arange(end)
-    return causal & (segment[:, start:end, None] == segment[:, None, :end])

@@ -76,9 +76,7 @@ def decoder_layer(
     query, key, value = project(layer.attention, config, into, *rotary(config, positions(segment)))
 
     def block(start: int, end: int) -> Array:
-        causal = jnp.arange(start, end)[:, None] >= jnp.arange(end)
-        seen = causal & (segment[:, start:end, None] == segment[:, None, :end])
-        return attend(query[:, :, :, start:end], key[:, :, :end], value[:, :, :end], seen)
+        return attend(query[:, :, :, start:end], key[:, :, :end], value[:, :, :end], causal(segment, start, end))
 
     x = x + linear(in_blocks(block, x.shape[1]), layer.attention.o)
     return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps))
@@ -101,6 +99,12 @@ def attend(
     scores = jnp.einsum("bkgwh,bksh->bkgws", query * query.shape[-1] ** -0.5, key, preferred_element_type=jnp.float32)
     scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)
     return jnp.einsum("bkgws,bksh->bkgwh", jax.nn.softmax(scores).astype(value.dtype), value)
+
+
+def causal(segment: Int[Array, "B T"], start: int, end: int) -> Bool[Array, "B queries T"]:
+    """Which rows up to `end` the rows `start`..`end` see: those of their document up to their own."""
+    before = jnp.arange(start, end)[:, None] >= jnp.arange(end)
+    return before & (segment[:, start:end, None] == segment[:, None, :end])
 
 
 def positions(segment: Int[Array, "B T"]) -> Int[Array, "B T"]:
