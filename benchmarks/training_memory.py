@@ -1,0 +1,122 @@
+"""Memory that each chip takes while a head is trained, by the compiler: no weights, and no chip, are needed.
+
+    python benchmarks/training_memory.py eagle3 --model llama-3.1-70b --topology v5e:4x4
+    python benchmarks/training_memory.py eagle --model llama-2-70b --topology v5p:2x2x1 --batch-size 4
+
+The step is the one that `jaxspec-train HEAD` takes, with the head's own defaults, traced on shapes in their places and
+compiled for those TPUs (pip install 'jax-specdec[tpu]'). What a chip holds of target, head and optimizer follows from
+the places; temporaries are what the compiler says. `--layers N` compiles a target of N layers, which is quicker, and
+prints the weights of the whole one: the target has no gradient, so that hardly anything is kept from layer to layer.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from jaxspec.drafters import DRAFTERS
+from jaxspec.methods.method import parse_method
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.mesh import read_sizes, use
+from jaxspec.model.mesh_rules import TRAINING, sharding
+from jaxspec.model.placement import device_bytes, place
+from jaxspec.planning.chips import Slice, parse_slice
+from jaxspec.planning.compilation import Compiled
+from jaxspec.planning.program import mesh_on
+from jaxspec.planning.report import DTYPE
+from jaxspec.planning.shapes import Target, find_model, models_of
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import eagle, eagle3
+from jaxspec.train.run.heads import LONGEST
+from jaxspec.train.run.trainer import State, make_optimizer, make_step, start
+from jaxspec.train.settings.heads import Eagle, Eagle3, HeadSettings
+from jaxspec.train.settings.recipe import Recipe
+
+HEADS: dict[str, tuple[type[HeadSettings], Any]] = {"eagle": (Eagle, eagle.loss), "eagle3": (Eagle3, eagle3.loss)}
+"""Options and loss."""
+
+
+def default(settings: type[HeadSettings], name: str) -> Any:
+    """What an option is if it is not given."""
+    return next(field.default for field in dataclasses.fields(settings) if field.name == name)
+
+
+def step_of(name: str, config: LlamaConfig, recipe: Recipe, length: int, mesh: Mesh) -> tuple[Any, tuple]:
+    """The step of training a head, and what it is called with: shapes in their places."""
+    settings, loss = HEADS[name]
+    drafter, optimizer = DRAFTERS[name](), make_optimizer(recipe)
+    head = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(config), nnx.Rngs(0)))
+    target = models_of(Target(config), parse_method("plain"), DTYPE).target
+    step = make_step(partial(loss, objective=default(settings, "objective")), optimizer, recipe)
+    rows: Any = lambda dtype: _row(mesh, (recipe.batch_size, length), dtype)
+    windows = Windows(tokens=rows(jnp.int32), segment=rows(jnp.int32), counted=rows(bool))
+    return step, (placed_state(place(head, mesh, TRAINING), optimizer, mesh), place(target, mesh), windows)
+
+
+def _row(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(mesh, ("batch",), shape))
+
+
+def placed_state(head: Any, optimizer: optax.GradientTransformation, mesh: Mesh) -> State:
+    """The state before the first step: moments lie as the parameters that they are of, all else on every chip."""
+    state = jax.eval_shape(lambda head: start(head, optimizer), head)
+    like = lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of.sharding)
+    whole: Any = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding(mesh, (), leaf.shape))
+    moments = optax.tree.map_params(optimizer, like, state.optimizer, head, transform_non_params=whole)
+    return State(step=whole(state.step), params=head, optimizer=moments)
+
+
+def memory(
+    name: str, config: LlamaConfig, where: Slice, sizes: dict[str, int], recipe: Recipe, length: int, layers: int
+) -> dict[str, Any]:
+    """Bytes on each chip, by what they hold; of the target all layers, though only so many are compiled."""
+    mesh = mesh_on(where, config, **sizes)
+    assert isinstance(mesh, Mesh)
+    began = time.perf_counter()
+    _, (state, target, _) = step_of(name, config, recipe, length, mesh)
+    step, given = step_of(name, dataclasses.replace(config, num_layers=layers), recipe, length, mesh)
+    with use(mesh):
+        compiled = Compiled.of(step.trace(*given), where)
+    held = {"target": device_bytes(target), "head": device_bytes(state.params)}
+    held |= {"optimizer": device_bytes(state) - held["head"], "temporaries": compiled and compiled.temporaries}
+    total, limit = sum(found or 0 for found in held.values()), int(where.chip.memory)
+    about = {"compiled_layers": layers, "compiling_seconds": time.perf_counter() - began}
+    return {"fits": compiled is not None and total <= limit, **held, "total": total, "limit": limit, **about}
+
+
+def main() -> None:
+    """Prints a line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("head", choices=HEADS)
+    parser.add_argument("--model", default="llama-3.1-70b", help="as of `jaxspec plan`")
+    parser.add_argument("--topology", default="v5e:4x4")
+    parser.add_argument("--mesh", help="data=N,model=M; model = all chips if not given")
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--accumulate", type=int)
+    parser.add_argument("--context", type=int, default=LONGEST)
+    parser.add_argument("--layers", type=int, help="of the target that is compiled; all if not given")
+    asked = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")  # no device is needed, and none should be taken
+    config, where = find_model(asked.model).config, parse_slice(asked.topology)
+    if not where.is_tpu:
+        parser.error(f"{where} are no TPUs")
+    sizes = {"data": 1, "model": where.chips} if asked.mesh is None else read_sizes(asked.mesh)
+    given = {name: getattr(asked, name) for name in ("batch_size", "accumulate") if getattr(asked, name) is not None}
+    recipe = dataclasses.replace(default(HEADS[asked.head][0], "recipe"), dtype=str(DTYPE), **given)
+    layers = asked.layers or config.num_layers
+    found = memory(asked.head, config, where, sizes, recipe, min(asked.context, config.usable_length), layers)
+    about = {"head": asked.head, "model": asked.model, "topology": str(where), "mesh": sizes, "context": asked.context}
+    recipe_of = {"batch_size": recipe.batch_size, "accumulate": recipe.accumulate}
+    print(json.dumps({**about, **recipe_of, "bytes_per_chip": found}))
+
+
+if __name__ == "__main__":
+    main()
