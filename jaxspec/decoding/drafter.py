@@ -94,6 +94,11 @@ class Drafter(Strategy):
     default_builder: ClassVar[str] = "chain"
     reuses_drafting: ClassVar[bool] = False
 
+    @property
+    def levels_at_once(self) -> int | None:
+        """How many levels it drafts in one pass, and at most; None: each level takes a pass."""
+        return None
+
     # --- its weights
 
     def head_for(self, target: LlamaConfig) -> HeadShape:
@@ -103,6 +108,10 @@ class Drafter(Strategy):
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> Any:
         """A head of this shape with random weights; under `nnx.eval_shape`, what weights are restored into."""
         raise ValueError(f"{self.name} has no head")
+
+    def fitted(self, draft: Any) -> "Drafter":
+        """The same with what its weights bound of its settings."""
+        return self
 
     def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
         """Raises ValueError, saying why, where a head of this shape does not fit the target."""

@@ -1,6 +1,7 @@
 """Drafters, one file each. A new one is a file here and a line below."""
 
 from jaxspec.decoding.drafter import Drafter
+from jaxspec.drafters.dflash import Dflash
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.drafters.eagle3 import Eagle3
@@ -12,8 +13,20 @@ from jaxspec.drafters.ngram import Ngram
 from jaxspec.drafters.plain import Plain
 
 DRAFTERS: dict[str, type[Drafter]] = {
-    kind.name: kind for kind in (Plain, DraftModel, Ngram, Eagle, Eagle3, EarlyExit, Edd, Medusa, LayerSkip)
+    kind.name: kind for kind in (Plain, DraftModel, Ngram, Dflash, Eagle, Eagle3, EarlyExit, Edd, Medusa, LayerSkip)
 }
 """By the name that users type."""
 
-__all__ = ["DRAFTERS", "DraftModel", "Eagle", "Eagle3", "EarlyExit", "Edd", "LayerSkip", "Medusa", "Ngram", "Plain"]
+__all__ = [
+    "DRAFTERS",
+    "Dflash",
+    "DraftModel",
+    "Eagle",
+    "Eagle3",
+    "EarlyExit",
+    "Edd",
+    "LayerSkip",
+    "Medusa",
+    "Ngram",
+    "Plain",
+]

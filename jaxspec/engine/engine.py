@@ -78,6 +78,7 @@ class Engine:
                 )
             self.method = self.method.with_costs(costs)
         weights = load_head(self.model, self.method) if draft is None else draft
+        self.method = self.method.fitted(weights)
         learned = load_control(self.model, self.method, weights) if control is None else control
         self.models = Models(target=self.model.target, draft=weights, control=learned)
         self.tree_sizes = tree_sizes()

@@ -62,13 +62,21 @@ class Method:
         given = {role: getattr(self, role).with_costs(table) for role in ("drafter", "builder", "controller")}
         return dataclasses.replace(self, **given)
 
+    def fitted(self, draft: Any) -> "Method":
+        """The same with what the drafter's weights bound of its settings: a chain is no longer than it can draft."""
+        drafter, builder = self.drafter.fitted(draft), self.builder
+        if isinstance(builder, Chain) and drafter.levels_at_once is not None:
+            builder = Chain(min(builder.length, drafter.levels_at_once))
+        return dataclasses.replace(self, drafter=drafter, builder=builder)
+
     def rule(self, greedy: bool) -> Rule:
         """The lossless verification for this method: greedy at temperature 0, else rejection sampling or coupling.
 
         Chains take rejection sampling, which accepts more of a single child. Trees take Gumbel coupling, which accepts
         more of several (`benchmarks/sampling_rules.py`) and lets nodes be pruned, and so does plain decoding, which has
         no children: their text for a seed is the same. So do chains whose controller looks beyond the row: under
-        rejection sampling their text would depend on its neighbours and on the machine.
+        rejection sampling their text would depend on its neighbours and on the machine. So do blocks that are drafted
+        at once, of which then any part may be verified.
         """
         if self.verification is not None:
             return self.verification
@@ -76,6 +84,7 @@ class Method:
             return Greedy()
         chain = self.builder.is_chain and self.builder.depth > 0
         coupled = not chain or self.builder.prunes or self.controller.looks_beyond_row
+        coupled |= self.drafter.levels_at_once is not None
         return GumbelCoupling() if coupled else RejectionSampling()
 
     def speculation(self, greedy: bool, **options: Any) -> Speculation:
@@ -124,8 +133,8 @@ def parse_method(text: str) -> Method:
             "has none; take beta-ts, or cali-ts,prediction=sampled"
         )
     chosen = typed.get("builder") or drafter.default_builder
-    if chosen == Chain.name:  # without a length: the controller decides, or it is the default
-        builder: TreeBuilder = Chain(length=LONGEST if controller.stops else Chain.length)
+    if chosen == Chain.name:  # without a length: what is drafted anyway, or the controller decides, or the default
+        builder: TreeBuilder = Chain(drafter.levels_at_once or (LONGEST if controller.stops else Chain.length))
     else:
         builder = _part(BUILDERS, chosen, text)
     return Method(drafter, builder, controller, head=(head or name) if drafter.has_head else None)

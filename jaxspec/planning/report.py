@@ -63,6 +63,7 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     if settings.explain < 0:
         raise ValueError(f"--explain {settings.explain}: it takes a number of operations to show")
     method = parse_method(settings.method)
+    method = method.fitted(models_of(target, method, DTYPE).draft)
     rounds = expected_rounds(settings, method)
     sizes = _cuts(settings, where)
     mesh = mesh_on(where, config, **sizes)

@@ -37,6 +37,7 @@ def compiled(name: str, batch: int = 1) -> str:
         "ngram+chain",
         "ngram+static",
         "draft-model+chain",
+        "dflash+static",
         "eagle+static",
         "early-exit+chain",
         "edd+static",

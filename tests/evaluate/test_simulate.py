@@ -98,7 +98,9 @@ def test_a_length_is_learnt_from_what_is_replayed(
     assert few <= found.history.levels[-30:-1].mean() <= most
 
 
-@pytest.mark.parametrize("method", ["early-exit", "edd", "medusa", "draft-model", "layer-skip", "eagle", "eagle3"])
+@pytest.mark.parametrize(
+    "method", ["early-exit", "edd", "medusa", "draft-model", "layer-skip", "eagle", "eagle3", "dflash"]
+)
 def test_every_trained_drafter_gets_weights_of_the_shape(method: str, model: Checkpoint):
     head = simulate.random_head(parse_method(method).drafter, SHAPE, jnp.bfloat16)
     arrays = jax.tree.leaves(head)

@@ -10,7 +10,7 @@ import pytest
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.rules import GumbelCoupling
 
-DRAFTERS = ("ngram", "draft-model", "eagle", "eagle3", "early-exit", "edd", "medusa", "layer-skip")
+DRAFTERS = ("ngram", "draft-model", "dflash", "eagle", "eagle3", "early-exit", "edd", "medusa", "layer-skip")
 BUILDERS = (
     "chain,length=4",
     "static,paths=0:1:2:00:01:10:000",

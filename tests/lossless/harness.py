@@ -23,6 +23,7 @@ from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.round_counts import RoundCounts
 from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.speculation import Speculation
+from jaxspec.drafters.dflash import Dflash, DflashHead
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.draft_vocabulary import ids_of, to_mask
 from jaxspec.drafters.eagle import Eagle, EagleHead
@@ -67,6 +68,7 @@ def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_head
     return Models(
         target=target,
         draft={
+            Dflash: dflash_head(target),
             DraftModel: draft_model,
             Eagle: eagle_head(config.without_experts),
             Eagle3: eagle3_head(target),
@@ -77,6 +79,27 @@ def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_head
         },
         control=AcceptancePredictor(config.hidden_size, config.hidden_size, rngs=nnx.Rngs(3)),
     )
+
+
+def dflash_head(target: Llama) -> DflashHead:
+    """A head of two layers and blocks of four, so that the deepest trees have levels that it does not draft.
+
+    Biases make each token attend to the one before it, whose embedding is most of what it then is: so level 1 drafts
+    mostly what the target says after the root alone, and the next ones do what a random target often does, repeat it.
+    """
+    drafter, width = Dflash(), target.config.hidden_size
+    shape = drafter.head_for(target.config, layers=2, block=4, taps=[0])
+    biased = dataclasses.replace(shape.model, num_heads=2, num_kv_heads=2, qkv_bias=True)
+    head = drafter.build_head(HeadShape(biased, shape.settings), nnx.Rngs(6))
+    params = {name: 0.25 * value if name.endswith("kernel") else value for name, value in module_to_dict(head).items()}
+    params["fc.kernel"] = jnp.eye(width)
+    # Pairs (0, 4) and (1, 5) of a head turn by 1 and 0.1 a token; in the first the keys' bias is a token ahead.
+    query, key = jnp.zeros(8).at[:2].set(1.0), jnp.zeros(8).at[jnp.array([0, 4, 1])].set(jnp.array([0.54, 0.84, 1.0]))
+    for layer in ("layers.0.attention", "layers.1.attention"):
+        params |= {f"{layer}.q.bias": 9 * jnp.tile(query, 2), f"{layer}.k.bias": 9 * jnp.tile(key, 2)}
+        params |= {f"{layer}.{part}_norm": jnp.full(8, 3.0) for part in ("q", "k")}
+        params |= {f"{layer}.v.kernel": jnp.eye(width), f"{layer}.o.kernel": 8 * jnp.eye(width)}
+    return dict_to_module(head, params)
 
 
 def eagle_head(config: LlamaConfig) -> EagleHead:

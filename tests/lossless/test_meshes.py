@@ -15,6 +15,7 @@ METHODS = (  # one combination a drafter
     "plain",
     "ngram+chain,length=4",
     "draft-model+static,paths=0:1:2:00:01:10:000",
+    "dflash+budgeted,width=2,depth=4,cost=0.1,verify=1:1/2:1.2/4:1.4/8:1.6,total=8",
     "eagle+eagle2,total=12,depth=4,width=3",
     "early-exit+chain,length=4+cali-ts",
     "edd+pruned,width=3,depth=4,leaf=0.02,cost=0.1,total=12",
@@ -27,7 +28,7 @@ SAMPLED = "0.8"  # a temperature
 TRUNCATED = "0.8,12,0.9"  # with top-k and top-p
 SPREAD = [f"{method}@{MESHES[i % 4]}@0" for i, method in enumerate(METHODS, 1)]
 SPREAD += [f"{method}@{MESHES[i % 4]}@{SAMPLED}" for i, method in enumerate(COUPLED, 2)]
-SPREAD += [f"{METHODS[0]}@2x4@{TRUNCATED}", f"{METHODS[3]}@1x8@{TRUNCATED}"]
+SPREAD += [f"{METHODS[0]}@2x4@{TRUNCATED}", f"{METHODS[4]}@1x8@{TRUNCATED}"]
 PRODUCT = [f"{method}@{mesh}@0" for method in METHODS for mesh in MESHES]
 PRODUCT += [f"{method}@{mesh}@{SAMPLED}" for method in COUPLED for mesh in MESHES]
 

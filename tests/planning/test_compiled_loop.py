@@ -89,6 +89,7 @@ def faults(placed: PlacedProgram, found: Compiled) -> list[str]:
         "plain",
         "eagle+eagle2,total=6,depth=2,width=2",
         "early-exit+chain,length=2+cali-ts",
+        "dflash,block=3",
         pytest.param("eagle3+chain,length=2", marks=pytest.mark.soak),
         pytest.param("medusa+chain,length=5", marks=pytest.mark.soak),
         pytest.param("edd+pruned,cost=0.2,depth=2,total=6", marks=pytest.mark.soak),

@@ -168,6 +168,17 @@ def test_a_level_of_medusa_is_one_head():
     assert level.collectives == (Collective("all-reduce", BF16 * SMALL.hidden_size, 1, 8),)
 
 
+def test_a_level_of_a_block_is_nothing():
+    """The round's one pass is DFlash's: its layers over the block, and the LM head over all of it but the root."""
+    found = placed(SMALL, "h100-80g:8", "dflash,block=8")
+    parts = found.count(found.trace())
+    assert parts.level.flops == 0
+    of_layers = 5 * kernels(SMALL) / 8
+    head = SMALL.hidden_size * SMALL.vocab_size / 8
+    assert parts.draft.flops > 2 * (8 * of_layers + 7 * head)
+    assert parts.draft.bytes == pytest.approx(BF16 * (of_layers + head), rel=0.2)  # and the context, and its fc
+
+
 def test_sums_go_over_the_chips_that_have_parts():
     found = placed(SMALL, "h100-80g:16", "eagle+chain", data=8, batch=8)
     parts = found.count(found.trace())

@@ -1,0 +1,283 @@
+"""DFlash: a few layers draft a whole block in one pass (arXiv:2602.06036).
+
+The block is the root and mask tokens after it. They attend to each other, not only to those before, and in every layer
+to the context: keys and values of verified tokens, made of features fused out of several of the target's layers. The
+row of a mask token says what stands at its own position, whatever stands at the others: a marginal for each level of
+the tree, known for all nodes of the level at once. Embedding and LM head are the target's, or the head's own.
+
+The context is normed once for all layers, goes past each one's input norm, and is changed by none: of a verified token
+a layer needs keys and values alone. The root has no feature yet, so it is in the block and not in the context.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, final
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix
+from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.tree import DraftTree, Frontier
+from jaxspec.drafters import draft_vocabulary
+from jaxspec.host.arguments import integer
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import Attend, attend_to, project
+from jaxspec.model.config import LlamaConfig, Rope
+from jaxspec.model.linear import Linear, linear, settled
+from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, look_up, unembed
+from jaxspec.model.mesh_rules import constrain
+from jaxspec.model.rms_norm import rms_norm
+from jaxspec.model.rope import rotary
+
+LAYERS, BLOCK = 5, 16
+"""Of the heads that DFlash's authors publish, most of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DflashOptions:
+    """What decides a head besides its layers' shape.
+
+    Attributes:
+        taps: layers of the target whose inputs are fused, in order.
+        block: tokens of a block in training, the root included: the longest that it drafts.
+        mask_token: id whose embedding stands for each token that is not known yet.
+        draft_vocabulary: mask of the tokens that it can draft, as `draft_vocabulary.to_mask` makes it; None: all.
+        own_embedding, own_head: it has an embedding, an LM head of its own beside the target's; an LM head also with a
+            draft vocabulary.
+    """
+
+    taps: tuple[int, ...]
+    block: int
+    mask_token: int
+    draft_vocabulary: str | None = None
+    own_embedding: bool = False
+    own_head: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.taps:
+            raise ValueError("a DFlash head reads at least one layer of its target")
+        integer("block", self.block, 2, 4096)
+        integer("mask_token", self.mask_token, 0)
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> "DflashOptions":
+        """From `HeadShape.settings`, whose taps JSON makes a list."""
+        return cls(**{**settings, "taps": tuple(settings["taps"])})
+
+    @property
+    def with_lm_head(self) -> bool:
+        """Whether the head has an LM head."""
+        return self.own_head or self.draft_vocabulary is not None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {**dataclasses.asdict(self), "taps": list(self.taps)}
+
+
+class DflashHead(nnx.Module):
+    """Weights of a head."""
+
+    def __init__(self, config: LlamaConfig, options: DflashOptions, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
+        self.config, self.options = config, options
+        width, vocab = config.hidden_size, config.vocab_size
+
+        def norm() -> nnx.Param:
+            return nnx.Param(jnp.ones((width,), dtype), axes=("embed",))
+
+        self.fc = Linear(rngs, (len(options.taps) * width, width), ("input", "embed"), bias=False, dtype=dtype)
+        self.context_norm = norm()
+        self.layers = nnx.List([Layer(rngs, config, dtype) for _ in range(config.num_layers)])
+        self.norm = norm()
+        table = nnx.Param(jnp.zeros((vocab, width), dtype), axes=("vocab", "embed"))
+        self.embedding = table if options.own_embedding else None
+        own = draft_vocabulary.build_lm_head(width, options.draft_vocabulary, vocab, rngs, dtype)
+        self.head = own if options.with_lm_head else None
+
+
+@chex.dataclass(frozen=True)
+class DflashState:
+    """Each layer's keys and values of the context, and what the block says, while drafting."""
+
+    cache: tuple[kv.KV, ...]  # a row a committed token, the root not included
+    logits: Float[Array, "B levels C"] | None  # of the tokens that the head can draft
+    hidden: Float[Array, "B levels D"] | None  # that they were computed from
+
+
+def official_taps(num_layers: int, count: int) -> tuple[int, ...]:
+    """Taps of a head with `count` layers, as DFlash's own code spreads them: from layer 2 to layer n - 2.
+
+    It names the layers before, whose outputs these inputs are. In targets of few layers some coincide.
+    """
+    if count == 1:
+        outputs = [num_layers // 2]
+    else:
+        outputs = [round(1 + i * (num_layers - 4) / (count - 1)) for i in range(count)]
+    return tuple(min(max(layer + 1, 0), num_layers - 1) for layer in outputs)
+
+
+def fuse(head: DflashHead, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
+    """The context that the target's hidden states make, the same for all layers."""
+    joined = constrain(jnp.concatenate(taps, axis=-1), *STREAM)
+    return constrain(rms_norm(linear(joined, head.fc), head.context_norm[...], head.config.norm_eps), *STREAM)
+
+
+def context_rows(head: DflashHead, context: Float[Array, "B T D"], positions: Int[Array, "B T"]) -> tuple[kv.KV, ...]:
+    """Each layer's keys and values of verified tokens; the context goes past its input norm."""
+    cos, sin = rotary(head.config, positions)
+    found = [project(layer.attention, head.config, context, cos, sin) for layer in head.layers]
+    return tuple(kv.KV(k=key.swapaxes(2, 3), v=value) for _, key, value in found)
+
+
+def masked_block(head: DflashHead, root: Int[Array, " B"], width: int) -> Int[Array, "B W"]:
+    """The tokens of a block: the root, and mask tokens."""
+    return jnp.where(jnp.arange(width) == 0, root[:, None], head.options.mask_token)
+
+
+def run_block(
+    head: DflashHead, target: Llama, tokens: Int[Array, "B W"], attend: Attend, cache: tuple[kv.KV, ...]
+) -> Float[Array, "B W D"]:
+    """What the LM head reads of a block's tokens, of which row j says what stands at its own position; row 0 nothing.
+
+    Args:
+        attend: that shows every token of the block all of it.
+        cache: of the context; it is read alone, and the block's own keys and values are dropped.
+    """
+    table = target.embedding if head.embedding is None else head.embedding
+    x = look_up(table, tokens).astype(head.norm[...].dtype)
+    for layer, rows in zip(head.layers, cache, strict=True):
+        x, _ = decoder_layer(layer, head.config, x, attend, rows, None)
+    return constrain(rms_norm(x, head.norm[...], head.config.norm_eps), *STREAM)
+
+
+def draft_logits(head: DflashHead, target: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
+    """Logits, float32, of the tokens that the head can draft."""
+    if head.head is None:
+        return unembed(target, hidden)
+    return settled(linear(hidden, head.head)).astype(jnp.float32)
+
+
+def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int) -> Drafts:
+    """What may follow every node at this depth; nothing below the block."""
+    assert state.logits is not None and state.hidden is not None, "root comes before expand"
+
+    def at(values: Array) -> Array:  # past the last it takes the last one
+        return jax.lax.dynamic_slice_in_dim(values, level, 1, axis=1)
+
+    mask, vocab = head.options.draft_vocabulary, head.config.vocab_size
+    drafts = draft_vocabulary.drafts_of(mask, vocab, at(state.logits), at(state.hidden))
+    return dataclasses.replace(drafts, logits=jnp.where(level < state.logits.shape[1], drafts.logits, -jnp.inf))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Dflash(Drafter):
+    """Drafts a whole block at once, each level by a marginal that is the same after every node (DFlash).
+
+    Attributes:
+        block: tokens of a block at most, the root included; a head that was trained with shorter ones drafts those.
+    """
+
+    name: ClassVar[str] = "dflash"
+    rank: ClassVar[int | None] = 3
+    has_head: ClassVar[bool] = True
+    block: int = BLOCK
+
+    def __post_init__(self) -> None:
+        self.require(block=2)
+
+    @property
+    def levels_at_once(self) -> int:
+        return self.block - 1
+
+    def fitted(self, draft: DflashHead) -> "Dflash":
+        return dataclasses.replace(self, block=min(self.block, draft.options.block))
+
+    # --- its weights
+
+    def head_for(
+        self,
+        target: LlamaConfig,
+        layers: int = LAYERS,
+        block: int | None = None,
+        taps: Iterable[int] | None = None,
+        mask_token: int | None = None,
+    ) -> HeadShape:
+        """Layers of the target's shape without biases, with norms of queries and keys.
+
+        Their rope has the target's base and is not scaled.
+
+        Args:
+            block: tokens of a block, the root included; None: as many as `block` of the drafter.
+            taps: layers of the target whose inputs it reads, from 0; None: those of DFlash's own code.
+            mask_token: None: the last of the vocabulary. Any will do, even one of the text: the root stands first in a
+                block, and no other token of the text in it.
+        """
+        model = dataclasses.replace(
+            target.without_experts,
+            num_layers=layers, rope=Rope(theta=target.rope.theta), tie_embeddings=False,
+            qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=True,
+        )  # fmt: skip
+        options = DflashOptions(
+            taps=official_taps(target.num_layers, layers) if taps is None else tuple(taps),
+            block=self.block if block is None else block,
+            mask_token=target.vocab_size - 1 if mask_token is None else mask_token,
+        )
+        return HeadShape(model, options.settings)
+
+    def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> DflashHead:
+        return DflashHead(shape.model, DflashOptions.from_settings(shape.settings), rngs=rngs, dtype=dtype)
+
+    def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
+        try:
+            options = DflashOptions.from_settings(shape.settings)
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"has settings that are no DFlash head's: {error}") from error
+        if outside := [tap for tap in options.taps if not 0 <= tap < target.num_layers]:
+            raise ValueError(
+                f"reads the input of layer {outside[0]} (from 0) and this target has {target.num_layers}: it is "
+                "another's"
+            )
+        if options.mask_token >= target.vocab_size:
+            raise ValueError(
+                f"has the mask token {options.mask_token}, and the target's ids go from 0 to {target.vocab_size - 1}"
+            )
+        if not shape.model.qk_norm:
+            raise ValueError("has no norms of queries and keys, and DFlash's layers have them")
+
+    # --- its part in the loop
+
+    def taps(self, models: Models) -> tuple[int, ...]:
+        return models.draft.options.taps
+
+    def init(self, models: Models, batch: int, rows: int) -> DflashState:
+        cache = kv.allocate(models.draft.config, batch, rows, models.target.norm[...].dtype)
+        return DflashState(cache=cache, logits=None, hidden=None)
+
+    def observe(self, models: Models, state: DflashState, committed: Committed) -> DflashState:
+        context = fuse(models.draft, committed.taps)
+        new = context_rows(models.draft, context, committed.position)
+        # What is verified follows from what was drafted, and so from what was read of the cache.
+        cache = kv.append(state.cache, new, committed.start, after=context[:, 0].argmax(-1))
+        return DflashState(cache=cache, logits=None, hidden=None)
+
+    def root(self, models: Models, state: DflashState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, DflashState]:
+        head: DflashHead = models.draft
+        batch, width = tree.token.shape[0], min(self.block, head.options.block)
+        before = prefix.length - 1
+        whole = jnp.ones((batch, width, width), bool)
+        at = before[:, None] + jnp.arange(width)
+        attend = attend_to(head.config, at, whole, before, kv.capacity(state.cache))
+        tokens = masked_block(head, tree.token[:, 0], width)
+        hidden = run_block(head, models.target, tokens, attend, state.cache)[:, 1:]
+        drafted = dataclasses.replace(state, logits=draft_logits(head, models.target, hidden), hidden=hidden)
+        return of_level(head, drafted, 0), drafted
+
+    def expand(
+        self, models: Models, state: DflashState, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, DflashState]:
+        return of_level(models.draft, state, frontier.level), state
