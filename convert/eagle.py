@@ -19,10 +19,11 @@ from jaxspec.convert.head_parts import (
     as_llama,
     eagles_rope,
     is_targets,
+    lm_head_of,
     one_layer,
     target_of,
     unprefixed,
-    without_targets_embedding,
+    without_targets,
 )
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config
@@ -92,14 +93,13 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
     planned, goal = plan(source), config_json.read_config(target)
     config, tensors = planned.config, planned.tensors
     heads.check_same_shape(source, config.model, goal.model)
-    lm_head = "embedding" if goal.model.tie_embeddings else "head.kernel"
-    comparable = goal.quantize is None or goal.model.tie_embeddings
-    if planned.lm_head is not None and comparable and not is_targets(planned.lm_head, target, lm_head):
+    lm_head = lm_head_of(goal)
+    if planned.lm_head is not None and lm_head is not None and not is_targets(planned.lm_head, target, lm_head):
         raise CheckpointError(
             f"tensor {planned.lm_head.name} in {source} is not the LM head of {target}, which alone can read an EAGLE "
             "head's features; name the target that the head was trained for"
         )
-    tensors, own = without_targets_embedding(tensors, config.source_dtype, target, source)
+    tensors, own = without_targets(tensors, "embedding", "embedding", config.source_dtype, target, source)
     config = dataclasses.replace(
         config, dtype=dtype or config.dtype, settings={**config.settings, "own_embedding": own}
     )

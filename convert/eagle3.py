@@ -14,8 +14,8 @@ from flax import nnx
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import draft_maps, eagle3_config, kinds
-from jaxspec.convert.eagle3_config import LAYOUTS, Layout, Taps
-from jaxspec.convert.head_parts import unprefixed, without_targets_embedding
+from jaxspec.convert.eagle3_config import LAYOUTS, Layout
+from jaxspec.convert.head_parts import Taps, unprefixed, without_targets
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config
 from jaxspec.convert.transfer import main_dtype, match, write_head
@@ -123,7 +123,7 @@ def convert(
     heads.check_same_shape(source, planned.model, goal)
     layers = planned.taps.layers or official_taps(goal.num_layers)
     source_dtype = main_dtype(planned.tensors.values())
-    tensors, own = without_targets_embedding(planned.tensors, source_dtype, target, source)
+    tensors, own = without_targets(planned.tensors, "embedding", "embedding", source_dtype, target, source)
     settings = {"taps": list(layers), **planned.settings, "own_embedding": own}
     try:
         Eagle3().check_head(HeadShape(planned.model, settings), goal)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert.head_parts import one_layer
+from jaxspec.convert.head_parts import Taps, listed_layers, one_layer, refuse_window, section
 from jaxspec.model.config import LlamaConfig
 
 Layout = Literal["official", "specforge", "speculators"]
@@ -23,19 +23,6 @@ LAYOUTS: dict[Layout, str] = {
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _NO_FLAGS = ("rms_norm_eps",)
-
-
-@dataclasses.dataclass(frozen=True)
-class Taps:
-    """The layers whose inputs a head reads.
-
-    Attributes:
-        layers: their numbers from 0; None: those of EAGLE's own code, which depend on how many layers the target has.
-        reason: why these, to be told to the user.
-    """
-
-    layers: tuple[int, ...] | None
-    reason: str
 
 
 def layout_of(raw: Mapping[str, Any]) -> Layout:
@@ -58,9 +45,7 @@ def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
             f"{file} says target_hidden_size {width} and hidden_size {shape.hidden_size}, and jaxspec reads EAGLE-3 "
             "heads that are as wide as their target"
         )
-    window = layer.get("sliding_window")
-    if window is not None and layer.get("use_sliding_window") is not False and not layer.get("layer_types"):
-        raise CheckpointError(f"{file} asks for sliding-window attention (sliding_window {window}), which is not read")
+    refuse_window(layer, file)
     return dataclasses.replace(shape, tie_embeddings=False)  # its LM head is one of its own
 
 
@@ -75,8 +60,9 @@ def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -
     """
     if override is not None:
         return Taps(tuple(override), "as --taps says")
-    file, nested = source / "config.json", _eagle_config(raw, source)
-    top, inner = _ids(raw, file), _ids(nested, file)
+    file = source / "config.json"
+    nested = section(raw, "eagle_config", file)
+    top, inner = listed_layers(raw, LAYER_IDS, file), listed_layers(nested, LAYER_IDS, file)
     if top is not None and inner is not None:
         raise CheckpointError(
             f"{file} lists {LAYER_IDS} twice, at the top and in eagle_config, which mean different things there; say "
@@ -97,7 +83,7 @@ def norms(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
     true, means by it that there is a norm before the LM head.
     """
     file = source / "config.json"
-    given = _merged(raw, _eagle_config(raw, source), file)
+    given = _merged(raw, section(raw, "eagle_config", file), file)
     unknown = sorted(k for k, value in given.items() if "norm" in k and k not in (*_NORMS, *_NO_FLAGS) and value)
     if unknown:
         raise CheckpointError(f"{file} sets {unknown[0]!r}, a norm that jaxspec does not know")
@@ -116,23 +102,8 @@ def norms(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
     }
 
 
-def _eagle_config(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
-    nested = raw.get("eagle_config") or {}
-    if not isinstance(nested, dict):
-        raise CheckpointError(f"{source / 'config.json'} must have an object as 'eagle_config', not {nested!r}")
-    return nested
-
-
 def _merged(raw: Mapping[str, Any], nested: Mapping[str, Any], file: Path) -> dict[str, Any]:
     for name in _NORMS:
         if name in raw and name in nested and raw[name] != nested[name]:
             raise CheckpointError(f"{file} sets {name!r} twice, at the top and in eagle_config, to different values")
     return {**raw, **nested}
-
-
-def _ids(values: Mapping[str, Any], file: Path) -> tuple[int, ...] | None:
-    if (found := values.get(LAYER_IDS)) is None:
-        return None
-    if not isinstance(found, list) or not found or not all(type(layer) is int for layer in found):
-        raise CheckpointError(f"{file} must list numbers of layers as {LAYER_IDS!r}, and it has {found!r}")
-    return tuple(found)

@@ -7,7 +7,7 @@ from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import draft_maps, head_parts, hf_config
+from jaxspec.convert import draft_maps, head_parts, hf_config, speculators_format
 from jaxspec.convert.eagle3 import names
 from jaxspec.convert.eagle3_config import LAYER_IDS
 from jaxspec.convert.export import head_arrays, head_config, write_published
@@ -16,8 +16,6 @@ from jaxspec.drafters.eagle3 import Eagle3, Eagle3Options, official_taps
 from jaxspec.host.terminal import say
 
 Format = Literal["eagle3", "speculators"]
-_VERSION = "0.9.0"
-"""Of speculators, whose format is written."""
 _LEVELS = 3
 """Tokens that vLLM drafts a round unless told otherwise."""
 
@@ -45,11 +43,9 @@ def export(source: Path, out: Path, form: Format, target: Path | None = None, ve
     options = Eagle3Options.from_settings(config.settings)
     layer = hf_config.from_checkpoint(head_parts.as_llama(config, goal))
     if form == "speculators":
-        values = _speculators(source, options, layer, goal, verifier or target.resolve().name)
-        if verifier is None:
-            say(
-                f"the target is called {target.resolve().name} there; --verifier gives the id or folder that vLLM loads"
-            )
+        _check_final_norm(source, options)
+        common = speculators_format.common("eagle3", layer, goal, target, verifier, _LEVELS)
+        values = {**common, **_speculators(options)}
     else:
         if config.model.qk_norm:
             raise _refusal(source, "norms queries and keys")
@@ -91,26 +87,13 @@ def _refusal(source: Path, what: str) -> CheckpointError:
     )
 
 
-def _speculators(
-    source: Path, options: Eagle3Options, layer: dict[str, Any], goal: CheckpointConfig, verifier: str
-) -> dict[str, Any]:
-    """config.json for speculators and vLLM, whose defaults differ: so every flag is written."""
-    _check_final_norm(source, options)
+def _speculators(options: Eagle3Options) -> dict[str, Any]:
+    """What config.json says of an EAGLE-3 head to speculators and vLLM, whose defaults differ: hence every flag."""
     return {
         "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "speculators_version": _VERSION,
-        "torch_dtype": layer["torch_dtype"],
-        "transformer_layer_config": {key: value for key, value in layer.items() if key != "architectures"},
         LAYER_IDS: list(options.taps),
         **_flags(options),
         "norm_output": options.returns_normed,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": _LEVELS}],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": verifier, "architectures": [hf_config.ARCHITECTURES[goal.family]]},
-        },
     }
 
 

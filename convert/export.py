@@ -16,7 +16,7 @@ from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import experts, hf_config, tokenizer
 from jaxspec.convert.names import theirs, turned
 from jaxspec.convert.readers import format_of
-from jaxspec.drafters import Eagle3
+from jaxspec.drafters import Dflash, Eagle3
 from jaxspec.host.atomic import check_room, staged
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
@@ -34,8 +34,8 @@ def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
     """
     if format_of(source) == heads.FORMAT:
         raise CheckpointError(
-            f"{source} is a head, which --format eagle, eagle3, speculators or medusa writes; --format hf takes a "
-            "checkpoint"
+            f"{source} is a head, which --format eagle, eagle3, dflash, speculators or medusa writes; --format hf "
+            "takes a checkpoint"
         )
     config = config_json.read_config(source)
     if config.quantize is not None:
@@ -94,7 +94,7 @@ def head_config(source: Path, drafter: str, formats: str | None = None) -> heads
             f"{source} is a checkpoint, which --format hf writes; --format {formats or drafter} takes a head"
         )
     config = heads.read_head(source, drafter)
-    if drafter != Eagle3.name and config.settings.get("draft_vocabulary") is not None:
+    if drafter not in (Dflash.name, Eagle3.name) and config.settings.get("draft_vocabulary") is not None:
         raise CheckpointError(
             f"the head at {source} was cut to a draft vocabulary, for which the format has no place; export the head "
             "that it was cut from"

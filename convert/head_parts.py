@@ -17,6 +17,19 @@ from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 
 
+@dataclasses.dataclass(frozen=True)
+class Taps:
+    """The layers whose inputs a head reads.
+
+    Attributes:
+        layers: their numbers from 0; None: those of its authors' code, which depend on how many layers the target has.
+        reason: why these, to be told to the user.
+    """
+
+    layers: tuple[int, ...] | None
+    reason: str
+
+
 def unprefixed(tensors: Source, source: Path, known: Collection[str]) -> dict[str, Tensor]:
     """The head's tensors without the prefix that some tools put before their names, such as `model.`.
 
@@ -50,6 +63,29 @@ def one_layer(raw: Mapping[str, Any], source: Path, what: str) -> LlamaConfig:
     return model
 
 
+def refuse_window(layer: Mapping[str, Any], file: Path) -> None:
+    """Raises CheckpointError where a head's layers attend in a sliding window."""
+    window = layer.get("sliding_window")
+    if window is not None and layer.get("use_sliding_window") is not False and not layer.get("layer_types"):
+        raise CheckpointError(f"{file} asks for sliding-window attention (sliding_window {window}), which is not read")
+
+
+def listed_layers(values: Mapping[str, Any], key: str, file: Path) -> tuple[int, ...] | None:
+    """Numbers of layers that a config lists; None where it lists none."""
+    if (found := values.get(key)) is None:
+        return None
+    if not isinstance(found, list) or not found or not all(type(layer) is int for layer in found):
+        raise CheckpointError(f"{file} must list numbers of layers as {key!r}, and it has {found!r}")
+    return tuple(found)
+
+
+def section(values: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
+    """An object inside a config; absent: an empty one."""
+    if not isinstance(found := values.get(key) or {}, dict):
+        raise CheckpointError(f"{file} must have an object as {key!r}, not {found!r}")
+    return found
+
+
 def is_targets(tensor: Tensor, target: Path, name: str) -> bool:
     """Whether a tensor has the bits that a parameter of the target has in the tensor's dtype."""
     array = parameters.read_arrays(target / "params", [name])[name]
@@ -59,20 +95,30 @@ def is_targets(tensor: Tensor, target: Path, name: str) -> bool:
     return np.array_equal(tensor.read().view(bits), array.view(bits))
 
 
-def without_targets_embedding(
-    tensors: dict[str, Tensor], dtype: str, target: Path, source: Path
+def without_targets(
+    tensors: dict[str, Tensor], ours: str, theirs: str | None, dtype: str, target: Path, source: Path
 ) -> tuple[dict[str, Tensor], bool]:
-    """A head's tensors without its `embedding` where that repeats the target's, and whether it has one of its own.
+    """A head's tensors without `ours` where that repeats a parameter of the target, and whether it has one of its own.
 
     Args:
-        dtype: the head's. An embedding in another one is kept, since export could not know that dtype.
+        ours: `embedding`, or `head.kernel`, the LM head.
+        theirs: the target's parameter; None: there is none to compare with.
+        dtype: the head's. A tensor in another one is kept, since export could not know that dtype.
     """
-    if (table := tensors.get("embedding")) is None:
+    if (tensor := tensors.get(ours)) is None:
         return tensors, False
-    if table.dtype == dtype and is_targets(table, target, "embedding"):
-        return {name: tensor for name, tensor in tensors.items() if name != "embedding"}, False
-    say(f"{source} has an embedding of its own, unlike that of {target}: it is kept with the head")
+    if theirs is not None and tensor.dtype == dtype and is_targets(tensor, target, theirs):
+        return {name: tensor for name, tensor in tensors.items() if name != ours}, False
+    what = "an embedding" if ours == "embedding" else "an LM head"
+    say(f"{source} has {what} of its own, unlike that of {target}: it is kept with the head")
     return tensors, True
+
+
+def lm_head_of(target: CheckpointConfig) -> str | None:
+    """The parameter of a target that is its LM head; None where that is quantised, and can be compared with nothing."""
+    if target.model.tie_embeddings:
+        return "embedding"
+    return "head.kernel" if target.quantize is None else None
 
 
 def target_of(head: Path) -> Path:

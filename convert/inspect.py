@@ -11,8 +11,7 @@ from rich import filesize
 
 from jaxspec.checkpoint import checksums, config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import eagle, eagle3, kinds, llama, medusa
-from jaxspec.convert.eagle3_config import LAYOUTS
+from jaxspec.convert import dflash, dflash_config, eagle, eagle3, eagle3_config, kinds, llama, medusa
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor, format_of, read_json
 from jaxspec.convert.tokenizer import has_tokenizer
@@ -33,6 +32,7 @@ def describe(path: Path) -> str:
         heads.FORMAT: _of_head,
         "medusa": _of_published_medusa,
         "eagle3": _of_published_eagle3,
+        "dflash": _of_published_dflash,
         "model": _of_source,
         "unknown": _of_source,  # which refuses it
     }
@@ -106,11 +106,21 @@ def _of_published_eagle(path: Path) -> Iterable[tuple[str, Any]]:
 
 def _of_published_eagle3(path: Path) -> Iterable[tuple[str, Any]]:
     plan = eagle3.plan(path)
-    yield "format", f"EAGLE-3 head, in {LAYOUTS[plan.layout]}"
+    yield "format", f"EAGLE-3 head, in {eagle3_config.LAYOUTS[plan.layout]}"
     yield from _of_model(plan.model)
     yield "taps", f"{_listed(plan.taps.layers or eagle3.OFFICIAL)} ({plan.taps.reason})"
     yield from _of_settings(plan.settings, plan.model.vocab_size)
     yield from _of_files(plan.tensors, plan.published)
+
+
+def _of_published_dflash(path: Path) -> Iterable[tuple[str, Any]]:
+    plan = dflash.plan(path)
+    layers = plan.taps.layers or (None if plan.target_layers is None else plan.layers_read(plan.target_layers))
+    yield "format", f"DFlash head, in {dflash_config.LAYOUTS[plan.layout]}"
+    yield from _of_model(plan.model)
+    yield "taps", f"{'by the target' if layers is None else _listed(layers)} ({plan.taps.reason})"
+    yield from _of_settings(plan.settings, plan.model.vocab_size)
+    yield from _of_files(plan.tensors, dflash.published)
 
 
 def _of_settings(settings: dict[str, Any], vocab_size: int) -> Iterable[tuple[str, Any]]:

@@ -37,11 +37,12 @@ class Llama:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Convert a published EAGLE-1, EAGLE-2 or EAGLE-3 head, or Medusa heads, into a jaxspec head.
+    """Convert a published EAGLE-1, EAGLE-2, EAGLE-3 or DFlash head, or Medusa heads, into a jaxspec head.
 
     SRC is a folder or a hub id. --target is the checkpoint of the head's target. EAGLE-3 heads can have the layout of
-    EAGLE's authors, of SpecForge and SGLang, or of speculators and vLLM. Tensors that only repeat the target are left
-    out. OUT appears only after everything has been checked and written.
+    EAGLE's authors, of SpecForge and SGLang, or of speculators and vLLM; DFlash heads that of DFlash's authors, or of
+    speculators and vLLM. Tensors that only repeat the target are left out. OUT appears only after everything has been
+    checked and written.
 
     With --draft-ids or --draft-vocab, SRC is a jaxspec head, and OUT is that head with a smaller draft vocabulary: the
     LM head keeps only the columns of those tokens. Drafting gets faster. The head can no longer draft the other tokens,
@@ -51,6 +52,8 @@ class Head:
 
     Or: jaxspec-convert head yuhuili/EAGLE3-LLaMA3.1-Instruct-8B llama3/heads/eagle3 --target llama3
 
+    Or: jaxspec-convert head z-lab/Qwen3-8B-DFlash-b16 qwen3/heads/dflash --target qwen3
+
     Or: jaxspec-convert head FasterDecoding/medusa-vicuna-7b-v1.3 vicuna/heads/medusa --target vicuna
 
     Or: jaxspec-convert head llama3/heads/edd llama3/heads/edd-16k --target llama3 --draft-vocab 16384 --data text.jsonl
@@ -59,14 +62,14 @@ class Head:
     src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
     """Folder, or hub id such as org/head. To cut a head: a jaxspec head, or a checkpoint that is a draft model."""
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
-    """Head to make, usually CKPT/heads/eagle, CKPT/heads/eagle3 or CKPT/heads/medusa; must not exist."""
+    """Head to make, usually CKPT/heads/eagle, CKPT/heads/dflash and the like; must not exist."""
     target: Annotated[Path, conf.arg(metavar="CKPT")]
     """Checkpoint of the head's target, made by `jaxspec-convert llama`."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Dtype of the parameters. Default: the source's."""
     taps: str | None = None
-    """For an EAGLE-3 head: the target layers, counted from 0, whose inputs it reads, such as 2,16,29. Default: those in
-    its config, else those of EAGLE's own code. The output says which and why."""
+    """For an EAGLE-3 or DFlash head: the target layers, counted from 0, whose inputs it reads, such as 2,16,29.
+    Default: those in its config, else those of its authors' code. The output says which and why."""
     draft_ids: Annotated[Path | None, conf.arg(metavar="FILE")] = None
     """To cut a head: file with the ids of the draft vocabulary. A JSON list, numbers separated by spaces or lines, or a
     .pt file of FR-Spec. End-of-sequence tokens are always added."""
@@ -92,7 +95,10 @@ class Export:
 
     --format eagle3: an EAGLE-3 head that EAGLE's own code and SGLang load.
 
-    --format speculators: an EAGLE-3 head that speculators and vLLM load.
+    --format dflash: a DFlash head that DFlash's own code loads.
+
+    --format speculators: an EAGLE-3 or DFlash head that speculators and vLLM load; a DFlash head with the target's
+    embedding and LM head.
 
     For example: jaxspec-convert export tinyllama tinyllama-hf --format hf
 
@@ -105,10 +111,11 @@ class Export:
     """Checkpoint made by `jaxspec-convert llama` (--format hf), or a head such as CKPT/heads/eagle (other formats)."""
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
     """Folder to make; must not exist."""
-    format: Literal["hf", "eagle", "eagle3", "speculators", "medusa"] = "hf"
+    format: Literal["hf", "eagle", "eagle3", "dflash", "speculators", "medusa"] = "hf"
     """Format to write; see above."""
     target: Annotated[Path | None, conf.arg(metavar="CKPT")] = None
-    """Checkpoint of an EAGLE or EAGLE-3 head's target. Default: the checkpoint whose `heads` folder holds the head."""
+    """Checkpoint of an EAGLE, EAGLE-3 or DFlash head's target. Default: the checkpoint whose `heads` folder holds the
+    head."""
     verifier: str | None = None
     """With --format speculators: the hub id or folder of the target that vLLM should load."""
 
@@ -117,8 +124,8 @@ class Export:
 class Inspect:
     """Show what a checkpoint or head is: format, family, shapes, dtype, parameters, heads.
 
-    PATH is a Hugging Face folder, a folder in Meta's format, a published EAGLE head, published Medusa heads, or a
-    jaxspec checkpoint or head. Nothing is written.
+    PATH is a Hugging Face folder, a folder in Meta's format, a published EAGLE or DFlash head, published Medusa heads,
+    or a jaxspec checkpoint or head. Nothing is written.
 
     For example: jaxspec-convert inspect tinyllama --verify
     """

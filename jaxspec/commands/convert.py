@@ -28,7 +28,7 @@ def convert_llama(settings: Llama) -> None:
 
 def convert_head(settings: Head) -> None:
     """`jaxspec-convert head`."""
-    from jaxspec.convert import eagle, eagle3, hub, kinds, medusa, readers
+    from jaxspec.convert import dflash, eagle, eagle3, hub, kinds, medusa, readers
 
     target, taps = locate(settings.target), settings.taps
     if settings.draft_ids is not None or settings.draft_vocab is not None or settings.data is not None:
@@ -36,11 +36,11 @@ def convert_head(settings: Head) -> None:
         return
     source = hub.locate(settings.src, settings.revision)
     kind = kinds.kind_of(source, readers.read_config(source))
-    if kind == "eagle3":
+    if kind in ("eagle3", "dflash"):
         layers = None if taps is None else _numbers(taps)
-        eagle3.convert(source, settings.out, target, settings.dtype, layers)
+        (eagle3 if kind == "eagle3" else dflash).convert(source, settings.out, target, settings.dtype, layers)
     elif taps is not None:
-        raise ValueError(f"--taps is for EAGLE-3 heads, and {source} holds none")
+        raise ValueError(f"--taps is for EAGLE-3 and DFlash heads, and {source} holds none")
     else:
         (medusa if kind == "medusa" else eagle).convert(source, settings.out, target, settings.dtype)
 
@@ -96,13 +96,14 @@ def _most_frequent(target: Path, size: int, data: Path) -> list[int]:
 
 def export(settings: Export) -> None:
     """`jaxspec-convert export`."""
-    from jaxspec.convert import eagle, eagle3_export, export, medusa
+    from jaxspec.convert import dflash_export, eagle, eagle3_export, export, medusa
 
     path, out, form = locate(settings.path), settings.out, settings.format
     target = None if settings.target is None else locate(settings.target)
-    if target is not None and form not in ("eagle", "eagle3", "speculators"):
+    if target is not None and form not in ("eagle", "eagle3", "dflash", "speculators"):
         raise ValueError(
-            "--target names the target of an EAGLE head, so it needs --format eagle, eagle3 or speculators"
+            "--target names the target of an EAGLE or DFlash head, so it needs --format eagle, eagle3, dflash or "
+            "speculators"
         )
     if settings.verifier is not None and form != "speculators":
         raise ValueError("--verifier is a word of the speculators format, so it needs --format speculators")
@@ -112,6 +113,8 @@ def export(settings: Export) -> None:
         medusa.export(path, out)
     elif form == "hf":
         export.export(path, out)
+    elif form == "dflash" or (form == "speculators" and _is_dflash(path)):
+        dflash_export.export(path, out, form, target, settings.verifier)
     else:
         eagle3_export.export(path, out, form, target, settings.verifier)
 
@@ -124,6 +127,14 @@ def describe(settings: Inspect) -> None:
     if settings.verify:  # first: what is damaged can hardly be described
         inspect.verify(path)
     print(inspect.describe(path))
+
+
+def _is_dflash(path: Path) -> bool:
+    from jaxspec.checkpoint import heads
+    from jaxspec.convert import readers
+    from jaxspec.drafters import Dflash
+
+    return readers.format_of(path) == heads.FORMAT and heads.read_config(path).drafter == Dflash.name
 
 
 def _numbers(taps: str) -> tuple[int, ...]:

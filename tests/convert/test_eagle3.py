@@ -252,7 +252,7 @@ def test_tensors(changed: dict, words: list[str], folder: Path):
         ({LISTED: [-1, 2, 7]}, ["reads the input of layer -1"]),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["rope type 'yarn'"]),
         ({"speculators_model_type": "eagle3"}, ["'transformer_layer_config'"]),
-        ({"speculators_model_type": "peagle"}, ["a head in the speculators format that is not EAGLE-3's"]),
+        ({"speculators_model_type": "peagle"}, ["neither EAGLE-3's nor DFlash's"]),
     ],
 )
 def test_configs(values: dict[str, Any], words: list[str], folder: Path):
@@ -276,7 +276,7 @@ def test_wrong_taps(folder: Path):
     medusa = folder / "medusa"
     medusa.mkdir()
     (medusa / "config.json").write_text(json.dumps({"medusa_num_heads": 1}))
-    assert "--taps is for EAGLE-3 heads" in refuse(folder, medusa, "--taps", "1,2,3")
+    assert "--taps is for EAGLE-3 and DFlash heads" in refuse(folder, medusa, "--taps", "1,2,3")
 
 
 def test_head_of_another_target(folder: Path):

@@ -197,11 +197,14 @@ def test_rope_scaling_as_eagles_own_code_reads_it(rope: Rope, written: dict, war
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((OUT, "back"), "is a head, which --format eagle, eagle3, speculators or medusa writes"),
+        ((OUT, "back"), "eagle, eagle3, dflash, speculators or medusa writes"),
         ((OUT, "back", "--format", "eagle"), "is for the drafter eagle3, and not for eagle"),
         (("ckpt", "back", "--format", "speculators"), "--format eagle3 or speculators takes a head"),
         ((OUT, "back", "--format", "eagle3", "--verifier", "x"), "so it needs --format speculators"),
-        ((OUT, "back", "--format", "medusa", "--target", "ckpt"), "so it needs --format eagle, eagle3 or speculators"),
+        (
+            (OUT, "back", "--format", "medusa", "--target", "ckpt"),
+            "eagle, eagle3, dflash or speculators",
+        ),
         (("moved", "back", "--format", "eagle3"), "name its target with --target CKPT"),
     ],
 )

@@ -183,7 +183,7 @@ MODEL = {"model.layers.0.input_layernorm.weight": np.ones(WIDTH, np.float32)}
 @pytest.mark.parametrize(
     ("found", "values", "words"),
     [
-        ({}, {"speculators_model_type": "dflash"}, "holds a head in the speculators format that is not EAGLE-3's"),
+        ({}, {"speculators_model_type": "peagle"}, "in the speculators format that is neither EAGLE-3's nor DFlash's"),
         (MODEL, {}, "use `jaxspec-convert llama`"),
         ({"wte.weight": np.ones(3, np.float32)}, {}, "no head that jaxspec knows"),
     ],
@@ -289,10 +289,13 @@ def test_target_is_needed_and_must_be_one(folder: Path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (lambda f: [f / OUT, f / "back"], "is a head, which --format eagle, eagle3, speculators or medusa writes"),
+        (
+            lambda f: [f / OUT, f / "back"],
+            "eagle, eagle3, dflash, speculators or medusa writes",
+        ),
         (
             lambda f: [f / OUT, f / "back", "--format", "hf"],
-            "is a head, which --format eagle, eagle3, speculators or medusa writes",
+            "eagle, eagle3, dflash, speculators or medusa writes",
         ),
         (lambda f: [f / "ckpt", f / "back", "--format", "eagle"], "is a checkpoint, which --format hf writes"),
         (lambda f: [f / "ckpt", f / "back", "--target", f / "ckpt"], "needs --format eagle"),

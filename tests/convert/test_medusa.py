@@ -164,7 +164,7 @@ def test_heads_of_another_target(setting: str, value: int, words: str, folder: P
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((OUT, "back"), "is a head, which --format eagle, eagle3, speculators or medusa writes"),
+        ((OUT, "back"), "eagle, eagle3, dflash, speculators or medusa writes"),
         ((OUT, "back", "--format", "eagle"), "is for the drafter medusa, and not for eagle"),
         ((OUT, "back", "--format", "medusa", "--target", "ckpt"), "so it needs --format eagle"),
         (("ckpt", "back", "--format", "medusa"), "is a checkpoint, which --format hf writes; --format medusa takes"),

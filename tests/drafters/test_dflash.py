@@ -203,7 +203,7 @@ def test_a_level_says_the_same_after_every_node_and_costs_no_pass(weights: Model
             assert found.token[0, 0].tolist() == DRAFTED
         if level < BLOCK - 1:
             wanted = state.logits[:, level]
-            np.testing.assert_array_equal(found.logits[:, 0], jax.nn.log_softmax(wanted) if own else wanted)
+            np.testing.assert_allclose(found.logits[:, 0], jax.nn.log_softmax(wanted) if own else wanted, atol=1e-6)
             np.testing.assert_array_equal(found.hidden[:, 0], state.hidden[:, level])
         else:
             assert (np.asarray(found.logits) == -np.inf).all(), "the block has no such level"
@@ -280,8 +280,6 @@ def test_a_trained_block_bounds_what_is_drafted(tmp_path: Path):
         ({}, {"mask_token": VOCAB}, "mask token 50, and the target's ids go from 0 to 49"),
         ({}, {"block": 1}, "block must be at least 2"),
         ({}, {"taps": []}, "at least one layer"),
-        ({}, {"draft_vocabulary": "ff"}, "an LM head of its own"),
-        ({}, {"draft_vocabulary": "ff", "own_head": True}, "a mask of 1 bytes, not of 50 tokens"),
         ({}, {"width": 3}, "settings that are no DFlash head's"),
         ({"qk_norm": False}, {}, "no norms of queries and keys"),
     ],

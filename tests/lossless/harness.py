@@ -160,6 +160,7 @@ def with_draft_vocabulary(models: Models, ids: Sequence[int]) -> Models:
     whole = module_to_dict(target)
     lm_head = whole["embedding"].T if target.config.tie_embeddings else whole["head.kernel"]
     shapes = {
+        Dflash: (models.draft[Dflash].config, models.draft[Dflash].options.settings),
         DraftModel: (models.draft[DraftModel].config, {"quantize": None}),
         Eagle: (models.draft[Eagle].config, {"bias": True}),
         EarlyExit: (models.draft[EarlyExit].config, {"first": 1}),

@@ -9,7 +9,7 @@ from tests.lossless import combinations, test_sampling
 from tests.lossless.harness import models, requests, run, run_refilled, speculation, with_draft_vocabulary
 
 NEW, VOCAB = 40, 23
-DRAFTERS = ("draft-model", "eagle", "early-exit", "edd", "medusa", "layer-skip")  # all whose heads can be cut
+DRAFTERS = ("draft-model", "dflash", "eagle", "early-exit", "edd", "medusa", "layer-skip")  # all whose heads can be cut
 SOME = [pytest.param(name, marks=() if name in ("eagle", "medusa") else pytest.mark.soak) for name in DRAFTERS]
 TREE = "eagle2,total=12,depth=4,width=3"
 PATHS = "static,paths=0:1:2:00:01:10:000+threshold,gamma=0.2,confidence=token"

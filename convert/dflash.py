@@ -1,0 +1,149 @@
+"""DFlash heads between their published layouts and jaxspec's, bit for bit both ways.
+
+The files of DFlash's authors hold neither embedding nor LM head, which are the target's. Those of speculators and vLLM
+hold both, and a draft vocabulary may come with them. What repeats the target is left out here.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flax import nnx
+
+from jaxspec.checkpoint import config_json, heads
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert import dflash_config, draft_maps, kinds
+from jaxspec.convert.dflash_config import LAYOUTS, Layout
+from jaxspec.convert.head_parts import Taps, lm_head_of, unprefixed, without_targets
+from jaxspec.convert.names import theirs
+from jaxspec.convert.readers import Tensor, check_dtypes, open_directory, read_config
+from jaxspec.convert.transfer import main_dtype, match, write_head
+from jaxspec.decoding.drafter import HeadShape
+from jaxspec.drafters.dflash import Dflash, official_taps
+from jaxspec.host.terminal import say
+from jaxspec.model.config import LlamaConfig
+
+_OURS = {"fc.kernel": "fc.weight", "context_norm": "hidden_norm.weight", **{name: name for name in draft_maps.NAMES}}
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedHead:
+    """A published head as it is, and for each of our names the tensor that it comes from.
+
+    Attributes:
+        layout: whose layout it has.
+        model: shape of its layers.
+        taps: the layers whose inputs it reads.
+        settings: of `DflashOptions`, without the taps.
+        target_layers: how many layers its target has; None: the config does not say.
+        tensors: by our names.
+    """
+
+    layout: Layout
+    model: LlamaConfig
+    taps: Taps
+    settings: dict[str, Any]
+    target_layers: int | None
+    tensors: dict[str, Tensor]
+
+    def layers_read(self, target_layers: int) -> tuple[int, ...]:
+        """The taps, for a target of so many layers."""
+        return self.taps.layers or official_taps(target_layers, self.model.num_layers)
+
+
+def published(ours: str) -> str:
+    """What files call a parameter of ours: `layers.0.mlp.up.kernel` → `layers.0.mlp.up_proj.weight`."""
+    return _OURS.get(ours) or theirs(ours, "huggingface").removeprefix("model.")
+
+
+def abstract(model: LlamaConfig, settings: dict[str, Any]) -> nnx.Module:
+    """A head of this shape, without arrays."""
+    return nnx.eval_shape(lambda: Dflash().build_head(HeadShape(model, settings), nnx.Rngs(0)))
+
+
+def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
+    """Reads config and headers of a published head and checks them against each other.
+
+    Args:
+        taps: the layers whose inputs it reads; None: those that the config lists, by the convention of its layout.
+
+    Raises:
+        CheckpointError: what is wrong, or what the folder holds instead.
+    """
+    raw = read_config(source)
+    kinds.check(source, raw, "dflash")
+    model, read_taps = dflash_config.model(raw, source), dflash_config.taps(raw, source, taps)
+    settings: dict[str, Any] = dflash_config.block(raw, source)
+    found = unprefixed(open_directory(source), source, ["layers.0.self_attn.q_proj.weight"])
+    maps = {name: found.pop(name) for name in draft_maps.NAMES if name in found}
+    check_dtypes(found)
+    drafted, said = found.get("lm_head.weight"), raw.get("draft_vocab_size")
+    rows = model.vocab_size if drafted is None else drafted.shape[0]
+    if said not in (None, rows):
+        held = "tensor lm_head.weight is missing" if drafted is None else f"lm_head.weight has {rows} rows"
+        raise CheckpointError(f"{source / 'config.json'} says draft_vocab_size {said}, and {held} in {source}")
+    settings |= {
+        "draft_vocabulary": draft_maps.read(maps, rows, model.vocab_size, str(source)),
+        "own_embedding": "embed_tokens.weight" in found,
+        "own_head": drafted is not None,
+    }
+    count = len(read_taps.layers or range(model.num_layers))  # where none are listed, there is one for each layer
+    fc = found.get("fc.weight")
+    if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // model.hidden_size) != count:
+        raise CheckpointError(
+            f"fc.weight in {source} reads {reads} layers of the target, and {count} are named: {read_taps.reason}; "
+            "name them with --taps"
+        )
+    layers = raw.get("num_target_layers")
+    try:
+        module = abstract(model, {**settings, "taps": (0,) * count})
+    except ValueError as error:
+        raise CheckpointError(f"{source / 'config.json'}: {error}") from error
+    tensors = match(module, found, published, str(source))
+    return PublishedHead(dflash_config.layout_of(raw), model, read_taps, settings, layers, tensors)
+
+
+def convert(
+    source: Path, out: Path, target: Path, dtype: str | None = None, taps: Sequence[int] | None = None
+) -> heads.HeadConfig:
+    """Converts a published head into the head `out`, and says which layout it has and which taps were taken.
+
+    Args:
+        source: folder of the head.
+        out: folder to make; must not exist.
+        target: the checkpoint that the head was trained for.
+        dtype: dtype of every parameter; None keeps each tensor's own.
+        taps: as in `plan`.
+
+    Raises:
+        CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
+        ValueError: `out` exists.
+        DiskFullError: no room; nothing is left at `out`.
+    """
+    planned, goal = plan(source, taps), config_json.read_config(target)
+    heads.check_same_shape(source, planned.model, goal.model)
+    if planned.target_layers not in (None, goal.model.num_layers):
+        raise CheckpointError(
+            f"the head at {source} was trained for a target of {planned.target_layers} layers, and this target has "
+            f"{goal.model.num_layers}"
+        )
+    layers = planned.layers_read(goal.model.num_layers)
+    if goal.model.num_layers in layers:
+        raise CheckpointError(
+            f"the head at {source} reads the output of the target's last layer, which some take before the final norm "
+            "and some after it; jaxspec reads no such heads"
+        )
+    source_dtype = main_dtype(planned.tensors.values())
+    tensors, embedding = without_targets(planned.tensors, "embedding", "embedding", source_dtype, target, source)
+    tensors, lm_head = without_targets(tensors, "head.kernel", lm_head_of(goal), source_dtype, target, source)
+    settings = {"taps": list(layers), **planned.settings, "own_embedding": embedding, "own_head": lm_head}
+    try:
+        Dflash().check_head(HeadShape(planned.model, settings), goal.model)
+    except ValueError as error:
+        raise CheckpointError(f"the head at {source} {error}") from error
+    say(f"{source} has {LAYOUTS[planned.layout]}")
+    say(f"it reads the inputs of layers {', '.join(map(str, layers))} (from 0): {planned.taps.reason}")
+    config = heads.HeadConfig(Dflash.name, planned.model, dtype or source_dtype, source_dtype, settings)
+    write_head(source, out, config, tensors, dtype, "DFlash head")
+    return config

@@ -1,0 +1,104 @@
+"""config.json of published DFlash heads, in the layouts of DFlash's authors and of speculators and vLLM.
+
+The two list layers differently: the authors name layers by their outputs, speculators by their inputs.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert import hf_config
+from jaxspec.convert.head_parts import Taps, listed_layers, refuse_window, section
+from jaxspec.model.config import LlamaConfig
+
+Layout = Literal["official", "speculators"]
+LAYOUTS: dict[Layout, str] = {
+    "official": "the layout of DFlash's authors",
+    "speculators": "the layout of speculators and vLLM",
+}
+"""What each is called in messages."""
+
+SECTION = "dflash_config"
+OUTPUTS, INPUTS = "target_layer_ids", "aux_hidden_state_layer_ids"
+_ROPE = ("rope_parameters", "rope_scaling")
+_BLOCK = {"block_size": "block", "mask_token_id": "mask_token"}
+_KNOWN = {OUTPUTS, "mask_token_id", "block_size"}
+
+
+def layout_of(raw: Mapping[str, Any]) -> Layout:
+    """Who wrote a head."""
+    return "speculators" if "speculators_model_type" in raw else "official"
+
+
+def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
+    """Shape of the head's layers, which are Qwen3's whatever the target is.
+
+    Raises:
+        CheckpointError: naming what is missing, or what jaxspec does not compute.
+    """
+    file, layers = source / "config.json", raw
+    if layout_of(raw) == "speculators" and not isinstance(layers := raw.get("transformer_layer_config"), dict):
+        raise CheckpointError(f"{file} must describe the head's layers in 'transformer_layer_config'")
+    shape = hf_config.to_llama({**layers, "model_type": "qwen3", "architectures": None, "tie_word_embeddings": False})
+    if (width := raw.get("target_hidden_size") or shape.hidden_size) != shape.hidden_size:
+        raise CheckpointError(
+            f"{file} says target_hidden_size {width} and hidden_size {shape.hidden_size}, and jaxspec reads DFlash "
+            "heads that are as wide as their target"
+        )
+    refuse_window(layers, file)
+    if not any(where.get("rope_theta") for where in (layers, *(section(layers, key, file) for key in _ROPE))):
+        raise CheckpointError(
+            f"{file} gives no rope_theta, and those who read such a file disagree on what that means (transformers "
+            "10,000, vLLM 1,000,000); add the value of the head's training"
+        )
+    return shape
+
+
+def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -> Taps:
+    """The layers whose inputs are fused. Raises CheckpointError where a list is no list of layers.
+
+    Args:
+        override: what the user says they are.
+    """
+    if override is not None:
+        return Taps(tuple(override), "as --taps says")
+    file = source / "config.json"
+    if layout_of(raw) == "speculators":
+        if (inputs := listed_layers(raw, INPUTS, file)) is None:
+            raise CheckpointError(
+                f"{file} lists no {INPUTS}: say with --taps the inputs of which layers the head reads"
+            )
+        return Taps(inputs, f"{INPUTS}, read as layers whose inputs these are")
+    if (outputs := listed_layers(_section(raw, file), OUTPUTS, file)) is None:
+        return Taps(None, "those of DFlash's own code, since config.json lists none")
+    return Taps(
+        tuple(layer + 1 for layer in outputs), f"{OUTPUTS}, read as layers whose outputs these are, so one more each"
+    )
+
+
+def block(raw: Mapping[str, Any], source: Path) -> dict[str, int]:
+    """The settings of `DflashOptions` about blocks: `block` and `mask_token`. Raises CheckpointError without them."""
+    file = source / "config.json"
+    if raw.get("sample_from_anchor"):
+        raise CheckpointError(
+            f"{file} sets sample_from_anchor: each place of a block then says what comes after it, and jaxspec reads "
+            "heads whose places say their own tokens"
+        )
+    places = (raw, _section(raw, file))
+    both = {key: [where[key] for where in places if where.get(key) is not None] for key in _BLOCK}
+    for key, found in both.items():
+        if not found:
+            raise CheckpointError(f"{file} gives no {key}, without which a DFlash head is not whole; add it")
+        if found[0] != found[-1]:
+            raise CheckpointError(f"{file} gives {key} twice, as {found[0]} and as {found[-1]}")
+        if type(found[0]) is not int or found[0] < 0:
+            raise CheckpointError(f"{file} must give a whole number as {key!r}, and it has {found[0]!r}")
+    return {ours: both[key][0] for key, ours in _BLOCK.items()}
+
+
+def _section(raw: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    found = section(raw, SECTION, file)
+    if unknown := sorted(key for key in found.keys() - _KNOWN if found[key]):
+        raise CheckpointError(f"{file} sets {unknown[0]!r} in {SECTION}, which jaxspec does not know")
+    return found
