@@ -8,8 +8,9 @@ from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.commands.settings import Methods
 from jaxspec.controllers import CONTROLLERS
+from jaxspec.decoding.drafter import Drafter
 from jaxspec.drafters import DRAFTERS
-from jaxspec.methods.method import default_method, runnable
+from jaxspec.methods.method import HISTORY, default_method, runnable
 from jaxspec.methods.settings import describe_settings
 
 
@@ -23,7 +24,8 @@ def run(settings: Methods) -> None:
     table = Table("part", "name", "settings and defaults", "what it is", box=None, pad_edge=False)
     for part, kinds in (("drafter", DRAFTERS), ("builder", BUILDERS), ("controller", CONTROLLERS)):
         for name, kind in kinds.items():
-            table.add_row(part, name, describe_settings(kind), (kind.__doc__ or "").split("\n")[0])
+            settings_of = [describe_settings(kind), *[f"{HISTORY}=0"] * (issubclass(kind, Drafter) and kind.has_head)]
+            table.add_row(part, name, ", ".join(filter(None, settings_of)), (kind.__doc__ or "").split("\n")[0])
     console = Console(highlight=False, markup=False)
     console.print(table)
     console.print("\nA method is DRAFTER[@HEAD][+BUILDER][+CONTROLLER], such as ngram+chain,length=6.")

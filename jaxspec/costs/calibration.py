@@ -96,7 +96,7 @@ def measure(model: Checkpoint, method: Method, weights: Any, batch_size: int) ->
     builder = lambda width: Eagle2(total=max(*sizes, 2), depth=DEPTH, width=width)
 
     def spec(width):
-        return dataclasses.replace(method, builder=builder(width), controller=Fixed()).speculation(True)
+        return dataclasses.replace(method, builder=builder(width), controller=Fixed(), history=0).speculation(True)
 
     rows = shapes(spec(1), requests)[1]
     with model.context():

@@ -41,7 +41,7 @@ class DecodeState:
     @property
     def prefix(self) -> Prefix:
         """What drafting and verification see of it."""
-        return Prefix(token=self.tokens, length=self.length, cache=self.cache)
+        return Prefix(token=self.tokens, length=self.length, cache=self.cache, unfinished=~self.done)
 
 
 def margin(spec: Speculation) -> int:

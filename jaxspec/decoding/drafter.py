@@ -9,7 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.strategy import Strategy
@@ -38,6 +38,7 @@ class Prefix:
     token: Int[Array, "B S"]
     length: Int[Array, " B"]
     cache: tuple[KV, ...]  # the target's, `length` - 1 rows of it
+    unfinished: Bool[Array, " B"] | None = None  # rows whose text goes on; None: all
 
 
 @chex.dataclass(frozen=True)
@@ -150,6 +151,10 @@ class Drafter(Strategy):
         self, models: Models, state: State, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, State]:
         """What follows each of the W nodes of the frontier."""
+
+    def from_history(self, state: State, batch: int) -> Bool[Array, " B"]:
+        """Rows that since `root` draft what their text had before. No controller ends that or learns from it."""
+        return jnp.zeros(batch, bool)
 
     def target_forward(
         self, models: Models, state: State, prefix: Prefix, tree: DraftTree, slots: Int[Array, "B N"], leaves: int

@@ -102,6 +102,9 @@ def draft(
     begun, drafts_now = spec.controller.begin(models, fold(keys, BEGIN), state.controller, ~state.done, builder)
     controller = select_rows(state.done, state.controller, begun)
 
+    drafts, drafter = spec.drafter.root(models, state.drafter, prefix, tree)
+    copied = spec.drafter.from_history(drafter, len(root))
+
     def grow(tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"], controller: State, drafts: Drafts):
         width = frontier.node.shape[1]
         level_noise = noise(models, state.keys, prefix.length + frontier.level)
@@ -112,9 +115,11 @@ def draft(
             tree = keep_probs(tree, frontier, spec.rule.draft_probs(state.sampling, drafts), drafts.token)
         active &= reached.live.any(axis=1)
         signals = draft_signals(tree, reached, frontier, drafts, state.feature)
+        judged = {"drafted": signals.drafted & ~copied, "active": signals.active & ~copied}
+        signals = dataclasses.replace(signals, **judged)
         controller = select_rows(signals.drafted, spec.controller.note(controller, signals), controller)
         level_keys = fold(control_keys, frontier.level)
-        active &= spec.controller.keep_drafting(models, level_keys, controller, signals)
+        active &= copied | spec.controller.keep_drafting(models, level_keys, controller, signals)
         return tree, reached, active, controller
 
     @jax.named_scope(LEVEL)
@@ -127,8 +132,8 @@ def draft(
         _, frontier, active, *_ = carry
         return (frontier.level < builder.depth) & active.any()
 
-    drafts, drafter = spec.drafter.root(models, state.drafter, prefix, tree)
-    first = grow(tree, root_frontier(root.shape[0]), ~state.done & drafts_now, controller, drafts)
+    begins = ~state.done & (drafts_now | copied)
+    first = grow(tree, root_frontier(len(root)), begins, controller, drafts)
     tree, _, _, controller, drafter = jax.lax.while_loop(drafting, level, (*first, drafter))
     return tree, dataclasses.replace(state, drafter=drafter, controller=controller)
 
@@ -188,9 +193,11 @@ def commit(
     log_prob, trace = state.log_prob, state.trace
     if log_prob is not None and verified.log_prob is not None:
         log_prob = write_block(log_prob, verified.log_prob, state.length)
+    counts = count_round(state.done, grown, tree, verdict, count)
+    copied = spec.drafter.from_history(state.drafter, len(count))
+    learnt = spec.controller.update(state.controller, counts)
     with jax.named_scope(DRAFTING):
         drafter = spec.drafter.observe(models, state.drafter, committed)
-    counts = count_round(state.done, grown, tree, verdict, count)
     return dataclasses.replace(
         state,
         tokens=write_block(state.tokens, new, state.length),
@@ -199,7 +206,7 @@ def commit(
         cache=kv.append(state.cache, verified.rows, state.length - 1, after=verdict.next_token),
         feature=last_valid(committed.hidden, count),
         drafter=drafter,
-        controller=spec.controller.update(state.controller, counts),
+        controller=select_rows(copied, state.controller, learnt),
         round=state.round + 1,
         history=write_round(state.history, counts, state.round),
         log_prob=log_prob,

@@ -78,10 +78,14 @@ def continuation(text: Int[Array, "B S"], length: Int[Array, " B"], longest: int
     return Continuation(token=take(text, at[:, None] + 1 + jnp.arange(ahead) % period[:, None]), matched=found)
 
 
-def chance(state: MatchState, matched: Int[Array, "B *W"]) -> Float[Array, "B *W"]:
-    """The chance that what followed a match of so many tokens comes again: as often as in this text; 0 where none."""
+def chance(state: MatchState, matched: Int[Array, "B *W"], share: float = 1.0) -> Float[Array, "B *W"]:
+    """The chance that what followed a match of so many tokens comes again: as often as in this text; 0 where none.
+
+    Args:
+        share: of `expectation` to begin with, where not every match is compared.
+    """
     longest = state.came.shape[1]
-    expected = expectation(jnp.arange(1, longest + 1))
+    expected = share * expectation(jnp.arange(1, longest + 1))
     rate = (state.came + TRUST * expected) / (state.compared + TRUST)
     flat = matched.reshape(len(matched), -1)
     found = jnp.where(flat > 0, take(rate, jnp.clip(flat - 1, 0, longest - 1)), 0.0)

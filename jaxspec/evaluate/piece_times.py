@@ -41,10 +41,12 @@ class PieceTimes:
 def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> PieceTimes:
     """Times every method's pieces at the shapes that decoding `requests`, one batch, has.
 
-    Medians over several calls, which alternate over the pieces.
+    Medians over several calls, which alternate over the pieces. A method with history is timed as its head alone: what
+    history saves is not in its prices.
     """
     greedy = all(request.sampling.temperature == 0 for request in requests)
-    specs = {name: e.method.speculation(greedy, tree_sizes=e.tree_sizes) for name, e in engines.items()}
+    heads = {name: dataclasses.replace(engine.method, history=0) for name, engine in engines.items()}
+    specs = {name: method.speculation(greedy, tree_sizes=engines[name].tree_sizes) for name, method in heads.items()}
     sizes = sorted({1, *(size for spec in specs.values() for size in spec.verify_sizes)})
     rows = max(shapes(spec, requests)[1] for spec in specs.values())
     engine = next(iter(engines.values()))

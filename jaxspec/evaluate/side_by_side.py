@@ -72,11 +72,11 @@ def typed(name: str) -> tuple[str, str, str]:
 def _by(role: str, parsed: Mapping[str, Method]) -> Iterator[Group]:
     found: dict[Any, list[str]] = {}
     for name, method in parsed.items():
-        others = method.builder if role == "drafter" else (method.drafter, method.head)
+        others = method.builder if role == "drafter" else (method.drafter, method.head, method.history)
         found.setdefault((others, method.controller), []).append(name)
     for names in found.values():
         methods = [parsed[name] for name in names]
-        differ = {(m.drafter, m.head) if role == "drafter" else m.builder.name for m in methods}
+        differ = {(m.drafter, m.head, m.history) if role == "drafter" else m.builder.name for m in methods}
         if len(differ) > 1:
             drafter, builder, controller = typed(names[0])
             shared = builder if role == "drafter" else drafter

@@ -14,10 +14,14 @@ from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.strategy import MOST
 from jaxspec.drafters import DRAFTERS
+from jaxspec.drafters.history import LONGEST as LONGEST_MATCH
+from jaxspec.drafters.history import WithHistory
+from jaxspec.host.arguments import integer
 from jaxspec.methods.settings import build_part, show_settings
 from jaxspec.rules import Greedy, GumbelCoupling, RejectionSampling
 
 CHAIN, FIXED = Chain(), Fixed()
+HISTORY = "history"
 LONGEST = 12  # tokens of a chain without a length, where a controller decides when to stop (Draft & Verify's K)
 
 
@@ -28,6 +32,8 @@ class Method:
     Attributes:
         builder: a chain of 4 where none is given.
         head: folder under CKPT/heads, or a path; None: the one of the drafter's name, where it has a head.
+        history: tokens that must match for a row to draft what followed them before, and not what the head says; 0: no
+            row ever does. Of a drafter with a head only.
         verification: in place of the rule that fits the builder; only simulation has one (`evaluate/simulate.py`).
     """
 
@@ -35,9 +41,13 @@ class Method:
     builder: TreeBuilder = CHAIN
     controller: Controller = FIXED
     head: str | None = None
+    history: int = 0
     verification: Rule | None = None
 
     def __post_init__(self) -> None:
+        integer(f"{self.drafter.name}: {HISTORY}", self.history, 0, LONGEST_MATCH)
+        if self.history and not self.drafter.has_head:
+            raise ValueError(f"{self.drafter.name} has no head for history to stand beside; leave {HISTORY}= out")
         if (nodes := self.builder.size - 1) > MOST:
             raise ValueError(
                 f"{self.builder.name}: with these settings it drafts up to {nodes} nodes, and the limit is {MOST}"
@@ -50,6 +60,7 @@ class Method:
         head = "" if self.head in (None, self.drafter.name) else f"@{self.head}"
         names = [self.drafter.name + head, self.builder.name, self.controller.name]
         settings = [show_settings(part) for part in (self.drafter, self.builder, self.controller)]
+        settings[0] += f",{HISTORY}={self.history}" if self.history else ""
         return "+".join(name + values for name, values in zip(names, settings, strict=True))
 
     @property
@@ -90,7 +101,7 @@ class Method:
     def speculation(self, greedy: bool, **options: Any) -> Speculation:
         """What the loop is compiled for. `options` are the remaining fields of `Speculation`."""
         return Speculation(
-            drafter=self.drafter,
+            drafter=WithHistory(self.drafter, self.history) if self.history else self.drafter,
             builder=self.builder.at_temperature_0 if greedy else self.builder,
             controller=self.controller,
             rule=self.rule(greedy),
@@ -109,6 +120,9 @@ def parse_method(text: str) -> Method:
     name, _, head = name.partition("@")
     if name not in DRAFTERS:
         raise ValueError(f"method {text!r}: no drafter is called {name!r}; there are {', '.join(DRAFTERS)}")
+    history = 0
+    if DRAFTERS[name].has_head:
+        settings, history = _history(settings, text)
     drafter = build_part(DRAFTERS[name], settings, text)
     if head and not drafter.has_head:
         raise ValueError(f"method {text!r}: {name} has no weights, so @{head} means nothing; leave it out")
@@ -137,7 +151,7 @@ def parse_method(text: str) -> Method:
         builder: TreeBuilder = Chain(drafter.levels_at_once or (LONGEST if controller.stops else Chain.length))
     else:
         builder = _part(BUILDERS, chosen, text)
-    return Method(drafter, builder, controller, head=(head or name) if drafter.has_head else None)
+    return Method(drafter, builder, controller, head=(head or name) if drafter.has_head else None, history=history)
 
 
 def runnable(heads: Collection[str]) -> list[tuple[str, bool]]:
@@ -149,6 +163,15 @@ def default_method(heads: Collection[str]) -> Method:
     """The trained head that is there of the best rank; prompt lookup, which needs none, otherwise."""
     ranked = [(kind.rank, name) for name, kind in DRAFTERS.items() if kind.rank is not None and name in heads]
     return parse_method(min(ranked)[1] if ranked else "ngram")
+
+
+def _history(settings: list[str], text: str) -> tuple[list[str], int]:
+    """A drafter's settings without that of history, and its value."""
+    given = [setting for setting in settings if setting.partition("=")[0] == HISTORY]
+    values = [setting.partition("=")[2] for setting in given]
+    if not all(value.isdecimal() for value in values) or len(given) > 1:
+        raise ValueError(f"method {text!r}: write {HISTORY}=N once, N from 0 to {LONGEST_MATCH} tokens that must match")
+    return [setting for setting in settings if setting not in given], int(values[0]) if values else 0
 
 
 def _part(kinds: dict[str, Any], typed: str, text: str) -> Any:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxspec.methods.method import Method
+from jaxspec.methods.method import HISTORY, Method
 from jaxspec.methods.settings import read_value
 
 ROLES = ("drafter", "builder", "controller")
@@ -28,7 +28,7 @@ def vary(method: Method, setting: str, values: Sequence[str]) -> list[Variant]:
 
     Args:
         setting: a field of the drafter, builder or controller, such as `length`; `chain.length` where several parts
-            have it; `head` for @HEAD.
+            have it; `head` for @HEAD; `history` where there is a head.
         values: written as in a method's text.
 
     Raises:
@@ -48,10 +48,10 @@ def vary(method: Method, setting: str, values: Sequence[str]) -> list[Variant]:
 
 
 def find_setting(method: Method, setting: str) -> tuple[str, str]:
-    """The part (a field of `Method`) that has a setting, and the setting's own name; `head` is its own part."""
+    """The part (a field of `Method`) that has a setting, and its name; `head` and `history` are parts themselves."""
     known = {f"{part}.{name}": (role, name) for role, part, name in _settings(method)}
     if method.head is not None:
-        known[HEAD] = (HEAD, HEAD)
+        known |= {name: (name, name) for name in (HEAD, HISTORY)}
     found = [full for full in known if setting in (full, full.partition(".")[2])]
     if not found:
         offers = f"its settings are {', '.join(known)}" if known else "it has none"
@@ -74,6 +74,10 @@ def _variant(method: Method, role: str, name: str, text: str) -> Variant:
         if not text:
             raise ValueError("a head needs a name")
         return Variant(text, dataclasses.replace(method, head=text))
+    if role == HISTORY:
+        known = {field.name: field for field in dataclasses.fields(Method)}
+        number = read_value(known[HISTORY], text, f"{method.drafter.name},{HISTORY}={text}")
+        return Variant(number, dataclasses.replace(method, history=number))
     part: Any = getattr(method, role)
     field = next(field for field in dataclasses.fields(part) if field.name == name)
     value = read_value(field, text, f"{part.name},{name}={text}")

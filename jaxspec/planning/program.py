@@ -100,7 +100,7 @@ class PlacedProgram:
 
 def chain_on_one_chip(method: Method, models: Models) -> Parts:
     """What a round of two levels does for one sequence where one chip holds everything, whatever the builder."""
-    chain = dataclasses.replace(method, builder=Chain(length=2), controller=Fixed())
+    chain = dataclasses.replace(method, builder=Chain(length=2), controller=Fixed(), history=0)
     placed = PlacedProgram.place(program_of(chain, models, greedy=True), 1, SMALLEST_CACHE, one_chip())
     return placed.count(placed.trace())
 

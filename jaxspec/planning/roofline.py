@@ -33,7 +33,7 @@ def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> 
 
     # Under a controller that stops, so that verification of every size is in it.
     def probe(width):
-        return dataclasses.replace(method, builder=tree(width), controller=BetaTS())
+        return dataclasses.replace(method, builder=tree(width), controller=BetaTS(), history=0)
 
     whole = compose(probe(WIDTHS[-1]))
     parts = whole.count(whole.trace())

@@ -146,9 +146,9 @@ def chains(run: Run) -> list[list[str]]:
     return [sorted(names, key=lambda name: run.methods[name].builder.depth) for names in found.values()]
 
 
-def drafts_by(method: Method) -> tuple[Any, str | None]:
+def drafts_by(method: Method) -> tuple[Any, str | None, int]:
     """What drafts: methods that share it differ in how they build, stop and verify."""
-    return method.drafter, method.head
+    return method.drafter, method.head, method.history
 
 
 def fixed_chain(method: Method) -> bool:

@@ -15,6 +15,17 @@ ROWS = 96
 LOOP: Any = loop.decode  # a jitted function has methods that its type does not show
 
 
+WITH_HISTORY = ("draft-model,history=3+chain", "eagle,history=3+static", "early-exit,history=3+chain")
+
+
+def branches_that_return_the_cache(text: str, batch: int, rows: int) -> list[str]:
+    """Conditionals whose result, or a part of it, has the cache's shape."""
+    shape = re.compile(rf"f32\[{batch},1,(8,{rows}|{rows},8)\]")
+    found = re.findall(r"= (.*) conditional\(", text)
+    assert found, "there is no branch"
+    return [result for result in found if shape.search(result)]
+
+
 def copies_of_the_cache(text: str, batch: int, rows: int) -> list[str]:
     """Instructions that copy or transpose an array of the cache's shape (one KV head of width 8), anywhere."""
     shape = rf"f32\[{batch},1,(8,{rows}|{rows},8)\]"
@@ -43,10 +54,17 @@ def compiled(name: str, batch: int = 1) -> str:
         "edd+static",
         "medusa+chain",
         "layer-skip+chain",
+        *WITH_HISTORY,
     ],
 )
 def test_the_loop_never_copies_the_cache(name):
     assert copies_of_the_cache(compiled(name), 1, ROWS) == []
+
+
+@pytest.mark.parametrize("name", WITH_HISTORY)
+def test_no_branch_returns_the_cache(name):
+    """Neither a head's pass, which history may make needless, nor verification."""
+    assert branches_that_return_the_cache(compiled(name), 1, ROWS) == []
 
 
 def test_the_write_must_depend_on_the_verdict(monkeypatch):

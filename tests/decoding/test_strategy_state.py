@@ -24,7 +24,8 @@ from tests.lossless.harness import models, requests, speculation, start, weights
 
 BATCH, LENGTH = 4, 3
 STATELESS = {"plain", "layer-skip", "fixed", "threshold"}
-DRAFTING = [parse_method(name) for name in DRAFTERS]
+NAMES = [*DRAFTERS, "eagle,history=3"]
+DRAFTING = [parse_method(name) for name in NAMES]
 COSTS = CostTable(plain=1.0, verify=((1, 1.0), (8, 2.0)), level=((1, 0.1),))
 STOPPING = [parse_method(f"draft-model+chain+{name}").with_costs(COSTS) for name in CONTROLLERS]
 
@@ -59,7 +60,7 @@ def strays(state: Any) -> list[str]:
     return [jax.tree_util.keystr(path) for path, leaf in leaves if leaf.shape[:1] != (BATCH,)]
 
 
-@pytest.mark.parametrize("method", DRAFTING, ids=DRAFTERS)
+@pytest.mark.parametrize("method", DRAFTING, ids=NAMES)
 def test_drafters(method: Method, everything: Models):
     spec = speculation(method, greedy=True)
     for when, state in seen(spec, weights(spec, everything)).items():

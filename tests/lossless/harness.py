@@ -30,6 +30,7 @@ from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.drafters.edd import Edd, EddHead, default_tap
+from jaxspec.drafters.history import WithHistory
 from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
@@ -193,7 +194,8 @@ def requests(prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 
 def weights(spec: Speculation, models: Models) -> Models:
     """The target, what the drafter brings, and what the controller does."""
     control = models.control if spec.controller.needs_weights else None
-    return Models(target=models.target, draft=models.draft.get(type(spec.drafter)), control=control)
+    head = spec.drafter.head if isinstance(spec.drafter, WithHistory) else spec.drafter
+    return Models(target=models.target, draft=models.draft.get(type(head)), control=control)
 
 
 def run(

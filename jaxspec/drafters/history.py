@@ -1,0 +1,235 @@
+"""History beside a head: where the text repeats itself, it is copied, and the head's passes are saved.
+
+After SAM decoding (arXiv:2411.10666) and the hybrid of suffix decoding (arXiv:2411.04975), whose searches run on the
+host; here it is one comparison of the whole text with its end, in the loop.
+
+Sound under every rule: what a row copies and raises goes by its own committed text, and it is in the logits that
+children are drawn from. These are the q that rejection sampling keeps; the coupled rule and greedy decoding need none.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar, final
+
+import chex
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxspec.decoding.drafter import Committed, Drafter, Models, Prefix, State
+from jaxspec.decoding.drafts import Drafts, for_each
+from jaxspec.decoding.sampling import argmax
+from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
+from jaxspec.drafters import suffix_match
+from jaxspec.drafters.suffix_match import Continuation, MatchState
+from jaxspec.model.llama import Output
+
+LONGEST = 16
+"""Tokens of a match, at most: of longer ones the latest wins."""
+AGAINST_THE_HEAD = 0.25
+"""What a match is expected to be worth where the head says otherwise, as a share of what it is worth at all: a guess,
+on the side of the head, that comparisons in the text soon replace."""
+LEAST = -1e30
+"""Below every logit but -inf."""
+
+
+@chex.dataclass(frozen=True)
+class HistoryState:
+    """The head's own state, what followed before, what that has been worth, and where this round's drafts are from."""
+
+    head: State
+    ahead: Continuation | None  # while drafting
+    against: MatchState  # matches at whose end the head, asked for the token after the root, said otherwise
+    copied: Bool[Array, " B"]  # rows that draft from history
+    skipped: Bool[Array, " B"]  # whether a pass of the head was left out, the same for every row
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class WithHistory(Drafter):
+    """Drafts what followed the text's last tokens before, where `history` of them or more match; else as the head does.
+
+    A match gives a chain, each token the only child of the one before, as deep as the builder goes. Of a shorter match
+    the head's own tree has more: at the nodes that go on as the text did, the next token has at least the weight of how
+    often, in this text, matches of this length were right where the head said otherwise.
+
+    `observe` always runs, so the head's keys and values have no gaps. A pass of the head runs where any row needs it,
+    which decides for no row what it drafts.
+    """
+
+    name: ClassVar[str] = "history"
+    abstains: ClassVar[bool] = True  # a node of a copy has one child
+    head: Drafter
+    history: int
+
+    @property
+    def reuses_drafting(self) -> bool:
+        """As the head does."""
+        return self.head.reuses_drafting
+
+    def taps(self, models: Models) -> tuple[int, ...]:
+        return self.head.taps(models)
+
+    def init(self, models: Models, batch: int, rows: int) -> HistoryState:
+        return HistoryState(
+            head=self.head.init(models, batch, rows),
+            ahead=None,
+            against=suffix_match.unmatched(batch, LONGEST),
+            copied=jnp.zeros(batch, bool),
+            skipped=jnp.zeros(batch, bool),
+        )
+
+    def enlarge(self, state: HistoryState, rows: int) -> HistoryState:
+        return dataclasses.replace(state, head=self.head.enlarge(state.head, rows))
+
+    def observe(self, models: Models, state: HistoryState, committed: Committed) -> HistoryState:
+        return dataclasses.replace(
+            state,
+            head=self.head.observe(models, state.head, committed),
+            ahead=None,
+            against=suffix_match.learn(state.against, committed.next_token, committed.count),
+        )
+
+    def from_history(self, state: HistoryState, batch: int) -> Bool[Array, " B"]:
+        return state.copied
+
+    def root(self, models: Models, state: HistoryState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, HistoryState]:
+        batch, size = tree.token.shape
+        ahead = suffix_match.continuation(prefix.token, prefix.length, LONGEST, size)
+        begun = dataclasses.replace(
+            state,
+            ahead=ahead,
+            copied=ahead.matched >= self.history,
+            skipped=jnp.zeros_like(state.skipped),
+        )
+        frontier = root_frontier(batch)
+        if prefix.unfinished is not None:
+            frontier = dataclasses.replace(frontier, live=prefix.unfinished[:, None])
+        drafts, asked = self._ask(begun, frontier, lambda head: self.head.root(models, head, prefix, tree))
+        otherwise = (first_choice(drafts) != ahead.token[:, 0]) & ~begun.copied
+        guess = Continuation(token=ahead.token[:, :1], matched=jnp.where(otherwise, ahead.matched, 0))
+        asked = dataclasses.replace(asked, against=dataclasses.replace(state.against, ahead=guess))
+        return beside(asked, tree, frontier, drafts), asked
+
+    def expand(
+        self, models: Models, state: HistoryState, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, HistoryState]:
+        ask = lambda head: self.head.expand(models, head, prefix, tree, frontier)
+        drafts, asked = self._ask(state, frontier, ask)
+        return beside(asked, tree, frontier, drafts), asked
+
+    def _ask(
+        self, state: HistoryState, frontier: Frontier, ask: Callable[[State], tuple[Drafts, State]]
+    ) -> tuple[Drafts, HistoryState]:
+        """What the head says, if a live row that does not copy needs it."""
+        needed = (frontier.live.any(axis=1) & ~state.copied).any()
+        drafts, head = ask_if(needed, ask, state.head)
+        return drafts, dataclasses.replace(state, head=head, skipped=state.skipped | ~needed)
+
+    def target_forward(
+        self,
+        models: Models,
+        state: HistoryState,
+        prefix: Prefix,
+        tree: DraftTree,
+        slots: Int[Array, "B N"],
+        leaves: int,
+    ) -> Output:
+        def resumed() -> Output:
+            return self.head.target_forward(models, state.head, prefix, tree, slots, leaves)
+
+        if not self.head.reuses_drafting:
+            return resumed()
+        whole = super().target_forward  # what passes that were left out would have computed, it computes itself
+        return jax.lax.cond(state.skipped.any(), lambda: whole(models, state, prefix, tree, slots, leaves), resumed)
+
+
+def ask_if(needed: Bool[Array, ""], ask: Callable[[State], tuple[Drafts, State]], state: State) -> tuple[Drafts, State]:
+    """What a head says, and its state after that, where it is needed; else zeros, and its state as it was.
+
+    What the pass leaves as it is never goes through the branches: a cache that one returned would be copied.
+    """
+    traced, shapes = jax.make_jaxpr(ask, return_shape=True)(state)
+    said, after = shapes
+    given, made = traced.jaxpr.invars, traced.jaxpr.outvars[len(jax.tree.leaves(said)) :]
+    source = [next((i for i, var in enumerate(given) if var is each), None) for each in made]
+    old, structure = jax.tree.flatten(state)
+    begins = jax.tree.structure(after) != structure  # the round's first pass adds what is of the round alone
+
+    def changed(leaves: list[Array]) -> list[Array]:
+        return [leaf for leaf, place in zip(leaves, source, strict=True) if place is None]
+
+    def asked() -> tuple[Drafts, list[Array]]:
+        drafts, state_after = ask(state)
+        return drafts, changed(jax.tree.leaves(state_after))
+
+    def not_asked() -> tuple[Drafts, list[Array]]:
+        def zeros(shape: jax.ShapeDtypeStruct) -> Array:
+            return jnp.zeros(shape.shape, shape.dtype)
+
+        return jax.tree.map(zeros, said), changed(list(map(zeros, jax.tree.leaves(after))) if begins else old)
+
+    drafts, new = jax.lax.cond(needed, asked, not_asked)
+    rest = iter(new)
+    leaves = [next(rest) if place is None else old[place] for place in source]
+    return drafts, jax.tree.unflatten(jax.tree.structure(after), leaves)
+
+
+def first_choice(drafts: Drafts) -> Int[Array, " B"]:
+    """The token that the head finds likeliest after the root."""
+    best = argmax(drafts.logits[:, :1].astype(jnp.float32))
+    if drafts.token is None:
+        return best[:, 0]
+    ids = jnp.broadcast_to(drafts.token[:, :1], (len(best), 1, drafts.token.shape[-1]))
+    return jnp.take_along_axis(ids, best[..., None], axis=-1)[:, 0, 0]
+
+
+def beside(state: HistoryState, tree: DraftTree, frontier: Frontier, drafts: Drafts) -> Drafts:
+    """The head's drafts of a level together with what the text did before."""
+    ahead = state.ahead
+    assert ahead is not None, "root comes before expand"
+    matched = jnp.where(ahead.matched > 0, ahead.matched + frontier.level, 0)
+    chance = suffix_match.chance(state.against, matched, AGAINST_THE_HEAD)[:, None]
+    chance = jnp.where(repeats(tree, frontier, ahead), chance, 0.0)
+    follows = jax.lax.dynamic_index_in_dim(ahead.token, frontier.level, axis=1)
+    return with_copies(drafts, jnp.broadcast_to(follows, chance.shape), chance, state.copied)
+
+
+def repeats(tree: DraftTree, frontier: Frontier, ahead: Continuation) -> Bool[Array, "B W"]:
+    """Whether the path to each node of the frontier goes on as the text did before."""
+    agrees = (tree.depth == 0) | (tree.token == take(ahead.token, tree.depth - 1))
+    return (agrees[:, None] | ~take(tree.ancestors, frontier.node)).all(axis=-1)
+
+
+def with_copies(
+    drafts: Drafts, token: Int[Array, "B W"], chance: Float[Array, "B W"], copied: Bool[Array, " B"]
+) -> Drafts:
+    """The head's drafts after W nodes, in which each node's `token` has at least this weight; of a copied row it alone.
+
+    Where that is more than the head gives it, the weights of all are normalised again. A token that the head cannot
+    draft takes the place of its last candidate.
+    """
+    width, count = token.shape[1], drafts.logits.shape[-1]
+    logits = for_each(drafts.logits.astype(jnp.float32), width)
+    ids = jnp.broadcast_to(jnp.arange(count) if drafts.token is None else drafts.token, logits.shape)
+    own, total = ids == token[..., None], jnp.zeros(())
+    if drafts.token is None:
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    log_prob = logits - jnp.where(jnp.isneginf(total), 0.0, total)
+    raised = (chance > _mass(log_prob, own))[..., None]
+    if drafts.token is not None:
+        likeliest = argmax(jnp.where(own, jnp.maximum(logits, LEAST), -jnp.inf))  # an id that pads may come again
+        own = jnp.arange(count) == jnp.where(own.any(axis=-1), likeliest, count - 1)[..., None]
+    gained = (chance - _mass(log_prob, own))[..., None]
+    more = jnp.where(own, jnp.log(chance)[..., None], log_prob) - jnp.log1p(gained)
+    copied = jnp.broadcast_to(copied[:, None, None], raised.shape)
+    return Drafts(
+        logits=jnp.where(copied, jnp.where(own, 0.0, -jnp.inf), jnp.where(raised, more, logits)),
+        token=None if drafts.token is None else jnp.where(own & (raised | copied), token[..., None], ids),
+        hidden=None if drafts.hidden is None else for_each(drafts.hidden, width),
+    )
+
+
+def _mass(log_prob: Float[Array, "B W C"], of: Bool[Array, "B W C"]) -> Float[Array, "B W"]:
+    """The probability of the one candidate in each row."""
+    return jnp.exp(jnp.where(of, log_prob, -jnp.inf).max(axis=-1))

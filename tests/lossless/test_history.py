@@ -1,0 +1,168 @@
+"""History beside a head of every kind: the target's text, whichever rows copy and whichever ask the head."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.decoding import loop
+from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.request import Request
+from jaxspec.decoding.speculation import Speculation
+from jaxspec.methods.method import parse_method
+from tests.lossless.harness import begun, models, requests, rounds_of, run, run_refilled, speculation, weights
+from tests.lossless.test_sampling import FALSE_ALARM, enumerate_joint, p_value, sample
+
+NEW, VOCAB = 24, 23
+STATIC = "static,paths=0:1:2:00:01:10:000"
+METHODS = (  # each kind of head, and each kind of builder and controller
+    f"draft-model,history=2+{STATIC}",
+    "eagle,history=2+chain,length=4",
+    "eagle3,history=3+eagle2,total=8,depth=3,width=2",
+    "early-exit,history=2+chain,length=4+threshold,gamma=0.2,confidence=token",
+    f"early-exit,history=2+{STATIC}",
+    "edd,history=1+pruned,width=2,depth=3,leaf=0.02,cost=0.1,total=8",
+    "medusa,history=2+budgeted,width=2,depth=3,cost=0.1,verify=1:1/2:1.2/4:1.4/8:1.6,total=8",
+    "layer-skip,history=2+chain,length=4+beta-ts,prior_alpha=1",
+)
+COUPLED = tuple(name for name in METHODS if "chain" not in name)
+SAMPLED = (
+    "draft-model,history=2+chain,length=3",
+    "eagle,history=2+chain,length=3",
+    "eagle3,history=1+chain,length=3",
+    "early-exit,history=2+chain,length=3",
+    "edd,history=3+chain,length=3+threshold,gamma=0.2,confidence=token",
+    "medusa,history=2+chain,length=4",
+    "layer-skip,history=2+chain,length=2",
+)
+REPEATING = [5, 6, 7] * 6
+
+
+@pytest.fixture(scope="module")
+def target() -> Models:
+    return models(VOCAB)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [REPEATING, *(rng.integers(0, VOCAB, size=n).tolist() for n in (1, 8)), [*range(12), *range(12)]]
+
+
+@pytest.fixture(scope="module")
+def plain(target, prompts) -> list[list[int]]:
+    return run(speculation(parse_method("plain"), True), target, requests(prompts, NEW))[0]
+
+
+def copies(spec: Speculation, models: Models, asked: list[Request]) -> tuple[DecodeState, np.ndarray]:
+    """The last state, and whether each unfinished row copied, [rounds, B]; -1 where the row was done."""
+    chosen = weights(spec, models)
+    state, seen = begun(spec, chosen, asked, (), 128), []
+    while not bool(state.done.all()):
+        done = np.asarray(state.done)
+        state = loop.decode(spec, chosen, state, jnp.int32(1), jnp.int32(len(done)))
+        seen.append(np.where(done, -1, np.asarray(state.drafter.copied)))
+    return state, np.stack(seen)
+
+
+def texts_of(state: DecodeState, asked: list[Request]) -> list[list[int]]:
+    tokens, length = np.asarray(state.tokens), np.asarray(state.length)
+    return [tokens[i, len(request.tokens) : length[i]].tolist() for i, request in enumerate(asked)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_greedy_text_is_the_targets(name: str, target, prompts, plain):
+    """Also beside other rows, and in rows that others had before; and what a row does depends on itself alone."""
+    spec, asked = speculation(parse_method(name), True), requests(prompts, NEW)
+    state, seen = copies(spec, target, asked)
+    assert texts_of(state, asked) == plain
+    mixed = ((seen == 1).any(axis=1) & (seen == 0).any(axis=1)).sum()
+    assert mixed and (seen[:, 0] == 0).any(), "no round had rows of both kinds, so nothing was tested"
+    counts = rounds_of(state, len(asked))
+    assert counts.accepted.sum() > 0
+    others = [asked[3], asked[0], asked[1], dataclasses.replace(asked[2], tokens=REPEATING[1:])]
+    moved, beside = copies(spec, target, others)
+    assert texts_of(moved, others)[0] == plain[3] and texts_of(moved, others)[2] == plain[1]
+    for now, before in ((0, 3), (2, 1)):
+        of = lambda which, row: which[:, row][which[:, row] >= 0].tolist()
+        assert of(beside, now) == of(seen, before)
+        again = rounds_of(moved, len(others))
+        rounds = len(of(seen, before))
+        assert (again.levels[now, :rounds] == counts.levels[before, :rounds]).all()
+    each = [(0, NEW), (1, 7), (2, 1), (3, 12), (1, NEW), (0, 12), (3, 5), (2, 9)]
+    refilled = [request for i, budget in each for request in requests([prompts[i]], budget)]
+    assert run_refilled(spec, target, refilled) == [plain[i][:budget] for i, budget in each]
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_coupled_text_is_plain_decodings(name: str, target, prompts):
+    asked = requests(prompts, NEW, seed=3, temperature=0.3, top_p=0.95)
+    expected, _ = run(speculation(parse_method("plain"), False), target, asked)
+    state, seen = copies(speculation(parse_method(name), False), target, asked)
+    assert texts_of(state, asked) == expected
+    assert (seen == 1).any() and (seen == 0).any()
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_joint_distribution_is_the_targets(name: str):
+    """The prompt's last tokens match for some first tokens and not for others."""
+    tiny = models(5, num_layers=2 if name.startswith("early-exit") else 1)
+    counts = sample(speculation(parse_method(name), False), tiny, 1.0, 1.0)
+    assert p_value(counts, enumerate_joint(tiny, 1.0, 1.0)) > FALSE_ALARM
+
+
+def test_a_seed_gives_the_same_text_in_any_batch(target, prompts):
+    spec = speculation(parse_method("eagle,history=2+chain,length=4"), False)
+    asked = requests(prompts, NEW, seed=7, temperature=0.7)
+    together, seen = copies(spec, target, asked)
+    assert (seen == 1).any() and (seen == 0).any()
+    others = [dataclasses.replace(asked[0], tokens=[3, 1, 4], index=9), asked[2], asked[1], asked[3]]
+    apart, _ = copies(spec, target, others)
+    expected = texts_of(together, asked)
+    assert texts_of(apart, others)[1:] == [expected[2], expected[1], expected[3]]
+
+
+@pytest.fixture(scope="module")
+def repeating(target):
+    """A state in which every row repeats itself, and the method that it is of; its controller stops after a level."""
+    spec = speculation(parse_method("eagle,history=4+chain,length=4+threshold,gamma=1,confidence=token"), True)
+    chosen = weights(spec, target)
+    return spec, chosen, begun(spec, chosen, requests([REPEATING, [1, 2] * 6], NEW), (), 128)
+
+
+def with_text(state: DecodeState, rows: list[list[int]]) -> DecodeState:
+    """The state with another text of each row; keys and values are still of the old one."""
+    padded = np.zeros(state.tokens.shape, np.int32)
+    for row, text in enumerate(rows):
+        padded[row, : len(text)] = text
+    return dataclasses.replace(state, tokens=jnp.asarray(padded), length=jnp.array([len(text) for text in rows]))
+
+
+def test_where_all_rows_copy_the_head_is_not_asked(repeating):
+    spec, chosen, state = repeating
+    draft = jax.jit(lambda state: loop.draft(spec, chosen, state, state.keys))
+    tree, after = draft(with_text(state, [[5, 6, 7] * 4, [1, 2] * 5]))
+    assert tree.token[:, 1:].tolist() == [[5, 6, 7, 5], [1, 2, 1, 2]]
+    assert tree.live.all(), "a controller ended a copy"
+    assert after.drafter.skipped.all() and (after.drafter.head.features == 0).all()
+    tree, after = draft(with_text(state, [[5, 6, 7] * 4, [1, 2, 9, 4, 8]]))
+    assert not after.drafter.skipped[0] or tree.live[1].sum() < 5
+    assert after.drafter.copied.tolist() == [True, False]
+    assert (after.drafter.head.features != 0).any()
+    assert tree.token[0, 1:].tolist() == [5, 6, 7, 5], "a row copies whatever its neighbours do"
+    finished = dataclasses.replace(with_text(state, [[5, 6, 7] * 4, [1, 2, 9]]), done=jnp.array([False, True]))
+    assert draft(finished)[1].drafter.skipped.all(), "a row that is done asks nobody"
+
+
+def test_a_copy_teaches_the_controller_nothing(target):
+    spec = speculation(parse_method("eagle,history=4+chain,length=4+beta-ts"), True)
+    chosen = weights(spec, target)
+    state = begun(spec, chosen, requests([REPEATING, [3, 1]], NEW), (), 128)
+    state = with_text(state, [[5, 6, 7] * 4, [1, 2, 9]])
+    before = np.asarray(state.controller.alpha + state.controller.beta)
+    after = loop.decode(spec, chosen, state, jnp.int32(1))
+    learnt = np.asarray(after.controller.alpha + after.controller.beta) != before
+    assert learnt.tolist() == [False, True]
