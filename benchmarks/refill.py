@@ -6,10 +6,12 @@ python benchmarks/refill.py [--target builtin] [--methods plain ngram+chain eagl
 with a budget of 12 to 180 tokens from a fixed seed. By groups, each batch is as long as its slowest text; refilled, a
 row whose text is done goes to the next prompt. `idle` is the share of row-rounds, while prompts wait, in which a row
 has no text. `listed` is the rounds of handing rows on without delay in order of arrival. Both ways take turns, and
-times are medians; they hold prefill too. The texts are compared.
+times are medians; they hold prefill too, and `parts` has it apart from decoding, with `rest`, the host's work between
+them: handing rows on and cutting texts. The texts are compared.
 """
 
 import argparse
+import dataclasses
 import json
 import statistics
 import time
@@ -43,18 +45,36 @@ def requests_for(engine: Engine) -> list[Request]:
     return requests_of(engine.model, [texts[i] for i in order], max_new_tokens=budgets.tolist())
 
 
-def by_groups(engine: Engine, requests: Sequence[Request], rows: int) -> tuple[list[Generation], int]:
-    """Texts and rounds, one batch after the other."""
-    texts, rounds = [], 0
-    for i in range(0, len(requests), rows):
-        group = engine.run(requests[i : i + rows])
-        texts += group
-        rounds += max(len(each.history.committed) for each in group)
-    return texts, rounds
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What one way came to.
+
+    Attributes:
+        idle: share of row-rounds without a text while prompts waited; None of groups.
+        prefill, decode: seconds.
+    """
+
+    texts: list[Generation]
+    rounds: int
+    idle: float | None
+    prefill: float
+    decode: float
 
 
-def by_rows(engine: Engine, requests: Sequence[Request], rows: int) -> tuple[list[Generation], int, float]:
-    """Texts, rounds and the share of row-rounds without a text while prompts waited."""
+def by_groups(engine: Engine, requests: Sequence[Request], rows: int) -> Ran:
+    """One batch after the other."""
+    groups = [engine.run(requests[i : i + rows]) for i in range(0, len(requests), rows)]
+    return Ran(
+        texts=[text for group in groups for text in group],
+        rounds=sum(max(len(each.history.committed) for each in group) for group in groups),
+        idle=None,
+        prefill=sum(group[0].prefill_seconds for group in groups),
+        decode=sum(group[0].decode_seconds for group in groups),
+    )
+
+
+def by_rows(engine: Engine, requests: Sequence[Request], rows: int) -> Ran:
+    """Rows handed on."""
     program = engine.program(requests)
     session = Session(engine.model, program, requests[:rows], later=requests[rows:])
     ahead = ReadingAhead(engine.model, program, requests, rows, keep_state=False)
@@ -69,7 +89,13 @@ def by_rows(engine: Engine, requests: Sequence[Request], rows: int) -> tuple[lis
 
     session.advance = counting
     texts = dict(refilled(session, ahead, rows, StopStrings((), engine.model.tokenizer)))
-    return [texts[place] for place in range(len(requests))], session.round, idle / waited
+    return Ran(
+        texts=[texts[place] for place in range(len(requests))],
+        rounds=session.round,
+        idle=idle / waited,
+        prefill=session.prefill_seconds + sum(texts[place].prefill_seconds for place in range(rows, len(requests))),
+        decode=session.decode_seconds,
+    )
 
 
 def listed(texts: Sequence[Generation], rows: int) -> int:
@@ -82,23 +108,28 @@ def listed(texts: Sequence[Generation], rows: int) -> int:
 
 def compare(engine: Engine, rows: int, repeats: int) -> dict[str, Any]:
     """What both ways take for one method and number of rows."""
-    requests, seconds = requests_for(engine), {"groups": [], "refilled": []}
-    (grouped, rounds), (texts, ours, idle) = by_groups(engine, requests, rows), by_rows(engine, requests, rows)
-    assert [text.tokens for text in texts] == [text.tokens for text in grouped], "refilling changed a text"
+    requests, ways = requests_for(engine), {"groups": by_groups, "refilled": by_rows}
+    parts: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
+    grouped, ours = (run(engine, requests, rows) for run in ways.values())
+    assert [text.tokens for text in ours.texts] == [text.tokens for text in grouped.texts], "refilling changed a text"
     for _ in range(repeats):
-        for way, run in (("groups", by_groups), ("refilled", by_rows)):
+        for way, run in ways.items():
             began = time.perf_counter()
-            run(engine, requests, rows)
-            seconds[way].append(time.perf_counter() - began)
-    took = {way: statistics.median(each) for way, each in seconds.items()}
-    saved = 1 - ours / rounds
+            ran = run(engine, requests, rows)
+            parts[way].append((time.perf_counter() - began, ran.prefill, ran.decode))
+    median = {way: [statistics.median(each) for each in zip(*found, strict=True)] for way, found in parts.items()}
+    took = {way: whole for way, (whole, *_) in median.items()}
     return {
         "method": str(engine.method),
         "rows": rows,
-        "rounds": {"groups": rounds, "refilled": ours, "listed": listed(texts, rows)},
-        "idle": idle,
+        "rounds": {"groups": grouped.rounds, "refilled": ours.rounds, "listed": listed(ours.texts, rows)},
+        "idle": ours.idle,
         "seconds": took,
-        "saved_rounds": saved,
+        "parts": {
+            way: {"prefill": prefill, "decode": decode, "rest": whole - prefill - decode}
+            for way, (whole, prefill, decode) in median.items()
+        },
+        "saved_rounds": 1 - ours.rounds / grouped.rounds,
         "saved_seconds": 1 - took["refilled"] / took["groups"],
     }
 

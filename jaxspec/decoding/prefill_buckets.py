@@ -24,8 +24,8 @@ def shapes(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
 def rows_needed(spec: Speculation, requests: Sequence[Request], chunk: int) -> int:
     """Rows of a first cache that has room for each of the requests."""
     longest = max(len(r.tokens) for r in requests)
-    budget = max(r.sampling.max_new_tokens for r in requests)
-    return max(whole_chunks(longest, chunk), longest + min(budget, FIRST_STAGE)) + margin(spec)
+    ends = (len(r.tokens) + min(r.sampling.max_new_tokens, FIRST_STAGE) for r in requests)
+    return max(whole_chunks(longest, chunk), *ends) + margin(spec)
 
 
 def rows_refilled(spec: Speculation, first: Sequence[Request], later: Sequence[Request]) -> int:

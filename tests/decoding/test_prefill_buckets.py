@@ -25,6 +25,14 @@ def test_long_prompts_of_few_sequences_are_read_in_larger_chunks():
     assert [accelerator_chunk(8192, batch) for batch in (4, 5, 64)] == [1024, 512, 512]
 
 
+def test_the_longest_prompt_and_the_largest_budget_are_not_added_where_no_text_has_both():
+    """Attention reads every row of a cache on a CPU."""
+    long, chatty = (Request([0] * tokens, SamplingParams(max_new_tokens=new)) for tokens, new in ((352, 20), (90, 180)))
+    assert rows_needed(PLAIN, [long, chatty], 128) == 384 + margin(PLAIN)
+    assert rows_needed(PLAIN, [long, chatty], 32) == 372 + margin(PLAIN)
+    assert rows_refilled(PLAIN, [long], [chatty]) == 448
+
+
 @given(st.lists(st.tuples(st.integers(1, 900), st.integers(1, 700)), min_size=2, max_size=6), st.integers(1, 5))
 def test_a_prompt_that_is_read_ahead_fits_the_batch_that_it_comes_to(sizes: list[tuple[int, int]], batch: int):
     requests = [Request([0] * tokens, SamplingParams(max_new_tokens=new)) for tokens, new in sizes]
