@@ -1,4 +1,4 @@
-"""`jaxspec bench`: the benchmark with what other parts give it, a shape to simulate before and a page after."""
+"""`jaxspec bench`: runs the benchmark, reads the shape for a simulation, and writes the report."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def run(settings: Bench) -> None:
     """Runs the benchmark; then makes the page of it, where one is wanted."""
     if settings.report is not None:
         if settings.json is None:
-            raise ValueError("--report needs --json OUT.json: the page is made of what is kept there")
+            raise ValueError("--report needs --json OUT.json, because the report is made from the log beside it")
         check_folder(settings.report)
     shape = None if settings.simulate is None else read_shape(locate(settings.target))
     written = bench.run(settings, shape)
@@ -26,7 +26,7 @@ def run(settings: Bench) -> None:
 
 
 def read_shape(target: Path) -> CheckpointConfig:
-    """The config that a folder or a file holds: jaxspec's or Hugging Face's. Raises CheckpointError where it is none.
+    """The config that a folder or a file holds: jaxspec's or Hugging Face's. Raises CheckpointError if it is none.
 
     Args:
         target: a checkpoint's folder, a Hugging Face one, or a config.json of either; weights are not read.

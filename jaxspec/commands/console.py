@@ -1,4 +1,4 @@
-"""What the three commands share: arguments in, one sentence out where something is wrong.
+"""What the three commands share: they parse arguments, and turn every error into one sentence.
 
 Exit codes: 2 for bad input, 1 for a failure, 130 for Ctrl-C. The sentence is the last line of stderr.
 """
@@ -69,7 +69,7 @@ def _run(command: Callable[[], Any]) -> NoReturn:
         sys.exit(1)
     except Exception as error:
         if watch.running() and "Gloo" in str(error):  # a ValueError now and then
-            fail(f"error: another process has ended without a word, killed perhaps ({_text(error)})", 1)
+            fail(f"error: another process ended without an error message; perhaps it was killed ({_text(error)})", 1)
         fail(_sentence(error), 2 if isinstance(error, BAD_INPUT) else 1)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -102,11 +102,11 @@ def export(settings: Export) -> None:
     target = None if settings.target is None else locate(settings.target)
     if target is not None and form not in ("eagle", "eagle3", "dflash", "speculators"):
         raise ValueError(
-            "--target names the target of an EAGLE or DFlash head, so it needs --format eagle, eagle3, dflash or "
+            "--target is for EAGLE and DFlash heads, so it needs --format eagle, eagle3, dflash or "
             "speculators"
         )
     if settings.verifier is not None and form != "speculators":
-        raise ValueError("--verifier is a word of the speculators format, so it needs --format speculators")
+        raise ValueError("--verifier needs --format speculators, the only format that names its target")
     if form == "eagle":
         eagle.export(path, out, target)
     elif form == "medusa":
@@ -141,9 +141,7 @@ def _numbers(taps: str) -> tuple[int, ...]:
     try:
         return tuple(int(number) for number in taps.split(","))
     except ValueError:
-        raise ValueError(
-            f"--taps takes numbers of layers with commas between them, such as 2,16,29, not {taps!r}"
-        ) from None
+        raise ValueError(f"--taps needs layer numbers separated by commas, such as 2,16,29, not {taps!r}") from None
 
 
 def main() -> None:

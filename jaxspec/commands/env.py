@@ -1,4 +1,4 @@
-"""`jaxspec env`: what it runs on."""
+"""`jaxspec env`: versions, devices and cache folders."""
 
 import jax
 

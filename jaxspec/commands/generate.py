@@ -1,4 +1,4 @@
-"""`jaxspec generate`: prompts in, text, statistics or coloured drafts out."""
+"""`jaxspec generate`: generates text for prompts, with statistics or coloured drafts."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from jaxspec.engine.prompts import refuse_stateful
 from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.suites import read_questions
 from jaxspec.host.terminal import say
-from jaxspec.report.draft_colours import LEGEND, coloured
+from jaxspec.report.draft_colours import coloured, legend
 
 
 def run(settings: Generate) -> None:
@@ -31,7 +31,7 @@ def run(settings: Generate) -> None:
     asked = {"sampling": settings.sampling, "chat": settings.chat, "truncate": settings.truncate}
     options = {**asked, "stop": settings.stop}
     if settings.show_drafts and engine.model.tokenizer is None:
-        raise ValueError(f"{settings.target} has no tokenizer, so there is no text to colour")
+        raise ValueError(f"{settings.target} has no tokenizer, so it cannot show drafts as text")
     requests = requests_of(engine.model, prompts, **asked)
     engine.compile(requests, settings.batch_size, record=settings.show_drafts)
     if settings.stream:
@@ -61,7 +61,7 @@ def in_order(found: Iterable[tuple[int, Generation]]) -> Iterator[Generation]:
 
 
 def prompts_of(settings: Generate) -> list[str]:
-    """The prompts that the options name. Raises ValueError where they name none, or two kinds."""
+    """The prompts that the options name. Raises ValueError if they name none, or two kinds."""
     if settings.prompts is not None and settings.prompt is None:
         return [question.turns[0] for question in read_questions(settings.prompts, settings.limit)]
     if settings.prompt is not None and settings.prompts is None:
@@ -74,8 +74,10 @@ def show(settings: Generate, tokenizer: Any, prompt: str, generation: Generation
     if settings.format == "json":
         print(json.dumps(to_json(prompt, generation), ensure_ascii=False))
     elif settings.show_drafts:
-        Console(highlight=False, soft_wrap=True).print(coloured(generation, tokenizer, rejected=True))
-        say(LEGEND)
+        console = Console(highlight=False, soft_wrap=True)
+        colours = console.color_system is not None
+        console.print(coloured(generation, tokenizer, rejected=True, colours=colours))
+        say(legend(colours))
     else:
         print(generation.text)
     found = generation.statistics

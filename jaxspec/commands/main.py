@@ -4,7 +4,7 @@ import sys
 
 import jaxspec
 from jaxspec.commands.console import carry_out, parse, run
-from jaxspec.commands.settings import Demo, Env, Generate, Methods
+from jaxspec.commands.settings import Chat, Demo, Env, Generate, Methods
 from jaxspec.evaluate.settings import Bench, Calibrate, Compare, Eval, Sweep
 from jaxspec.planning.settings import PlanSettings
 from jaxspec.report.settings import Report
@@ -12,6 +12,7 @@ from jaxspec.verify.settings import Verify
 
 COMMANDS = {
     "generate": (Generate, "commands.generate.run"),
+    "chat": (Chat, "commands.chat.run"),
     "bench": (Bench, "commands.bench.run"),
     "verify": (Verify, "verify.run.run"),
     "eval": (Eval, "evaluate.evaluation.run"),

@@ -1,4 +1,4 @@
-"""`jaxspec methods`: the strategies with their settings, and what a checkpoint can run."""
+"""`jaxspec methods`: the strategies with their settings and defaults, and what a checkpoint can run."""
 
 from rich.console import Console
 from rich.table import Table
@@ -21,13 +21,15 @@ def run(settings: Methods) -> None:
         folder = locate(settings.target)
         config_json.read_config(folder)
         heads = config_json.head_names(folder)
-    table = Table("part", "name", "settings and defaults", "what it is", box=None, pad_edge=False)
-    for part, kinds in (("drafter", DRAFTERS), ("builder", BUILDERS), ("controller", CONTROLLERS)):
-        for name, kind in kinds.items():
-            settings_of = [describe_settings(kind), *[f"{HISTORY}=0"] * (issubclass(kind, Drafter) and kind.has_head)]
-            table.add_row(part, name, ", ".join(filter(None, settings_of)), (kind.__doc__ or "").split("\n")[0])
     console = Console(highlight=False, markup=False)
-    console.print(table)
+    for part, kinds in (("drafters", DRAFTERS), ("builders", BUILDERS), ("controllers", CONTROLLERS)):
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for name, kind in kinds.items():
+            own = [describe_settings(kind), *[f"{HISTORY}=0"] * (issubclass(kind, Drafter) and kind.has_head)]
+            said = ", ".join(filter(None, own))
+            table.add_row(f"  {name:13}", "\n".join(filter(None, (summary(kind), said))))
+        console.print(part)
+        console.print(table)
     console.print("\nA method is DRAFTER[@HEAD][+BUILDER][+CONTROLLER], such as ngram+chain,length=6.")
     if settings.target is None:
         return
@@ -35,3 +37,8 @@ def run(settings: Methods) -> None:
     console.print(f"{settings.target} can run: {', '.join(ready)}")
     console.print(f"heads found: {', '.join(heads) or 'none'}")
     console.print(f"without --method: {default_method(heads)}")
+
+
+def summary(kind: type) -> str:
+    """The first line of a strategy's docstring."""
+    return (kind.__doc__ or "").partition("\n")[0]

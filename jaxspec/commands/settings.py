@@ -1,4 +1,4 @@
-"""Options of `generate`, `methods`, `env` and `demo`. This module does not import JAX, so `--help` is fast."""
+"""Options of `generate`, `chat`, `methods`, `env` and `demo`. This module does not import JAX, so `--help` is fast."""
 
 import dataclasses
 from pathlib import Path
@@ -55,6 +55,30 @@ class Generate:
     devices: conf.OmitArgPrefixes[Devices] = Devices()
     repetition_penalty: float = 1.0
     """Only 1 is supported: other values would make the text depend on more than the target's distribution."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """Talk with a model. Answers stream, and the conversation's cache is kept between turns.
+
+    For example: jaxspec chat --target tinyllama --show-drafts
+
+    Type /help for the commands: /stats, /drafts, /reset and /quit. Ctrl-C stops an answer. Through a pipe, each line is
+    a question.
+    """
+
+    target: Path
+    """Checkpoint made by `jaxspec-convert llama`, or `builtin`."""
+    method: str | None = None
+    """DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. Default: the best trained head of the checkpoint."""
+    sampling: conf.OmitArgPrefixes[SamplingParams] = SamplingParams(max_new_tokens=512)
+    show_drafts: bool = False
+    """Mark which tokens were drafted and accepted, drafted and rejected, and added by the target; /drafts switches."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Dtype of weights and computation. Default: float32 on a CPU, bfloat16 on an accelerator."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Quantise the target's weights while loading, to half or a quarter of bfloat16's size."""
+    devices: conf.OmitArgPrefixes[Devices] = Devices()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What a user holds: prompts in, text and statistics out."""
+"""The Python API: prompts in, text and statistics out."""

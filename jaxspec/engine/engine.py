@@ -1,4 +1,4 @@
-"""What a user holds: prompts in, text and statistics out."""
+"""`Engine`, the Python API: prompts in, text and statistics out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,41 +17,41 @@ from jaxspec.engine.finished_text import all_texts, text_of_row
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.head_weights import load_control, load_head
 from jaxspec.engine.program import Program, program_of
+from jaxspec.engine.prompt_memory import PromptMemory
 from jaxspec.engine.prompts import Prompt
 from jaxspec.engine.reading_ahead import ReadingAhead
 from jaxspec.engine.refilled import BETWEEN_STOPS, refilled, stopped_rows
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.session import UNLIMITED, Session
 from jaxspec.engine.stop_strings import StopStrings
-from jaxspec.engine.text_stream import Unfinished
+from jaxspec.engine.text_stream import Unfinished, pieces
 from jaxspec.host import compilation_cache
 from jaxspec.host.arguments import integer
 from jaxspec.host.compiling import compile_all
-from jaxspec.host.processes import fetch
 from jaxspec.methods.method import Method, default_method, parse_method
 
 TOGETHER = 8  # prompts, where no batch size is given
 
 
 class Engine:
-    """A target with a method, generating text that equals plain decoding.
+    """A target with a method. It generates the text of plain decoding, but faster.
 
     Args:
         model: a loaded checkpoint, or the path of one.
-        method: such as `ngram+chain,length=6`; None takes the best trained head in the checkpoint.
-        dtype: float32 or bfloat16, where `model` is a path.
-        mesh: as `jaxspec.make_mesh` gives it, where `model` is a path; None: one device.
-        quantize: int8 or int4 kernels for the target, where `model` is a path; None: as they are on disk.
-        draft: the drafter's weights, where they are in memory; None loads the head that the method names.
-        control: the controller's weights, likewise; None loads them from that head, where the controller needs any.
-        costs: what drafting and verification cost here, for a method that decides by it and does not say itself;
+        method: such as `ngram+chain,length=6`. None: the best trained head of the checkpoint.
+        dtype: float32 or bfloat16, if `model` is a path.
+        mesh: from `jaxspec.make_mesh`, if `model` is a path. None: one device.
+        quantize: int8 or int4 weights for the target, if `model` is a path. None: as on disk.
+        draft: the drafter's weights. None: load the head that the method names.
+        control: the controller's weights. None: load them from that head, if the controller has any.
+        costs: costs of drafting and verification on this device, for methods that need them and do not set them.
             `Engine.calibrated` measures them.
 
-    Compilation happens on first use of a shape and is kept in the user's cache folder; `warmup` does it ahead.
+    A program is compiled when its shape is first used, and kept in the user's cache folder. `warmup` compiles early.
 
     Raises:
-        ValueError: no such method, or one that needs costs.
-        CheckpointError: no such checkpoint or head.
+        ValueError: there is no such method, or it needs costs.
+        CheckpointError: there is no such checkpoint or head.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Engine:
         if self.method.needs_costs:
             if costs is None:
                 raise ValueError(
-                    f"{self.method} decides by what drafting and verification cost on this device: take "
+                    f"{self.method} needs the costs of drafting and verification on this device: use "
                     "Engine.calibrated(...), which measures it, give costs=, or write the costs into the method"
                 )
             self.method = self.method.with_costs(costs)
@@ -94,14 +94,15 @@ class Engine:
         control: Any = None,
         **loading: Any,
     ) -> "Engine":
-        """An engine whose method knows what drafting and verification cost here, where it needs to.
+        """An engine whose method has the measured costs of this device, if it needs them.
 
-        By the table that `jaxspec calibrate` keeps for this batch size; where there is none, it is measured first, and
-        stderr says so. Arguments are `Engine`'s, without `costs`; `loading` holds dtype, mesh and quantize.
+        They come from the table that `jaxspec calibrate` stores for this batch size. If there is none, it is measured
+        first, and stderr says so. The arguments are those of `Engine` without `costs`; `loading` is dtype, mesh and
+        quantize.
 
         Args:
-            batch_size: prompts that are to be decoded together. The more they are, the less a token of each is worth
-                drafting: any number may be decoded, but it is decided as for this one.
+            batch_size: number of prompts decoded together. Larger batches pay for fewer drafts. Other batch sizes can
+                be decoded too, but with the decisions for this one.
         """
         compilation_cache.keep_compilations()
         typed = parse_method(method) if isinstance(method, str) else method
@@ -124,23 +125,24 @@ class Engine:
         keep_state: bool = False,
         **settings: Any,
     ) -> list[Generation]:
-        """Generates for every prompt; prompts may have any lengths.
+        """Generates a text for every prompt. Prompts can have different lengths.
 
         Args:
-            prompts: strings, lists of token ids, or (with `chat`) lists of messages; one or several.
-            stop: strings that end the text where they first appear, across tokens and rounds.
-            batch_size: prompts decoded together, at most; None: 8. Whose text is done makes room for the next.
-            log_probs: also return log p of each token.
-            record: also return every round's tree and verdict.
-            keep_state: the controller goes on with what it has learnt: of each prompt from the one whose row it takes;
-                with `batch_size` 1, one posterior over all prompts. It changes no text, only how fast it comes, but
-                under rejection sampling: what is drawn (not its distribution) depends on the prompts before.
-            settings: `sampling`, a SamplingParams; its fields by name, each one value or one a prompt, such as
-                max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0 and seed=0; `seeds`, `chat` and `truncate`. See
-                `requests_of`.
+            prompts: one or several strings, lists of token ids, or (with `chat`) lists of messages.
+            stop: stop strings. A text ends before the first of them, even if it spans tokens or rounds.
+            batch_size: largest number of prompts decoded together; None: 8. When one is finished, the next takes its
+                row.
+            log_probs: also return the log-probability of each token.
+            record: also return the tree and verdict of every round.
+            keep_state: let the controller keep what it has learnt from the previous prompt in the same row. With
+                `batch_size` 1 this is one posterior over all prompts. It changes the speed, not the text. Rejection
+                sampling is the exception: there the sampled text, but not its distribution, depends on earlier prompts.
+            settings: `sampling`, a SamplingParams; or its fields by name, each with one value or one per prompt, such
+                as max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0 and seed=0; `seeds`, `chat` and `truncate`.
+                See `requests_of`.
 
         Raises:
-            ValueError: an empty prompt without a BOS to stand for it, one that does not fit, or a setting out of range.
+            ValueError: a prompt is empty and there is no BOS, or it is too long, or a setting is out of range.
         """
         asked = {"log_probs": log_probs, "record": record, "keep_state": keep_state}
         found = dict(self.generate_iter(prompts, stop=stop, batch_size=batch_size, **asked, **settings))
@@ -157,12 +159,12 @@ class Engine:
         keep_state: bool = False,
         **settings: Any,
     ) -> Iterator[tuple[int, Generation]]:
-        """Generates for every prompt, as `generate` does, and yields (place of the prompt, result) as texts are done.
+        """Generates as `generate` does, and yields (index of the prompt, result) when each text is finished.
 
-        A row of the batch whose text is done goes to the next prompt at once, which was read meanwhile.
+        When a row of the batch is finished, the next prompt takes it at once; it was prefilled during decoding.
 
         Raises:
-            ValueError: as `generate`, and at once.
+            ValueError: as in `generate`, and before the first result.
         """
         requests = requests_of(self.model, prompts, **settings)
         batch_size = TOGETHER if batch_size is None else integer("batch_size", batch_size, 1)
@@ -179,7 +181,7 @@ class Engine:
         keep_state: bool = False,
         **options: bool,
     ) -> Iterator[tuple[int, Generation]]:
-        """What `generate_iter` does with its requests, of which there is at least one; `options` as for `program`."""
+        """`generate_iter` for at least one request; `options` are those of `program`."""
         stops = stops or StopStrings((), self.model.tokenizer)
         first, later = requests[:batch_size], requests[batch_size:]
         program = self.program(requests, **options)
@@ -187,27 +189,21 @@ class Engine:
         yield from refilled(Session(self.model, program, first, later=later), ahead, len(first), stops)
 
     def stream(self, prompt: Prompt, *, rounds: int = 4, stop: Sequence[str] = (), **settings: Any) -> Iterator[str]:
-        """Yields the text of one prompt as it comes, every `rounds` rounds; `settings` as for `generate`."""
+        """Yields the text of one prompt during decoding, every `rounds` rounds; `settings` are those of `generate`."""
         rounds = integer("rounds", rounds, 1)
         (request,) = requests_of(self.model, [prompt], **settings)
         stops, unfinished = StopStrings(stop, self.model.tokenizer), Unfinished(self.model.tokenizer)
-        session, stopped = self.session([request]), False
-        while not stopped:
-            session.advance(rounds)
-            tokens = fetch(session.state.tokens)[0, len(request.tokens) : session.length[0]].tolist()
-            _, text, stopped = stops.cut(tokens)
-            stopped |= session.finished
-            yield from unfinished.more(text, final=stopped, hold=stops.longest)
+        yield from pieces(self.session([request]), stops, unfinished, rounds)
 
     def warmup(
         self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True
     ) -> None:
-        """Compiles what `generate` needs for `batch_size` prompts up to this long, so that the first call need not.
+        """Compiles what `generate` needs for `batch_size` prompts up to this length, before the first call.
 
-        More prompts than that need two more programs, whose shapes depend on all of them: see `compile`.
+        More prompts than `batch_size` need two more programs, whose shapes depend on all prompts; see `compile`.
 
         Raises:
-            ValueError: the model has no room for such a prompt and text.
+            ValueError: prompt and text exceed the model's context.
         """
         prompts = [[0] * max_prompt_tokens] * batch_size
         requests = requests_of(self.model, prompts, max_new_tokens=max_new_tokens, temperature=0.0 if greedy else 1.0)
@@ -216,9 +212,9 @@ class Engine:
         text_of_row(session, 0, StopStrings((), self.model.tokenizer))
 
     def compile(self, requests: Sequence[Request], batch_size: int | None = None, **options: bool) -> None:
-        """Compiles what decoding these requests begins with, two programs side by side, without running it.
+        """Compiles the first programs that these requests need, two at a time, without running them.
 
-        Where it takes longer than a second, stderr says how far it is. `options` are `log_probs` and `record`.
+        If this takes longer than a second, stderr shows the progress. `options` are `log_probs` and `record`.
         """
         size = batch_size or TOGETHER
         found = self.compilations(requests[:size], requests[size:], **options)
@@ -227,7 +223,7 @@ class Engine:
     # --- from requests to results
 
     def program(self, requests: Sequence[Request], *, log_probs: bool = False, record: bool = False) -> Program:
-        """What decodes these requests."""
+        """The program that decodes these requests."""
         greedy = all(request.sampling.temperature == 0 for request in requests)
         options = {"tree_sizes": self.tree_sizes, "log_probs": log_probs, "record": record}
         return program_of(self.method, self.models, greedy=greedy, **options)
@@ -235,12 +231,12 @@ class Engine:
     def compilations(
         self, requests: Sequence[Request], later: Sequence[Request] = (), **options: bool
     ) -> dict[tuple[Any, ...], Callable[[], None]]:
-        """What `compile_all` calls before these requests are decoded together; `options` as for `program`.
+        """The compilations that `compile_all` runs before these requests are decoded; `options` as in `program`.
 
-        Nothing on a mesh: how the arrays lie there between two programs is known once the first has run.
+        None on a mesh, where the layout of arrays between two programs is known only after the first has run.
 
         Args:
-            later: requests that are to take rows of the others.
+            later: requests that will take rows of the others.
         """
         if self.model.mesh is not None:
             return {}
@@ -261,9 +257,11 @@ class Engine:
         log_probs: bool = False,
         record: bool = False,
         learnt: Sequence[Any] | None = None,
+        memory: PromptMemory | None = None,
     ) -> Session:
-        """A batch whose prompts are read, to be decoded in calls of the loop; see `Session`."""
-        return Session(self.model, self.program(requests, log_probs=log_probs, record=record), requests, learnt)
+        """A batch after prefill, to be decoded in calls of the loop; see `Session`."""
+        program = self.program(requests, log_probs=log_probs, record=record)
+        return Session(self.model, program, requests, learnt, memory=memory)
 
     def run(
         self,
@@ -274,10 +272,10 @@ class Engine:
         record: bool = False,
         learnt: Sequence[Any] | None = None,
     ) -> list[Generation]:
-        """Decodes one batch until every row is done; what a measurement times.
+        """Decodes one batch until every row is finished; benchmarks time this.
 
         Args:
-            learnt: what each row's controller starts from, a `Generation.controller` or None; None: all from nothing.
+            learnt: the initial state of each row's controller, a `Generation.controller` or None; None: all start anew.
         """
         stops = stops or StopStrings((), self.model.tokenizer)
         session = self.session(requests, log_probs=log_probs, record=record, learnt=learnt)

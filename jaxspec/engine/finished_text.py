@@ -1,4 +1,4 @@
-"""From the rows of a batch whose texts are done to the results of their prompts."""
+"""Makes the results of prompts from the batch rows whose texts are finished."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""One prompt's result: its text, and how the rounds got there."""
+"""The result of one prompt: its text, and what happened in its rounds."""
 
 import dataclasses
 from typing import Any
@@ -15,15 +15,16 @@ class Generation:
     """One prompt's result.
 
     Attributes:
-        text: what was generated, without special tokens, cut before a stop string.
-        tokens: ids generated, an EOS included.
+        text: the generated text, without special tokens, cut before a stop string.
+        tokens: generated token ids, including an EOS.
         finish_reason: `eos`, `length` or `stop`.
-        history: what each round came to, [rounds].
-        log_probs: [tokens] float, log p of each under the target at temperature 1; None unless asked for.
-        rounds: every round's tree and verdict; None unless recorded.
-        prefill_seconds, decode_seconds: of the batch that this prompt was in.
-        controller: what the controller had learnt at the end: its state's arrays, without the axis B. Rounds past a
-            stop string count in it; those of other rows do not.
+        history: counts of each round, [rounds].
+        log_probs: [tokens] float, log-probability of each token under the target at temperature 1; None unless
+            requested.
+        rounds: tree and verdict of every round; None unless recorded.
+        prefill_seconds, decode_seconds: times of the batch that contained this prompt.
+        controller: the controller's final state: its arrays, without the axis B. It includes rounds after a stop
+            string, but not the rounds of other rows.
     """
 
     prompt_tokens: list[int]

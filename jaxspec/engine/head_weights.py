@@ -1,4 +1,4 @@
-"""The weights that a method brings besides the target's, from disk: its drafter's, and its controller's."""
+"""Loads the weights of a method's drafter and controller."""
 
 import dataclasses
 from pathlib import Path
@@ -29,14 +29,14 @@ from jaxspec.model.placement import place_head
 
 
 def load_head(model: Checkpoint, method: Method) -> Any:
-    """The weights that the method's drafter brings, None where it has none. Raises CheckpointError."""
+    """The weights that the method's drafter brings, None if it has none. Raises CheckpointError."""
     if not method.drafter.has_head:
         return None
     return restore_head(model, method.drafter, _folder(model, method))
 
 
 def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
-    """The weights that the method's controller brings, None where it has none; `draft` are the drafter's.
+    """The weights that the method's controller brings, None if it has none; `draft` are the drafter's.
 
     Raises:
         CheckpointError: there are none, or they were trained for another target or drafter.
@@ -46,7 +46,7 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
         return None
     if not method.drafter.has_head:
         raise CheckpointError(
-            f"{controller.name}'s weights lie in its drafter's head, and {method.drafter.name} has none; give control="
+            f"{controller.name}'s weights are in the drafter's head, but {method.drafter.name} has none; give control="
         )
     head = _folder(model, method)
     path = head / FOLDER
@@ -62,12 +62,14 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
     ours = {"target_hidden": target_hidden, "draft_hidden": draft_hidden}
     theirs = {name: width for name, width in config.settings.items() if name != "inputs"}
     if theirs != ours:
-        raise CheckpointError(f"the predictor at {path} was trained for {theirs}, and here it is {ours}")
+        raise CheckpointError(f"the predictor at {path} was trained for {theirs}, not for {ours}")
     inputs, widths = config.settings.get("inputs"), (target_hidden, draft_hidden)
     if inputs is None:  # of earlier versions, which kept the paper's matrices
         return fold(_restore(model, path, lambda: UnfoldedPredictor(*widths, rngs=nnx.Rngs(0))))
     if inputs not in INPUTS:
-        raise CheckpointError(f"the predictor at {path} looks at {inputs!r}, which is none of {', '.join(INPUTS)}")
+        raise CheckpointError(
+            f"the predictor at {path} has inputs {inputs!r}, which must be one of {', '.join(INPUTS)}"
+        )
     return _restore(model, path, lambda: AcceptancePredictor(*widths, rngs=nnx.Rngs(0), inputs=inputs))
 
 
@@ -96,7 +98,9 @@ def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
     """The shape of the head at `path`; raises CheckpointError where it is another drafter's or another target's."""
     if is_checkpoint(path):
         if not isinstance(drafter, DraftModel):
-            raise CheckpointError(f"{path} is a checkpoint of its own, a draft model, and no head for {drafter.name}")
+            raise CheckpointError(
+                f"{path} is a draft model, which is a whole checkpoint, and not a head for {drafter.name}"
+            )
         whole = config_json.read_config(path)
         return HeadShape(whole.model, {"quantize": whole.quantize})
     config = read_head(path, drafter.name)
@@ -133,7 +137,7 @@ def drafter_of(path: Path, head: str) -> Drafter:
         return DraftModel()
     name = heads.read_config(folder).drafter
     if name not in DRAFTERS:
-        raise CheckpointError(f"what is at {folder} is for {name}, which is no drafter; name a drafter's head")
+        raise CheckpointError(f"the head at {folder} is for {name}, which is not a drafter; name a drafter's head")
     return DRAFTERS[name]()
 
 

@@ -1,4 +1,4 @@
-"""The loop of a method with its models: what the engine runs, and what `plan` compiles for chips that are not there."""
+"""The compiled loop of a method with its models. The engine runs it, and `plan` compiles it for absent chips."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

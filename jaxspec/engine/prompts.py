@@ -1,4 +1,4 @@
-"""From what a user passes as a prompt to token ids."""
+"""Converts a user's prompts to token ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,8 +34,8 @@ def refuse_stateful(name: str, value: Any) -> None:
         raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
     if value is not None and value != STATEFUL[name]:
         raise ValueError(
-            f"{name} is refused: it changes the target's distribution with the text before it, so that drafted and "
-            "plain text would differ; leave it out"
+            f"{name} is not supported: it makes the target's distribution depend on the whole text before, so drafted "
+            "and plain text would differ; leave it out"
         )
 
 

@@ -1,4 +1,4 @@
-"""Prompts that are read while others are decoded, a chunk between two calls of the loop, to take the next free rows."""
+"""Prefills waiting prompts during decoding, one chunk between two calls of the loop, for the next free rows."""
 
 import dataclasses
 import time

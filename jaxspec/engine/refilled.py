@@ -1,4 +1,5 @@
-"""Any number of prompts in a batch of few rows: a row whose text is done goes to the next prompt."""
+"""Decodes any number of prompts in a batch of few rows: when a row's text is finished, the next prompt takes the
+row."""
 
 from collections.abc import Iterator
 

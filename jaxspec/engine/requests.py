@@ -1,4 +1,4 @@
-"""From the arguments of a call to the requests that it makes."""
+"""Converts the arguments of a call to requests."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ def requests_of(
     truncate: Literal["left"] | None = None,
     **fields: Any,
 ) -> list[Request]:
-    """The requests that a call of `Engine.generate` with these settings makes, one a prompt.
+    """The requests of a call of `Engine.generate` with these settings, one per prompt.
 
     Args:
-        sampling: how every text is drawn.
-        seeds: one a prompt, which then draws from fold_in(key(seed), 0), wherever it stands.
-        chat: put each prompt through the tokenizer's chat template.
-        truncate: `left` keeps of a prompt that is too long the last tokens that leave room for `max_new_tokens` (its
-            BOS goes too); None refuses it.
-        fields: those of SamplingParams by name, in place of `sampling`'s: one value, or one a prompt
-            (a sequence or an array). Settings such as repetition_penalty may be given where they do nothing (1.0).
+        sampling: sampling parameters of all prompts.
+        seeds: one per prompt. A prompt with seed s uses fold_in(key(s), 0), whatever its index.
+        chat: format each prompt with the tokenizer's chat template.
+        truncate: `left` cuts a prompt that is too long from the left, its BOS included, so that `max_new_tokens` still
+            fit. None: such a prompt is an error.
+        fields: fields of SamplingParams by name, which replace those of `sampling`: one value, or one per prompt (a
+            sequence or an array). Settings such as repetition_penalty may be given with their neutral value (1.0).
 
     Raises:
-        ValueError: an empty prompt without a BOS to stand for it, one that does not fit, or a setting out of range.
+        ValueError: a prompt is empty and there is no BOS, or it is too long, or a setting is out of range.
     """
     if truncate not in (None, "left"):
         raise ValueError(f'truncate must be None or "left", not {truncate!r}')
@@ -50,7 +50,7 @@ def requests_of(
         if len(tokens) > left and (truncate is None or left < 1):
             advice = "shorten the prompt, ask for fewer tokens, or leave out its beginning with truncate left"
             raise ValueError(
-                f"prompt {i} has {len(tokens)} tokens; with max_new_tokens={own.max_new_tokens} that is beyond the "
+                f"prompt {i} has {len(tokens)} tokens; with max_new_tokens={own.max_new_tokens} that exceeds the "
                 f"{room} positions of this model: {advice if left > 0 else 'ask for fewer tokens'}"
             )
         requests.append(Request(tokens[-left:], own, index=0 if seeds is not None else i))

@@ -1,4 +1,4 @@
-"""How likely the target finds texts that are given, and whether it would write them itself."""
+"""Scores given texts: their log-probability under the target, and whether they are its greedy choice."""
 
 import dataclasses
 from collections import defaultdict

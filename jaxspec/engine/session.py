@@ -1,4 +1,5 @@
-"""One batch of requests being decoded, in calls of the loop; rows whose text is done can go to further requests."""
+"""A batch of requests that is decoded in several calls of the loop. Rows of finished texts can take further
+requests."""
 
 import dataclasses
 import time
@@ -15,6 +16,7 @@ from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
 from jaxspec.decoding.prefill_buckets import rows_refilled, shapes
 from jaxspec.decoding.request import Request
 from jaxspec.engine.program import Program
+from jaxspec.engine.prompt_memory import PromptMemory
 from jaxspec.host.processes import fetch, put_like
 
 UNLIMITED = 2**30
@@ -58,24 +60,32 @@ class Session:
         requests: Sequence[Request],
         learnt: Sequence[Any] | None = None,
         later: Sequence[Request] = (),
+        memory: PromptMemory | None = None,
     ):
         """Reads the prompts.
 
         Args:
             learnt: what each row's controller starts from, a `Generation.controller` or None; None: all from nothing.
             later: requests that may take a row; the first cache has room for each of them.
+            memory: of a single request: what was read of the prompt before, which is then kept for the next.
         """
         self.model, self.program = model, program
         with model.context():
             chunk, self.rows = shapes(program.spec, requests)
             if later:
                 self.rows = rows_refilled(program.spec, requests, later)
+            if memory is not None:
+                self.rows = max(self.rows, memory.rows)
             state = program.start(requests, model.config.eos, self.rows, later)
             if learnt is not None:
                 state = dataclasses.replace(state, controller=restore_controller(state.controller, learnt))
             jax.block_until_ready(state.length)
             began = time.perf_counter()
-            self.state: DecodeState = program.prefill(state, chunk)
+            self.state: DecodeState = (
+                program.prefill(state, chunk)
+                if memory is None
+                else memory.prefill(program, state, requests[0].tokens, chunk)
+            )
             jax.block_until_ready(self.state.length)
         self.prefill_seconds, self.decode_seconds = time.perf_counter() - began, 0.0
         self.texts = {row: Text(row, request, 0, self.prefill_seconds, 0.0) for row, request in enumerate(requests)}

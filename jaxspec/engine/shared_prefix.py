@@ -1,5 +1,4 @@
-"""What prompts begin with alike, such as worked examples before every question, is read once: what reading it gave is
-kept, and the next prompt goes on from there."""
+"""A shared beginning of prompts, such as worked examples before every question, is prefilled once and then reused."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Every number that the papers report, each defined once, counted from histories."""
+"""The papers' metrics, each defined once, computed from histories of rounds."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Statistics:
 
     @property
     def tau_drafted(self) -> float:
-        """Accepted drafts a round (EDD's average acceptance length)."""
+        """Accepted drafts per round (EDD's average acceptance length)."""
         return ratio(self.accepted, self.rounds)
 
     @property

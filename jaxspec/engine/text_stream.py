@@ -1,7 +1,11 @@
-"""The part of a growing text that may be shown."""
+"""Text of a single prompt while it is generated."""
 
 from collections.abc import Iterator
 from typing import Any
+
+from jaxspec.engine.session import Session
+from jaxspec.engine.stop_strings import StopStrings
+from jaxspec.host.processes import fetch
 
 
 class Unfinished:
@@ -20,3 +24,13 @@ class Unfinished:
         if end > self.shown:
             yield text[self.shown : end]
             self.shown = end
+
+
+def pieces(session: Session, stops: StopStrings, unfinished: Unfinished, rounds: int) -> Iterator[str]:
+    """Decodes a batch of one prompt, `rounds` rounds at a time, and yields what is new in its text after each time."""
+    begin, stopped = len(session.texts[0].request.tokens), False
+    while not stopped:
+        session.advance(rounds)
+        _, text, stopped = stops.cut(fetch(session.state.tokens)[0, begin : session.length[0]].tolist())
+        stopped |= session.finished
+        yield from unfinished.more(text, final=stopped, hold=stops.longest)

@@ -1,4 +1,4 @@
-"""The table that a run ends with."""
+"""The tables that `bench` prints."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -44,7 +44,7 @@ def show(
     """Prints a row a method, and what its speed is made of; fits 80 columns.
 
     Args:
-        target_seconds: of one forward of the target, by the number of tokens that it verifies; None where the pieces
+        target_seconds: of one forward of the target, by the number of tokens that it verifies; None if the pieces
             of rounds were not timed.
     """
     table = grid("method", [*COLUMNS, "diver-\ngences"])
@@ -158,14 +158,21 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
     for name, values in methods.items():
         shares = ((part, 100 * ratio(spent, values["decode_seconds"])) for part, spent in values["breakdown"].items())
         line(f"  {name}: {_prediction(values)}" + ", ".join(f"{part} {share:.0f} %" for part, share in shares))
-    best, values = max(drafting.items(), key=lambda item: item[1]["speedup"])
-    line(
-        f"Fastest: {best}, {values['speedup']:.2f}x plain. A round of it drafts {values['depth_per_round']:.1f} levels "
-        f"of {values['draft_cost']:.2f} s_t, verifies {values['nodes_per_round'] + 1:.1f} tokens for at most "
-        f"{values['verify_cost']:.2f} s_t, and commits {values['tau']:.2f} tokens."
-    )
+    line(fastest(drafting))
     for note in NOTES:
         line(note)
+
+
+def fastest(drafting: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which method is the fastest, and why. Where plain decoding is, the fastest that drafts comes after it."""
+    best, values = max(drafting.items(), key=lambda item: item[1]["speedup"])
+    slower = "plain decoding. The best method that drafts is " if values["speedup"] <= 1 else ""
+    return (
+        f"Fastest: {slower}{best}, {values['speedup']:.2f}x plain. Each round drafts "
+        f"{values['depth_per_round']:.1f} levels of {values['draft_cost']:.2f} s_t, verifies "
+        f"{values['nodes_per_round'] + 1:.1f} tokens for at most {values['verify_cost']:.2f} s_t, and commits "
+        f"{values['tau']:.2f} tokens."
+    )
 
 
 def _prediction(values: Mapping[str, Any]) -> str:

@@ -11,20 +11,37 @@ from jaxspec.engine.recorded_rounds import Round
 
 STYLES = {"prefill": "bold", "accepted": "green", "bonus": "bold blue", "rejected": "dim red strike"}
 LEGEND = "green: drafted and accepted, blue: from the target (the bonus token), struck out: drafted and rejected"
+PLAIN_LEGEND = "[-in brackets-]: drafted and rejected"
 
 
-def coloured(generation: Generation, tokenizer: Any, rejected: bool) -> Text:
-    """The text of a generation that was recorded, token by token; with the `rejected` drafts in between, if wanted."""
-    text = Text()
+def legend(colours: bool) -> str:
+    """What the colours mean, or the marks where there are none."""
+    return LEGEND if colours else PLAIN_LEGEND
+
+
+def coloured(generation: Generation, tokenizer: Any, rejected: bool, colours: bool = True) -> Text:
+    """The text of a recorded generation, coloured by who proposed each token.
+
+    Args:
+        rejected: show rejected drafts too, where they were drafted.
+        colours: whether the output has colours; without, rejected drafts stand in brackets.
+    """
+    return Text().join(coloured_pieces(generation, tokenizer, rejected, colours))
+
+
+def coloured_pieces(generation: Generation, tokenizer: Any, rejected: bool, colours: bool) -> list[Text]:
+    """The same in pieces, one or more for each round: further rounds add pieces and change none."""
+    found = []
     for kind, tokens in pieces(generation, rejected):
-        text.append(tokenizer.decode(tokens), style=STYLES[kind])
-    return text
+        text = tokenizer.decode(tokens)
+        found.append(Text(text if colours or kind != "rejected" else f"[-{text}-]", STYLES[kind]))
+    return found
 
 
 def pieces(generation: Generation, rejected: bool) -> Iterator[tuple[str, list[int]]]:
     """(kind, tokens) in the order of the text: prefill's token, then each round's accepted, rejected and bonus ones."""
     if generation.rounds is None:
-        raise ValueError("drafts are shown of generations made with record=True")
+        raise ValueError("drafts can be shown only of generations made with record=True")
     yield "prefill", generation.tokens[:1]
     for at, one in enumerate(generation.rounds):
         accepted = int(generation.history.accepted[at])
@@ -37,7 +54,7 @@ def pieces(generation: Generation, rejected: bool) -> Iterator[tuple[str, list[i
 def rejected_path(one: Round, accepted: int) -> list[int]:
     """The most confident drafted continuation of the accepted path that the target refused.
 
-    None where the text's end cut the round, so that it has no bonus token: on what lies deeper there is no verdict.
+    None if the text's end cut the round, so that it has no bonus token: on what lies deeper there is no verdict.
     """
     if len(one.committed) <= accepted:
         return []

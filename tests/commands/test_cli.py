@@ -39,8 +39,9 @@ def test_text_json_stream_and_drafts_agree(jaxspec, path, tmp_path):
     assert found["text"] + "\n" == text
     assert len(found["tokens"]) == 12
     assert jaxspec(*common, "--stream")[:2] == (0, text)
-    code, shown, _ = jaxspec(*common, "--show-drafts")
+    code, shown, remarks = jaxspec(*common, "--show-drafts")
     assert code == 0
+    assert "[-in brackets-]: drafted and rejected" in remarks
     assert shown
 
 
@@ -73,13 +74,13 @@ def test_methods_env_and_version(jaxspec, path):
         (("generate", "--prompt", "x"), "--target"),
         (("generate", "--target", "CKPT"), "give either --prompt TEXT or --prompts FILE"),
         (("generate", "--target", "nowhere", "--prompt", "x"), "no readable jaxspec checkpoint at nowhere"),
-        (("generate", "--target", "CKPT", "--prompt", "x", "--method", "foo"), "no drafter is called 'foo'"),
+        (("generate", "--target", "CKPT", "--prompt", "x", "--method", "foo"), "there is no drafter 'foo'"),
         (("generate", "--target", "CKPT", "--prompts", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
         (
             ("generate", "--target", "CKPT", "--prompt", "x", "--repetition-penalty", "1.2"),
-            "repetition_penalty is refused",
+            "repetition_penalty is not supported",
         ),
-        (("generate", "--target", "CKPT", "--prompt", "x", "--max-new-tokens", "9999"), "beyond the 256 positions"),
+        (("generate", "--target", "CKPT", "--prompt", "x", "--max-new-tokens", "9999"), "exceeds the 256 positions"),
         (("generate", "--target", "CKPT", "--prompt", "x", "--temperature", "hot"), "temperature"),
         (("generate", "--target", "CKPT", "--prompt", "x", "--top-p", "2"), "error: top_p must be above 0"),
         (("methods", "--target", "nowhere"), "no readable jaxspec checkpoint"),

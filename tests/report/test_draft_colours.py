@@ -6,7 +6,7 @@ import pytest
 from jaxspec.decoding.round_counts import from_rows
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.recorded_rounds import Round
-from jaxspec.report.draft_colours import pieces
+from jaxspec.report.draft_colours import coloured, legend, pieces
 
 
 def cut(committed: list[int], accepted: int) -> Generation:
@@ -30,3 +30,20 @@ def test_drafts_without_a_verdict_are_not_struck_out(committed: list[int], accep
     found = list(pieces(cut(committed, accepted), rejected=True))
     assert [tokens for kind, tokens in found if kind == "rejected"] == ([rejected] if rejected else [])
     assert [token for kind, tokens in found if kind != "rejected" for token in tokens] == [10, *committed]
+
+
+class Numbers:
+    """A tokenizer whose text is the ids."""
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(f"<{token}>" for token in tokens)
+
+
+def test_without_colours_rejected_drafts_stand_in_brackets():
+    generation = cut([11, 20], 1)
+    assert coloured(generation, Numbers(), rejected=True, colours=False).plain == "<10><11>[-<12><13>-]<20>"
+    shown = coloured(generation, Numbers(), rejected=True)
+    assert shown.plain == "<10><11><12><13><20>"
+    assert "strike" in str(next(span.style for span in shown.spans if shown.plain[span.start : span.end] == "<12><13>"))
+    assert "struck out" in legend(True)
+    assert "in brackets" in legend(False)

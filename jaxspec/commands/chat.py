@@ -1,0 +1,191 @@
+"""`jaxspec chat`: a conversation with a model, line by line."""
+
+import contextlib
+import dataclasses
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from jaxspec.commands.settings import Chat
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.finished_text import text_of_row
+from jaxspec.engine.generation import Generation
+from jaxspec.engine.prompt_memory import PromptMemory
+from jaxspec.engine.prompts import encode
+from jaxspec.engine.requests import requests_of
+from jaxspec.engine.session import Session
+from jaxspec.engine.statistics import statistics_of
+from jaxspec.engine.stop_strings import StopStrings
+from jaxspec.engine.text_stream import Unfinished, pieces
+from jaxspec.host.terminal import say
+from jaxspec.report.draft_colours import coloured_pieces, legend
+
+ROUNDS = 4  # between two looks at the text
+HELP = """/stats   tokens, rounds, tau and tokens/s of the last answer and of the conversation
+/drafts  show drafts in the answers, or no longer
+/reset   start a new conversation
+/quit    leave; so does the end of the input
+Ctrl-C   stops an answer, and the conversation goes on"""
+
+
+@dataclasses.dataclass
+class Conversation:
+    """What was said, and what was read of it.
+
+    Attributes:
+        messages: questions and answers in turn.
+        answers: with their statistics.
+        memory: the cache of the last prompt.
+    """
+
+    engine: Engine
+    messages: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    answers: list[Generation] = dataclasses.field(default_factory=list)
+    memory: PromptMemory = dataclasses.field(default_factory=PromptMemory)
+
+    @property
+    def prompt(self) -> str | list[dict[str, str]]:
+        """The messages; their text, joined, if the tokenizer has no chat template."""
+        if self.engine.model.tokenizer.chat_template:
+            return self.messages
+        return "".join(message["content"] for message in self.messages)
+
+
+def run(settings: Chat) -> None:
+    """Reads lines from stdin and answers each on stdout, until the input ends; remarks go to stderr."""
+    mesh = settings.devices.open()
+    loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
+    engine = Engine.calibrated(settings.target, settings.method, **loading)
+    if engine.model.tokenizer is None:
+        raise ValueError(f"{settings.target} has no tokenizer, which a chat needs")
+    say(f"{settings.target}, {engine.method}; /help lists the commands")
+    if not engine.model.tokenizer.chat_template:
+        say("the tokenizer has no chat template: the model continues the text of the conversation")
+    talk, drafts = Conversation(engine), settings.show_drafts
+    for line in lines():
+        command = line.strip()
+        if command == "/quit":
+            return
+        if command == "/reset":
+            talk = Conversation(engine)
+        elif command == "/drafts":
+            drafts = not drafts
+            say(f"drafts are {'shown' if drafts else 'hidden'}")
+        elif command == "/stats":
+            say(stats(talk))
+        elif command == "/help" or command.startswith("/"):
+            say(HELP if command == "/help" else f"there is no command {command}; /help lists them")
+        elif command:
+            try:
+                answer(talk, line, settings, drafts)
+            except ValueError as error:  # the prompt is too long, or its template does not take it
+                say(f"error: {error}; /reset starts a new conversation")
+            except KeyboardInterrupt:
+                say("stopped")
+
+
+def lines() -> Iterator[str]:
+    """The lines of stdin; a terminal is asked for each."""
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 (lines can then be edited)
+    while True:
+        try:
+            yield input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+
+
+def answer(talk: Conversation, line: str, settings: Chat, drafts: bool) -> None:
+    """Answers one line. An answer that fails leaves the messages as they were.
+
+    Raises:
+        ValueError: the model has no room for the conversation.
+    """
+    before = list(talk.messages)
+    chat = bool(talk.engine.model.tokenizer.chat_template)
+    talk.messages.append({"role": "user", "content": line if chat else line + "\n"})
+    try:
+        session = begin(talk, settings, drafts, chat)
+        with until_interrupted() as interrupted:
+            stopped = show(talk.engine, session, drafts, interrupted)
+    except BaseException:
+        talk.messages, talk.memory = before, PromptMemory()
+        raise
+    found = text_of_row(session, 0, StopStrings((), talk.engine.model.tokenizer))
+    talk.answers.append(found)
+    talk.messages.append({"role": "assistant", "content": found.text})
+    if stopped:
+        say("stopped")
+
+
+def begin(talk: Conversation, settings: Chat, record: bool, chat: bool) -> Session:
+    """Reads the conversation; the budget of new tokens is cut to what the model has room for."""
+    engine, prompt = talk.engine, talk.prompt
+    (tokens,) = encode([prompt], engine.model, chat)
+    room = max(1, engine.model.config.model.usable_length - len(tokens))
+    sampling = dataclasses.replace(settings.sampling, max_new_tokens=min(settings.sampling.max_new_tokens, room))
+    requests = requests_of(engine.model, [tokens], sampling=sampling)
+    if not talk.answers:
+        engine.compile(requests, 1, record=record)
+    return engine.session(requests, record=record, memory=talk.memory)
+
+
+def show(engine: Engine, session: Session, drafts: bool, interrupted: Callable[[], bool]) -> bool:
+    """Prints an answer while it is decoded. Returns whether it was interrupted."""
+    tokenizer, stops = engine.model.tokenizer, StopStrings((), engine.model.tokenizer)
+    if not drafts:
+        for piece in pieces(session, stops, Unfinished(tokenizer), ROUNDS):
+            print(piece, end="", flush=True)
+            if interrupted():
+                break
+        print()
+        return not session.finished
+    console, shown = Console(highlight=False, soft_wrap=True), 0
+    while not session.finished and not interrupted():
+        session.advance(ROUNDS)
+        texts = coloured_pieces(text_of_row(session, 0, stops), tokenizer, True, console.color_system is not None)
+        for text in texts[shown:]:
+            console.print(text, end="")
+        shown = len(texts)
+    console.print()
+    say(legend(console.color_system is not None))
+    return not session.finished
+
+
+@contextlib.contextmanager
+def until_interrupted() -> Iterator[Callable[[], bool]]:
+    """Remembers Ctrl-C instead of raising it, so that it breaks off no call on the device. A second one is raised."""
+    pressed = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def stats(talk: Conversation) -> str:
+    """Two lines: the last answer, and the conversation."""
+    if not talk.answers:
+        return "there is no answer yet"
+    last = talk.answers[-1]
+    read = f"{len(last.prompt_tokens)} prompt tokens, {talk.memory.reused} of them from the cache"
+    return f"answer: {_counts([last])}, {read}\nconversation: {_counts(talk.answers)}"
+
+
+def _counts(found: Sequence[Generation]) -> str:
+    counts = statistics_of([generation.history for generation in found])
+    seconds = sum(generation.decode_seconds for generation in found)
+    tokens = sum(len(generation.tokens) for generation in found)
+    speed = counts.tokens / seconds if seconds else 0.0
+    return f"{tokens} tokens, {counts.rounds} rounds, tau {counts.tau:.2f}, {speed:.0f} tokens/s"

@@ -1,0 +1,58 @@
+"""The cache of a conversation: each turn's prompt begins with the last one, and only what is new has to be read."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.decoding.drafter import Drafter
+from jaxspec.decoding.prefill import END
+from jaxspec.engine.program import Program
+from jaxspec.engine.shared_prefix import Prefix, go_on, kept
+from jaxspec.model import kv_cache as kv
+
+
+@dataclasses.dataclass
+class PromptMemory:
+    """What was read of the last prompt, in whole chunks, and is not read again if the next prompt begins alike.
+
+    Rows that decoding wrote are not kept: so the text is the same, bit for bit, as if the whole prompt was read anew in
+    the same chunks.
+
+    Attributes:
+        prefix: the chunks that were read; None before the first prompt.
+        rows: of its caches; the next session needs at least as many.
+        reused: tokens of the last prompt that were not read again.
+    """
+
+    prefix: Prefix | None = None
+    rows: int = 0
+    reused: int = 0
+
+    def prefill(self, program: Program, state: DecodeState, tokens: Sequence[int], chunk: int) -> DecodeState:
+        """Reads one prompt, as `Program.prefill` does, from where it differs from the last one.
+
+        Args:
+            state: before prefill, the prompt in each of its rows, with no fewer rows than `rows`.
+        """
+        self.reused = self._usable(tokens, chunk)
+        rows, prefix = state.tokens.shape[1], self.prefix
+        self.prefix = None  # its arrays are deleted if they have to grow
+        if prefix is not None and self.reused:
+            state = go_on(state, _enlarged(program.spec.drafter, prefix, rows) if rows > self.rows else prefix)
+        end = (len(tokens) - 1) // chunk * chunk
+        if end > self.reused:
+            state = program.read(state, chunk, self.reused, end)
+        if end:
+            self.prefix, self.rows = kept(state, tokens, end), rows
+        return program.read(state, chunk, end, END)
+
+    def _usable(self, tokens: Sequence[int], chunk: int) -> int:
+        """Tokens that need not be read: none where the chunks differ, or a chunk of the last prompt does."""
+        if self.prefix is None or self.prefix.position % chunk or not self.prefix.begins([tokens]):
+            return 0
+        return self.prefix.position
+
+
+def _enlarged(drafter: Drafter, prefix: Prefix, rows: int) -> Prefix:
+    cache, state = prefix.read
+    return dataclasses.replace(prefix, read=(kv.enlarge(cache, rows), drafter.enlarge(state, rows)))

@@ -1,0 +1,99 @@
+"""`jaxspec chat` through a pipe, and Ctrl-C."""
+
+import io
+import os
+import signal
+
+import pytest
+
+import jaxspec
+from jaxspec.commands import chat, main
+from tests import checkpoints
+
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return checkpoints.make(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture
+def talk(monkeypatch, capsys, path):
+    """Runs the command on these lines: (exit code, stdout, stderr)."""
+
+    def command(*lines, options=()):
+        typed = ["jaxspec", "chat", "--target", str(path), "--method", "ngram", "--max-new-tokens", str(NEW), *options]
+        monkeypatch.setattr("sys.argv", typed)
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        with pytest.raises(SystemExit) as exit_:
+            main.main()
+        return exit_.value.code, *capsys.readouterr()
+
+    return command
+
+
+def answers(path, questions):
+    """What `Engine.generate` says to each, given those before it."""
+    engine, messages, found = jaxspec.Engine(path, "ngram"), [], []
+    for question in questions:
+        messages = [*messages, {"role": "user", "content": question}]
+        found.append(engine.generate([messages], chat=True, max_new_tokens=NEW)[0].text)
+        messages = [*messages, {"role": "assistant", "content": found[-1]}]
+    return found
+
+
+def test_it_answers_as_the_engine_does_and_keeps_what_it_read(talk, path):
+    questions = ["abc " * 29, "def"]  # more than a chunk of 128 tokens
+    code, out, remarks = talk(*questions, "/stats", "/quit", "never read")
+    assert code == 0
+    assert out == "".join(f"{answer}\n" for answer in answers(path, questions))
+    assert "Traceback" not in remarks
+    of_answer, of_all = remarks.splitlines()[-2:]
+    assert of_answer.startswith(f"answer: {NEW} tokens, ")
+    assert "128 of them from the cache" in of_answer
+    assert of_all.startswith(f"conversation: {2 * NEW} tokens, ")
+
+
+def test_reset_help_and_unknown_commands(talk, path):
+    code, out, remarks = talk("/stats", "ab", "/reset", "ab", "/help", "/fly", "")
+    (answer,) = answers(path, ["ab"])
+    assert (code, out) == (0, f"{answer}\n{answer}\n")
+    assert "there is no answer yet" in remarks
+    assert "/reset   start a new conversation" in remarks
+    assert "there is no command /fly" in remarks
+
+
+def test_drafts_are_marked_on_request(talk, path):
+    _, out, remarks = talk("/drafts", "abcabcabc")
+    _, same, _ = talk("abcabcabc", options=("--show-drafts",))
+    assert out == same
+    assert "[-in brackets-]: drafted and rejected" in remarks
+    assert "drafts are shown" in remarks
+    assert "[-" in out  # of a random model most drafts are rejected
+
+
+def test_what_does_not_fit_is_said_and_the_chat_goes_on(talk, path):
+    (answer,) = answers(path, ["ab"])
+    code, out, remarks = talk("x" * 300, "ab")
+    assert (code, out) == (0, f"{answer}\n")
+    assert "exceeds the 256 positions of this model" in remarks
+    assert "/reset starts a new conversation" in remarks
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_chat(talk, path, monkeypatch):
+    def pieces(*arguments):
+        for number, piece in enumerate(real(*arguments)):
+            if number == 0 and not pressed:
+                pressed.append(os.kill(os.getpid(), signal.SIGINT))
+            yield piece
+
+    real, pressed = chat.pieces, []
+    monkeypatch.setattr(chat, "pieces", pieces)
+    monkeypatch.setattr(chat, "ROUNDS", 1)
+    code, out, remarks = talk("abcabc", "/reset", "abcabc")
+    (answer,) = answers(path, ["abcabc"])
+    assert code == 0
+    assert "stopped" in remarks.splitlines()
+    assert out.endswith(f"{answer}\n")
+    assert not out.startswith(answer)
