@@ -1,1 +1,1 @@
-"""Checkpoints in and out: Hugging Face and Meta to jaxspec, and back to Hugging Face."""
+"""Conversion between jaxspec's checkpoints and other formats."""

@@ -1,7 +1,7 @@
-"""`d2t` and `t2d`, the two tensors by which published heads say which tokens they can draft.
+"""`d2t` and `t2d`: the two tensors in published heads that define the draft vocabulary.
 
-`d2t` [Vd] int64 holds offsets: the token that column j of the LM head stands for is j + d2t[j]. `t2d` [V] bool says of
-each token of the target whether it is among them.
+`d2t` [Vd] int64 holds offsets: column j of the LM head stands for token j + d2t[j]. `t2d` [V] bool says for each target
+token whether it is in the draft vocabulary.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,9 @@ def read(maps: Mapping[str, Tensor], drafted: int, vocab_size: int, where: str) 
         CheckpointError: the maps are not of these sizes, are no such maps, were never filled, or contradict each other.
     """
     if drafted > vocab_size:
-        raise CheckpointError(f"lm_head.weight in {where} has {drafted} rows, and its target {vocab_size} tokens")
+        raise CheckpointError(
+            f"lm_head.weight in {where} has {drafted} rows, but the target has only {vocab_size} tokens"
+        )
     if "d2t" not in maps:
         if drafted < vocab_size or maps:
             raise CheckpointError(

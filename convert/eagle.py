@@ -1,7 +1,7 @@
-"""Heads of EAGLE-1 and EAGLE-2 between their published format and jaxspec's, bit for bit both ways.
+"""Conversion of EAGLE-1 and EAGLE-2 heads between their published format and jaxspec's, bit for bit in both directions.
 
-A published head repeats the target's embedding. It is dropped here where it is the target's indeed, and written again
-on export; the LM head is the target's and in neither.
+A published head contains a copy of the target's embedding. If it equals the target's, jaxspec drops it, and export
+writes it again. Neither format contains the LM head, which is the target's.
 """
 
 import dataclasses
@@ -96,8 +96,8 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
     lm_head = lm_head_of(goal)
     if planned.lm_head is not None and lm_head is not None and not is_targets(planned.lm_head, target, lm_head):
         raise CheckpointError(
-            f"tensor {planned.lm_head.name} in {source} is not the LM head of {target}, which alone can read an EAGLE "
-            "head's features; name the target that the head was trained for"
+            f"tensor {planned.lm_head.name} in {source} is not the LM head of {target}, which an EAGLE "
+            "head needs; name the target that the head was trained for"
         )
     tensors, own = without_targets(tensors, "embedding", "embedding", config.source_dtype, target, source)
     config = dataclasses.replace(
@@ -127,7 +127,7 @@ def export(source: Path, out: Path, target: Path | None = None) -> None:
     goal = config_json.read_config(target)
     heads.check_same_shape(source, config.model, goal.model)
     if config.settings["bias"]:
-        say("the head's fc has a bias, for which vLLM has no place; heads that are trained without --bias have none")
+        say("the head's fc has a bias, which vLLM does not support; heads trained without --bias have none")
     arrays = head_arrays(source, config, _abstract(config.model, config.settings))
     if "embedding" not in arrays:
         (table,) = parameters.read_arrays(target / "params", ["embedding"]).values()

@@ -1,7 +1,7 @@
-"""Heads of EAGLE-3 between their published layouts and jaxspec's, bit for bit both ways.
+"""Conversion of EAGLE-3 heads between their published layouts and jaxspec's, bit for bit in both directions.
 
-EAGLE's authors, SpecForge and SGLang call the layer `midlayer`; speculators and vLLM call it `layers.0`. What their
-configs mean is in `eagle3_config`, and the draft vocabulary in `draft_maps`.
+EAGLE's authors, SpecForge and SGLang name the layer `midlayer`; speculators and vLLM name it `layers.0`.
+`eagle3_config` interprets their configs, and `draft_maps` their draft vocabularies.
 """
 
 import dataclasses
@@ -92,7 +92,7 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     maps = {name: found.pop(name) for name in draft_maps.NAMES if name in found}
     check_dtypes(found)
     if not norms["final_norm"] and found.pop("norm.weight", None) is not None:
-        say(f"{source} says norm_output false: its norm.weight is not used, and left out")
+        say(f"{source} has norm_output false, so its norm.weight is unused and left out")
     mask = draft_maps.read(maps, _drafted(raw, found, source), model.vocab_size, str(source))
     settings = {"draft_vocabulary": mask, "own_embedding": "embed_tokens.weight" in found, **norms}
     layer = next((layer for layer in _LAYERS if any(name.startswith(f"{layer}.") for name in found)), _LAYERS[0])

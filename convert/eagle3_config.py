@@ -1,6 +1,7 @@
-"""config.json of published EAGLE-3 heads, whose writers agree on the tensors and not on what the settings mean.
+"""config.json of published EAGLE-3 heads. Their projects agree on the tensors, but not on the meaning of settings.
 
-The taps are listed by two conventions and `norm_output` has two meanings; no file says which. See `taps` and `norms`.
+There are two conventions for the tapped layers and two meanings of `norm_output`, and no file says which one it uses.
+See `taps` and `norms`.
 """
 
 import dataclasses
@@ -65,7 +66,7 @@ def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -
     top, inner = listed_layers(raw, LAYER_IDS, file), listed_layers(nested, LAYER_IDS, file)
     if top is not None and inner is not None:
         raise CheckpointError(
-            f"{file} lists {LAYER_IDS} twice, at the top and in eagle_config, which mean different things there; say "
+            f"{file} lists {LAYER_IDS} twice, at the top and in eagle_config, which mean different things; say "
             "with --taps the inputs of which layers the head reads"
         )
     if top is not None:

@@ -1,4 +1,4 @@
-"""A head of EAGLE-3 → the files that EAGLE's own code and SGLang load, or that speculators and vLLM load."""
+"""Export of an EAGLE-3 head for EAGLE's own code and SGLang, or for speculators and vLLM."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from jaxspec.host.terminal import say
 
 Format = Literal["eagle3", "speculators"]
 _LEVELS = 3
-"""Tokens that vLLM drafts a round unless told otherwise."""
+"""Tokens that vLLM drafts per round unless told otherwise."""
 
 
 def export(source: Path, out: Path, form: Format, target: Path | None = None, verifier: str | None = None) -> None:
@@ -74,7 +74,7 @@ def _official(source: Path, options: Eagle3Options, layer: dict[str, Any], goal:
     values = {**layer, "architectures": ["LlamaForCausalLMEagle3"], **_flags(options)}
     if options.taps != official:
         say(
-            f"warning: EAGLE's own code takes layers {', '.join(map(str, official))} whatever the config says, and "
+            f"warning: EAGLE's own code takes layers {', '.join(map(str, official))} whatever the config says, but "
             "this head reads others; SGLang takes what the config says"
         )
         values["eagle_config"] = {LAYER_IDS: [tap - 1 for tap in options.taps]}

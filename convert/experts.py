@@ -1,4 +1,4 @@
-"""Mixtures of experts: files hold a tensor for each expert, a model here one for all of them, stacked."""
+"""Mixtures of experts: files have one tensor per expert; jaxspec stacks those of all experts in one array."""
 
 import re
 from collections.abc import Mapping

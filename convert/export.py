@@ -40,7 +40,7 @@ def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
     config = config_json.read_config(source)
     if config.quantize is not None:
         raise CheckpointError(
-            f"{source} holds {config.quantize} weights, in which the source's bits are lost; export a checkpoint that "
+            f"{source} holds {config.quantize} weights, so the original weights are lost; export a checkpoint that "
             "was converted without --quantize"
         )
     stored = parameters.read_shapes(source / "params", parameters.abstract(config.model))
@@ -84,7 +84,7 @@ def read_back(
 
 
 def head_config(source: Path, drafter: str, formats: str | None = None) -> heads.HeadConfig:
-    """Reads the config of a head to export. Raises CheckpointError where it is a checkpoint, or another drafter's.
+    """Reads the config of a head to export. Raises CheckpointError if it is a checkpoint, or another drafter's.
 
     Args:
         formats: what such heads are exported in; None: a format of the drafter's name.
@@ -103,7 +103,7 @@ def head_config(source: Path, drafter: str, formats: str | None = None) -> heads
 
 
 def head_arrays(source: Path, config: heads.HeadConfig, abstract: nnx.Module) -> dict[str, np.ndarray]:
-    """Every parameter of a head, to export. Raises CheckpointError where they are not `abstract`'s."""
+    """Every parameter of a head, to export. Raises CheckpointError if they are not `abstract`'s."""
     return read_back(source, parameters.read_shapes(source / "params", abstract), config)
 
 

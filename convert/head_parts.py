@@ -1,4 +1,4 @@
-"""What conversion of EAGLE's heads has in common: names without prefixes, and what a head shares with its target."""
+"""What the conversions of EAGLE heads share: tensor names without prefixes, and tensors that repeat the target's."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -122,7 +122,7 @@ def lm_head_of(target: CheckpointConfig) -> str | None:
 
 
 def target_of(head: Path) -> Path:
-    """The checkpoint under whose `heads` a head lies. Raises CheckpointError where it lies elsewhere."""
+    """The checkpoint under whose `heads` a head lies. Raises CheckpointError if it lies elsewhere."""
     folder = head.absolute().parent
     if folder.name != "heads" or format_of(folder.parent) != config_json.FORMAT:
         raise CheckpointError(f"{head} does not lie under CKPT/heads; name its target with --target CKPT")

@@ -1,4 +1,4 @@
-"""Hugging Face's config.json to LlamaConfig and back, refusing by name whatever this library would compute wrongly."""
+"""Hugging Face's config.json to LlamaConfig and back. A setting that jaxspec would compute wrongly is an error."""
 
 import reprlib
 from collections.abc import Mapping
@@ -208,7 +208,7 @@ def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
 
 
 def integer(config: Mapping[str, Any], key: str, file: str = "config.json", otherwise: int | None = None) -> int:
-    """A setting that must be a whole number above 0. Raises CheckpointError where it is something else.
+    """A setting that must be a whole number above 0. Raises CheckpointError if it is something else.
 
     Args:
         otherwise: what its absence means; None: that it is missing.
@@ -221,7 +221,7 @@ def integer(config: Mapping[str, Any], key: str, file: str = "config.json", othe
 
 
 def positive(config: Mapping[str, Any], key: str, file: str = "config.json") -> float:
-    """A setting that must be a finite number above 0. Raises CheckpointError where it is absent or something else."""
+    """A setting that must be a finite number above 0. Raises CheckpointError if it is absent or something else."""
     value = config.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise CheckpointError(f"{file} must give a number above 0 as {key!r}, and it has {reprlib.repr(value)}")
@@ -229,7 +229,7 @@ def positive(config: Mapping[str, Any], key: str, file: str = "config.json") -> 
 
 
 def boolean(config: Mapping[str, Any], key: str) -> bool:
-    """A setting that is true or false; absent: false. Raises CheckpointError where it is something else."""
+    """A setting that is true or false; absent: false. Raises CheckpointError if it is something else."""
     if (value := config.get(key)) not in (None, True, False):
         raise CheckpointError(f"config.json must give true or false as {key!r}, and it has {reprlib.repr(value)}")
     return bool(value)

@@ -1,4 +1,4 @@
-"""Models named by a Hugging Face hub id: fetched into huggingface-hub's cache, resumed where a download broke off."""
+"""Models named by a Hugging Face hub id: downloads into huggingface-hub's cache, which resume if interrupted."""
 
 import re
 from pathlib import Path

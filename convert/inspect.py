@@ -1,4 +1,4 @@
-"""What a folder holds, from its configs and headers alone."""
+"""Describes a folder's content from its configs and headers alone."""
 
 import math
 from collections import Counter
@@ -48,10 +48,10 @@ def verify(path: Path) -> None:
         CheckpointError: a file is damaged, or there is nothing to compare with.
     """
     if format_of(path) is None:
-        raise CheckpointError(f"{path} is no checkpoint or head of jaxspec's, which alone keep checksums")
+        raise CheckpointError(f"{path} is not a jaxspec checkpoint or head, and only these have checksums")
     with progress("checking:", size := checksums.size(path), form=filesize.decimal) as shown:
         count = checksums.verify(path, shown.advance)
-    say(f"{count} files of parameters ({filesize.decimal(size)}) are as they were written")
+    say(f"{count} parameter files ({filesize.decimal(size)}) match their checksums")
 
 
 def _of_checkpoint(path: Path) -> Iterable[tuple[str, Any]]:

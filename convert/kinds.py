@@ -1,4 +1,4 @@
-"""Which kind of draft head a folder holds, so that a head of another kind is refused by its name."""
+"""Finds out which kind of draft head a folder holds, so that errors can name an unsupported kind."""
 
 import re
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Medusa heads between their published format and jaxspec's, bit for bit both ways.
+"""Conversion of Medusa heads between their published format and jaxspec's, bit for bit in both directions.
 
-They stand alone: nothing of the target is among their tensors. How many heads there are is counted, since configs say
-2 where the authors' files hold 5.
+Their files contain no tensors of the target. The number of heads is counted, because published configs say 2 where the
+files hold 5.
 """
 
 import dataclasses
@@ -54,12 +54,12 @@ def plan(source: Path) -> PublishedHeads:
     if found and all(map(_BLOCK.fullmatch, found)):
         raise CheckpointError(
             f"{source} holds residual blocks alone: these heads share the target's LM head, as those of Medusa's "
-            "legacy trainer do, and jaxspec reads heads that each have one of their own"
+            "legacy trainer do, but jaxspec reads only heads that each have their own"
         )
     if several := next(filter(_SECOND_BLOCK.fullmatch, found), None):
         raise CheckpointError(
-            f"{source} has heads of several residual blocks (tensor {several}), and jaxspec reads those with one, "
-            "which is what Medusa's authors publish"
+            f"{source} has heads of several residual blocks (tensor {several}), but jaxspec reads only heads with one, "
+            "as Medusa's authors publish them"
         )
     count = 1 + max((int(name.split(".")[0]) for name in found if name.split(".")[0].isdecimal()), default=-1)
     named = raw.get("medusa_num_heads", count)
@@ -128,7 +128,7 @@ def _heads_of(tensors: Source, source: Path) -> Source:
     """The heads' tensors, without the prefix that they have in a merged model."""
     own = {name.removeprefix(_MERGED): tensor for name, tensor in tensors.items() if name.startswith(_MERGED)}
     if own and len(own) < len(tensors):
-        say(f"{source} holds a model with its heads: the heads alone are taken")
+        say(f"{source} holds a model with its heads; only the heads are converted")
     return own or tensors
 
 

@@ -1,7 +1,7 @@
-"""Meta's releases: `params.json` and `consolidated.*.pth`, one file a shard of tensor parallelism.
+"""Meta's format: `params.json` and `consolidated.*.pth`, one file per shard of tensor parallelism.
 
-`open_meta` presents the shards as one source of whole tensors in Hugging Face's rotary layout, so that from there on
-both formats convert alike.
+`open_meta` presents the shards as whole tensors in Hugging Face's rotary layout, so the rest of the conversion is the
+same for both formats.
 """
 
 from collections.abc import Mapping
@@ -153,7 +153,7 @@ def _join(name: str, row: Row, parts: list[Tensor], dim: int, heads: Mapping[str
         axis = 1  # LLaMA 1 and 2 split the embedding by features, LLaMA 3 by tokens
     agree = all((len(part.shape), part.dtype) == (len(first.shape), first.dtype) for part in parts)
     if not agree or (len(parts) > 1 and axis is not None and axis >= len(first.shape)):
-        raise CheckpointError(f"the shards of tensor {name} in {first.file} and its siblings do not fit together")
+        raise CheckpointError(f"the shards of tensor {name} in {first.file} and the other files do not fit together")
     if axis is None:
         shape = first.shape
     else:

@@ -1,7 +1,6 @@
-"""What each parameter is called in Hugging Face's and in Meta's files: one table, read in both directions.
+"""The name of each parameter in Hugging Face's and in Meta's files: one table, used in both directions.
 
-PyTorch's linear weights are [out, in], kernels here are [in, out]: wherever a kernel is named, the file holds its
-transpose.
+PyTorch's linear weights are [out, in], and kernels here are [in, out]. So the file holds the transpose of each kernel.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ class Row:
     Attributes:
         ours: dotted name; `{}` stands for the number of the layer.
         huggingface, meta: name in the files, without `.weight` or `.bias`; None: the format has no such module.
-        join: dimension of the file's tensor along which Meta's shards are joined; None where each holds the whole.
+        join: dimension of the file's tensor along which Meta's shards are joined; None if each holds the whole.
     """
 
     ours: str

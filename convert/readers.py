@@ -1,7 +1,7 @@
-"""Lazy sources of tensors: shapes at once, each tensor read when asked for, and no file kept mapped in between.
+"""Lazy access to tensors: shapes are known at once, and each tensor is read on demand.
 
-A mapped file counts as memory for as long as it is mapped and its pages were touched. Opening it anew for every tensor
-costs a millisecond and keeps the peak at one tensor.
+A mapped file counts as memory while its touched pages stay mapped. Opening it again for every tensor costs a
+millisecond and keeps the peak at one tensor.
 """
 
 import dataclasses
@@ -152,12 +152,12 @@ def load_torch(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} holds more than tensors and is refused, since loading it could run code"
+            f"{path} holds more than tensors and is rejected, because loading it could run code"
         ) from error
     except (RuntimeError, OSError, EOFError) as error:
         if _is_pickle(path):
             raise CheckpointError(
-                f"{path} is a pickle, and no PyTorch file of version 1.6 or later: it is refused, since loading it "
+                f"{path} is a pickle, and no PyTorch file of version 1.6 or later: it is rejected, because loading it "
                 "could run code; save it as safetensors where it came from"
             ) from error
         raise CheckpointError(
@@ -192,7 +192,7 @@ def format_of(path: Path) -> str | None:
 
 
 def read_config(source: Path) -> dict[str, Any]:
-    """config.json of a folder to convert. Raises CheckpointError where there is none, or it is jaxspec's own."""
+    """config.json of a folder to convert. Raises CheckpointError if there is none, or it is jaxspec's own."""
     if not source.is_dir():
         raise CheckpointError(
             f"{source} is not a folder; name a Hugging Face or Meta folder, or a hub id like org/model"
@@ -204,7 +204,7 @@ def read_config(source: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError where it is absent, malformed, or no object."""
+    """A JSON object from a file. Raises CheckpointError if it is absent, malformed, or no object."""
     try:
         values = config_json.parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:

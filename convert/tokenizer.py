@@ -52,7 +52,7 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def check_readable(folder: Path) -> None:
-    """Raises CheckpointError where a folder has a tokenizer.json that is damaged."""
+    """Raises CheckpointError if a folder has a tokenizer.json that is damaged."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return

@@ -1,4 +1,4 @@
-"""Tensors of a source → Orbax parameters: matched by name and shape first, then streamed one by one."""
+"""Writes tensors of a source as Orbax parameters: first matches names and shapes, then streams tensor by tensor."""
 
 import math
 from collections import Counter

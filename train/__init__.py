@@ -1,1 +1,1 @@
-"""Training: data, losses and one file a method. Installed as `jaxspec.train`."""
+"""Training: data, losses, and one file per method. Installed as `jaxspec.train`."""

@@ -1,4 +1,4 @@
-"""Tree builders, one file a tree. A new one is a file here and a line below."""
+"""Tree builders, one file each. To add one, add a file here and a line below."""
 
 from jaxspec.builders.budgeted import Budgeted
 from jaxspec.builders.cape import Cape

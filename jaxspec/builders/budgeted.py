@@ -1,4 +1,5 @@
-"""A tree that is worth its time on the device in use: beyond PCT, with the whole table of what verification costs."""
+"""A tree that maximises expected tokens per second. Unlike PCT it uses the measured verification cost of every tree
+size."""
 
 import dataclasses
 from typing import ClassVar, final
@@ -19,7 +20,9 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_
 @final
 @dataclasses.dataclass(frozen=True)
 class Budgeted(Priced, ConfidencePower):
-    """The nodes that give most tokens a second: their number follows the draft's confidence and the device's costs.
+    """The nodes that maximise expected tokens per second.
+
+    Their number depends on the draft's confidence and the device's costs.
 
     A round that drafted D levels and verifies the kept nodes K is worth
 

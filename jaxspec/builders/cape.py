@@ -18,7 +18,7 @@ MOST = max(width for _, width in WIDTHS)
 @final
 @dataclasses.dataclass(frozen=True)
 class Cape(TreeBuilder):
-    """A path with siblings beside it: 7, 5, 3 or 1 in a level, the fewer the surer the draft is.
+    """CAPE: a path with siblings, fewer where the draft is confident.
 
     Each level hangs under the first node of the one above, the most probable. How many nodes it has is decided by that
     node's probability p: 7 for p <= 0.3, 5 for p <= 0.6, 3 for p <= 0.8, and else 1.

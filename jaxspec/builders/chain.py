@@ -13,7 +13,10 @@ from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes
 @final
 @dataclasses.dataclass(frozen=True)
 class Chain(TreeBuilder):
-    """A single path of at most `length` drafted tokens; none at all, with length 0, is plain decoding."""
+    """A single path of at most `length` tokens.
+
+    With length 0 it is plain decoding.
+    """
 
     name: ClassVar[str] = "chain"
     length: int = 4

@@ -1,7 +1,7 @@
-"""How far a drafter's probability is trusted: what trees that end by confidence have against miscalibration.
+"""Correction of the drafter's confidence for builders that select nodes by it.
 
-A drafter learns the target's distribution, and greedy text does not follow it: it takes the target's first choice with
-certainty. So the likeliest child of a node is accepted more often than the drafter says, and the others about as often.
+A drafter learns the target's distribution, but greedy decoding always takes the target's first choice. So the most
+likely child of a node is accepted more often than the drafter says, and the other children about as often.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class ConfidencePower(TopPaths):
         """Raises ValueError for a power that is none."""
         for name in ("power", "greedy_power"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{self.name}: {name} must be above 0, and is {getattr(self, name)}")
+                raise ValueError(f"{self.name}: {name} must be above 0, not {getattr(self, name)}")
 
     def with_power(self, propose: Propose) -> Propose:
         """Proposals whose first child is as probable as `power` has it."""

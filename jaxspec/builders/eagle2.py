@@ -14,7 +14,7 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection
 @final
 @dataclasses.dataclass(frozen=True)
 class Eagle2(TopPaths):
-    """Each level expands the top `width` nodes of the one above; of all, the top `total` - 1 are kept.
+    """EAGLE-2: expands the best `width` nodes, verifies the best `total`.
 
     Nodes are ranked by the confidence of their path. Each expanded node has `width` children, of which a level keeps
     those that can still be among the kept.

@@ -1,8 +1,8 @@
-"""PCT, the pruned candidate tree of EDD's paper (section 3.2; Faster Speculative Decoding via Effective Draft Decoder).
+"""PCT, the pruned candidate tree of EDD (section 3.2; Faster Speculative Decoding via Effective Draft Decoder).
 
-A node is accepted with about the probability that the draft says, its path's confidence p. To draft below it costs s_d
-and saves s_t with probability p, so it pays while p >= s_d / s_t (Eq. 5). What is less likely is still verified, but
-nothing is drafted below it; and in the end what is hardly likely at all is dropped.
+A node is accepted with about the probability p that the draft assigns to its path. Drafting below it costs s_d and
+saves s_t with probability p, so it pays if p >= s_d / s_t (Eq. 5). Less likely nodes are still verified but not
+expanded, and in the end very unlikely nodes are dropped.
 """
 
 import dataclasses
@@ -22,7 +22,9 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection, take
 @final
 @dataclasses.dataclass(frozen=True)
 class Pruned(ConfidencePower):
-    """PCT: expand the paths whose confidence is at least `cost`, and drop nodes that are less likely than `leaf`.
+    """PCT: expands likely paths and drops unlikely nodes.
+
+    It expands paths whose confidence is at least `cost`, and drops nodes whose confidence is below `leaf`.
 
     How deep a tree grows is up to each row: it ends where no path is likely enough. The probabilities of a level sum to
     1 at most, so at most 1 / cost of its nodes are expanded; a static bound, which is also cut to `total` - 1, since
@@ -53,7 +55,7 @@ class Pruned(ConfidencePower):
         self.require(width=1, depth=1, total=2)
         self.require_powers()
         if not 0 <= self.leaf <= 1:
-            raise ValueError(f"pruned: leaf is a probability, and is {self.leaf}")
+            raise ValueError(f"pruned: leaf must be a probability, not {self.leaf}")
 
     @property
     def at_temperature_0(self) -> "Pruned":
@@ -84,7 +86,7 @@ class Pruned(ConfidencePower):
     ) -> tuple[DraftTree, Frontier]:
         if self.cost is None:
             raise ValueError(
-                "pruned: its cost is not measured yet; give cost=, or take Engine.calibrated, which measures it"
+                "pruned: its cost is not measured yet; give cost=, or use Engine.calibrated, which measures it"
             )
         tree, reached = top_paths.add_level(self.limits, self.with_power(propose), tree, frontier, active)
         worth_it = jnp.exp(take(tree.log_confidence, reached.node)) >= self.cost

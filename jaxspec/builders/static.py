@@ -1,4 +1,4 @@
-"""A tree of fixed shape, given as data: the paths of child ranks that exist."""
+"""A tree of fixed shape, given as the paths of child ranks that exist."""
 
 import dataclasses
 import functools
@@ -42,7 +42,10 @@ EAGLE_TREE = parse_paths("0:1:2:3:00:01:02:10:11:20:21:30:000:001:002:010:011:02
 @final
 @dataclasses.dataclass(frozen=True)
 class Static(TreeBuilder):
-    """The nodes whose paths of child ranks are listed; rank 0 is the first proposed child. Default: EAGLE's tree."""
+    """A fixed tree, given as paths; the default is EAGLE's.
+
+    A path is a string of child ranks; rank 0 is the first proposed child.
+    """
 
     name: ClassVar[str] = "static"
     paths: tuple[Path, ...] = dataclasses.field(default=EAGLE_TREE, metadata={"parse": parse_paths, "show": show_paths})
@@ -50,7 +53,7 @@ class Static(TreeBuilder):
     def __post_init__(self) -> None:
         known = set(self.paths)
         if len(known) < len(self.paths) or not known or () in known:
-            raise ValueError("static: paths must be distinct, not empty, and at least one")
+            raise ValueError("static: give at least one path; paths must be distinct and not empty")
         for path in self.paths:
             if len(path) > 1 and path[:-1] not in known:
                 raise ValueError(f"static: path {path} has no parent {path[:-1]} in the tree")

@@ -1,7 +1,7 @@
-"""Expanding the top paths, level by level, and keeping the top nodes: what EAGLE-2 and its kin share.
+"""What EAGLE-2 and similar trees share: expand the top paths level by level, and keep the top nodes.
 
-Nodes are ranked by the confidence of their path. A child's is never above its parent's, and a parent stands before it:
-so where the top nodes are taken, and of equals the first, parents come with their children.
+Nodes are ranked by the confidence of their path. A child's confidence is never above its parent's, and parents have
+lower indices. So if the top nodes are kept, and ties go to the lower index, every kept node has its parent.
 """
 
 import abc

@@ -1,4 +1,4 @@
-"""The tree of fixed width and depth that papers compare with (VCT in EDD's, appendix A), cut to a budget of nodes."""
+"""The tree of fixed width and depth that papers compare with (VCT in EDD's appendix A), cut to a budget of nodes."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ def likely_paths(width: int, depth: int, count: int) -> tuple[Path, ...]:
 @final
 @dataclasses.dataclass(frozen=True)
 class Uniform(TreeBuilder):
-    """`width` children under every node, `depth` levels, of which `total` nodes are kept by their ranks.
+    """A tree of fixed width and depth, cut to `total` nodes by rank.
 
     The papers' tree of width 3 and depth 5 has 363 nodes below the root; by default the 63 of lowest ranks are grown
     (`likely_paths`), so that the tree fills the largest size which is usual for verification. Which nodes those are

@@ -1,1 +1,1 @@
-"""Checkpoints and heads on disk, and from there into memory."""
+"""Checkpoints and heads: their files, and loading them."""

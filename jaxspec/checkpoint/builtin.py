@@ -1,4 +1,4 @@
-"""What comes with the package, called `builtin`: a small target with its heads, and prompts for it."""
+"""The checkpoint inside the package, named `builtin`: a small target with heads, and prompts for it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""SHA-256 of the files of parameters, kept beside them, so that a flipped bit can be found.
+"""SHA-256 of the parameter files, stored beside them, to find damaged files.
 
 `params.sha256` has the format of `sha256sum`, which can check it too: `cd CKPT && sha256sum -c params.sha256`.
 """
@@ -65,13 +65,13 @@ def _verify_one(folder: Path, done: Callable[[int], None]) -> int:
 
 
 def _read(file: Path) -> dict[str, str]:
-    """Digest by name. Raises CheckpointError where the file is absent or damaged."""
+    """Digest by name. Raises CheckpointError if the file is absent or damaged."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise CheckpointError(
-            f"there is nothing to compare {file.parent / 'params'} with: {file} {error.strerror}; versions of jaxspec "
-            "that keep no checksums wrote it"
+            f"{file.parent / 'params'} cannot be checked, because {file} {error.strerror}; an older version of "
+            "jaxspec, which stored no checksums, wrote it"
         ) from error
     except ValueError as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error

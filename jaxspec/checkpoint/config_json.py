@@ -28,7 +28,7 @@ class CheckpointConfig:
         dtype: dtype of the parameters on disk.
         source_dtype: dtype that they had before conversion, and get again on export.
         source_format: `huggingface`, `meta`, or `jaxspec` where a model was made here.
-        bos, pad: token ids, None where the source names none.
+        bos, pad: token ids, None if the source names none.
         eos: every id that ends a sequence.
         quantize: integers that the kernels are (see `model/quantization.py`); None: all parameters are floats.
     """
@@ -100,14 +100,14 @@ def parse_json(text: str) -> Any:
 
 
 def check_dtypes(dtype: str, source_dtype: str) -> None:
-    """Raises ValueError where one is not a dtype that checkpoints may have."""
+    """Raises ValueError if one is not a dtype that checkpoints may have."""
     for name, value in (("dtype", dtype), ("source_dtype", source_dtype)):
         if value not in DTYPES:
             raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, not {value!r}")
 
 
 def read_config(path: Path | str) -> CheckpointConfig:
-    """Reads CKPT/config.json. Raises CheckpointError where it is missing or not one of ours."""
+    """Reads CKPT/config.json. Raises CheckpointError if it is missing or not one of ours."""
     file = Path(path) / "config.json"
     try:
         return CheckpointConfig.from_json(file.read_text(encoding="utf-8"))

@@ -39,7 +39,7 @@ class HeadConfig:
 
 
 def read_config(path: Path) -> HeadConfig:
-    """Reads the config of a head. Raises CheckpointError where it is missing or damaged."""
+    """Reads the config of a head. Raises CheckpointError if it is missing or damaged."""
     file = path / "config.json"
     try:
         return HeadConfig(**fields_of(file.read_text(encoding="utf-8"), HeadConfig, FORMAT))
@@ -50,7 +50,7 @@ def read_config(path: Path) -> HeadConfig:
 
 
 def read_head(path: Path, drafter: str) -> HeadConfig:
-    """Reads the config of a head for a drafter. Raises CheckpointError where it is missing, damaged or another's."""
+    """Reads the config of a head for a drafter. Raises CheckpointError if it is missing, damaged or another's."""
     config = read_config(path)
     if config.drafter != drafter:
         raise CheckpointError(f"the head at {path} is for the drafter {config.drafter}, and not for {drafter}")
@@ -72,7 +72,7 @@ def write_head(path: Path, config: HeadConfig, module: nnx.Module) -> None:
 
 
 def check_same_shape(path: Path, head: LlamaConfig, target: LlamaConfig) -> None:
-    """Raises CheckpointError where a head was trained for a target of another vocabulary or width."""
+    """Raises CheckpointError if a head was trained for a target of another vocabulary or width."""
     for name, word in (("vocab_size", "vocabulary"), ("hidden_size", "hidden size")):
         if (theirs := getattr(head, name)) != (ours := getattr(target, name)):
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""From a folder to something that runs: the target, its tokenizer, and the names of the heads beside it."""
+"""Loads a checkpoint: the target, its tokenizer, and the names of its heads."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ class Checkpoint:
     """A target in memory.
 
     Attributes:
-        tokenizer: a transformers tokenizer; None where the folder has none, and then prompts are token ids.
+        tokenizer: a transformers tokenizer; None if the folder has none, and then prompts are token ids.
         heads: names found under CKPT/heads.
         mesh: that it is spread over, as `mesh.split` gives it; None: one device has it.
     """

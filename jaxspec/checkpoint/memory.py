@@ -1,4 +1,4 @@
-"""What a model needs of memory, and whether a device has it."""
+"""How much memory a model needs, and whether a device has it."""
 
 import math
 import os
@@ -58,7 +58,7 @@ def check_fits(config: LlamaConfig, dtype: Any, quantize: str | None = None) -> 
 
 
 def check_parts_fit(config: LlamaConfig, dtype: Any, mesh: Mesh, quantize: str | None = None) -> None:
-    """Raises CheckpointError where a device's part of the parameters on a split mesh exceeds its free memory."""
+    """Raises CheckpointError if a device's part of the parameters on a split mesh exceeds its free memory."""
     needed, device = device_bytes(place(abstract(config, quantize), mesh, dtype=dtype)), mesh.local_devices[0]
     if needed > (free := available_bytes(device)):
         raise CheckpointError(

@@ -68,10 +68,10 @@ def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quant
 
 
 def quantization(config: CheckpointConfig, wanted: str | None, path: Path | str) -> str | None:
-    """How the target of a checkpoint is quantised once loaded. Raises CheckpointError where it cannot be as wanted."""
+    """How the target of a checkpoint is quantised once loaded. Raises CheckpointError if it cannot be as wanted."""
     if config.quantize is not None and wanted not in (None, config.quantize):
         raise CheckpointError(
-            f"the checkpoint at {path} holds {config.quantize} weights, from which {wanted} cannot be made; "
+            f"the checkpoint at {path} holds {config.quantize} weights, which cannot become {wanted}; "
             "convert its source again"
         )
     how = config.quantize if wanted is None else wanted
@@ -85,7 +85,7 @@ def module_to_dict(module: nnx.Module) -> dict[str, Any]:
 
 
 def dict_to_module(module: M, values: Mapping[str, Any]) -> M:
-    """The module with its parameters taken from `values`, dotted names. Raises CheckpointError where they differ."""
+    """The module with its parameters taken from `values`, dotted names. Raises CheckpointError if they differ."""
     check_names(module_to_dict(module), values, "the parameters")
     graph, state = nnx.split(module)
     filled = [(keys, old.replace(values[".".join(map(str, keys))])) for keys, old in nnx.to_flat_state(state)]

@@ -1,4 +1,4 @@
-"""Controllers, one file a stopping rule. A new one is a file here and a line below."""
+"""Controllers, one file each. To add one, add a file here and a line below."""
 
 from jaxspec.controllers.adaptive import Adaptive
 from jaxspec.controllers.beta_ts import BetaTS

@@ -1,4 +1,4 @@
-"""A threshold that moves until a wanted share of the drafts is accepted (Draft & Verify, arXiv:2309.08168, §3.4)."""
+"""A threshold that adapts until a target share of the drafts is accepted (Draft & Verify, arXiv:2309.08168, §3.4)."""
 
 import dataclasses
 from typing import ClassVar, final
@@ -26,7 +26,7 @@ class AdaptiveState:
 @final
 @dataclasses.dataclass(frozen=True)
 class Adaptive(Controller):
-    """Drafts on above a threshold that each round moves towards a wanted acceptance rate (Draft & Verify).
+    """Draft & Verify: adapts the threshold to a target acceptance rate.
 
     A round with a of D drafted levels accepted, AR_e = a / D, changes (Eqs. 2 to 4)
 
@@ -54,10 +54,10 @@ class Adaptive(Controller):
     def __post_init__(self) -> None:
         check_confidence("adaptive", self.gamma, self.confidence)
         if not 0 < self.epsilon < float("inf"):
-            raise ValueError(f"adaptive: epsilon must be above 0, and is {self.epsilon}")
+            raise ValueError(f"adaptive: epsilon must be above 0, not {self.epsilon}")
         for name in ("alpha", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"adaptive: {name} is from 0 to 1, not {getattr(self, name)}")
+                raise ValueError(f"adaptive: {name} must be from 0 to 1, not {getattr(self, name)}")
 
     def init(self, batch: int) -> AdaptiveState:
         # Arrays of their own: the loop's state is donated, and no buffer can be given twice.

@@ -28,7 +28,9 @@ class BetaState:
 @final
 @dataclasses.dataclass(frozen=True)
 class BetaTS(Controller):
-    """Drafts on by a coin that learns how often drafts are accepted: Thompson sampling, Beta posterior (EESD).
+    """EESD: Thompson sampling of the acceptance rate.
+
+    After each level it draws whether to draft another one. The posterior is a Beta.
 
     A round with a of D drafted levels accepted adds r to alpha and n - r to beta (Eqs. 3 and 4). The paper prints
     r = |Q_v| - 1 and n = min(|Q_v| + 1, |Q_d|) and leaves open what Q_v holds; a round without drafts changes nothing.
@@ -52,10 +54,10 @@ class BetaTS(Controller):
 
     def __post_init__(self) -> None:
         if self.reading not in READINGS:
-            raise ValueError(f"beta-ts: reading is one of {', '.join(READINGS)}, not {self.reading!r}")
+            raise ValueError(f"beta-ts: reading must be one of {', '.join(READINGS)}, not {self.reading!r}")
         for name in ("prior_alpha", "prior_beta"):
             if not BETA_FLOOR <= getattr(self, name) < float("inf"):
-                raise ValueError(f"beta-ts: {name} must be at least {BETA_FLOOR}, and is {getattr(self, name)}")
+                raise ValueError(f"beta-ts: {name} must be at least {BETA_FLOOR}, not {getattr(self, name)}")
 
     def init(self, batch: int) -> BetaState:
         def of(prior):

@@ -33,7 +33,10 @@ class CaliState:
 @final
 @dataclasses.dataclass(frozen=True)
 class CaliTS(Controller):
-    """Drafts on by a coin: a trained predictor's chance at first, then what was accepted so far (EESD's Cali-TS).
+    """EESD: Thompson sampling that starts from a trained predictor.
+
+    After each level it draws whether to draft another one. At first the predictor gives the chance, later the observed
+    acceptance.
 
     Where the predictor says theta_M, the estimate is theta_hat, and n rounds were verified (Eqs. 6, 7 and 9):
 
@@ -66,12 +69,12 @@ class CaliTS(Controller):
     def __post_init__(self) -> None:
         for name, allowed in (("estimate", ESTIMATES), ("prediction", PREDICTIONS)):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"cali-ts: {name} is one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+                raise ValueError(f"cali-ts: {name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         for name in ("sigma_model", "sigma_sample"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"cali-ts: {name} must be above 0, and is {getattr(self, name)}")
+                raise ValueError(f"cali-ts: {name} must be above 0, not {getattr(self, name)}")
         if not 0 <= self.prior <= 1:
-            raise ValueError(f"cali-ts: prior is a probability, not {self.prior}")
+            raise ValueError(f"cali-ts: prior must be a probability, not {self.prior}")
 
     @property
     def needs_weights(self) -> bool:

@@ -1,4 +1,4 @@
-"""Draft on while that is expected to give more tokens a second than recent rounds did."""
+"""Continues drafting while this is expected to give more tokens per second than recent rounds."""
 
 import dataclasses
 from typing import ClassVar, final
@@ -54,7 +54,9 @@ class GainState:
 @final
 @dataclasses.dataclass(frozen=True)
 class ExpectedGain(Priced, Controller):
-    """Drafts on while further levels are expected to give more tokens a second than recent rounds did.
+    """Continues while more levels should increase tokens per second.
+
+    It compares the expected tokens per second of further levels with those of recent rounds.
 
     The draft's own chance that a level is accepted, given that the level before it is, is the sum of the level's
     confidences by that of the level before. Its log-odds x become a + b x, the log-odds that are believed, where a and

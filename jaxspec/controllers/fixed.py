@@ -1,4 +1,4 @@
-"""Draft to the builder's full depth, always."""
+"""Always drafts to the builder's full depth."""
 
 import dataclasses
 from typing import ClassVar, final
@@ -14,7 +14,7 @@ from jaxspec.decoding.drafter import Models, State
 @final
 @dataclasses.dataclass(frozen=True)
 class Fixed(Controller):
-    """Never stops early: the length is the builder's."""
+    """Always drafts to the builder's full depth."""
 
     name: ClassVar[str] = "fixed"
     stops: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Thompson sampling of the draft's length, by what a round earns and costs."""
+"""Thompson sampling of the draft length, from the expected tokens and the cost of a round."""
 
 import dataclasses
 from typing import ClassVar, final
@@ -37,7 +37,7 @@ class LengthState:
 @final
 @dataclasses.dataclass(frozen=True)
 class LengthTS(Priced, Controller):
-    """Drafts as many levels as give most tokens for their cost, by Thompson sampling of the length.
+    """Thompson sampling of the length with the most tokens per cost.
 
     The draft at position i is accepted, once those before it were, with a chance theta_i. Its posterior is a Beta: that
     of a prior with the mean of the position before, and of the comparisons made at i. Once a round all theta are drawn,
@@ -68,7 +68,7 @@ class LengthTS(Priced, Controller):
     def __post_init__(self) -> None:
         for name in ("prior_alpha", "prior_beta"):
             if not BETA_FLOOR <= getattr(self, name) < float("inf"):
-                raise ValueError(f"length-ts: {name} must be at least {BETA_FLOOR}, and is {getattr(self, name)}")
+                raise ValueError(f"length-ts: {name} must be at least {BETA_FLOOR}, not {getattr(self, name)}")
         self.check_costs()
 
     def init(self, batch: int) -> LengthState:

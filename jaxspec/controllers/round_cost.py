@@ -1,4 +1,4 @@
-"""What a round costs by the levels that it drafts: what a controller weighs expected tokens against."""
+"""The cost of a round as a function of its drafted levels, which controllers compare with expected tokens."""
 
 import chex
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def count_density(density: Density, counts: RoundCounts, discount: float) -> Den
 def round_cost(
     part: Priced, levels: Int[Array, "*lengths"], nodes: Float[Array, "*lengths"]
 ) -> Float[Array, "*lengths"]:
-    """Of rounds that draft so many levels and verify so many nodes a row, the root included.
+    """Of rounds that draft so many levels and verify so many nodes per row, the root included.
 
     In forwards of the target over one token of each row. Verification takes the smallest size in the table that holds a
     row's nodes; beyond the table it goes on as between its last two sizes. The root is drafted below even where nothing

@@ -15,7 +15,9 @@ CONFIDENCES = ("largest", "token")
 @final
 @dataclasses.dataclass(frozen=True)
 class Threshold(Controller):
-    """Drafts on while it is confident enough of its last draft; that one is verified either way (Draft & Verify).
+    """Draft & Verify: stops after a draft of low confidence.
+
+    That last draft is still verified.
 
     Attributes:
         gamma: the threshold. The paper tries 0.2 to 0.8 (Table 4); how good one is depends on model and text.
@@ -45,6 +47,6 @@ def confidence(signals: DraftSignals, kind: str) -> Float[Array, " B"]:
 def check_confidence(name: str, gamma: float, kind: str) -> None:
     """Raises ValueError for a threshold or a kind of confidence that the controller `name` cannot have."""
     if not 0 <= gamma <= 1:
-        raise ValueError(f"{name}: gamma is compared with probabilities, so it is from 0 to 1, not {gamma}")
+        raise ValueError(f"{name}: gamma is a probability, so it must be from 0 to 1, not {gamma}")
     if kind not in CONFIDENCES:
-        raise ValueError(f"{name}: confidence is one of {', '.join(CONFIDENCES)}, not {kind!r}")
+        raise ValueError(f"{name}: confidence must be one of {', '.join(CONFIDENCES)}, not {kind!r}")

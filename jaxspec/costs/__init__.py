@@ -1,1 +1,1 @@
-"""What the pieces of a round cost on a device: measured, kept, and read again."""
+"""Costs of the pieces of a round on a device: measuring, storing and reading them."""

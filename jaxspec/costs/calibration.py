@@ -1,4 +1,4 @@
-"""The table of costs that builders need: measured, kept, and read again."""
+"""The table of costs that builders and controllers need: measured once, stored, and read again."""
 
 import dataclasses
 import hashlib
@@ -49,7 +49,7 @@ def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -
     found = of_first(kept)
     if "table" in found:
         return kept_tables.table_of(found["table"])
-    say(f"{found['missing']}: measuring it once, which takes a minute or so")
+    say(f"{found['missing']}; measuring it once, which takes about a minute")
     table = measure(model, method, weights, batch_size)
     keep(subject, table)
     return table

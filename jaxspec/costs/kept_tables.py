@@ -1,4 +1,4 @@
-"""Cost tables that were measured, kept in the user's cache folder."""
+"""Measured cost tables, stored in the user's cache folder."""
 
 import dataclasses
 import hashlib
@@ -49,7 +49,7 @@ def folder() -> Path:
 
 
 def write(subject: Subject, table: CostTable) -> None:
-    """Keeps a table, whole or not at all. Raises OSError where the cache folder cannot be written."""
+    """Keeps a table, whole or not at all. Raises OSError if the cache folder cannot be written."""
     subject.file.parent.mkdir(parents=True, exist_ok=True)
     values = {**FORMAT, "of": dataclasses.asdict(subject), **dataclasses.asdict(table)}
     write_whole(subject.file, json.dumps(values, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The price of a drafted level, and of the rest of a round, out of whole rounds."""
+"""Computes the cost of a drafted level, and of the rest of a round, from the times of whole rounds."""
 
 import dataclasses
 

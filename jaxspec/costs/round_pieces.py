@@ -1,7 +1,8 @@
-"""What is timed to price a round: whole rounds as the loop has them, and forwards of the target, at decoding's shapes.
+"""The programs that are timed to find the costs of a round: whole rounds, and target forward passes, at decoding's
+shapes.
 
-A piece that runs alone, over and over, finds its weights in the processor's cache, which in the loop it does not. So a
-drafted level is not timed alone: it is what a round of many levels takes longer than a round of one.
+A piece that runs alone and repeatedly finds its weights in the processor's cache, which it does not in the loop. So a
+drafted level is not timed alone. Its cost is the difference between a round of many levels and a round of one.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ Job = Callable[[int], int]  # iterations to run -> units of work done
 
 
 def target_job(target: Llama, batch: int, size: int, rows: int) -> Job:
-    """Iterations are forwards of the target over `size` nodes a sequence, over a half-filled cache of `rows` rows."""
+    """Iterations are forwards of the target over `size` nodes per sequence, over a half-filled cache of `rows` rows."""
     cache = kv.allocate(target.config, batch, rows, target.norm[...].dtype)
     tokens, cached = jnp.zeros((batch, size), jnp.int32), jnp.full((batch,), rows // 2, jnp.int32)
     return _job(lambda iterations: _verify_many(target, tokens, cache, cached, iterations))

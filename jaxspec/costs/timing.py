@@ -1,4 +1,4 @@
-"""Median times of jobs that take turns."""
+"""Median times of jobs that alternate."""
 
 import math
 import statistics

@@ -20,7 +20,7 @@ from jaxspec.model.mesh import platform
 
 @chex.dataclass(frozen=True)
 class DecodeState:
-    """Everything that a generation is, between two rounds. S rows fit; `tokens` past `length` mean nothing."""
+    """Everything that a generation is, between two rounds. S rows fit; `tokens` past `length` have no meaning."""
 
     tokens: Int[Array, "B S"]
     length: Int[Array, " B"]  # committed tokens, the root included

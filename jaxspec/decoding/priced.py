@@ -44,7 +44,7 @@ class Priced(Strategy):
 
     @property
     def known(self) -> tuple[float, Ratios]:
-        """`cost` and `verify`. Raises ValueError where they are still to be measured."""
+        """`cost` and `verify`. Raises ValueError if they are still to be measured."""
         if self.cost is None or self.verify is None:
             raise ValueError(
                 f"{self.name}: its costs are not measured yet; give cost= and verify=, or take Engine.calibrated"

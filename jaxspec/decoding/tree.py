@@ -1,4 +1,4 @@
-"""The draft tree: padded arrays, one row a sequence, grown level by level inside the jitted loop."""
+"""The draft tree: padded arrays, one row per sequence, grown level by level inside the jitted loop."""
 
 from collections.abc import Sequence
 

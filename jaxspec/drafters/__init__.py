@@ -1,4 +1,4 @@
-"""Drafters, one file each. A new one is a file here and a line below."""
+"""Drafters, one file each. To add one, add a file here and a line below."""
 
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.drafters.dflash import Dflash

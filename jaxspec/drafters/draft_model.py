@@ -33,7 +33,7 @@ class DraftModelState:
 @final
 @dataclasses.dataclass(frozen=True)
 class DraftModel(Drafter):
-    """Drafts with the LLaMA in `Models.draft`. What it computed for drafted nodes is dropped after the round.
+    """A smaller LLaMA with the same vocabulary.
 
     Its head is a checkpoint, as every LLaMA's, unless its LM head was cut to a draft vocabulary.
     """

@@ -23,7 +23,7 @@ LARGEST = 32_000
 
 
 def to_mask(ids: Iterable[int], vocab_size: int) -> str | None:
-    """The mask of these ids; None where they are the whole vocabulary.
+    """The mask of these ids; None if they are the whole vocabulary.
 
     Raises:
         ValueError: there are none, one is twice there, or one is outside the vocabulary.

@@ -84,7 +84,7 @@ def drafts_of(head: EagleHead, logits: Float[Array, "B W V"], hidden: Float[Arra
 @final
 @dataclasses.dataclass(frozen=True)
 class Eagle(Drafter):
-    """Drafts on the target's features, with one trained decoder layer (EAGLE)."""
+    """EAGLE: one trained layer that predicts the target's features."""
 
     name: ClassVar[str] = "eagle"
     rank: ClassVar[int | None] = 10

@@ -158,7 +158,7 @@ def drafts_of(head: Eagle3Head, logits: Float[Array, "B W V"], hidden: Float[Arr
 @final
 @dataclasses.dataclass(frozen=True)
 class Eagle3(Drafter):
-    """Drafts on features fused out of three of the target's layers, over a draft vocabulary (EAGLE-3)."""
+    """EAGLE-3: one trained layer over features of three target layers."""
 
     name: ClassVar[str] = "eagle3"
     rank: ClassVar[int | None] = 5

@@ -81,7 +81,7 @@ def predict(head: EarlyExitHead, x: Float[Array, "B W D"]) -> tuple[Float[Array,
 @final
 @dataclasses.dataclass(frozen=True)
 class EarlyExit(Drafter):
-    """Drafts with the target's first layers and one trained layer after them (EESD)."""
+    """EESD: the target's first layers, and one trained layer."""
 
     name: ClassVar[str] = "early-exit"
     rank: ClassVar[int | None] = 30

@@ -64,7 +64,7 @@ def soft_prompt(head: EddHead, hidden: Float[Array, "B W D"], positions: Int[Arr
 @final
 @dataclasses.dataclass(frozen=True)
 class Edd(Drafter):
-    """Drafts with a one-layer LLaMA that sees the target's hidden states of verified tokens (EDD).
+    """EDD: a one-layer LLaMA that reads the target's hidden states.
 
     Of the target's last layer, should that be tapped, it reads the features: after the final norm, as Hugging Face's
     `hidden_states[-1]` are.

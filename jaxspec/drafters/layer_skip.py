@@ -71,7 +71,7 @@ class WithDraftVocabulary(nnx.Module):
 
 @chex.dataclass(frozen=True)
 class LayerSkipState:
-    """Keys and values of this round's root and expanded nodes, while drafting; one a layer, left out or not."""
+    """Keys and values of this round's root and expanded nodes, while drafting; one per layer, left out or not."""
 
     nodes: tuple[kv.KV, ...] | None
 
@@ -102,7 +102,7 @@ def run_layer(
 @final
 @dataclasses.dataclass(frozen=True)
 class LayerSkip(Drafter):
-    """Drafts with the target itself, some attention and MLP blocks left out (Draft & Verify).
+    """Draft & Verify: the target without some of its blocks.
 
     What drafts (`models.draft`) is a skip mask, static or traced, or the blocks that one keeps with weights of their
     own; either of them may have a draft vocabulary.

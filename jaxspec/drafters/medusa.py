@@ -76,7 +76,10 @@ def abstain(tokens: int, x: Float[Array, "B D"]) -> tuple[Float[Array, "B V"], F
 @final
 @dataclasses.dataclass(frozen=True)
 class Medusa(Drafter):
-    """Drafts level k + 1 of the tree with head k, which runs when the level is drafted: a row that stops saves it."""
+    """Medusa-1: one trained head for each drafted position.
+
+    Head k drafts level k + 1 of the tree. It runs only if that level is drafted.
+    """
 
     name: ClassVar[str] = "medusa"
     rank: ClassVar[int | None] = 40

@@ -19,7 +19,9 @@ CANDIDATES = 10  # different tokens that a node may be followed by
 @final
 @dataclasses.dataclass(frozen=True)
 class Ngram(Drafter):
-    """Matches the last tokens against everything committed; the longest match wins, then the most recent.
+    """Prompt lookup: drafts what followed an earlier match.
+
+    It matches the last tokens against all committed ones. The longest match wins, and of equal ones the most recent.
 
     All candidates of a node together have the chance that its longest match has had in this text: its state counts for
     each length of a match how often the text went on as it did before.

@@ -11,7 +11,7 @@ from jaxspec.decoding.tree import DraftTree, Frontier
 @final
 @dataclasses.dataclass(frozen=True)
 class Plain(Drafter):
-    """The drafter that is never asked."""
+    """Drafts nothing: the baseline."""
 
     name: ClassVar[str] = "plain"
 

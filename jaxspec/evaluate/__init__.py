@@ -1,1 +1,1 @@
-"""Measuring: prompt files, metrics, the benchmark runner."""
+"""Benchmarks: prompt files, metrics, and the runner."""

@@ -1,4 +1,4 @@
-"""What `--methods all` stands for: all that a checkpoint can run, as the papers' tables have it."""
+"""The methods that `--methods all` stands for: those of the papers' tables that the checkpoint can run."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The answers of `jaxspec eval`, a line each as they are done and sorted at the end, and what they are answers to.
+"""The output files of `jaxspec eval`.
 
-`OUT.jsonl` holds nothing but answers. `OUT.json` has the settings from the start, by which a killed run is known again,
-and the results at the end.
+`OUT.jsonl` holds only answers, one line each, in order of completion and sorted at the end. `OUT.json` holds the
+settings from the start, to recognise a killed run, and the results at the end.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ def _read(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
         *ended, _ = path.read_text(encoding="utf-8").split("\n")
         lines = [json.loads(line) for line in ended]
         if not all({"index", "sample", "turns"} <= line.keys() for line in lines):
-            raise ValueError("a line is no answer")
+            raise ValueError("a line is not an answer")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} exists, and with {beside.name} it is not what `jaxspec eval` left: choose another --out"

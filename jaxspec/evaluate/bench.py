@@ -1,4 +1,4 @@
-"""What `jaxspec bench` does: methods side by side on the same questions."""
+"""`jaxspec bench`: compares methods on the same questions."""
 
 import dataclasses
 import itertools
@@ -94,9 +94,9 @@ def check(settings: Bench) -> None:
     ):
         integer(name, value, 1)
     if settings.simulate is not None and settings.sampling.temperature > 0:
-        raise ValueError("--simulate draws what is accepted, so a temperature means nothing there; leave it out")
+        raise ValueError("--simulate decides acceptance at random, so temperature has no meaning; leave it out")
     if settings.simulate is not None and (settings.devices.mesh is not None or settings.quantize is not None):
-        raise ValueError("--simulate runs floats on one device: leave --mesh and --quantize out")
+        raise ValueError("--simulate runs on one device without quantisation: leave out --mesh and --quantize")
     if settings.json is not None:
         check_folder(settings.json)
         if settings.json.suffix == ".jsonl":
@@ -168,7 +168,7 @@ def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str,
         say("no ROUGE: rouge-score is not installed (pip install 'jax-specdec[report]')")
     if len({answer.batch for answer in log.answers}) < len(plan.batches):
         say(
-            f"{label}compiling {len(engines)} methods, anew for longer prompts: the first questions take minutes, "
+            f"{label}compiling {len(engines)} methods, again for longer prompts: the first questions take minutes, "
             "unless an earlier run left its programs"
         )
     with progress(f"{label}batch", len(plan.batches)) as shown:
@@ -267,7 +267,7 @@ def _named_methods(settings: Bench, label: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys((*all_methods(target), *(name for name in names if name != ALL))))
         say(f"{label}{ALL}: {' '.join(names)}")
     if REFERENCE not in names:
-        say(f"{label}{REFERENCE} runs too: it is what the others are measured against")
+        say(f"{label}{REFERENCE} runs too, as the reference of the speedups")
     return tuple(dict.fromkeys((REFERENCE, *names)))
 
 

@@ -1,4 +1,4 @@
-"""What `jaxspec calibrate` does: measures the table of costs, keeps it and prints it."""
+"""`jaxspec calibrate`: measures the table of costs, stores it and prints it."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `jaxspec bench --compare A.json B.json` does: two results side by side."""
+"""`jaxspec bench --compare A.json B.json`: compares two results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def run(settings: Compare) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The results in a file. Raises ValueError where there are none."""
+    """The results in a file. Raises ValueError if there are none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -119,7 +119,7 @@ def on_shared_questions(*runs: Sequence[Answer]) -> list[dict[str, PerQuestion]]
 
 
 def ratios(first: Mapping[str, PerQuestion], second: Mapping[str, PerQuestion], name: str) -> list[RatioOfSums]:
-    """Of a method's tokens a second, speedup and tau, second / first, over the same questions."""
+    """Of a method's tokens per second, speedup and tau, second / first, over the same questions."""
     one, other = first[name], second[name]
     batch = min(one.batch, other.batch, key=lambda batches: len(np.unique(batches)))  # of the larger batches
 

@@ -1,4 +1,4 @@
-"""What a run's counts imply it should take: free of engine overhead and of the noise of timing whole runs."""
+"""The decoding time that follows from a run's counts and costs, without the noise of timing whole runs."""
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
@@ -67,7 +67,7 @@ def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, size
     those of the row that has most.
 
     Args:
-        batches: of histories, one a row of the batch.
+        batches: of histories, one per row of the batch.
         sizes: tree sizes that verification was compiled for.
     """
     tokens = levels = rounds = 0

@@ -1,4 +1,4 @@
-"""All that the numbers of a run depend on: device, dtype, versions, settings, and which weights were measured."""
+"""What a run's numbers depend on: device, dtype, versions, settings and weights."""
 
 import dataclasses
 import hashlib

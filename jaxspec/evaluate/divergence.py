@@ -1,7 +1,7 @@
-"""Where a method's greedy text leaves that of plain decoding, and whether rounding explains it.
+"""Where a method's greedy text differs from plain decoding's, and whether rounding explains it.
 
-A tree of nodes runs through other kernels than a single token, so logits differ in their last bits and a near-tie can
-flip. How much they differ is measured on the run's own text; a divergence that is no such near-tie is an error.
+A tree runs through other kernels than a single token, so logits differ in their last bits, and a near-tie can flip. The
+size of this noise is measured on the run's own text. A divergence that is not a near-tie is an error.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Divergence:
         position: in the generated text, from 0.
         gap: between the target's two best logits there, in float32.
         behind: how far the worse of the two tokens lies behind the best one; at a near-tie of two that is the gap.
-            None where one of the texts ends, which no rounding explains.
+            None if one of the texts ends, which no rounding explains.
     """
 
     prompt: int
@@ -50,14 +50,14 @@ class Divergence:
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Index of the first token that differs, or where the shorter text ends; None where they are equal."""
+    """Index of the first token that differs, or where the shorter text ends; None if they are equal."""
     if list(ours) == list(theirs):
         return None
     return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
 
 
 def diverges(target: Llama, prompt: int, turn: int, plain: Text, tokens: Sequence[int]) -> Divergence | None:
-    """The divergence of `tokens` from plain decoding's text, None where they are the same."""
+    """The divergence of `tokens` from plain decoding's text, None if they are the same."""
     before, expected = plain
     position = first_difference(expected, tokens)
     if position is None:

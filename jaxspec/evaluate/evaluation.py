@@ -1,4 +1,4 @@
-"""What `jaxspec eval` does: one method answers a whole suite in refilled rows."""
+"""`jaxspec eval`: one method answers a whole suite, in a batch whose rows are refilled."""
 
 import dataclasses
 import time
@@ -75,7 +75,9 @@ def check(settings: Eval) -> None:
     ):
         integer(name, value, 1)
     if settings.samples > 1 and settings.sampling.temperature == 0:
-        raise ValueError("at temperature 0 all answers to a question are the same: give a --temperature for --samples")
+        raise ValueError(
+            "at temperature 0 all answers to a question are equal: --samples needs a --temperature above 0"
+        )
     if settings.out is not None:
         check_folder(settings.out)
         if settings.out.suffix != ".jsonl":

@@ -27,8 +27,8 @@ class Question:
 
     Attributes:
         turns: what the user says, one answer after each.
-        question_id: as the file has it; None where it has none.
-        category: in words; None where the file has none.
+        question_id: as the file has it; None if it has none.
+        category: in words; None if the file has none.
         worked: the file's own answers to the first of the turns; mostly none.
         examples: (turn, answer) of other questions, to be put before the first turn.
         suite: the published format that it came in, where it has one of its own.
@@ -50,7 +50,7 @@ class Format:
         suite: its name.
         keys: what every question has, all of them texts.
         turn: what is asked. Of the summaries and of GSM8K, the papers' few-shot form: the answer follows a label.
-        answer: the key of the worked answer; None where there is none.
+        answer: the key of the worked answer; None if there is none.
         id: the key of the question's name.
         ends: how the worked answer ends.
     """
@@ -113,7 +113,7 @@ def read(values: Any, where: str) -> Question:
 
 
 def _category(values: Values) -> str | None:
-    """The category of a line, a number in words; None where there is none, or it is neither."""
+    """The category of a line, a number in words; None if there is none, or it is neither."""
     given: Any = values.get("category")
     return str(given) if isinstance(given, str | int | float) else None
 

@@ -72,11 +72,11 @@ class Jaxspec(TemplateLM):
         """
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
-            raise ValueError(f"batch_size is a whole number from 1 on, not {batch_size}; `auto` is not known here")
+            raise ValueError(f"batch_size is a whole number from 1 on, not {batch_size}; `auto` is not supported")
         hosts = Hosts(coordinator=coordinator, processes=processes, process_id=process_id)
         if mesh is None:
             if hosts.named:
-                raise ValueError("coordinator, processes and process_id go with a mesh, such as mesh='data=2'")
+                raise ValueError("coordinator, processes and process_id need a mesh, such as mesh='data=2'")
             check_alone(os.environ, _typed(sys.argv), MESH)
         mesh_of_all = Devices(mesh=mesh, hosts=hosts).open(several=True)
         if jax.process_index():
@@ -86,7 +86,7 @@ class Jaxspec(TemplateLM):
             say(f"method: {self.engine.method}")
         self.tokenizer = self.engine.model.tokenizer
         if self.tokenizer is None:
-            raise ValueError(f"{target} has no tokenizer, and the harness asks in text")
+            raise ValueError(f"{target} has no tokenizer, which the harness needs")
         config = self.engine.model.config
         if config.bos is None and not config.eos:
             raise ValueError(f"{target} names neither a BOS nor an EOS token to stand for an empty context")
@@ -212,7 +212,7 @@ def sampling_of(settings: dict[str, Any], seed: int) -> tuple[tuple[str, ...], S
         if name in STATEFUL:
             refuse_stateful(name, given[name])
             continue
-        raise ValueError(f"generation_kwargs: {name} is not known here; leave it out of the task")
+        raise ValueError(f"generation_kwargs: {name} is not supported; leave it out of the task")
     return stops, SamplingParams(**fields)
 
 

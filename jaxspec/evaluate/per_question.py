@@ -1,4 +1,4 @@
-"""What a method came to in each question: what intervals and paired tests are made from."""
+"""A method's results for each question, the input of intervals and paired tests."""
 
 import dataclasses
 import statistics

@@ -1,4 +1,4 @@
-"""What the pieces of a round cost on this device, at a run's own shapes."""
+"""Times of the pieces of a round on this device, at a run's own shapes."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

@@ -47,7 +47,7 @@ def has_rouge() -> bool:
 
 
 def mean(scores: Iterable[Mapping[str, float]]) -> dict[str, float] | None:
-    """Mean of each score over the answers that have it; None where none has any."""
+    """Mean of each score over the answers that have it; None if none has any."""
     found: dict[str, list[float]] = {}
     for each in scores:
         for name, value in each.items():

@@ -1,4 +1,4 @@
-"""From answers to the numbers that a run reports: the keys of bench's JSON."""
+"""Computes the numbers that a run reports: the keys of bench's JSON."""
 
 import dataclasses
 import statistics
@@ -20,13 +20,13 @@ class Measured:
     """What is measured once for a run, after its last question.
 
     Attributes:
-        noise: see `divergence.noise`; None where no text is compared.
+        noise: see `divergence.noise`; None if no text is compared.
         target_seconds: s_t(n) by n, as a string, for that is what JSON has; None, as all seconds are, where the pieces
             were not timed.
         resumed_seconds: by method whose verification begins where drafting left off, the same for it.
         level_seconds, rest_seconds, control_level_seconds, control_round_seconds: by method, see
             `piece_times.PieceTimes`; logs of earlier versions have no rest.
-        divergences: by method, fields of `divergence.Divergence` and whether it is `explained`; None where the
+        divergences: by method, fields of `divergence.Divergence` and whether it is `explained`; None if the
             methods' texts differ by design, since they are sampled.
         forms: by method, fields of `Form`: all that a report needs besides the log; None in logs of earlier versions.
     """
@@ -42,7 +42,7 @@ class Measured:
     rest_seconds: dict[str, float] | None = dataclasses.field(default_factory=dict)
 
     def pieces(self, name: str) -> PieceCosts | None:
-        """What the pieces of a method's rounds cost; None where they were not timed."""
+        """What the pieces of a method's rounds cost; None if they were not timed."""
         if self.target_seconds is None:
             return None
         assert self.resumed_seconds is not None and self.level_seconds is not None and self.rest_seconds is not None
@@ -152,12 +152,12 @@ def against(fastest: str, ours: PerQuestion, theirs: PerQuestion) -> dict[str, A
 def by_bytes(form: Form) -> PieceCosts | None:
     """Costs on a device whose time goes by the bytes of weights that it reads: a tree costs what one token does.
 
-    The unit is the bytes that a forward of the target reads. None where it is not known what drafting reads.
+    The unit is the bytes that a forward of the target reads. None if it is not known what drafting reads.
     """
     if form.draft_bytes is None or form.level_bytes is None:
         return None
     level, first = form.level_bytes / form.read_bytes, form.draft_bytes / form.read_bytes
-    # The first level is part of drafting whatever the depth: what it reads counts once a round, further levels each.
+    # The first level is part of drafting whatever the depth: what it reads counts once per round, further levels each.
     return PieceCosts(plain=1.0, verify=dict.fromkeys(form.sizes, 1.0), level=level, rest=first - level)
 
 

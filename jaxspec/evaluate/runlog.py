@@ -1,4 +1,4 @@
-"""`OUT.jsonl`: what a run has measured so far, a line a question and method, from which a killed run resumes."""
+"""`OUT.jsonl`: one line per question and method. A killed run resumes from it."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ class Turn:
         prompt: token ids that it answers.
         tokens: token ids of the answer.
         rounds: [rounds][6] counts, see `round_counts.to_rows`; [rounds][5] in logs of earlier versions.
-        trees: of each round, as `tree_to_json` writes them; None where this was read back from a log, and in logs of
+        trees: of each round, as `tree_to_json` writes them; None if this was read back from a log, and in logs of
             earlier versions where a pass of its own for the trees took other rounds.
         prefill_seconds, decode_seconds: of the whole batch that this answer was in, a number a repeat.
         learnt: what the controller had learnt at the end: for each repeat, the arrays of its state.

@@ -1,4 +1,4 @@
-"""Runs every method on every question, in one process and in turns, and times them."""
+"""Runs and times all methods on all questions, alternating in one process."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ def check(plan: Workload, engine: Engine) -> None:
 
 
 def too_long(plan: Workload, engine: Engine, number: int) -> str | None:
-    """Why the model has no room for a question and its answers; None where it has. Raises ValueError as `check`."""
+    """Why the model has no room for a question and its answers; None if it has. Raises ValueError as `check`."""
     question, room, budget = (
         plan.questions[number],
         engine.model.config.model.usable_length,

@@ -1,4 +1,4 @@
-"""Tables as the EDD paper has them: drafters under one builder, and builders under one drafter."""
+"""Tables as in the EDD paper: drafters with one builder, and builders with one drafter."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence

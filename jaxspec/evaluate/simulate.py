@@ -1,8 +1,8 @@
-"""Decoding with random weights whose drafts are accepted by chance: what a device gives before any head exists.
+"""Decoding with random weights and random acceptance: shows a device's speed before any head exists.
 
-Speed depends on shapes and on how many drafts are accepted, hardly on what the tokens are. So a target and a head of
-random weights go through the very loop that trained ones do, and only the verdict is replaced: the acceptance by
-position is given, such as EAGLE's n-α (its Table 2). The text means nothing, and nothing of it is compared.
+Speed depends on shapes and on the number of accepted drafts, hardly on the tokens. So a target and a head with random
+weights run through the real loop, and only the verdict is replaced: the user gives the acceptance rate by position,
+such as EAGLE's n-α (its Table 2). The text is meaningless, and is not compared.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class Replayed(Rule):
 
     def __post_init__(self) -> None:
         if not self.acceptance or not all(0 <= chance <= 1 for chance in self.acceptance):
-            raise ValueError(f"acceptance is one number or more from 0 to 1, not {self.acceptance}")
+            raise ValueError(f"acceptance must be at least one number from 0 to 1, not {self.acceptance}")
 
     def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
         return propose_top_k(drafts, width, count)
@@ -87,7 +87,7 @@ def parse(text: str) -> tuple[float, ...]:
         return Replayed(tuple(map(float, numbers.split(",")))).acceptance
     except ValueError:
         raise ValueError(
-            f"--simulate is acceptance=CHANCE,CHANCE,... such as acceptance=0.75,0.69, not {text!r}"
+            f"--simulate must be acceptance=P0,P1,..., such as acceptance=0.75,0.69, not {text!r}"
         ) from None
 
 
@@ -108,7 +108,7 @@ def engine(model: Checkpoint, method: Method, acceptance: tuple[float, ...], dra
     for part in (method.builder, method.controller):
         if not isinstance(part, BLIND):
             raise ValueError(
-                f"{part.name} goes by the confidence of drafts, which random weights do not have, so it cannot be "
+                f"{part.name} needs the drafter's confidence, meaningless with random weights, so it cannot be "
                 f"simulated; {', '.join(kind.name for kind in BLIND)} can"
             )
     if draft is None:
@@ -150,7 +150,9 @@ def random_head(drafter: Drafter, target: LlamaConfig, dtype: Any) -> Any:
     """
     if not drafter.has_head:
         offers = ", ".join(name for name, kind in DRAFTERS.items() if kind.has_head)
-        raise ValueError(f"{drafter.name} drafts from the text, which is random here; {offers} can be simulated")
+        raise ValueError(
+            f"{drafter.name} drafts from the text, which is random in a simulation; {offers} can be simulated"
+        )
     if isinstance(drafter, LayerSkip):
         return drafter.build_head(drafter.head_for(target, attention_share=0.5, mlp_share=0.5), nnx.Rngs(0))
     return randomise(nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target), nnx.Rngs(0))), dtype)
@@ -181,7 +183,7 @@ class Bytes:
         return {"input_ids": [byte % self.vocab_size for byte in text.encode()]}
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
-        """A text as long as the tokens are many; they mean nothing."""
+        """A text as long as the tokens are many; they have no meaning."""
         return "".join(chr(97 + token % 26) for token in tokens)
 
 

@@ -1,4 +1,4 @@
-"""The texts of tokens, written into the log, so that it can be shown without the tokenizer."""
+"""Stores the texts of tokens in the log, so that it can be shown without the tokenizer."""
 
 import dataclasses
 from typing import Any

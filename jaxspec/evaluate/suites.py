@@ -1,4 +1,4 @@
-"""The questions of a prompt file, and the prompts that they come to."""
+"""The questions of a prompt file, and their prompts."""
 
 import dataclasses
 import itertools
@@ -27,9 +27,9 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
             for so many examples.
     """
     if shots < 0:
-        raise ValueError(f"the number of shots must be 0 or above, not {shots}")
+        raise ValueError(f"--shots must be 0 or above, not {shots}")
     if limit is not None and limit < 1:
-        raise ValueError(f"the limit on questions must be at least 1, not {limit}")
+        raise ValueError(f"--limit must be at least 1, not {limit}")
     questions = (formats.read(values, where) for where, values in files.records(path))
     first = next(questions, None)
     if first is None:

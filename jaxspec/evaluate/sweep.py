@@ -1,4 +1,4 @@
-"""What `jaxspec sweep` does: a benchmark of one method at several values of a setting, and its figure."""
+"""`jaxspec sweep`: benchmarks one method at several values of a setting, and plots the results."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ def read_over(text: str) -> tuple[str, list[str]]:
     """Reads `length=1,2,3`: the setting and its values, as text."""
     setting, equals, values = text.partition("=")
     if not setting or not equals:
-        raise ValueError(f"--over is SETTING=VALUE,VALUE,... such as length=1,2,3,4, not {text!r}")
+        raise ValueError(f"--over must be SETTING=VALUE,VALUE,..., such as length=1,2,3,4, not {text!r}")
     return setting, values.split(",")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
-    """The figure as the text of an SVG; None where matplotlib is not installed.
+    """The figure as the text of an SVG; None if matplotlib is not installed.
 
     Args:
         sweep, methods: of the sweep's JSON.

@@ -1,4 +1,4 @@
-"""How sure the numbers of a run are: bootstrap intervals over questions, and a paired test of two methods or runs."""
+"""Uncertainty of results: bootstrap intervals over questions, and a paired test of two methods or runs."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ Interval = list[float]  # [low, high]
 
 @dataclasses.dataclass(frozen=True)
 class RatioOfSums:
-    """A product of sums over questions, divided by another: tokens a second are Σ tokens / Σ seconds.
+    """A product of sums over questions, divided by another: tokens per second are Σ tokens / Σ seconds.
 
     Attributes:
         over, under: [questions factors] what is summed, a column a sum.

@@ -1,1 +1,1 @@
-"""What happens on the host whatever the model: files that appear whole, progress, signals, several processes."""
+"""Host-side helpers: atomic files, progress, signals, several processes."""

@@ -1,4 +1,4 @@
-"""Outputs that appear whole or not at all, and disks that are full."""
+"""Outputs that appear only when complete, and errors of full disks."""
 
 import contextlib
 import errno
@@ -18,13 +18,13 @@ from jaxspec.host import processes, unfinished
 
 
 def check_folder(path: Path) -> None:
-    """Raises ValueError where there is no folder to write a file into: before the work is done, not after."""
+    """Raises ValueError if there is no folder to write a file into: before the work is done, not after."""
     if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {path.absolute().parent} to write {path.name} into")
 
 
 def check_new(out: Path) -> None:
-    """Raises ValueError where an output is there already, or the folder that is to hold it is not."""
+    """Raises ValueError if an output is there already, or the folder that is to hold it is not."""
     if out.exists() or out.is_symlink():
         raise ValueError(f"{out} exists already; name another output or remove it first")
     if not (parent := out.absolute().parent).is_dir():

@@ -1,4 +1,4 @@
-"""Compiled programs, kept on disk between runs and let go of in memory when they take too much."""
+"""Compiled programs: stored on disk between runs, and freed in memory when they take too much."""
 
 import gc
 from pathlib import Path

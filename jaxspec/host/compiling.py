@@ -1,4 +1,4 @@
-"""Programs compiled side by side, ahead of their first use, and said while it lasts."""
+"""Compiles programs in parallel before their first use, and shows the progress."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait

@@ -1,4 +1,4 @@
-"""Several devices that are one CPU (JAX_NUM_CPU_DEVICES), to try a mesh without accelerators."""
+"""Several fake devices on one CPU (JAX_NUM_CPU_DEVICES), to try a mesh without accelerators."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and termination, held back while something must not be broken off, such as Orbax's threads writing."""
+"""Delays Ctrl-C and termination while something must not be interrupted, such as Orbax's writing threads."""
 
 import contextlib
 import dataclasses

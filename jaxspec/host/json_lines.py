@@ -1,4 +1,4 @@
-"""A file of JSON lines from which a killed run goes on: its settings first, then what it has done so far."""
+"""A JSON-lines file from which a killed run resumes: the settings come first, then the results so far."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""libtpu on a machine without a TPU: a compiler, and nothing to complain about."""
+"""libtpu on a machine without a TPU: used as a compiler, without its warnings."""
 
 import os
 from pathlib import Path

@@ -32,7 +32,7 @@ def join(
     """Joins the other processes, before anything is computed; does nothing where there are none, or once it has.
 
     Args:
-        coordinator: HOST:PORT of the first process; `auto` asks the environment, as does None where that speaks of
+        coordinator: HOST:PORT of the first process; `auto` asks the environment, as does None if that speaks of
             several tasks (a TPU pod, SLURM).
         processes, process_id: how many there are, and which this is, from 0; with a HOST:PORT.
         allowed: whether others may be joined.
@@ -46,14 +46,14 @@ def join(
         )
     if coordinator in (None, AUTO):
         if processes is not None or process_id is not None:
-            raise ValueError("--processes and --process-id go with --coordinator HOST:PORT")
+            raise ValueError("--processes and --process-id need --coordinator HOST:PORT")
         if coordinator is None and not has_neighbours(os.environ):
             return
         coordinator = None  # nor anything else: JAX finds out
     elif processes is None or process_id is None:
         raise ValueError(f"--coordinator {coordinator} needs --processes N and --process-id I, or write auto instead")
     elif not 0 <= process_id < processes:
-        raise ValueError(f"--process-id goes from 0 to {processes - 1}, and is {process_id}")
+        raise ValueError(f"--process-id must be from 0 to {processes - 1}, not {process_id}")
     if not jax.distributed.is_initialized():
         jax.config.update("jax_enable_preemption_service", False)  # which would swallow SIGTERM
         jax.distributed.initialize(
@@ -84,7 +84,7 @@ def neighbours(environment: Mapping[str, str]) -> tuple[str, int] | None:
 def check_alone(
     environment: Mapping[str, str], command: Sequence[str], missing: Sequence[str] = ("--mesh", "model=N")
 ) -> None:
-    """Raises ValueError where there are other processes, of which each would run the whole command by itself.
+    """Raises ValueError if there are other processes, of which each would run the whole command by itself.
 
     Args:
         command: as it was typed, program first; the error repeats it with what is missing.

@@ -15,7 +15,7 @@ class Progress:
     """How far some work is.
 
     Args:
-        draw: updates the bar on a terminal; None where there is none.
+        draw: updates the bar on a terminal; None if there is none.
         form: how a number of what is counted is written.
     """
 

@@ -1,4 +1,4 @@
-"""Outputs that are being written under temporary names: to be removed by whoever ends the process meanwhile."""
+"""Outputs under temporary names while they are written; whoever ends the process removes them."""
 
 import contextlib
 import shutil

@@ -1,7 +1,7 @@
-"""One of several processes fails or is terminated: all end, and the reason is printed once.
+"""If one of several processes fails or is terminated, all end, and the reason is printed once.
 
-A process that waits for the others inside a computation hears neither a signal nor an exception. So a thread of each
-looks for the reason in the key-value store that JAX keeps in the first process, and ends its own process by it.
+A process that waits for others inside a computation receives neither signals nor exceptions. So a thread in each
+process watches the key-value store that JAX keeps in the first process, and ends its own process when a reason appears.
 """
 
 import dataclasses

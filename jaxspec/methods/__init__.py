@@ -1,1 +1,1 @@
-"""What users type for a method, and what it stands for."""
+"""Method names and what they mean."""

@@ -1,4 +1,4 @@
-"""What users type for a method, `DRAFTER[@HEAD][+BUILDER][+CONTROLLER]`, and what it stands for."""
+"""Method names, `DRAFTER[@HEAD][+BUILDER][+CONTROLLER]`, and what they mean."""
 
 import dataclasses
 from collections.abc import Collection
@@ -119,13 +119,13 @@ def parse_method(text: str) -> Method:
     name, *settings = first.split(",")
     name, _, head = name.partition("@")
     if name not in DRAFTERS:
-        raise ValueError(f"method {text!r}: no drafter is called {name!r}; there are {', '.join(DRAFTERS)}")
+        raise ValueError(f"method {text!r}: there is no drafter {name!r}; there are {', '.join(DRAFTERS)}")
     history = 0
     if DRAFTERS[name].has_head:
         settings, history = _history(settings, text)
     drafter = build_part(DRAFTERS[name], settings, text)
     if head and not drafter.has_head:
-        raise ValueError(f"method {text!r}: {name} has no weights, so @{head} means nothing; leave it out")
+        raise ValueError(f"method {text!r}: {name} has no weights, so it takes no @{head}; leave that out")
     if name == "plain":
         if others:
             raise ValueError(f"method {text!r}: plain drafts nothing, so it takes no builder or controller")
@@ -135,7 +135,7 @@ def parse_method(text: str) -> Method:
         kind = part.partition(",")[0]
         if kind not in BUILDERS and kind not in CONTROLLERS:
             offers = f"builders are {', '.join(BUILDERS)}; controllers are {', '.join(CONTROLLERS)}"
-            raise ValueError(f"method {text!r}: no builder or controller is called {kind!r}; {offers}")
+            raise ValueError(f"method {text!r}: there is no builder or controller {kind!r}; {offers}")
         role = "builder" if kind in BUILDERS else "controller"
         if role in typed or (role == "builder" and "controller" in typed):
             raise ValueError(f"method {text!r}: the form is DRAFTER[@HEAD][+BUILDER][+CONTROLLER], each once, in order")

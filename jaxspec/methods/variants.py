@@ -1,4 +1,4 @@
-"""A method with one of its settings changed: the points of a sweep."""
+"""A method with one setting changed: the points of a sweep."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -39,7 +39,7 @@ class Attend:
         cached: [B], how many rows of the cache hold committed tokens: the first ones.
         prefix: [B S] bool, which rows those are.
         mask: [B W N] bool, node w sees node n (its ancestors and itself).
-        slots: [B W], where in the N nodes these W stand; None where W = N and they are all of them.
+        slots: [B W], where in the N nodes these W stand; None if W = N and they are all of them.
     """
 
     cos: Float[Array, "B W h"]

@@ -41,7 +41,7 @@ def fits(query: tuple[int, ...], rows: int) -> bool:
 
 
 def queries_at_once(group: int, width: int) -> int | None:
-    """Rows of queries in a block: of all query heads of a KV head, or a part of one head's; None where neither goes."""
+    """Rows of queries in a block: of all query heads of a KV head, or a part of one head's; None if neither goes."""
     if group * width <= QUERIES:
         return group * width
     return next((part for part in (512, 256, 128) if width % part == 0), None)

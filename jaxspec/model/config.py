@@ -38,7 +38,7 @@ class Rope:
                 raise ValueError(f"rope {name} must be above 0, not {value}")
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
-                f"rope high_freq_factor must be above low_freq_factor, and they are {self.high_freq_factor} and "
+                f"rope high_freq_factor must be above low_freq_factor, not {self.high_freq_factor} and "
                 f"{self.low_freq_factor}"
             )
         integer("rope original_length", self.original_length, 0)

@@ -162,7 +162,7 @@ def run_layers(
         taps: layers among these whose input to return.
 
     Returns:
-        the residual stream, keys and values of the nodes a layer, the tapped inputs.
+        the residual stream, keys and values of the nodes per layer, the tapped inputs.
     """
     filled, tapped = [], {}
     for at, i in enumerate(layers):

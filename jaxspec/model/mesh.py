@@ -31,12 +31,12 @@ def make_mesh(*, data: int = 1, model: int = 1, devices: Sequence[Any] | None = 
         ValueError: an axis below 1, more devices wanted than there are, or some left idle by several processes.
     """
     if data < 1 or model < 1:
-        raise ValueError(f"a mesh has at least one device along each axis, not data={data},model={model}")
+        raise ValueError(f"a mesh needs at least one device along each axis, not data={data},model={model}")
     there, wanted = jax.devices() if devices is None else devices, data * model
     if wanted > len(there) or (jax.process_count() > 1 and wanted < len(there)):
         product = f"{'' if jax.process_count() > 1 else 'at most '}{len(there)}"
         raise ValueError(
-            f"a mesh of data={data},model={model} takes {wanted} devices and there are {len(there)}; "
+            f"a mesh of data={data},model={model} needs {wanted} devices but there are {len(there)}; "
             f"choose numbers whose product is {product}"
         )
     return jax.make_mesh((data, model), ("data", "model"), (AxisType.Auto,) * 2, devices=there)
@@ -89,7 +89,7 @@ def model_size(mesh: AnyMesh) -> int:
 
 
 def shared_heads(mesh: AnyMesh, config: LlamaConfig) -> str | None:
-    """A sentence where chips of a split mesh keep the same KV heads; None where each has its own."""
+    """A sentence where chips of a split mesh keep the same KV heads; None if each has its own."""
     copies = mesh.shape["group"] * mesh.shape["spare"]
     if copies == 1:
         return None

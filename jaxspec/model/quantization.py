@@ -126,7 +126,7 @@ def check(how: str | None) -> None:
 
 
 def qwix() -> ModuleType:
-    """The library. Raises ValueError where it is not installed."""
+    """The library. Raises ValueError if it is not installed."""
     try:
         import qwix
     except ImportError as error:

@@ -1,1 +1,1 @@
-"""What decoding on chips that are not at hand would take: compiled for them, and computed from their data sheets."""
+"""Predicts decoding on chips that are not available: compiled for them, and computed from their data sheets."""

@@ -1,4 +1,4 @@
-"""The chips that can be planned for, by their makers' data sheets, and how long they take for work at least."""
+"""The chips that can be planned for, with their makers' data sheets, and lower bounds of the time for given work."""
 
 import dataclasses
 import itertools
@@ -124,10 +124,10 @@ def parse_slice(text: str) -> Slice:
     kind, _, shape = text.partition(":")
     lengths = shape.split("x")
     if kind not in CHIPS or not all(length.isdecimal() and int(length) for length in lengths):
-        raise ValueError(f"{text!r} is none of the chips that can be planned for: write {_examples()}")
+        raise ValueError(f"{text!r} is not a known chip: write {_examples()}")
     found = Slice(kind, tuple(map(int, lengths)))
     if not found.is_tpu and len(lengths) != 1:
-        raise ValueError(f"{text!r}: GPUs hang on one switch, so write their number alone, such as {kind}:8")
+        raise ValueError(f"{text!r}: GPUs have no topology: write only their number, such as {kind}:8")
     return found
 
 

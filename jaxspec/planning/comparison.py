@@ -1,4 +1,4 @@
-"""What was planned beside what was measured, and whether the plan stands."""
+"""Compares planned times with measured ones, and says whether the plan holds."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Compared:
 
     @property
     def within(self) -> bool | None:
-        """Whether what was measured is in the interval; None where there is none."""
+        """Whether what was measured is in the interval; None if there is none."""
         return None if self.estimate is None else self.estimate.lower <= self.measured <= self.estimate.upper
 
     @property

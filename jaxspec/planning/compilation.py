@@ -1,4 +1,4 @@
-"""Compiling what was placed on chips that are not there, and what the compiler says of it."""
+"""Compiles a placed program for absent chips, and reads the compiler's memory report."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Compiled:
 
     @classmethod
     def of(cls, traced: Any, where: Slice, filled: float = 1.0) -> "Compiled | None":
-        """Compiles what was traced; None where the compiler found no room for it.
+        """Compiles what was traced; None if the compiler found no room for it.
 
         Args:
             filled: share of the cache's rows that hold tokens, on average.

@@ -1,7 +1,8 @@
-"""What a traced program does on each chip, from its shapes: products, memory read, and the messages that cuts demand.
+"""Counts the work of a traced program on each chip from its shapes: products, memory reads, and the messages of
+sharding.
 
-Memory is what has to be read at least: in each part of a round every weight and row of a cache that it uses, once.
-Activations count as never leaving the chip, which holds a few hundred of their rows.
+Memory is a lower bound: every weight and cache row that a part of a round uses is read once. Activations count as
+staying on the chip, which has room for a few hundred of their rows.
 """
 
 import math
@@ -111,7 +112,7 @@ class _Counter:
         return [look(atom) for atom in jaxpr.outvars]
 
     def enter(self, eqn: core.JaxprEqn, operands: list[Arguments], path: str, times: int) -> list[Arguments] | None:
-        """Walks the programs inside an operation; None where it has none."""
+        """Walks the programs inside an operation; None if it has none."""
         params = eqn.params
         match eqn.primitive.name:
             case "while":

@@ -1,8 +1,8 @@
-"""Seconds of a compiled program by the compiler's own account: an interval, for each part of a round.
+"""Estimated seconds of a compiled program by the compiler's own cycle counts: an interval for each part of a round.
 
-For most operations of a TPU's tensor core XLA writes down the cycles that it reckons with. It does so for no copies
-between main and fast memory, which run beside other operations, nor for messages, sorts, updates in place and kernels.
-At best all that hides behind the rest; at worst nothing does.
+For most operations of a TPU's tensor core, XLA records an estimate of cycles. It records none for copies between main
+and fast memory, which overlap with other operations, nor for messages, sorts, in-place updates and kernels. The lower
+end of the interval assumes that all of these overlap, the upper end that none do.
 """
 
 import dataclasses
@@ -132,7 +132,7 @@ def _inside(program: CompiledProgram, where: Slice, name: str, times: int, **kno
 def _operation(
     program: CompiledProgram, computation: Computation, each: Instruction, phase: Phase, times: int
 ) -> Operation | None:
-    """What one instruction does; None where that is nothing."""
+    """What one instruction does; None if that is nothing."""
     if each.opcode in traffic.FREE or each.opcode.endswith(("-done", "-update")) or each.target in VIEWS:
         return None
     message = message_of(each)

@@ -1,4 +1,4 @@
-"""What the compiler's count of cycles says of each part of a round, and of reading the prompts: beside their floors."""
+"""The compiler's estimates for each part of a round and for prefill, beside their floors."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -109,7 +109,7 @@ def _speedup(
 def _prefill(
     settings: PlanSettings, where: Slice, work: Work | None, floor: float | None, took: Interval | None
 ) -> dict[str, Any] | None:
-    """Of reading the prompts; None where no --prompt says how long they are."""
+    """Of reading the prompts; None if no --prompt says how long they are."""
     if work is None or not floor:
         return None
     return {

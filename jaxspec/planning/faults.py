@@ -1,4 +1,4 @@
-"""What a compiled loop should never do, and whether this one does."""
+"""Operations that a decoding loop should not have, and whether a compiled loop has them."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""GPUs that are not there, as devices that nothing but XLA's compiler can use."""
+"""Absent GPUs as devices that only XLA's compiler can use."""
 
 import importlib.util
 import os

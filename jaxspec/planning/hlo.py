@@ -1,4 +1,5 @@
-"""Reading what XLA compiled: the instructions of a program, the buffers that they read and write, and what they run."""
+"""Reads a program that XLA compiled: its instructions, the buffers that they read and write, and called
+computations."""
 
 import dataclasses
 import functools
@@ -58,7 +59,7 @@ class Instruction:
         runs: by role, such as `body`, the name of a computation.
         branches: of a conditional.
         path: the scopes that it was traced in; empty for what the compiler added.
-        cycles: the compiler's estimate for a TPU; None where it gives none.
+        cycles: the compiler's estimate for a TPU; None if it gives none.
         line: as it stands in the text.
     """
 
@@ -170,7 +171,7 @@ class CompiledProgram:
                 yield from computation.instructions
 
     def trips(self, loop: Instruction) -> int | None:
-        """How often a `while` runs, where its condition counts up to a constant; None where it does not."""
+        """How often a `while` runs, where its condition counts up to a constant; None if it does not."""
         condition = self.computations[loop.runs["condition"]]
         root = condition.root
         if root.opcode != "compare" or "direction=LT" not in root.line:

@@ -14,7 +14,7 @@ _GROUPS = re.compile(
 
 
 def message_of(instruction: Instruction) -> Collective | None:
-    """The message that an instruction sends, or starts to send; None where it sends none."""
+    """The message that an instruction sends, or starts to send; None if it sends none."""
     kind = instruction.opcode.removesuffix("-start")
     if kind not in KINDS:
         return None

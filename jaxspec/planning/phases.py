@@ -1,4 +1,4 @@
-"""The phase that each instruction of a compiled program belongs to, what the compiler added itself included."""
+"""The phase of each instruction in a compiled program, including instructions that the compiler added."""
 
 from jaxspec.planning import traffic
 from jaxspec.planning.hlo import CompiledProgram, Computation, Instruction
@@ -12,7 +12,7 @@ def phase_at(instruction: Instruction, before: Phase) -> Phase:
 
 
 def body_phase(program: CompiledProgram, loop: Instruction) -> Phase | None:
-    """The phase that the body of a loop begins in; None where nothing in it says."""
+    """The phase that the body of a loop begins in; None if nothing in it says."""
     body = program.computations[loop.runs["body"]]
     inner = (each.path for each in body.instructions if loop.path and each.path.startswith(f"{loop.path}/"))
     return next(map(phase_of, inner), None)

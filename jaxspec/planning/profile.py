@@ -1,7 +1,7 @@
-"""Device time by the phases of a round: what the profiler saw of each operation, and the compiled text's scopes.
+"""Device time by phase of a round, from the profiler's operations and the scopes in the compiled text.
 
-The profiler names operations as the compiled text does, and nothing else of them is needed: on a TPU's line of
-operations, on a GPU's streams, where kernels carry the name of their operation, and among the threads of a CPU.
+The profiler names operations as the compiled text does, and this name is all that is needed. It appears on a TPU's line
+of operations, on a GPU's streams, where kernels carry their operation's name, and in the threads of a CPU.
 """
 
 import dataclasses
@@ -80,7 +80,9 @@ def events(data: Any, module: str) -> list[Event]:
         host = [plane for plane in data.planes if plane.name == "/host:CPU"]
         found = [each for plane in host for line in plane.lines for each in _of_line(line, module, named=True)]
     if not found:
-        raise ValueError(f"the profiler saw no operations of {module}, but {[plane.name for plane in data.planes]}")
+        raise ValueError(
+            f"the profiler recorded no operations of {module}, but {[plane.name for plane in data.planes]}"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""A program for chips that need not be there: its mesh, and the loop traced and counted on abstract arguments."""
+"""A program for chips that may be absent: its mesh, and the loop traced and counted on abstract arguments."""
 
 import contextlib
 import dataclasses
@@ -127,7 +127,7 @@ def tpus(where: Slice) -> Sequence[Any]:
     """The chips of a slice, as devices that nothing but the compiler can use. Raises as `mesh_on`."""
     if importlib.util.find_spec("libtpu") is None:
         raise NoCompilerError(
-            "planning for a TPU needs its compiler, and no TPU; it is not installed: pip install 'jax-specdec[tpu]'"
+            "planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax-specdec[tpu]'"
         )
     from jax.experimental import topologies
 
@@ -136,7 +136,7 @@ def tpus(where: Slice) -> Sequence[Any]:
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=str(where)).devices
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(f"there is no TPU slice {where}: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{where} is not a TPU slice: {' '.join(str(error).split())}") from error
 
 
 def _abstract(sizes: tuple[int, ...]) -> AbstractMesh:

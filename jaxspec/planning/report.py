@@ -1,4 +1,4 @@
-"""What `jaxspec plan` does: a model, a method and chips in; memory, time and gain out."""
+"""`jaxspec plan`: predicts memory, time and speedup for a model, a method and chips."""
 
 import dataclasses
 import json
@@ -56,12 +56,12 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     config = target.config
     if settings.batch_size < 1 or not 0 < settings.context <= config.usable_length:
         raise ValueError(
-            f"--batch-size is at least 1 and --context from 1 to the {config.usable_length} positions of this model"
+            f"--batch-size must be at least 1, --context from 1 to the {config.usable_length} positions of this model"
         )
     if settings.prompt is not None and not 0 < settings.prompt <= settings.context:
-        raise ValueError(f"--prompt {settings.prompt}: a prompt has 1 to {settings.context} tokens, as --context says")
+        raise ValueError(f"--prompt {settings.prompt}: it must be from 1 to {settings.context}, the value of --context")
     if settings.explain < 0:
-        raise ValueError(f"--explain {settings.explain}: it takes a number of operations to show")
+        raise ValueError(f"--explain {settings.explain}: it must be the number of operations to show")
     method = parse_method(settings.method)
     method = method.fitted(models_of(target, method, DTYPE).draft)
     rounds = expected_rounds(settings, method)
@@ -113,10 +113,10 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
 
 def _where(settings: PlanSettings) -> Slice:
     if (settings.topology is None) == (settings.device is None):
-        raise ValueError("give either --topology, of TPUs, such as v5e:4x4, or --device, of GPUs, such as h100-80g:8")
+        raise ValueError("give either --topology for TPUs, such as v5e:4x4, or --device for GPUs, such as h100-80g:8")
     where = parse_slice(settings.topology or settings.device or "")
     if where.is_tpu != (settings.topology is not None):
-        raise ValueError(f"{where}: TPUs go with --topology and GPUs with --device")
+        raise ValueError(f"{where}: use --topology for TPUs and --device for GPUs")
     return where
 
 

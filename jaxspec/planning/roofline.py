@@ -1,4 +1,4 @@
-"""Seconds on chips that are not there, by the roofline: of plain decoding, and what builders need to know of costs."""
+"""Roofline times on absent chips: of plain decoding, and the costs that builders need."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What rounds of a method are like on average: by the options of `plan`, or by a file of `jaxspec bench --json`."""
+"""The mean round of a method, from the options of `plan` or a file of `jaxspec bench --json`."""
 
 import dataclasses
 import json
@@ -57,7 +57,7 @@ def expected_rounds(settings: PlanSettings, method: Method) -> Rounds:
 def _benched(settings: PlanSettings, method: Method) -> Rounds:
     """As a file of `bench --json` says."""
     if settings.levels is not None:
-        raise ValueError(f"--levels goes with a number as --tau; {settings.tau} itself says how many are drafted")
+        raise ValueError(f"--levels needs a number as --tau; the file {settings.tau} has its own number of levels")
     try:
         methods = json.loads(Path(settings.tau or "").read_text(encoding="utf-8"))["methods"]
         found = {values["resolved"]: values for values in methods.values()} | methods
@@ -65,12 +65,10 @@ def _benched(settings: PlanSettings, method: Method) -> Rounds:
         raise ValueError(f"--tau {settings.tau!r} is neither a number nor a file of `jaxspec bench --json`") from error
     values = found.get(settings.method) or found.get(str(method))
     if values is None:
-        raise ValueError(
-            f"--tau {settings.tau}: no method there is {settings.method!r}; there are {', '.join(methods)}"
-        )
+        raise ValueError(f"--tau {settings.tau}: the file has no method {settings.method!r}, only {', '.join(methods)}")
     try:
         return Rounds(float(values["tau"]), float(values["depth_per_round"]), float(values["nodes_per_round"]) + 1)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"--tau {settings.tau}: {settings.method} there lacks tau, depth_per_round or nodes_per_round"
+            f"--tau {settings.tau}: {settings.method} in it lacks tau, depth_per_round or nodes_per_round"
         ) from error

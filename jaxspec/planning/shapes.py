@@ -1,4 +1,4 @@
-"""Shapes of published models, and of the heads that a method would bring to a target that has none yet."""
+"""Shapes of published models, and of heads for a target that has none yet."""
 
 import dataclasses
 from pathlib import Path
@@ -88,15 +88,15 @@ def _head(target: Target, method: Method, dtype: jnp.dtype) -> Any:
     drafter, found = method.drafter, _find(target.path, method)
     if found is None and isinstance(drafter, DraftModel):
         raise ValueError(
-            f"method {method}: what a draft model costs depends on its shape; name one after an @, as a path, or "
-            "plan for a checkpoint that has it under heads/"
+            f"method {method}: the cost of a draft model depends on its shape; give its path after an @, or "
+            "plan for a checkpoint that has one in heads/"
         )
     shape = drafter.head_for(target.config) if found is None else read_shape(found, drafter, target.config)
     return nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0), dtype))
 
 
 def _find(path: Path | None, method: Method) -> Path | None:
-    """Where the head is that a method names; None where there is none yet.
+    """Where the head is that a method names; None if there is none yet.
 
     Without a checkpoint there is no folder in which the drafter's own name means a head.
     """

@@ -1,4 +1,4 @@
-"""The table that a plan ends with."""
+"""The table that `plan` prints."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Bytes that an instruction of a compiled program moves between a chip's main memory and the rest of it.
+"""Bytes that an instruction of a compiled program moves to and from a chip's main memory.
 
-Operands are read and results written, but for what lies in fast memory, for slices, of which only what is taken counts,
-and for updates in place, of which only what is new counts.
+Operands are read and results are written. Buffers in fast memory do not count. Of slices only the slice counts, and of
+in-place updates only the update.
 """
 
 from jaxspec.planning.hlo import CompiledProgram, Computation, Instruction

@@ -1,5 +1,5 @@
-"""What the parts of a round have to do, on each chip; parts are the scopes that `loop` gives them, in traced and in
-compiled programs alike."""
+"""The work of each part of a round on each chip. Parts are the named scopes of `loop`, in traced and in compiled
+programs."""
 
 import dataclasses
 import re

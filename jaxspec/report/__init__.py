@@ -1,1 +1,1 @@
-"""A page of benchmarks: one HTML file that opens from disk."""
+"""The HTML report of benchmarks: one file that opens from disk."""

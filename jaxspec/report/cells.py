@@ -1,4 +1,4 @@
-"""What a table or a figure says: numbers that know where they come from, and text, which is always escaped."""
+"""Content of tables and figures: numbers with their source, and text, which is always escaped."""
 
 import dataclasses
 import html

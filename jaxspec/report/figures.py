@@ -1,4 +1,4 @@
-"""The figures of a page, each from the runs' numbers."""
+"""The figures of a report, drawn from the runs' numbers."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence

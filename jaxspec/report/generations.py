@@ -1,4 +1,4 @@
-"""Generated texts, round by round, with their trees: what the page's script draws."""
+"""Data of generated texts, round by round with their trees, which the page's script draws."""
 
 from collections.abc import Sequence
 from typing import Any

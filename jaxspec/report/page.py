@@ -1,4 +1,4 @@
-"""The page itself: sections put together, with its style and script inside."""
+"""The HTML page: its sections, with style and script inside."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The papers' tables: ours first, then what was published."""
+"""The papers' tables: this run's numbers first, then the published ones."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -147,7 +147,7 @@ def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
 
 
 def best_speed(runs: Sequence[Run], name: str) -> Number:
-    """The most tokens a second of a method."""
+    """The most tokens per second of a method."""
     return max((number(run, name, "tokens_per_second") for run in runs), key=lambda speed: speed.value or 0)
 
 

@@ -1,4 +1,4 @@
-"""What a controller had learnt after each round, found again from the rounds: the log keeps only where it ended."""
+"""Recomputes a controller's state after each round, because the log stores only the last one."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class Curve:
 
 
 def thresholds(run: Run, name: str) -> Curve | None:
-    """What a method's controller went by; None where it learns nothing, or in rows side by side from turn to turn."""
+    """What a method's controller went by; None if it learns nothing, or in rows side by side from turn to turn."""
     controller = run.methods[name].controller
     kept = run.settings["keep_state"]
     if type(controller) not in READ or (kept and run.settings["batch_size"] > 1):

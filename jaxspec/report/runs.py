@@ -1,4 +1,4 @@
-"""Finished runs, read back from their logs: everything that a page shows comes from there."""
+"""Finished runs, read from their logs, which are the only source of a report."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": 
 FILES = {**SUITES, "mt-bench": "MT-bench", "mtbench": "MT-bench", "spec-bench": "Spec-Bench"}
 """And files whose names say what is in them, or whose folders do."""
 NOT_IN_TITLES = (*LEFT_OUT, "questions")
-"""Settings that mean nothing in a title."""
+"""Settings that have no meaning in a title."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Run:
         return ", ".join([*parts, "simulated"] if self.simulated else parts)
 
     def value(self, method: str, *keys: str | int) -> Any:
-        """A number of a method: `value("eagle", "categories", "math", "tau")`; None where there is none."""
+        """A number of a method: `value("eagle", "categories", "math", "tau")`; None if there is none."""
         at: Any = self.found["methods"][method]
         for key in keys:
             try:
@@ -141,7 +141,7 @@ def _others(run: Run, alike: Sequence[Run]) -> list[str]:
 def _read(number: int, path: Path) -> Run:
     log = path if path.suffix == ".jsonl" else log_of(path)
     if not log.exists():
-        raise ValueError(f"there is no {log}, which `jaxspec bench --json {path}` would have written")
+        raise ValueError(f"there is no {log}, which `jaxspec bench --json {path}` writes")
     try:
         about, answers, values = read_finished(log)
         forms = {name: Form(**{**form, "sizes": tuple(form["sizes"])}) for name, form in values["forms"].items()}

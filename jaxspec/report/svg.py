@@ -1,4 +1,5 @@
-"""Charts as SVG: axes, lines, bars. Colours are the page's, so that they follow its light and dark."""
+"""Charts as SVG: axes, lines, bars. Their colours are the page's CSS colours, so they follow its light and dark
+themes."""
 
 import dataclasses
 import math
@@ -143,7 +144,7 @@ def bars(groups: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_l
 
 
 def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_label: str, unit: Real = 1.0) -> str:
-    """Horizontal bars of parts, one a row; a part below zero is not drawn, and its number still there.
+    """Horizontal bars of parts, one per row; a part below zero is not drawn, and its number still there.
 
     Args:
         unit: what the axis counts in: its numbers are the values times this.

@@ -1,4 +1,4 @@
-"""A table of a paper with these runs' numbers, and what its rows and columns are made of."""
+"""A paper's table with these runs' numbers, and the content of its rows and columns."""
 
 import dataclasses
 import functools

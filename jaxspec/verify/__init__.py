@@ -1,1 +1,1 @@
-"""A proof on the user's own model and device that no method changes what the target says."""
+"""A check on the user's own model and device that no method changes the target's text."""

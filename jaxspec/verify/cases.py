@@ -1,4 +1,4 @@
-"""A case: one method decodes one workload, and what it says is compared."""
+"""A case: one method decodes one workload, and its text is compared."""
 
 import dataclasses
 import functools
@@ -59,7 +59,7 @@ def parse_cases(text: str) -> list[Case]:
     ends = [[int(end) for end in part.split("-")] for part in numbers.split(",")]
     several = dict.fromkeys(number for each in ends for number in range(each[0], min(each[-1] + 1, MOST_NUMBERS)))
     if not several:
-        raise ValueError(f"--only {text}: there is no such number; they go up to {MOST_NUMBERS - 1}")
+        raise ValueError(f"--only {text}: there is no such number; the largest is {MOST_NUMBERS - 1}")
     return [Case(method, kind, number) for number in several]
 
 

@@ -1,5 +1,5 @@
-"""The target's own probabilities, in NumPy and float64: written down once more, so that a fault in the library's
-sampling shows."""
+"""The target's own probabilities in NumPy and float64: a second implementation, to reveal faults in the library's
+sampling."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -43,7 +43,7 @@ def measure_noise(plain: Engine, source: Source, seed: int) -> float:
 def explain(
     plain: Engine, request: Request, prompt: int, expected: Sequence[int], tokens: Sequence[int], noise: float
 ) -> Divergence | None:
-    """The divergence of `tokens` from plain decoding's `expected`, None where they are the same.
+    """The divergence of `tokens` from plain decoding's `expected`, None if they are the same.
 
     Args:
         prompt: number of the request in its case.

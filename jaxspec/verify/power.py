@@ -25,7 +25,7 @@ FEWEST = 50  # places below which chi-square's distribution is no good approxima
 
 
 def chi_square(counts: Sequence[int]) -> float | None:
-    """p-value that places in tenths are uniform; None where there are too few to say."""
+    """p-value that places in tenths are uniform; None if there are too few to say."""
     if sum(counts) < FEWEST:
         return None
     return float(stats.chisquare(np.asarray(counts, float)).pvalue)

@@ -1,4 +1,4 @@
-"""What `jaxspec verify` does: cases until the time is spent, and the verdict."""
+"""`jaxspec verify`: runs cases until the time is spent, and gives the verdict."""
 
 import dataclasses
 import hashlib
@@ -63,7 +63,7 @@ def run(settings: Verify) -> None:
     verdict.show(said, Console())
     fresh = [result for result in found if result.case not in earlier]
     if (seconds := sum(result.seconds for result in fresh)) > 0:
-        say(f"{60 * sum(result.tokens for result in fresh) / seconds:,.0f} tokens a minute, with compilation")
+        say(f"{60 * sum(result.tokens for result in fresh) / seconds:,.0f} tokens per minute, with compilation")
     if settings.json is not None:
         write_whole(settings.json, json.dumps(said, indent=2) + "\n")
     if not said["passed"]:
@@ -77,7 +77,7 @@ def check(settings: Verify) -> None:
     if settings.seed < 0:
         raise ValueError(f"seed must be 0 or above, not {settings.seed}")
     if settings.only is not None and settings.json is not None:
-        raise ValueError("--only repeats single cases, and writes no --json: leave one of them out")
+        raise ValueError("--only repeats single cases and writes no --json: leave one of them out")
     if settings.json is not None:
         check_folder(settings.json)
         if settings.json.suffix == ".jsonl":

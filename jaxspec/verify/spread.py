@@ -1,4 +1,4 @@
-"""What `--methods all` stands for: every drafter of a checkpoint with a spread of builders and controllers."""
+"""The methods that `--methods all` stands for: every drafter of a checkpoint with many builders and controllers."""
 
 import dataclasses
 import itertools

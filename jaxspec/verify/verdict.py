@@ -1,4 +1,4 @@
-"""What the cases of a run come to: the verdict, as JSON and as a page."""
+"""The verdict from the cases of a run, as JSON and as text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a case decodes: prompts and how each is drawn, all of it determined by a seed, a kind and a number."""
+"""The prompts and sampling settings of a case, all determined by a seed, a kind and a number."""
 
 import dataclasses
 import zlib

@@ -150,7 +150,7 @@ def test_its_cost_is_that_of_a_level_wide_enough():
     [
         ({"width": 0}, "width must be at least 1"),
         ({"total": 1}, "total must be at least 2"),
-        ({"leaf": 1.5}, "leaf is a probability"),
+        ({"leaf": 1.5}, "leaf must be a probability"),
         ({"power": 0.0}, "pruned: power must be above 0"),
         ({"greedy_power": float("inf")}, "pruned: greedy_power must be above 0"),
     ],

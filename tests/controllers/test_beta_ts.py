@@ -69,7 +69,7 @@ def test_the_coin_is_a_draw_from_the_posterior_and_then_from_theta():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"reading": "other"}, "reading is one of compared, printed, bonus, not 'other'"),
+        ({"reading": "other"}, "reading must be one of compared, printed, bonus, not 'other'"),
         ({"prior_alpha": 0.0}, "prior_alpha must be at least 0.01"),
         ({"prior_beta": -1.0}, "prior_beta must be at least 0.01"),
         ({"prior_beta": float("nan")}, "prior_beta must be at least 0.01"),

@@ -235,7 +235,9 @@ class TestEngine:
         own = AcceptancePredictor(width, width, rngs=nnx.Rngs(0))
         write_head(head / "calibrator", HeadConfig(NAME, model.config.model, "float32", "float32", settings), own)
         draft = load_head(model, parse_method("draft-model"))
-        with pytest.raises(CheckpointError, match="looks at 'stars', which is none of hidden, both, top-probability"):
+        with pytest.raises(
+            CheckpointError, match="has inputs 'stars', which must be one of hidden, both, top-probability"
+        ):
             load_control(model, parse_method(f"draft-model@{head}+cali-ts"), draft)
 
     def test_without_its_predictor(self, model):
@@ -260,18 +262,18 @@ class TestEngine:
         width = model.config.model.hidden_size
         write(head, model.config.model, AcceptancePredictor(width, 7, rngs=nnx.Rngs(0)))
         draft = load_head(model, parse_method("draft-model"))
-        with pytest.raises(CheckpointError, match=r"trained for \{.*'draft_hidden': 7\}, and here it is \{"):
+        with pytest.raises(CheckpointError, match=r"trained for \{.*'draft_hidden': 7\}, not for \{"):
             load_control(model, parse_method(f"draft-model@{head}+cali-ts"), draft)
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"estimate": "other"}, "estimate is one of compared, printed, not 'other'"),
-        ({"prediction": "other"}, "prediction is one of both, model, sampled, not 'other'"),
+        ({"estimate": "other"}, "estimate must be one of compared, printed, not 'other'"),
+        ({"prediction": "other"}, "prediction must be one of both, model, sampled, not 'other'"),
         ({"sigma_model": 0.0}, "sigma_model must be above 0"),
         ({"sigma_sample": -1.0}, "sigma_sample must be above 0"),
-        ({"prior": 1.5}, "prior is a probability"),
+        ({"prior": 1.5}, "prior must be a probability"),
     ],
 )
 def test_settings_out_of_range(settings, says):

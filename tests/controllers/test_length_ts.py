@@ -186,8 +186,8 @@ def test_rows_of_a_batch_draft_the_same_number_of_levels(target):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("length-ts,prior_alpha=0", "length-ts: prior_alpha must be at least 0.01, and is 0.0"),
-        ("length-ts,prior_beta=inf", "prior_beta must be at least 0.01, and is inf"),
+        ("length-ts,prior_alpha=0", "length-ts: prior_alpha must be at least 0.01, not 0.0"),
+        ("length-ts,prior_beta=inf", "prior_beta must be at least 0.01, not inf"),
         ("length-ts,cost=-1", "a cost is a number such as 0.05, or measured, not '-1'"),
         ("length-ts,verify=4:1/2:1", "length-ts: verify gives each number of nodes once, in rising order"),
         (

@@ -107,12 +107,12 @@ def test_the_draft_that_stopped_it_is_verified():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("threshold,gamma=1.5", "gamma is compared with probabilities, so it is from 0 to 1, not 1.5"),
-        ("adaptive,gamma=-1", "gamma is compared with probabilities"),
-        ("threshold,confidence=other", "confidence is one of largest, token, not 'other'"),
-        ("adaptive,confidence=other", "adaptive: confidence is one of"),
-        ("adaptive,alpha=2", "alpha is from 0 to 1, not 2.0"),
-        ("adaptive,beta1=-0.5", "beta1 is from 0 to 1"),
+        ("threshold,gamma=1.5", "gamma is a probability, so it must be from 0 to 1, not 1.5"),
+        ("adaptive,gamma=-1", "gamma is a probability"),
+        ("threshold,confidence=other", "confidence must be one of largest, token, not 'other'"),
+        ("adaptive,confidence=other", "adaptive: confidence must be one of"),
+        ("adaptive,alpha=2", "alpha must be from 0 to 1, not 2.0"),
+        ("adaptive,beta1=-0.5", "beta1 must be from 0 to 1"),
         ("adaptive,epsilon=0", "epsilon must be above 0"),
     ],
 )

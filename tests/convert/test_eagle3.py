@@ -270,7 +270,7 @@ def test_a_window_that_is_off(folder: Path):
 
 def test_wrong_taps(folder: Path):
     source = write(folder / "head", weights())
-    assert "with commas between them, such as 2,16,29, not '2;3'" in refuse(folder, source, "--taps", "2;3")
+    assert "separated by commas, such as 2,16,29, not '2;3'" in refuse(folder, source, "--taps", "2;3")
     assert "reads the input of layer 9" in refuse(folder, source, "--taps", "1,2,9")
     assert "reads 3 layers of the target, and 2 are named" in refuse(folder, source, "--taps", "1,2")
     medusa = folder / "medusa"

@@ -200,7 +200,7 @@ def test_rope_scaling_as_eagles_own_code_reads_it(rope: Rope, written: dict, war
         ((OUT, "back"), "eagle, eagle3, dflash, speculators or medusa writes"),
         ((OUT, "back", "--format", "eagle"), "is for the drafter eagle3, and not for eagle"),
         (("ckpt", "back", "--format", "speculators"), "--format eagle3 or speculators takes a head"),
-        ((OUT, "back", "--format", "eagle3", "--verifier", "x"), "so it needs --format speculators"),
+        ((OUT, "back", "--format", "eagle3", "--verifier", "x"), "--verifier needs --format speculators"),
         (
             (OUT, "back", "--format", "medusa", "--target", "ckpt"),
             "eagle, eagle3, dflash or speculators",

@@ -183,7 +183,7 @@ class TestCosts:
     TABLE = CostTable(plain=2.0, verify=((1, 2.0), (8, 3.0)), level=((1, 0.1), (4, 0.25)))
 
     def test_a_method_that_needs_them_is_refused_without(self, model):
-        with pytest.raises(ValueError, match=r"ngram.*\+pruned.* decides by what .* cost on this device: take Eng"):
+        with pytest.raises(ValueError, match=r"ngram.*\+pruned.* needs the costs of .* on this device: use Eng"):
             Engine(model, "ngram+pruned")
         assert Engine(model, "ngram+pruned,cost=0.1").method.builder == Pruned(cost=0.1)
 
@@ -224,7 +224,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("prompts", "settings", "says"),
         [
-            ("abc", {"max_new_tokens": 300}, "beyond the 256 positions"),
+            ("abc", {"max_new_tokens": 300}, "exceeds the 256 positions"),
             ("a" * 300, {}, "prompt 0 has 301 tokens"),
             ("abc", {"max_new_tokens": -1}, "max_new_tokens must be at least 0"),
             ("abc", {"temperature": -1.0}, "temperature must be 0 or above"),
@@ -232,7 +232,7 @@ class TestRefusals:
             ("abc", {"top_p": 0.0}, "top_p must be above 0"),
             ("abc", {"top_k": -1}, "top_k must be 0"),
             ("abc", {"temperature": [1.0, 2.0]}, "temperature has 2 values for 1 prompts"),
-            ("abc", {"repetition_penalty": 1.1}, "repetition_penalty is refused"),
+            ("abc", {"repetition_penalty": 1.1}, "repetition_penalty is not supported"),
             ("abc", {"batch_size": 0}, "batch_size must be at least 1"),
             ("abc", {"stop": [""]}, "a stop string must be text and not empty"),
             ([], {}, "there are no prompts"),
@@ -257,7 +257,7 @@ class TestRefusals:
         rope = dataclasses.replace(model.config.model.rope, scaling="dynamic", factor=2.0, original_length=64)
         scaled = dataclasses.replace(model.config.model, rope=rope)
         dynamic = dataclasses.replace(model, config=dataclasses.replace(model.config, model=scaled))
-        with pytest.raises(ValueError, match="beyond the 64 positions"):
+        with pytest.raises(ValueError, match="exceeds the 64 positions"):
             Engine(dynamic, "ngram").generate("abc", max_new_tokens=61)
 
     def test_draft_model_of_another_vocabulary(self, model, tmp_path):
@@ -298,7 +298,7 @@ def test_warmup_compiles_ahead(model):
         assert compiled == []
     finally:
         jax.monitoring.clear_event_listeners()
-    with pytest.raises(ValueError, match="beyond the 256 positions"):
+    with pytest.raises(ValueError, match="exceeds the 256 positions"):
         fresh.warmup(max_prompt_tokens=200)
 
 

@@ -111,7 +111,7 @@ class TestSettings:
     def test_penalties_that_do_nothing_are_taken(self, engine: Engine) -> None:
         nothing = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "logits_processor": None, "min_length": None}
         assert engine.generate("ab", max_new_tokens=4, **nothing)[0].tokens
-        with pytest.raises(ValueError, match=r"min_length is refused: it changes the target's distribution"):
+        with pytest.raises(ValueError, match=r"min_length is not supported: it makes the target's distribution"):
             engine.generate("ab", max_new_tokens=4, min_length=3)
 
     @pytest.mark.parametrize(

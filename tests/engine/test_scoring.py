@@ -31,7 +31,9 @@ def oracle(folder):
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
 
     def score(context: list[int], continuation: list[int]) -> scoring.Score:
-        text = [*context, *continuation][-257:]  # the positions of this model, and the last token, which is not read
+        text = [*context, *continuation][
+            -257:
+        ]  # the positions of this model, and the last token, which is not supported
         with torch.no_grad():
             logits = reference(torch.tensor([text[:-1]])).logits[0, -len(continuation) :]
         given = torch.log_softmax(logits, -1)[torch.arange(len(continuation)), torch.tensor(continuation)]

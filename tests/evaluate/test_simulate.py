@@ -111,10 +111,10 @@ def test_every_trained_drafter_gets_weights_of_the_shape(method: str, model: Che
 @pytest.mark.parametrize(
     ("method", "says"),
     [
-        ("eagle+eagle2", "eagle2 goes by the confidence of drafts, .* chain, static"),
-        ("eagle+chain+threshold", "threshold goes by the confidence"),
-        ("ngram", "ngram drafts from the text, which is random here"),
-        ("eagle,history=3+chain", "history drafts from the text, which is random here"),
+        ("eagle+eagle2", "eagle2 needs the drafter's confidence, .* chain, static"),
+        ("eagle+chain+threshold", "threshold needs the drafter's confidence"),
+        ("ngram", "ngram drafts from the text, which is random in a simulation"),
+        ("eagle,history=3+chain", "history drafts from the text, which is random in a simulation"),
     ],
 )
 def test_what_random_weights_cannot_show_is_refused(method: str, says: str, model: Checkpoint):

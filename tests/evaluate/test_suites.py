@@ -44,7 +44,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path):
     (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9"}')
     with pytest.raises(ValueError, match="latin is not UTF-8"):
         read_questions(tmp_path / "latin")
-    with pytest.raises(ValueError, match="limit on questions must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="--limit must be at least 1, not 0"):
         read(tmp_path, '{"prompt": "a"}\n', limit=0)
 
 

@@ -87,12 +87,12 @@ def test_a_figure_that_fails_leaves_no_file(out: Path, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"over": "longest"}, "--over is SETTING=VALUE"),
+        ({"over": "longest"}, "--over must be SETTING=VALUE"),
         ({"over": "longest=1"}, "two or more values of longest"),
         ({"over": "width=1,2"}, "no setting 'width'; its settings are ngram.longest"),
         ({"over": "longest=0,1"}, "1 <= shortest <= longest"),
         ({"method": "draft-model", "over": "head=a,b"}, "no head 'a'"),
-        ({"against": ("nonsense",)}, "no drafter is called 'nonsense'"),
+        ({"against": ("nonsense",)}, "there is no drafter 'nonsense'"),
         ({"out": Path("out.svg")}, "--out must name a .json file"),
         ({"out": Path("/nowhere/out.json")}, "there is no folder /nowhere"),
     ],

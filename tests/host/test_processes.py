@@ -88,9 +88,9 @@ def test_neighbours_are_found_in_the_environment():
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"processes": 2}, "--processes and --process-id go with --coordinator"),
+        ({"processes": 2}, "--processes and --process-id need --coordinator"),
         ({"coordinator": "host:1", "processes": 2}, "needs --processes N and --process-id I"),
-        ({"coordinator": "host:1", "processes": 2, "process_id": 2}, "--process-id goes from 0 to 1, and is 2"),
+        ({"coordinator": "host:1", "processes": 2, "process_id": 2}, "--process-id must be from 0 to 1, not 2"),
         ({"coordinator": "auto", "allowed": False}, "cannot be spread over several hosts"),
     ],
 )

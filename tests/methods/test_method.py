@@ -52,9 +52,9 @@ def test_resolved_form_is_read_back(text):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("eagel", "no drafter is called 'eagel'; there are plain"),
-        ("", "no drafter is called ''"),
-        ("ngram+chian", "no builder or controller is called 'chian'; builders are chain"),
+        ("eagel", "there is no drafter 'eagel'; there are plain"),
+        ("", "there is no drafter ''"),
+        ("ngram+chian", "there is no builder or controller 'chian'; builders are chain"),
         ("ngram+chain,lenght=3", "chain has no setting 'lenght=3'; write KEY=VALUE with one of: length"),
         ("ngram+chain,length=x", "length is an int, not 'x'"),
         ("ngram+chain,length=-1", "length must be at least 0, not -1"),

@@ -152,7 +152,7 @@ def test_refusals(saved: Path, tmp_path: Path):
     with pytest.raises(ValueError, match="can be quantised to int8 or int4, not 'int3'"):
         load(saved, quantize="int3")
     config_json.write_config(tmp_path, dataclasses.replace(CONFIG, quantize="int8"))
-    with pytest.raises(CheckpointError, match="holds int8 weights, from which int4 cannot be made"):
+    with pytest.raises(CheckpointError, match="holds int8 weights, which cannot become int4"):
         load(tmp_path, quantize="int4")
 
 
@@ -165,7 +165,7 @@ def test_converted(how: str, tmp_path: Path):
     for name, array in module_to_dict(load(tmp_path / "ints", "bfloat16").target).items():
         np.testing.assert_array_equal(array, on_load[name])
     assert f"quantised: {how}" in run("inspect", tmp_path / "ints").out.splitlines()
-    assert "in which the source's bits are lost" in refused(tmp_path / "ints", tmp_path / "back", command="export")
+    assert "so the original weights are lost" in refused(tmp_path / "ints", tmp_path / "back", command="export")
 
 
 def test_heads_begin_with_what_the_integers_stand_for(model: Llama, how: str):

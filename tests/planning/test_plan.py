@@ -207,7 +207,7 @@ def test_a_checkpoint_that_is_quantised_is_planned_for_as_it_is(tmp_path: Path):
     config = json.loads((locate("builtin") / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantize": "int8"}))
     assert find_model(str(tmp_path)).quantize == "int8"
-    with pytest.raises(ValueError, match="holds int8 weights, from which int4 cannot be made"):
+    with pytest.raises(ValueError, match="holds int8 weights, which cannot become int4"):
         find_model(str(tmp_path), "int4")
     found = report.plan(PlanSettings(model=str(tmp_path), method="plain", device="h100-80g:1", context=256))
     whole = report.plan(PlanSettings(model="builtin", method="plain", device="h100-80g:1", context=256))
@@ -328,9 +328,9 @@ def test_builders_learn_costs_from_the_roofline():
     [
         (("--device", "h100-80g:8", "--topology", "v5e:4x4"), "either --topology"),
         ((), "either --topology"),
-        (("--topology", "h100-80g:8"), "GPUs with --device"),
+        (("--topology", "h100-80g:8"), "--device for GPUs"),
         (("--device", "h100:8"), "a100-80g:8"),
-        (("--device", "h100-80g:2x4"), "number alone"),
+        (("--device", "h100-80g:2x4"), "only their number"),
         (("--device", "h100-80g:8", "--mesh", "data=2,model=2"), "must be the 8 chips"),
         (("--device", "h100-80g:8", "--context", 4097), "4096 positions"),
         (("--device", "h100-80g:8", "--tau", "much"), "neither a number nor a file"),
@@ -340,7 +340,7 @@ def test_builders_learn_costs_from_the_roofline():
         (("--device", "h100-80g:8", "--tau", 3.8, "--levels", 2), "commits 3 tokens at most"),
         (("--device", "h100-80g:8", "--method", "plain", "--tau", 3.8), "commits 1 tokens at most"),
         (("--device", "h100-80g:8", "--levels", 9), "0 to 4 levels"),
-        (("--device", "h100-80g:8", "--tau", "OUT.json", "--levels", 3), "itself says how many"),
+        (("--device", "h100-80g:8", "--tau", "OUT.json", "--levels", 3), "has its own number of levels"),
         (("--device", "h100-80g:8", "--json", "/nowhere/out.json"), "there is no folder /nowhere"),
         (("--device", "h100-80g:8", "--model", "llama-9"), "llama-2-70b"),
         (("--device", "h100-80g:8", "--method", "draft-model"), "depends on its shape"),
@@ -359,5 +359,5 @@ def test_without_the_compiler_it_says_how_to_install_it(jaxspec: Command, monkey
     code, _, remarks = jaxspec("--method", "plain", "--topology", "v5e:4x4")
     assert code == 1
     assert remarks.splitlines() == [
-        "error: planning for a TPU needs its compiler, and no TPU; it is not installed: pip install 'jax-specdec[tpu]'"
+        "error: planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax-specdec[tpu]'"
     ]

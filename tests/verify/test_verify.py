@@ -158,11 +158,11 @@ def test_what_a_method_raises_is_a_failure(verify: Command, monkeypatch: pytest.
     [
         (("--minutes", "-1"), "minutes must be 0 or above"),
         (("--seed", "-1"), "seed must be 0 or above"),
-        (("--methods", "foo"), "no drafter is called 'foo'"),
+        (("--methods", "foo"), "there is no drafter 'foo'"),
         (("--methods", "eagle"), "no head 'eagle'"),
         (("--only", "plain"), "a case is METHOD/KIND/NUMBER"),
         (("--only", f"{CHAIN}/sampled/0"), "has the kinds greedy, distribution"),
-        (("--only", "plain/greedy/0", "--json", "x.json"), "--only repeats single cases, and writes no --json"),
+        (("--only", "plain/greedy/0", "--json", "x.json"), "--only repeats single cases and writes no --json"),
         (("--json", "x.jsonl"), "--json names a file of JSON"),
         (("--prompts", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
     ],

@@ -1,1 +1,1 @@
-"""Text, as windows of tokens to train on."""
+"""Text as windows of tokens for training."""

@@ -1,4 +1,4 @@
-"""Conversations → text, as the tokenizer's chat template writes them, and where in it the assistant speaks."""
+"""Formats conversations by the tokenizer's chat template, and finds the assistant's parts in the text."""
 
 import dataclasses
 import re
@@ -55,7 +55,7 @@ def _marked(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:
 
 
 def _added(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:
-    """With any other template. Raises ValueError where later turns change what is before them."""
+    """With any other template. Raises ValueError if later turns change what is before them."""
 
     def write(count: int, prompt: bool = False) -> str:
         return tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=prompt)
@@ -65,7 +65,7 @@ def _added(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:
         if message["role"] == ASSISTANT:
             before, after = write(index, prompt=True), write(index + 1)
             if not (after.startswith(before) and whole.startswith(after)):
-                raise ValueError(f"what it writes up to turn {index + 1} depends on the turns that follow")
+                raise ValueError(f"its output up to turn {index + 1} depends on later turns")
             spans.append((len(before), _end(tokenizer, after)))
     return Rendered(whole, tuple(spans))
 

@@ -1,4 +1,4 @@
-"""Packed windows of a run on disk, and the stream of batches from them, whose place checkpoints remember (grain)."""
+"""A run's packed windows on disk, and the stream of batches from them; checkpoints store its position (grain)."""
 
 import dataclasses
 from pathlib import Path

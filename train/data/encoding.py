@@ -1,4 +1,4 @@
-"""Documents and conversations → tokens, by the tokenizer of a checkpoint."""
+"""Encodes documents and conversations with a checkpoint's tokenizer."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which tokens count in the loss: all of a document, and of a conversation what the assistant says."""
+"""Which tokens count in the loss: all tokens of a document, and the assistant's tokens of a conversation."""
 
 import numpy as np
 from jaxtyping import Bool, Int, Int32

@@ -1,4 +1,4 @@
-"""Prompts for a target to go on from: those of a file, or cut from open text at random places."""
+"""Prompts that a target continues: from a file, or cut from open text at random places."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +20,10 @@ _HALF = "\ufffd"  # what half a character is decoded to
 
 
 def load_with_tokenizer(target: Path, dtype: str | None, mesh: Mesh | None = None) -> Checkpoint:
-    """The target. Raises ValueError where it has no tokenizer."""
+    """The target. Raises ValueError if it has no tokenizer."""
     model = load(target, dtype, mesh)
     if model.tokenizer is None:
-        raise ValueError(f"{model.path} has no tokenizer, so what it says cannot be made into text")
+        raise ValueError(f"{model.path} has no tokenizer, so it cannot generate text")
     return model
 
 
@@ -76,7 +76,9 @@ def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, s
     kept, _ = sources.split(found)
     documents = [each for each in kept if isinstance(each, Document)]
     if len(documents) < len(kept):
-        raise ValueError("prompts are cut from plain text, and the data holds conversations; give --prompts instead")
+        raise ValueError(
+            "prompts can be cut only from plain text, but the data holds conversations; give --prompts instead"
+        )
     ends = np.cumsum([len(each.text) for each in documents])
     pieces = []
     for place in np.random.default_rng(seed).integers(ends[-1], size=count):

@@ -1,8 +1,8 @@
-"""Files and folders → documents and conversations.
+"""Reads files and folders as documents and conversations.
 
-A record is a JSON object with a `text`, and with `"complete": false` where that was broken off; with `messages`, each
-of a `role` and a `content`; or with `conversations`, each `from` somebody and with a `value`, as ShareGPT has them. A
-`.jsonl` file has one a line, a `.json` file a list.
+A record is a JSON object. It has a `text`, with `"complete": false` if the text is cut off; or `messages`, each with a
+`role` and a `content`; or `conversations` as in ShareGPT, each with `from` and `value`. A `.jsonl` file has one record
+per line, a `.json` file a list of them.
 """
 
 import dataclasses
@@ -141,7 +141,7 @@ def _messages(key: str, turns: Any, role: str, content: str) -> tuple[Message, .
     due = itertools.cycle((USER, ASSISTANT))
     for number, message in enumerate(messages[first:], first + 1):
         if message.role != (other := next(due)):
-            raise ValueError(f"turn {number} is the {message.role}'s, and the {other}'s is due")
+            raise ValueError(f"turn {number} is the {message.role}'s, but should be the {other}'s")
     if len(messages) < first + 2:
         raise ValueError("the assistant has no turn")
     return messages
@@ -151,7 +151,7 @@ def _message(number: int, turn: Any, role: str, content: str) -> Message:
     if not isinstance(turn, dict) or not {role, content} <= turn.keys():
         raise ValueError(f"turn {number} is not an object with {role} and {content}")
     if not isinstance(turn[role], str) or turn[role] not in _ROLES:
-        raise ValueError(f"turn {number} is of {turn[role]!r}, who is none of {', '.join(_ROLES)}")
+        raise ValueError(f"turn {number} is of {turn[role]!r}, which must be one of {', '.join(_ROLES)}")
     return Message(_ROLES[turn[role]], _string(f"the {content} of turn {number}", turn[content]))
 
 
@@ -164,7 +164,7 @@ def _string(what: str, value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"{what} holds half a surrogate pair, which is no character") from None
+        raise ValueError(f"{what} holds half a surrogate pair, which is not a character") from None
     return value
 
 
@@ -183,7 +183,7 @@ def usable(results: Iterable[T | BadRecord], strict: bool) -> list[T]:
         if not isinstance(result, BadRecord):
             good.append(result)
         elif strict:
-            raise ValueError(f"{result.name}: {result.reason}; mend this record or take it out")
+            raise ValueError(f"{result.name}: {result.reason}; correct this record or remove it")
         else:
             bad.append(result)
     if not bad:

@@ -1,8 +1,8 @@
-"""Files → documents → windows of tokens.
+"""Turns files into documents, and documents into windows of tokens.
 
-Packing: documents, each from BOS to EOS, are laid end to end and the row is cut into windows of equal length. No token
-is lost or seen twice; `segment` says which document a token is of, so that attention stays inside it. A document that
-is cut goes on in the next window as if it began there.
+Packing: documents, each from BOS to EOS, are concatenated and cut into windows of equal length. No token is lost or
+repeated. `segment` gives each token's document, so attention stays inside documents. A document that is cut continues
+in the next window as if it began there.
 """
 
 import dataclasses
@@ -120,7 +120,7 @@ def _read(folder: Path, pattern: str, wanted: Callable[[tuple[str, ...]], bool])
 
 
 def _text(path: Path) -> str | None:
-    """What a file says; None where it is not text."""
+    """What a file says; None if it is not text."""
     content = path.read_bytes()
     if b"\0" in content:
         return None

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer of one's own, in the files that transformers' AutoTokenizer reads."""
+"""Trains a byte-level BPE tokenizer, in the files that transformers' AutoTokenizer reads."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def learn(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     tokenizer.train_from_iterator(texts[::stride], trainer)
     if (size := tokenizer.get_vocab_size()) < vocab_size:
         raise ValueError(
-            f"there is too little text: it yields {size} tokens, not {vocab_size}; add text or lower --vocab-size"
+            f"there is too little text: it gives {size} tokens, not {vocab_size}; add text or lower --vocab-size"
         )
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, BOS_ID)])
     return tokenizer

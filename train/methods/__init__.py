@@ -1,1 +1,1 @@
-"""One file for each thing that is trained, or searched."""
+"""One file for each thing that is trained or searched."""

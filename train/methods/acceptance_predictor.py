@@ -82,7 +82,7 @@ def folder_of(model: Checkpoint, head: str, out: Path | None) -> Path:
     """
     folder = find_head(model.path, head)
     if out is None and BUILTIN in folder.parents:
-        raise ValueError("a predictor for a builtin head needs --out: what comes with the package is left as it is")
+        raise ValueError("a predictor for a builtin head needs --out, because the package itself is never changed")
     return out or folder / FOLDER
 
 

@@ -86,7 +86,7 @@ def loss(
 def encode(
     target: Llama, skips: SkipMask, tokens: Int[Array, "B T"], segment: Int[Array, "B T"]
 ) -> tuple[tuple[KV | None, ...], Float[Array, "B T D"]]:
-    """The target's keys and values a layer, None where attention is left out, and its features, in one forward."""
+    """The target's keys and values a layer, None if attention is left out, and its features, in one forward."""
     (*into, last), at = residual_streams(target, tokens, segment), positions(segment)
     verified = tuple(
         None if skipped else keys_and_values(layer, target.config, x, at)

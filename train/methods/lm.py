@@ -129,7 +129,7 @@ def kept_layers(key: Key[Array, ""], layers: int, dropout: float) -> Bool[Array,
     """Layers to run, one draw a batch: layer l is left out with probability `dropout` · (2^(l/(L-1)) - 1).
 
     That is 0 for the first layer and `dropout` for the last, as in LayerSkip (arXiv:2404.16710, Eq. 2), so that early
-    exits and skipped layers keep their sense. One draw a batch, where LayerSkip has one a row, saves the time too.
+    exits and skipped layers keep their sense. One draw a batch, where LayerSkip has one per row, saves the time too.
     """
     depth = jnp.arange(layers) / max(layers - 1, 1)
     return jax.random.uniform(key, (layers,)) >= dropout * (2.0**depth - 1)

@@ -24,7 +24,7 @@ def write_skip_set(path: Path, target: CheckpointConfig, skips: SkipMask) -> Non
 
 
 def read_skip_set(path: Path, target: CheckpointConfig) -> SkipMask:
-    """The set at `path`, trained or not. Raises CheckpointError where it is none, or another target's."""
+    """The set at `path`, trained or not. Raises CheckpointError if it is none, or another target's."""
     shape = read_shape(path, LayerSkip(), target.model)
     return skip(target.model.num_layers, shape.settings["attention"], shape.settings["mlp"])
 

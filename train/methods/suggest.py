@@ -55,7 +55,7 @@ def suggest(tried: Sequence[Trial], size: int, seed: int, kernel: Any) -> Corner
 
 
 def check_installed() -> None:
-    """Raises ValueError where the package of the optimisation is not installed."""
+    """Raises ValueError if the package of the optimisation is not installed."""
     if importlib.util.find_spec("sklearn") is None:
         raise ValueError("the search needs the package scikit-learn: pip install 'jax-specdec[search]'")
 

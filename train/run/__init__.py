@@ -1,1 +1,1 @@
-"""One trainer with exact resume, and what surrounds it."""
+"""The trainer with bit-exact resume, and its helpers."""

@@ -1,4 +1,4 @@
-"""What the target computes of the text, on disk: for small runs that see the same windows again and again."""
+"""The target's features on disk, for small runs that see the same windows repeatedly."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A figure of a run: loss and acceptance over steps."""
+"""The figure of a run: loss and acceptance over steps."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which weights and tokens these are: a hash of every byte of them."""
+"""A hash of all bytes of weights and tokens, to recognise them."""
 
 import hashlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""The folder of a run: what was asked for, the packed text, checkpoints and metrics. From it a run goes on."""
+"""The folder of a run, from which it resumes: settings, packed text, checkpoints and metrics."""
 
 import contextlib
 import dataclasses
@@ -118,14 +118,14 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
 
 
 def _check_same(file: Path, settings: dict[str, Any]) -> None:
-    """Raises ValueError where a run was started with other settings."""
+    """Raises ValueError if a run was started with other settings."""
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read: {error}; remove {file.parent} to start anew") from error
+        raise ValueError(f"{file} cannot be read: {error}; remove {file.parent} to start again") from error
     for name in sorted({*settings, *before}):
         if settings.get(name) != before.get(name):
             raise ValueError(
                 f"the run in {file.parent} was started with {name} {before.get(name)} and not {settings.get(name)}; "
-                "give the same to go on with it, another folder with --run, or remove it to start anew"
+                "give the same value to resume it, name another folder with --run, or remove it to start again"
             )

@@ -1,4 +1,4 @@
-"""What training any head has in common: target and text loaded, the head trained beside them and written to disk."""
+"""What the training of all heads shares: load target and text, train the head, write it."""
 
 import contextlib
 import dataclasses
@@ -73,7 +73,7 @@ def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> It
 def folder_of(target: Path, name: str, out: Path | None) -> Path:
     """Where a head goes: `out`, or TARGET/heads/NAME."""
     if out is None and target == FOLDER:
-        raise ValueError("a head for the builtin target needs --out: what comes with the package is left as it is")
+        raise ValueError("a head for the builtin target needs --out, because the package itself is never changed")
     return out or target / "heads" / name
 
 
@@ -86,7 +86,7 @@ def prepared(job: Job) -> tuple[Windows, Windows | None]:
     target, data = job.target, job.run.data
     check_new(job.out)
     if target.tokenizer is None:
-        raise ValueError(f"{target.path} has no tokenizer, so no text can be made into tokens for it")
+        raise ValueError(f"{target.path} has no tokenizer, so text cannot become tokens for it")
     length = min(job.settings.where.context or LONGEST, target.config.model.usable_length)
     if length < 4:
         raise ValueError(f"--context must be at least 4, not {length}")
@@ -151,7 +151,7 @@ def train(
             chain = measure_chain(target, drafter, held_out) if decodes else None
             measure = measurement(loss, held_out, recipe, target.target, chain)
         else:
-            say("no text was held out, so nothing is measured and the last weights are taken")
+            say("no text is held out, so nothing is measured, and the last weights are used")
         trained, measured = fit(loss, head, target.target, packed, recipe, run, measure=measure, complete=complete)
         if first:
             figure.draw(run.metrics, run.figure)

@@ -1,4 +1,4 @@
-"""What is measured on text that training never saw: the loss, and how much of what a head drafts is accepted."""
+"""Measurements on held-out text: the loss, and the acceptance of a head's drafts."""
 
 import dataclasses
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Weights of a head that begin as the target's own."""
+"""Initial weights of a head that are copies of the target's."""
 
 from collections.abc import Mapping
 from typing import Any

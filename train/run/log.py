@@ -1,4 +1,4 @@
-"""What a run says while it trains: metrics as JSONL, and progress on stderr."""
+"""The log of a run: metrics as JSONL, and progress on stderr."""
 
 import contextlib
 import json

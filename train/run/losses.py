@@ -1,4 +1,4 @@
-"""Losses: summed over the tokens that count, so that a batch may be computed in parts."""
+"""Losses, summed over the tokens that count, so that a batch can be computed in parts."""
 
 from collections.abc import Callable
 from typing import Any

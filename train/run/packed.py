@@ -1,7 +1,7 @@
-"""The model over packed windows: every token at once, each seeing the tokens before it in its own document.
+"""The model on packed windows: all tokens at once, with attention to earlier tokens of the same document.
 
-What `llama.forward` computes over an empty cache, without its N x N scores: queries go in blocks, and a block of them
-never meets the keys behind it.
+It computes what `llama.forward` computes with an empty cache, but without the N x N scores: queries are processed in
+blocks, and a block skips all later keys.
 """
 
 from collections.abc import Callable, Sequence

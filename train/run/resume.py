@@ -1,4 +1,4 @@
-"""The checkpoints from which a run resumes: the last one and the best one, written by Orbax while training goes on."""
+"""The checkpoints of a run, the last and the best one. Orbax writes them while training continues."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ class Checkpoints:
 
         Args:
             place: of the data, ready for JSON.
-            measured: with a `score`, higher being better; None where nothing was measured.
+            measured: with a `score`, higher being better; None if nothing was measured.
         """
         self.wait()
         self.orbax.save_async(step, flat(state), custom_metadata={"data": place}, metrics=measured)
@@ -35,7 +35,7 @@ class Checkpoints:
         self.orbax.wait()
 
     def restore(self, state: State) -> tuple[State, Any]:
-        """The last state and the place of its data; `state` itself and None where there is none."""
+        """The last state and the place of its data; `state` itself and None if there is none."""
         if self.orbax.latest is None:
             return state, None
         about: Any = self.orbax.metadata().custom_metadata
@@ -44,7 +44,7 @@ class Checkpoints:
     def best(self, state: State) -> tuple[State, dict[str, Any] | None]:
         """The state that measured best, the last of several, and what was measured.
 
-        `state` itself and None where nothing was measured.
+        `state` itself and None if nothing was measured.
         """
         measured = [each for each in self.orbax.checkpoints if each.metrics]
         if not measured:

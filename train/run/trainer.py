@@ -1,4 +1,4 @@
-"""The one loop that trains everything: optimizer, jitted steps, evaluations, checkpoints, and an exact resume."""
+"""The training loop of all methods: optimizer, jitted steps, measurements, checkpoints, and bit-exact resume."""
 
 import re
 from collections.abc import Callable
@@ -47,12 +47,12 @@ def fit(
 ) -> tuple[Params, Measured | None]:
     """Trains, going on where the run stopped, and returns the best parameters and what was measured of them.
 
-    The last parameters and None where nothing is measured.
+    The last parameters and None if nothing is measured.
 
     Args:
         params: donated.
         measure: parameters → measurements on held-out text for the log. `score` is the one that says how good they
-            are, higher being better. None where nothing was held out.
+            are, higher being better. None if nothing was held out.
         complete: gets every batch before its step.
 
     Raises:
@@ -85,7 +85,7 @@ def fit(
                     checkpoints.save(done, state, data.get_state(), measured)
                 if due and interrupts.pending:
                     checkpoints.wait()
-                    say(f"saved at step {done} of {recipe.steps}; the same command goes on from there")
+                    say(f"saved at step {done} of {recipe.steps}; the same command resumes from there")
                     interrupts.release()
         checkpoints.wait()
         best, measured = checkpoints.best(state)

@@ -162,12 +162,12 @@ def test_a_template_without_an_end_of_turn_ends_it_with_the_line(folder: Path):
         (
             LAST_ONLY,
             talk("hi", "hello", "and", "again", name="a:7"),
-            "what it writes up to turn 2 depends on the turns that follow",
+            "its output up to turn 2 depends on later turns",
         ),
         (
             PLAIN.replace("<assistant>", "<assistant>(thinks)"),
             talk("hi", "hello", name="a:7"),
-            "what it writes up to turn 2 depends on the turns that follow",
+            "its output up to turn 2 depends on later turns",
         ),
         (UNMARKED, talk("hi", "hello", name="a:7"), "it marks nothing as the assistant's"),
     ],
@@ -182,7 +182,7 @@ def test_conversations_that_the_template_cannot_write(
     assert capsys.readouterr().err == f"skipped 1 of 2 records: {reason}\n"
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
         encoding.encode(loaded, [document, bad], strict=True)
-    assert str(refusal.value) == f"{reason}; mend this record or take it out"
+    assert str(refusal.value) == f"{reason}; correct this record or remove it"
     with pytest.raises(ValueError, match=f"^none of 1 records can be used: {reason}$"):
         encoding.encode(loaded, [bad])
 

@@ -103,23 +103,23 @@ BAD = {
     '{"prompt": "hi"}': "it has none of the keys messages, conversations, text",
     '{"text": 3}': "its text is not a string",
     '{"text": " "}': "its text is empty",
-    '{"text": "\\ud83d"}': "its text holds half a surrogate pair, which is no character",
+    '{"text": "\\ud83d"}': "its text holds half a surrogate pair, which is not a character",
     '{"messages": "hi"}': "its messages are not a list",
     '{"conversations": []}': "its conversations are empty",
     '{"messages": ["hi"]}': "turn 1 is not an object with role and content",
     '{"conversations": [{"role": "user", "content": "hi"}]}': "turn 1 is not an object with from and value",
     '{"messages": [{"role": "tool", "content": "hi"}]}': (
-        "turn 1 is of 'tool', who is none of system, user, human, assistant, gpt, chatgpt"
+        "turn 1 is of 'tool', which must be one of system, user, human, assistant, gpt, chatgpt"
     ),
     '{"messages": [{"role": [], "content": "hi"}]}': (
-        "turn 1 is of [], who is none of system, user, human, assistant, gpt, chatgpt"
+        "turn 1 is of [], which must be one of system, user, human, assistant, gpt, chatgpt"
     ),
     '{"messages": [{"role": "user", "content": ["hi"]}]}': "the content of turn 1 is not a string",
     '{"conversations": [{"from": "human", "value": ""}]}': "the value of turn 1 is empty",
-    json.dumps({"messages": [ASSISTANT, USER]}): "turn 1 is the assistant's, and the user's is due",
-    json.dumps({"messages": [USER, ASSISTANT, ASSISTANT]}): "turn 3 is the assistant's, and the user's is due",
+    json.dumps({"messages": [ASSISTANT, USER]}): "turn 1 is the assistant's, but should be the user's",
+    json.dumps({"messages": [USER, ASSISTANT, ASSISTANT]}): "turn 3 is the assistant's, but should be the user's",
     json.dumps({"conversations": [HUMAN, {"from": "system", "value": "x"}]}): (
-        "turn 2 is the system's, and the assistant's is due"
+        "turn 2 is the system's, but should be the assistant's"
     ),
     json.dumps({"messages": [USER]}): "the assistant has no turn",
     json.dumps({"messages": [{"role": "system", "content": "x"}, USER]}): "the assistant has no turn",
@@ -134,7 +134,7 @@ def test_bad_records(line: str, reason: str, tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().err == f"skipped 1 of 2 records: a.jsonl:3: {reason}\n"
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
         records.read(path, strict=True)
-    assert str(refusal.value) == f"a.jsonl:3: {reason}; mend this record or take it out"
+    assert str(refusal.value) == f"a.jsonl:3: {reason}; correct this record or remove it"
 
 
 def test_bad_records_of_a_list_and_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -146,7 +146,7 @@ def test_bad_records_of_a_list_and_of_a_folder(tmp_path: Path, capsys: pytest.Ca
         "skipped 4 of 7 records: a.json#0: it is not a JSON object; a.json#2: its text is empty; "
         "b.jsonl:1: it is not JSON; and 1 more\n"
     )
-    with pytest.raises(ValueError, match=r"^a\.json#0: it is not a JSON object; mend this record or take it out$"):
+    with pytest.raises(ValueError, match=r"^a\.json#0: it is not a JSON object; correct this record or remove it$"):
         records.read(tmp_path, strict=True)
 
 

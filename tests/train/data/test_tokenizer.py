@@ -31,5 +31,5 @@ def test_round_trip_through_transformers(tmp_path: Path):
 def test_vocabularies_that_cannot_be():
     with pytest.raises(ValueError, match="--vocab-size must be at least 258"):
         tokenizer.learn(TEXTS, 100)
-    with pytest.raises(ValueError, match=r"too little text: it yields \d\d\d tokens, not 5000"):
+    with pytest.raises(ValueError, match=r"too little text: it gives \d\d\d tokens, not 5000"):
         tokenizer.learn(TEXTS, 5000)

@@ -172,7 +172,7 @@ def test_each_head_has_its_drafter(target, tmp_path):
     assert drafter_of(target, "early-exit") == EarlyExit()
     assert drafter_of(target, str(target)) == DraftModel()
     write_config(tmp_path, HeadConfig("cali-ts", model.config.model, "float32", "float32", {}))
-    with pytest.raises(CheckpointError, match="is for cali-ts, which is no drafter"):
+    with pytest.raises(CheckpointError, match="is for cali-ts, which is not a drafter"):
         drafter_of(target, str(tmp_path))
 
 

@@ -87,7 +87,7 @@ def test_from_text_to_a_checkpoint_that_generates(folder: Path, tmp_path: Path):
     ("arguments", "words"),
     [
         (["--data", "/nowhere"], "/nowhere is neither a file nor a folder"),
-        (["--data", "FOLDER", "--vocab-size", 5000], "too little text: it yields"),
+        (["--data", "FOLDER", "--vocab-size", 5000], "too little text: it gives"),
         (["--data", "FOLDER", "--vocab-size", 260, "--batch-size", 999], "too little text: it fills"),
         (["--data", "FOLDER", "--hidden-size", 100], "--hidden-size 100 is not a multiple of --head-dim 32"),
         (["--data", "FOLDER", "--context", 1], "--context must be at least 2"),
@@ -122,7 +122,7 @@ def test_only_held_out_files(tmp_path: Path):
     (tmp_path / "shutil.py").write_text("x = 1\n")
     code, err = command(tmp_path / "out", "--data", tmp_path)
     assert code == 2
-    assert "every file in it is one that is held out" in err.splitlines()[-1]
+    assert "every file is held out" in err.splitlines()[-1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shutil.py"]
 
 

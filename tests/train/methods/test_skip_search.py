@@ -169,7 +169,7 @@ def test_other_choices_of_as_many_blocks():
     [
         (("--method", "ngram"), "a skip set is for the drafter layer-skip, and --method is ngram"),
         (("--trials", 0), "--trials must be at least 1"),
-        (("--method", "layer-skip+chian"), "no builder or controller is called 'chian'"),
+        (("--method", "layer-skip+chian"), "there is no builder or controller 'chian'"),
     ],
 )
 def test_refusals(options: tuple, says: str, target, tmp_path):
