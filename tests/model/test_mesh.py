@@ -105,5 +105,5 @@ def test_meshes_that_cannot_be_are_refused():
             parse_mesh(text)
     with pytest.raises(ValueError, match="at least one device along each axis"):
         make_mesh(data=0)
-    with pytest.raises(ValueError, match="data=64,model=1 takes 64 devices but there are "):
+    with pytest.raises(ValueError, match="data=64,model=1 needs 64 devices but there are "):
         make_mesh(data=64)

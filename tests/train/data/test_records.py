@@ -179,7 +179,7 @@ def test_strict_stops_at_the_first():
         yield BadRecord("a", "first")
         raise AssertionError
 
-    with pytest.raises(ValueError, match=r"^a: first; mend"):
+    with pytest.raises(ValueError, match=r"^a: first; correct"):
         usable(results(), strict=True)
     assert usable([1, 2], strict=True) == [1, 2]
     assert usable([], strict=False) == []
