@@ -102,8 +102,7 @@ def export(settings: Export) -> None:
     target = None if settings.target is None else locate(settings.target)
     if target is not None and form not in ("eagle", "eagle3", "dflash", "speculators"):
         raise ValueError(
-            "--target is for EAGLE and DFlash heads, so it needs --format eagle, eagle3, dflash or "
-            "speculators"
+            "--target is for EAGLE and DFlash heads, so it needs --format eagle, eagle3, dflash or speculators"
         )
     if settings.verifier is not None and form != "speculators":
         raise ValueError("--verifier needs --format speculators, the only format that names its target")

@@ -104,7 +104,9 @@ def engine(model: Checkpoint, method: Method, acceptance: tuple[float, ...], dra
     if isinstance(method.drafter, Plain):
         return Engine(model, method)
     if method.history:
-        raise ValueError("history drafts from the text, which is random here, so it cannot be simulated; leave it out")
+        raise ValueError(
+            "history drafts from the text, which is random in a simulation, so it cannot be simulated; leave it out"
+        )
     for part in (method.builder, method.controller):
         if not isinstance(part, BLIND):
             raise ValueError(
