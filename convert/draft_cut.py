@@ -22,6 +22,7 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.controllers.acceptance_predictor import FOLDER as PREDICTOR
 from jaxspec.convert import readers
 from jaxspec.decoding.drafter import Drafter, HeadShape
+from jaxspec.drafters import DraftModel, Edd
 from jaxspec.drafters.draft_vocabulary import ids_of, to_mask
 from jaxspec.engine.head_weights import drafter_of, is_checkpoint, read_shape
 from jaxspec.host.atomic import staged
@@ -60,7 +61,9 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
     abstract = _abstract(drafter, smaller, source)
     params = _read(source)
     drafted, quantize = ids_of(mask, goal.model.vocab_size), shape.settings.get("quantize")
-    kept = cut_params(params, abstract, drafted, lambda: _lm_head(target, goal), quantize)
+    tied = {Edd: "decoder.embedding", DraftModel: "embedding"}.get(type(drafter))  # where it has no LM head of its own
+    lm_head = lambda: _lm_head(target, goal) if tied is None else params[tied].T
+    kept = cut_params(params, abstract, drafted, lm_head, quantize)
     config = _config(source, drafter, smaller, goal)
     size = sum(array.nbytes for array in kept.values())
     with staged(out, size) as folder:
@@ -126,7 +129,7 @@ def cut_params(
         params: of the whole head, by their dotted names.
         abstract: the head to make.
         ids: of the draft vocabulary.
-        lm_head: the target's LM head [D, V], for a drafter that has none of its own.
+        lm_head: the kernel [D, V] to cut where the whole head has none: the target's, or a tied embedding.
         quantize: of a draft model, what its kernels are quantised to.
     """
     made: dict[str, np.ndarray] = {}
@@ -135,9 +138,7 @@ def cut_params(
             continue
         if name not in params:
             whole = whole_name(name)
-            own = params.get(whole.removesuffix(LM_HEAD) + "embedding")  # a tied draft model reads with its embedding
-            columns = (lm_head() if own is None else own.T)[:, ids]
-            made |= {part: np.asarray(array) for part, array in pack(whole, columns, quantize).items()}
+            made |= {part: np.asarray(array) for part, array in pack(whole, lm_head()[:, ids], quantize).items()}
         else:
             made[name] = params[name] if params[name].shape == leaf.shape else params[name][..., ids]
     return {name: np.ascontiguousarray(array) for name, array in made.items()}

@@ -1,5 +1,6 @@
 """Heads cut to a draft vocabulary: which columns they keep, where these come from, and what is refused."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -89,6 +90,16 @@ def test_a_tied_draft_model_reads_with_columns_of_its_embedding(quantize: str | 
     found = dense(module_to_dict(head), ["head.kernel"])["head.kernel"]
     np.testing.assert_allclose(found, columns, atol=0 if quantize is None else np.abs(columns).max() / 127)
     assert ("head.kernel.values" in module_to_dict(head)) == (quantize is not None)
+
+
+def test_an_embedding_of_its_own_is_no_lm_head(builtin: loading.Checkpoint, ids: Path, tmp_path: Path):
+    shape = DRAFTERS["eagle"]().head_for(builtin.config.model)
+    shape = dataclasses.replace(shape, settings={**shape.settings, "own_embedding": True})
+    (tmp_path / "eagle").mkdir()
+    config = heads.HeadConfig("eagle", shape.model, "float32", "float32", dict(shape.settings))
+    heads.write_head(tmp_path / "eagle", config, DRAFTERS["eagle"]().build_head(shape, nnx.Rngs(0)))
+    found = read(cut(tmp_path / "eagle", tmp_path / "out", ids))
+    np.testing.assert_array_equal(found["head.kernel"], read(BUILTIN)["head.kernel"][:, KEPT])
 
 
 def test_a_quantised_target_gives_its_columns(ids: Path, tmp_path: Path):
