@@ -27,8 +27,8 @@ from jaxspec.host.arguments import integer
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import Attend, attend_to, project
 from jaxspec.model.config import LlamaConfig, Rope
-from jaxspec.model.linear import Linear, linear, settled
-from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, look_up, unembed
+from jaxspec.model.linear import Linear, linear
+from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, lm_head, look_up, unembed
 from jaxspec.model.mesh_rules import constrain
 from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary
@@ -156,9 +156,7 @@ def run_block(
 
 def draft_logits(head: DflashHead, target: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
     """Logits, float32, of the tokens that the head can draft."""
-    if head.head is None:
-        return unembed(target, hidden)
-    return settled(linear(hidden, head.head)).astype(jnp.float32)
+    return unembed(target, hidden) if head.head is None else lm_head(hidden, head.head)
 
 
 def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int) -> Drafts:
