@@ -3,7 +3,7 @@
 from jaxspec.commands.console import carry_out, run
 from jaxspec.train.settings.calibrator import Calibrator
 from jaxspec.train.settings.generate import Generate
-from jaxspec.train.settings.heads import DraftModel, Eagle, Eagle3, EarlyExit, Edd, LayerSkip, Medusa
+from jaxspec.train.settings.heads import Dflash, DraftModel, Eagle, Eagle3, EarlyExit, Edd, LayerSkip, Medusa
 from jaxspec.train.settings.lm import Lm
 from jaxspec.train.settings.skip_search import SkipSearch
 
@@ -11,6 +11,7 @@ COMMANDS = {
     "lm": (Lm, "train.methods.lm.train"),
     "eagle": (Eagle, "train.methods.eagle.train"),
     "eagle3": (Eagle3, "train.methods.eagle3.train"),
+    "dflash": (Dflash, "train.methods.dflash.train"),
     "draft-model": (DraftModel, "train.methods.draft_model.train"),
     "early-exit": (EarlyExit, "train.methods.early_exit.train"),
     "edd": (Edd, "train.methods.edd.train"),

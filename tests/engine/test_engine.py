@@ -13,6 +13,7 @@ from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.convert import llama
 from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.drafter import Committed
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.engine.requests import requests_of
 from tests import checkpoints, hf_models
@@ -126,6 +127,17 @@ class Mine(jaxspec.Drafter):
     name: ClassVar[str] = "mine"
     abstains: ClassVar[bool] = True
     reach: int = 3
+
+    def init(self, models: jaxspec.Models, batch: int, rows: int) -> Any:
+        return Ngram(longest=self.reach).init(models, batch, rows)
+
+    def observe(self, models: jaxspec.Models, state: Any, committed: Committed) -> Any:
+        return Ngram(longest=self.reach).observe(models, state, committed)
+
+    def root(
+        self, models: jaxspec.Models, state: Any, prefix: jaxspec.Prefix, tree: jaxspec.DraftTree
+    ) -> tuple[jaxspec.Drafts, Any]:
+        return Ngram(longest=self.reach).root(models, state, prefix, tree)
 
     def expand(
         self,

@@ -77,7 +77,7 @@ def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
 
 def test_the_first_run_measures_and_says_so(model, measured, capsys):
     assert Engine.calibrated(model, "ngram+pruned").method.builder == Pruned(cost=0.2)
-    assert "takes a minute" in capsys.readouterr().err
+    assert "takes about a minute" in capsys.readouterr().err
     assert Engine.calibrated(model, "ngram+budgeted").method.builder == Budgeted(cost=0.2, verify=((1, 1.0), (8, 2.0)))
     assert len(measured) == 1
     assert capsys.readouterr().err == ""

@@ -34,7 +34,7 @@ class Wavering(Controller):
         return jnp.zeros((batch, 3), jnp.int32)
 
     def keep_drafting(self, models, keys, state, signals):
-        usual = (signals.level == 1) & (signals.top_prob > 0.9) & (signals.draft_hidden is None)
+        usual = (signals.level == 1) & (signals.top_prob > 0.8) & (signals.draft_hidden is None)
         return usual & (jax.vmap(jax.random.uniform)(keys) < self.chance)
 
     def update(self, state, counts):

@@ -6,7 +6,19 @@ import sys
 import pytest
 
 COMMANDS = (
-    *("lm", "eagle", "eagle3", "draft-model", "early-exit", "edd", "medusa", "layer-skip", "skip-search", "calibrator"),
+    *(
+        "lm",
+        "eagle",
+        "eagle3",
+        "dflash",
+        "draft-model",
+        "early-exit",
+        "edd",
+        "medusa",
+        "layer-skip",
+        "skip-search",
+        "calibrator",
+    ),
     "generate",
 )
 

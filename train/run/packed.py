@@ -101,8 +101,8 @@ def attend(
     return jnp.einsum("bkgws,bksh->bkgwh", jax.nn.softmax(scores).astype(value.dtype), value)
 
 
-def causal(segment: Int[Array, "B T"], start: int, end: int) -> Bool[Array, "B queries T"]:
-    """Which rows up to `end` the rows `start`..`end` see: those of their document up to their own."""
+def causal(segment: Int[Array, "B T"], start: int, end: int) -> Bool[Array, "B queries keys"]:
+    """Which rows up to `end` (the keys) the rows `start`..`end` see: those of their document up to their own."""
     before = jnp.arange(start, end)[:, None] >= jnp.arange(end)
     return before & (segment[:, start:end, None] == segment[:, None, :end])
 

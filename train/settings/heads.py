@@ -31,7 +31,8 @@ class Where:
     cache_features: Path | None = None
     """Folder for the target's features, so that only the first epoch computes them. Use it for small runs: a token
     takes the hidden size times 2 or 4 bytes. EDD takes twice as much, because it reads another layer too, and EAGLE-3
-    four times as much, because it reads three. All hosts must share the folder."""
+    four times as much, because it reads three. DFlash reads one layer for each of its own. All hosts must share the
+    folder."""
     save_dtype: Dtype = "bfloat16"
     """Dtype of the stored head."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
@@ -160,6 +161,59 @@ class Eagle3(HeadSettings):
                 f"--context {context} is too short for --draft-steps {self.objective.draft_steps}: the last step "
                 f"predicts the token {needed - 1} positions ahead, so --context must be at least {needed}"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class DflashObjective:
+    """DFlash's loss: the cross-entropy of the text's tokens in blocks."""
+
+    anchors: int = 512
+    """Blocks per training window. Each begins at a random token; all are drawn anew at each step."""
+    weighting: Literal["decay", "d-pace"] = "decay"
+    """Weights of the tokens of a block. decay: exp(-(k - 1) / --decay-scale) for the k-th drafted token. d-pace: the
+    expected number of accepted tokens from that one on, by the head's own probabilities."""
+    decay_scale: float | None = None
+    """With --weighting decay: tokens after which the weight has fallen to 1/e. Default: 7, 5 and 4 for blocks of 16, 10
+    and 8 tokens, as published; half the block for others."""
+    smoothing: float = 0.5
+    """With --weighting d-pace: lower bound of a probability. A value above 0 keeps later tokens in the loss while the
+    head is poor."""
+
+    def __post_init__(self) -> None:
+        require(self, lambda value: value >= 1, "be at least 1", "anchors")
+        require(self, lambda value: value is None or value > 0, "be above 0", "decay_scale")
+        require(self, lambda value: 0 <= value <= 1, "be from 0 to 1", "smoothing")
+
+    def scale(self, block: int) -> float:
+        """The decay's scale for blocks of so many tokens."""
+        return {16: 7.0, 10: 5.0, 8: 4.0}.get(block, block / 2) if self.decay_scale is None else self.decay_scale
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dflash(HeadSettings):
+    """Train a DFlash head: a few layers over features of the target that draft a block of tokens in one pass.
+
+    The head has no LM head; drafts are read with the target's. Train long blocks: decoding can use shorter ones.
+
+    For example: jaxspec-train dflash --target tinyllama --data generated.jsonl --steps 20000
+    """
+
+    objective: conf.OmitArgPrefixes[DflashObjective] = DflashObjective()
+    layers: int = 5
+    """Decoder layers of the head."""
+    block: int = 16
+    """Tokens of a block, including its first one, which is known: the head drafts one token less."""
+    taps: tuple[int, ...] | None = None
+    """Target layers, counted from 0, whose inputs the head reads. Default: as many as it has layers, spread evenly."""
+    mask_token: int | None = None
+    """Id of the token that stands for unknown tokens in a block. Default: the last id of the vocabulary."""
+    recipe: conf.OmitArgPrefixes[Recipe] = Recipe(
+        steps=20_000, batch_size=8, learning_rate=6e-4, weight_decay=0.01, clip=1.0
+    )
+
+    def __post_init__(self) -> None:
+        require(self, lambda value: value >= 1, "be at least 1", "layers")
+        require(self, lambda value: value >= 2, "be at least 2", "block")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

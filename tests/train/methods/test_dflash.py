@@ -1,0 +1,228 @@
+"""DFlash's training: what it computes is what decoding drafts, and its loss is the paper's."""
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxspec
+from jaxspec.checkpoint import heads
+from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.decoding import tree as trees
+from jaxspec.decoding.drafter import Committed, Models, Prefix
+from jaxspec.drafters.dflash import Dflash, DflashHead, context_rows, fuse
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama, unembed
+from jaxspec.train.data.text import Windows
+from jaxspec.train.methods import dflash
+from jaxspec.train.run.packed import of_target, positions
+from jaxspec.train.settings.heads import DflashObjective
+from tests.evaluate.tiny import checkpoint
+from tests.train.command import QUICK, command
+
+CONFIG = LlamaConfig(
+    vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=6, num_heads=2, num_kv_heads=1, head_dim=4
+)
+LENGTH, BLOCK, ANCHORS = 14, 4, 5
+OBSERVE = jax.jit(lambda drafter, *arguments: drafter.observe(*arguments), static_argnums=0)
+ROOT = jax.jit(lambda drafter, *arguments: drafter.root(*arguments), static_argnums=0)
+
+
+@pytest.fixture(scope="module")
+def target() -> Llama:
+    return Llama(CONFIG, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def head() -> DflashHead:
+    drafter = Dflash(block=BLOCK)
+    return drafter.build_head(drafter.head_for(CONFIG, layers=2, mask_token=4), nnx.Rngs(1))
+
+
+@pytest.fixture(scope="module")
+def batch() -> Windows:
+    rng = np.random.default_rng(0)
+    segment = np.array([[0] * 8 + [1] * 6, [2] * LENGTH])
+    counted = jnp.asarray(rng.random((2, LENGTH)) < 0.8)
+    tokens = jnp.asarray(rng.integers(0, 13, (2, LENGTH)))
+    return Windows(tokens=tokens, segment=jnp.asarray(segment), counted=counted)
+
+
+@pytest.fixture(scope="module")
+def logits(target: Llama, head: DflashHead, batch: Windows) -> np.ndarray:
+    """Of the block that begins at each token, [B, T, levels, V]."""
+    _, taps = of_target(target, batch, head.options.taps)
+    tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
+    every = jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))
+
+    @jax.jit
+    def drafted() -> jax.Array:
+        context = context_rows(head, fuse(head, taps), positions(segment))
+        return unembed(target, dflash.draft(head, target, tokens, segment, every, context))
+
+    return np.asarray(drafted())
+
+
+def test_trains_what_decodes(target, head, batch, logits):
+    """A round after each of some tokens: first ones of a document and later ones."""
+    _, taps = of_target(target, batch, head.options.taps)
+    models, drafter = Models(target=target, draft=head), Dflash(block=BLOCK)
+    for row, begin, anchor in ((0, 0, 0), (0, 0, 5), (0, 8, 8), (0, 8, 11), (1, 0, 13)):
+        whole = lambda x, row=row, begin=begin: jnp.roll(x[row : row + 1], -begin, axis=1)
+        tokens, known = whole(jnp.asarray(batch.tokens)), anchor - begin
+        committed = Committed(
+            start=jnp.array([0]),
+            count=jnp.array([known]),
+            token=tokens,
+            next_token=jnp.roll(tokens, -1, axis=1),
+            hidden=jnp.zeros((1, LENGTH, CONFIG.hidden_size)),
+            taps=tuple(map(whole, taps)),
+        )
+        state = drafter.init(models, 1, 32)
+        if known:
+            state = OBSERVE(drafter, models, state, committed)
+        prefix = Prefix(token=jnp.pad(tokens, [(0, 0), (0, 18)]), length=jnp.array([known + 1]), cache=())
+        _, state = ROOT(drafter, models, state, prefix, trees.init_tree(tokens[:, known], BLOCK, None))
+        assert state.logits is not None
+        np.testing.assert_allclose(state.logits[0], logits[row, anchor], atol=1e-4)
+
+
+@pytest.mark.parametrize("weighting", ["decay", "d-pace"])
+def test_loss_is_the_papers(weighting, target, head, batch, logits, monkeypatch):
+    monkeypatch.setattr(dflash, "_ROWS", 2 * BLOCK)  # several chunks, the last of which is not full
+    objective = DflashObjective(anchors=ANCHORS, weighting=weighting, decay_scale=1.5, smoothing=0.3)
+    found, sums = partial(dflash.loss, objective=objective)(head, target, batch, jax.random.key(5))
+    blocks = dflash.draw(batch.segment, batch.counted, ANCHORS, jax.random.key(5))
+    total = weight = 0.0
+    right, rows = np.zeros(BLOCK - 1), np.zeros(BLOCK - 1)
+    for row, n in np.ndindex(2, ANCHORS):
+        anchor = int(blocks.anchor[row, n])
+        if not blocks.real[row, n]:
+            continue
+        weight += weighting == "d-pace"
+        said = logits[row, anchor].astype(np.float64)
+        log_q = said - np.log(np.exp(said).sum(-1, keepdims=True))
+        reached, lost, chances = 1.0, {}, {}
+        for j in range(1, BLOCK):
+            at = min(anchor + j, LENGTH - 1)
+            label = int(batch.tokens[row, at])
+            reached *= 0.3 + 0.7 * np.exp(log_q[j - 1, label])
+            if anchor + j < LENGTH and batch.counted[row, at] and batch.segment[row, at] == batch.segment[row, anchor]:
+                lost[j], chances[j] = -log_q[j - 1, label], reached
+                rows[j - 1] += 1
+                right[j - 1] += said[j - 1].argmax() == label
+        for j, value in lost.items():
+            if weighting == "decay":
+                share = np.exp(-(j - 1) / 1.5)
+                weight += share
+            else:
+                share = sum(chance for k, chance in chances.items() if k >= j)
+            total += share * value
+    assert float(found) == pytest.approx(total, rel=1e-4)
+    assert float(sums["count"]) == pytest.approx(weight, rel=1e-5)
+    for k in range(BLOCK - 1):
+        assert float(sums[f"alpha_{k}"]) / weight == pytest.approx(right[k] / max(rows[k], 1), abs=1e-6)
+
+
+def test_anchors_are_drawn_among_tokens_whose_next_one_counts(batch):
+    may = {
+        (row, i)
+        for row, i in np.ndindex(2, LENGTH - 1)
+        if batch.counted[row, i + 1] and batch.segment[row, i] == batch.segment[row, i + 1]
+    }
+    seen = set()
+    for key in [None, *jax.random.split(jax.random.key(0), 20)]:
+        blocks = dflash.draw(batch.segment, batch.counted, ANCHORS, key)
+        drawn = [(row, int(blocks.anchor[row, n])) for row, n in np.ndindex(2, ANCHORS) if blocks.real[row, n]]
+        assert len(drawn) == len({*drawn}) == 2 * ANCHORS and {*drawn} <= may
+        seen |= {*drawn}
+    assert seen == may
+    few = jnp.zeros((2, LENGTH), bool).at[:, 3].set(True)
+    for key in (None, jax.random.key(1)):
+        blocks = dflash.draw(batch.segment, few, ANCHORS, key)
+        assert blocks.real.sum(axis=1).tolist() == [1, 1]
+        assert blocks.anchor[blocks.real].tolist() == [2, 2]
+
+
+def test_a_block_sees_nothing_after_its_anchor_but_its_own_place(target, head, batch, logits):
+    """Later tokens change no block that begins before them, nor does another document."""
+    other = jnp.asarray(batch.tokens).at[0, 6:8].set(0).at[1, 9:].set(1)
+    changed = dataclasses.replace(batch, tokens=other)
+    _, taps = of_target(target, changed, head.options.taps)
+    every = jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))
+    context = context_rows(head, fuse(head, taps), positions(jnp.asarray(batch.segment)))
+    found = unembed(target, dflash.draft(head, target, other, jnp.asarray(batch.segment), every, context))
+    for row, places in ((0, [*range(6), *range(8, 14)]), (1, [*range(9)])):
+        np.testing.assert_allclose(found[row, np.array(places)], logits[row, places], atol=1e-5)
+    assert np.abs(found[1, 10] - logits[1, 10]).max() > 1e-3
+
+
+def test_given_taps_replace_the_targets_own(target, head, batch):
+    """As they come from the cache on disk."""
+    features, taps = of_target(target, batch, head.options.taps)
+    lost = lambda batch: float(dflash.loss(head, target, batch, None, DflashObjective(anchors=ANCHORS))[0])
+    given = dataclasses.replace(batch, features=features, taps=taps)
+    assert lost(given) == pytest.approx(lost(batch), rel=1e-5)
+    assert lost(dataclasses.replace(given, taps=tuple(2 * tap + 1 for tap in taps))) != pytest.approx(lost(batch))
+
+
+@pytest.mark.parametrize("weighting", ["decay", "d-pace"])
+def test_gradients_reach_every_weight(weighting, target, head, batch):
+    objective = DflashObjective(anchors=ANCHORS, weighting=weighting)
+    slopes = jax.jit(jax.grad(lambda head: dflash.loss(head, target, batch, None, objective)[0]))(head)
+    for name, slope in module_to_dict(slopes).items():
+        assert np.isfinite(slope).all() and np.abs(slope).max() > 0, name
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data")
+    for name in ("a.py", "shutil.py"):  # the second is held out by its name
+        (path / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def ckpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint over bytes."""
+    return checkpoint(tmp_path_factory.mktemp("target") / "ckpt")
+
+
+def test_a_head_is_trained_and_used(ckpt, data):
+    options = ("--block", 4, "--layers", 2, "--anchors", 16)
+    code, err = command("dflash", "--target", ckpt, "--data", data, *QUICK, *options)
+    assert code == 0, err
+    settings = heads.read_head(ckpt / "heads/dflash", "dflash").settings
+    assert (settings["block"], len(settings["taps"]), settings["mask_token"]) == (4, 2, 255)
+    lines = [json.loads(line) for line in (ckpt / "heads/dflash.run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["evaluation"]["loss"] for line in lines if "evaluation" in line]
+    assert losses[-1] < losses[0]
+    assert {"alpha_0", "alpha_1", "alpha_2"} <= lines[0].keys()
+    model = jaxspec.load(ckpt)
+    engine = jaxspec.Engine(model)
+    assert str(engine.method).startswith("dflash,block=4+chain,length=3")
+    texts = engine.generate(["def f", "x"], max_new_tokens=30)
+    plain = jaxspec.Engine(model, "plain").generate(["def f", "x"], max_new_tokens=30)
+    assert [text.tokens for text in texts] == [text.tokens for text in plain]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--taps", 9), "--taps must be from 0 to"),
+        (("--mask-token", 256), "--mask-token must be from 0 to 255"),
+        (("--block", 1), "--block must be at least 2"),
+        (("--anchors", 0), "--anchors must be at least 1"),
+        (("--smoothing", 2), "--smoothing must be from 0 to 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options, words, ckpt, data, tmp_path):
+    code, err = command("dflash", "--target", ckpt, *QUICK[:4], "--data", data, "--out", tmp_path / "head", *options)
+    assert code == 2 and words in err.splitlines()[-1]
+    assert not (tmp_path / "head").exists()

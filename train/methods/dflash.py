@@ -1,0 +1,189 @@
+"""DFlash's training (arXiv:2602.06036): blocks that begin at random tokens of the text, each drafted in one pass.
+
+A block is a round of drafting: its root is a token of the text, the anchor, and its context are the verified tokens
+before that. It predicts the tokens after the anchor. Blocks share the context's keys and values, and do not see each
+other.
+"""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.drafters.dflash import Dflash as DflashDrafter
+from jaxspec.drafters.dflash import DflashHead, context_rows, fuse, masked_block
+from jaxspec.model.attention import attend_plainly, project
+from jaxspec.model.kv_cache import KV
+from jaxspec.model.linear import linear
+from jaxspec.model.llama import Llama, attention_input, look_up, mlp_block, unembed
+from jaxspec.model.rms_norm import rms_norm
+from jaxspec.model.rope import rotary
+from jaxspec.train.data.text import Windows
+from jaxspec.train.run import heads
+from jaxspec.train.run.initial_weights import copies
+from jaxspec.train.run.losses import Summed
+from jaxspec.train.run.packed import of_target, positions
+from jaxspec.train.settings.heads import Dflash, DflashObjective
+
+_ROWS = 512  # of blocks of a window whose logits exist at once
+
+
+@chex.dataclass(frozen=True)
+class Blocks:
+    """A blocks of each window.
+
+    Attributes:
+        anchor: where in the window each block's root stands.
+        real: whether there is such a block: a window may have fewer than A tokens to begin at.
+    """
+
+    anchor: Int[Array, "*chunks B A"]
+    real: Bool[Array, "*chunks B A"]
+
+
+def train(settings: Dflash) -> DflashHead:
+    """Trains a head; see `heads.train`."""
+    drafter = DflashDrafter(block=settings.block)
+    with heads.open_job(drafter.name, settings) as job:
+        config = job.target.config.model
+        if outside := [tap for tap in settings.taps or () if not 0 <= tap < config.num_layers]:
+            raise ValueError(f"--taps must be from 0 to {config.num_layers - 1} for this target, not {outside[0]}")
+        if settings.mask_token is not None and not 0 <= settings.mask_token < config.vocab_size:
+            raise ValueError(f"--mask-token must be from 0 to {config.vocab_size - 1}, not {settings.mask_token}")
+        shape = drafter.head_for(config, layers=settings.layers, taps=settings.taps, mask_token=settings.mask_token)
+        random = heads.built(job.target.mesh, lambda: drafter.build_head(shape, nnx.Rngs(settings.recipe.seed)))
+        head = initial(job.target.target, random)
+        return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
+
+
+def initial(target: Llama, random: DflashHead) -> DflashHead:
+    """A head whose final norm begins as the target's, since the target's LM head reads it."""
+    return dict_to_module(random, {**module_to_dict(random), **copies(module_to_dict(target), {"norm": "norm"})})
+
+
+def loss(
+    head: DflashHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: DflashObjective
+) -> Summed:
+    """The weighted cross-entropy of the text's tokens after each anchor.
+
+    `alpha_k` is the share of the tokens at distance k + 1 from their anchor that are the head's first choice.
+
+    Args:
+        key: draws the anchors; without one they are spread evenly.
+    """
+    _, taps = of_target(target, batch, head.options.taps)
+    segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
+    counted, width = jnp.asarray(batch.counted), head.options.block
+    context = context_rows(head, fuse(head, taps), positions(segment))
+    levels = jnp.arange(1, width)
+
+    @jax.checkpoint  # logits of all blocks at once would be most of the memory
+    def of_chunk(blocks: Blocks) -> tuple[Array, Array, Array, Array]:
+        logits = unembed(target, draft(head, target, tokens, segment, blocks.anchor, context))
+        at = blocks.anchor[..., None] + levels
+        inside = jnp.minimum(at, tokens.shape[1] - 1)
+        read = lambda values: jax.vmap(lambda row, places: row[places])(values, inside)
+        same = read(segment) == jax.vmap(lambda row, places: row[places])(segment, blocks.anchor)[..., None]
+        valid = blocks.real[..., None] & (at < tokens.shape[1]) & same & read(counted)
+        lost = optax.softmax_cross_entropy_with_integer_labels(logits, read(tokens))
+        weight = jax.lax.stop_gradient(weights(objective, lost, valid))
+        right = valid & (logits.argmax(-1) == read(tokens))
+        counts = blocks.real.sum() if objective.weighting == "d-pace" else weight.sum()
+        return (weight * lost).sum(), counts.astype(jnp.float32), right.sum((0, 1)), valid.sum((0, 1))
+
+    def add(sums: tuple[Array, ...], blocks: Blocks) -> tuple[tuple[Array, ...], None]:
+        return jax.tree.map(jnp.add, sums, of_chunk(blocks)), None
+
+    zeros = jnp.float32(0), jnp.float32(0), jnp.zeros(width - 1, jnp.int32), jnp.zeros(width - 1, jnp.int32)
+    chunks = in_chunks(draw(segment, counted, objective.anchors, key), max(1, _ROWS // width))
+    (total, count, right, rows), _ = jax.lax.scan(add, zeros, chunks)
+    # Sums are divided by `count` in the end.
+    alphas = {f"alpha_{k}": right[k] * count / jnp.maximum(rows[k], 1) for k in range(width - 1)}
+    return total, {"count": count, **alphas}
+
+
+def draft(
+    head: DflashHead,
+    target: Llama,
+    tokens: Int[Array, "B T"],
+    segment: Int[Array, "B T"],
+    anchor: Int[Array, "B A"],
+    context: tuple[KV, ...],
+) -> Float[Array, "B A levels D"]:
+    """What the LM head reads at each level of each block.
+
+    Args:
+        context: each layer's keys and values of all tokens; a block sees those of its document before its anchor.
+    """
+    at, width = positions(segment), head.options.block
+
+    def of_block(
+        tokens: Int[Array, " T"],
+        segment: Int[Array, " T"],
+        at: Int[Array, " T"],
+        context: tuple[KV, ...],
+        anchor: Array,
+    ) -> Array:
+        visible = (jnp.arange(len(tokens)) < anchor) & (segment == segment[anchor])
+        cos, sin = rotary(head.config, (at[anchor] + jnp.arange(width))[None])
+        table = target.embedding if head.embedding is None else head.embedding
+        x = look_up(table, masked_block(head, tokens[anchor][None], width)).astype(head.norm[...].dtype)
+        for layer, rows in zip(head.layers, context, strict=True):
+            query, key, value = project(layer.attention, head.config, attention_input(layer, head.config, x), cos, sin)
+            own = KV(k=key.swapaxes(2, 3), v=value)
+            rows = jax.tree.map(lambda leaf: leaf[None], rows)
+            mixed = attend_plainly(query, rows, visible[None], own, jnp.ones((1, width, width), bool))
+            mixed = mixed.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(1, width, -1)
+            x = mlp_block(layer, head.config, x + linear(mixed, layer.attention.o))
+        return rms_norm(x, head.norm[...], head.config.norm_eps)[0, 1:]
+
+    of_window = jax.vmap(of_block, in_axes=(None, None, None, None, 0))
+    return jax.vmap(of_window)(tokens, segment, at, context, anchor)
+
+
+def draw(segment: Int[Array, "B T"], counted: Bool[Array, "B T"], count: int, key: Key[Array, ""] | None) -> Blocks:
+    """Anchors: tokens whose next one is of the same document and counts. No token is drawn twice."""
+    ahead = lambda x: jnp.pad(x[:, 1:], [(0, 0), (0, 1)])
+    may = ahead(counted) & (jnp.roll(segment, -1, axis=1) == segment)
+    count = min(count, segment.shape[1] - 1)
+    if key is not None:
+        score, anchor = jax.lax.top_k(jnp.where(may, jax.random.uniform(key, may.shape), -1.0), count)
+        return Blocks(anchor=anchor, real=score >= 0)
+    found = may.sum(axis=1, keepdims=True)
+    place = (jnp.arange(count) * jnp.maximum(found / count, 1.0)).astype(jnp.int32)
+    order = jnp.argsort(~may, axis=1, stable=True)
+    return Blocks(anchor=jnp.take_along_axis(order, place, axis=1), real=place < found)
+
+
+def in_chunks(blocks: Blocks, size: int) -> Blocks:
+    """The same with an axis in front, of chunks of `size` blocks of each window; the last is filled up."""
+    batch, count = blocks.anchor.shape
+    size = min(size, count)
+    missing = -count % size
+
+    def cut(values: Array) -> Array:
+        return jnp.pad(values, [(0, 0), (0, missing)]).reshape(batch, -1, size).swapaxes(0, 1)
+
+    return Blocks(anchor=cut(blocks.anchor), real=cut(blocks.real))
+
+
+def weights(
+    objective: DflashObjective, lost: Float[Array, "B A levels"], valid: Bool[Array, "B A levels"]
+) -> Float[Array, "B A levels"]:
+    """The weight of each level's loss: fixed, or how many tokens are likely to be accepted from it on (D-PACE).
+
+    Args:
+        lost: cross-entropy of each level.
+        valid: the levels that count; the others have weight 0.
+    """
+    if objective.weighting == "decay":
+        levels = lost.shape[-1]
+        return valid * jnp.exp(-jnp.arange(levels) / objective.scale(levels + 1))
+    smoothed = objective.smoothing + (1 - objective.smoothing) * jnp.exp(-lost)
+    reached = jnp.cumprod(smoothed, axis=-1) * valid
+    return valid * jnp.flip(jnp.cumsum(jnp.flip(reached, -1), axis=-1), -1)
