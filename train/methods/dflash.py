@@ -35,15 +35,15 @@ _ROWS = 512  # of blocks of a window whose logits exist at once
 
 @chex.dataclass(frozen=True)
 class Blocks:
-    """A blocks of each window.
+    """The blocks of each window.
 
     Attributes:
         anchor: where in the window each block's root stands.
-        real: whether there is such a block: a window may have fewer than A tokens to begin at.
+        real: whether there is such a block: a window may have fewer tokens to begin at.
     """
 
-    anchor: Int[Array, "*chunks B A"]
-    real: Bool[Array, "*chunks B A"]
+    anchor: Int[Array, "*chunks B anchors"]
+    real: Bool[Array, "*chunks B anchors"]
 
 
 def train(settings: Dflash) -> DflashHead:
@@ -112,9 +112,9 @@ def draft(
     target: Llama,
     tokens: Int[Array, "B T"],
     segment: Int[Array, "B T"],
-    anchor: Int[Array, "B A"],
+    anchor: Int[Array, "B anchors"],
     context: tuple[KV, ...],
-) -> Float[Array, "B A levels D"]:
+) -> Float[Array, "B anchors levels D"]:
     """What the LM head reads at each level of each block.
 
     Args:
@@ -173,8 +173,8 @@ def in_chunks(blocks: Blocks, size: int) -> Blocks:
 
 
 def weights(
-    objective: DflashObjective, lost: Float[Array, "B A levels"], valid: Bool[Array, "B A levels"]
-) -> Float[Array, "B A levels"]:
+    objective: DflashObjective, lost: Float[Array, "B anchors levels"], valid: Bool[Array, "B anchors levels"]
+) -> Float[Array, "B anchors levels"]:
     """The weight of each level's loss: fixed, or how many tokens are likely to be accepted from it on (D-PACE).
 
     Args:
