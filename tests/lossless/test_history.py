@@ -27,6 +27,7 @@ METHODS = (  # each kind of head, and each kind of builder and controller
     "edd,history=1+pruned,width=2,depth=3,leaf=0.02,cost=0.1,total=8",
     "medusa,history=2+budgeted,width=2,depth=3,cost=0.1,verify=1:1/2:1.2/4:1.4/8:1.6,total=8",
     "layer-skip,history=2+chain,length=4+beta-ts,prior_alpha=1",
+    "dflash,history=2+eagle2,total=8,depth=3,width=2",
 )
 COUPLED = tuple(name for name in METHODS if "chain" not in name)
 SAMPLED = (

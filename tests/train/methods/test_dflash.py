@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,6 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import dflash
 from jaxspec.train.run.packed import of_target, positions
 from jaxspec.train.settings.heads import DflashObjective
-from tests.evaluate.tiny import checkpoint
 from tests.train.command import QUICK, command
 
 CONFIG = LlamaConfig(
@@ -178,20 +176,6 @@ def test_gradients_reach_every_weight(weighting, target, head, batch):
     slopes = jax.jit(jax.grad(lambda head: dflash.loss(head, target, batch, None, objective)[0]))(head)
     for name, slope in module_to_dict(slopes).items():
         assert np.isfinite(slope).all() and np.abs(slope).max() > 0, name
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data")
-    for name in ("a.py", "shutil.py"):  # the second is held out by its name
-        (path / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
-    return path
-
-
-@pytest.fixture(scope="module")
-def ckpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random checkpoint over bytes."""
-    return checkpoint(tmp_path_factory.mktemp("target") / "ckpt")
 
 
 def test_a_head_is_trained_and_used(ckpt, data):

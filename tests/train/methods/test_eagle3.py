@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,6 @@ from jaxspec.train.methods import eagle3
 from jaxspec.train.run.packed import of_target
 from jaxspec.train.settings.heads import Eagle3Objective
 from tests.drafters.chain import chain
-from tests.evaluate.tiny import checkpoint
 from tests.train.command import QUICK, command
 
 CONFIG = LlamaConfig(
@@ -138,20 +136,6 @@ def test_a_head_begins_with_the_targets_lm_head(target):
     assert target.head is not None
     np.testing.assert_array_equal(head.head.kernel[...], target.head.kernel[...][:, np.array(IDS)])
     assert head.head.kernel[...] is not target.head.kernel[...]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data")
-    for name in ("a.py", "shutil.py"):  # the second is held out by its name
-        (path / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
-    return path
-
-
-@pytest.fixture(scope="module")
-def ckpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random checkpoint over bytes."""
-    return checkpoint(tmp_path_factory.mktemp("target") / "ckpt")
 
 
 def test_a_head_is_trained_and_used(ckpt, data):
