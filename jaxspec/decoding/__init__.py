@@ -1,1 +1,1 @@
-"""The loop: draft, verify, commit; and what it asks of strategies."""
+"""The decoding loop (draft, verify, commit) and the interfaces of its strategies."""

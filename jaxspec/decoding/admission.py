@@ -1,4 +1,4 @@
-"""A row whose text is done goes to the next prompt, which was read in a small state of its own."""
+"""Refilled rows: a finished row takes the next prompt, which was prefilled in a small state of its own."""
 
 import dataclasses
 from functools import partial

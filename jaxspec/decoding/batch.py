@@ -1,4 +1,4 @@
-"""A batch of requests put on the device."""
+"""Puts a batch of requests on the device."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a tree builder is."""
+"""The interface of tree builders."""
 
 import abc
 from typing import ClassVar

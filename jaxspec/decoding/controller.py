@@ -1,4 +1,4 @@
-"""What a controller is."""
+"""The interface of controllers."""
 
 import abc
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""What drafting and verification cost on a device, as strategies use it."""
+"""The costs of drafting and verification on a device, in the form that strategies use."""
 
 import dataclasses
 import math

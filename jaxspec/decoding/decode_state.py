@@ -1,4 +1,4 @@
-"""Everything that a generation is, between two rounds."""
+"""The complete state of a generation between two rounds."""
 
 import dataclasses
 from functools import partial

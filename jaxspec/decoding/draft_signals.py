@@ -1,4 +1,4 @@
-"""What a level's drafting showed, for controllers to judge by."""
+"""What controllers know after each drafted level."""
 
 import chex
 import jax

@@ -1,4 +1,4 @@
-"""What a drafter is, and the records that the loop passes to it."""
+"""The interface of drafters, and the records that the loop passes to them."""
 
 import abc
 import dataclasses

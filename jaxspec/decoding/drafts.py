@@ -1,4 +1,4 @@
-"""What a drafter says of the tokens after some nodes."""
+"""A drafter's distributions of the token after each node."""
 
 import chex
 import jax

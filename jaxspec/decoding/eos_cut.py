@@ -1,4 +1,4 @@
-"""Where a round's tokens end: at the first EOS inside the accepted run, and at the budget."""
+"""Where a round's tokens end: at the first EOS among the accepted tokens, or at the budget."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int

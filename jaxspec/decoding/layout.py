@@ -1,4 +1,4 @@
-"""Where the state of decoding lies on a mesh: rows along `data`, KV heads along `kv`."""
+"""How the decoding state is sharded over a mesh: rows along `data`, KV heads along `kv`."""
 
 from collections.abc import Callable
 from functools import partial

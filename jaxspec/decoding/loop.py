@@ -1,4 +1,4 @@
-"""The loop: draft, verify, commit, in one `lax.while_loop` that never asks the host anything."""
+"""The decoding loop: draft, verify and commit in one `lax.while_loop`, without round trips to the host."""
 
 import dataclasses
 from functools import partial

@@ -1,4 +1,4 @@
-"""Floats as integers in the same order: so that a TPU compares one number, and a search can halve their range."""
+"""Floats as integers in the same order, so that a TPU compares single numbers and a search can bisect their range."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Reading the prompts into the caches, in chunks, before the first round."""
+"""Prefill: reads the prompts into the caches, in chunks, before the first round."""
 
 import dataclasses
 from functools import partial

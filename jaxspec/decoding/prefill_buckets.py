@@ -1,4 +1,4 @@
-"""Shapes of a batch in buckets, so that few programs are compiled: the chunk of prefill, and the rows of the cache."""
+"""Bucketed shapes, so that few programs are compiled: the chunk length of prefill and the rows of the cache."""
 
 from collections.abc import Sequence
 

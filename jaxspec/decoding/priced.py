@@ -1,4 +1,4 @@
-"""Strategies that decide by what a drafted level and verification cost."""
+"""Strategies that use the costs of a drafted level and of verification."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""What each round came to: tokens committed, drafts accepted, levels and nodes drafted, nodes verified."""
+"""The counts of each round: committed tokens, accepted drafts, drafted levels and nodes, verified nodes."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
-"""How a tree's children are proposed and how the target accepts them: the pairs of the two that are lossless.
+"""Verification rules: how children of a node are proposed and how the target accepts them, in lossless pairs.
 
-A rule owns both halves, so that no builder can verify children in a way that does not fit how they came about.
+A rule defines both parts, so that no builder can combine a proposal with a verification that does not fit it.
 
 | rule | children of a node | the target accepts |
 |---|---|---|

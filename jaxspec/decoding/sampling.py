@@ -1,4 +1,4 @@
-"""From logits to the distribution that tokens are drawn from. Nothing else in the library does this."""
+"""From logits to the distribution that tokens are drawn from. All sampling parameters are applied here."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A method, whole and static: what the loop is compiled for."""
+"""A complete method as a static value, for which the loop is compiled."""
 
 import dataclasses
 

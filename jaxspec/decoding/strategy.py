@@ -1,4 +1,4 @@
-"""What drafters, tree builders and controllers have in common."""
+"""The common base of drafters, tree builders and controllers."""
 
 import abc
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""The largest of many values without sorting all of them, nor bringing them to one device."""
+"""Top-k without sorting all values and without gathering them on one device."""
 
 import jax
 import jax.numpy as jnp

@@ -1,11 +1,11 @@
 """Truncation of a distribution: top-k, then top-p (nucleus sampling, arXiv:1904.09751).
 
-Both keep what is not below a threshold, which is found without a sort: a TPU is slow to sort, a CPU takes ten times as
-long for it, and where the vocabulary is cut over devices each would have to be sent all of it.
+Both keep the values that are not below a threshold. The threshold is found without a sort: sorting is slow on a TPU,
+takes ten times as long on a CPU, and would gather a vocabulary that is sharded over devices.
 
-What top-p keeps is a matter of sums: a token is left out where those before it have at least the probability p. Sums
-are float32, and the order in which a device adds up is its own; so a token at which the sum meets p but for rounding
-may fall on either side, as it may by rounding of the logits themselves. In one program equal logits are cut alike.
+Top-p drops a token if the tokens before it already have the probability p. This depends on float32 sums, whose rounding
+depends on the order in which a device adds. So a token at which the sum reaches p up to rounding may be kept or
+dropped, just as with rounding of the logits themselves. Within one program, equal logits are truncated alike.
 """
 
 import jax

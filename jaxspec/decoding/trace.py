@@ -1,4 +1,4 @@
-"""Every round's verified tree, for those who want to look."""
+"""A record of every round's verified tree, for inspection."""
 
 import chex
 import jax.numpy as jnp

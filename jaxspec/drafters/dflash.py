@@ -1,12 +1,13 @@
 """DFlash: a few layers draft a whole block in one pass (arXiv:2602.06036).
 
-The block is the root and mask tokens after it. They attend to each other, not only to those before, and in every layer
-to the context: keys and values of verified tokens, made of features fused out of several of the target's layers. The
-row of a mask token says what stands at its own position, whatever stands at the others: a marginal for each level of
-the tree, known for all nodes of the level at once. Embedding and LM head are the target's, or the head's own.
+The block consists of the root and mask tokens after it. In every layer its tokens attend to each other, in both
+directions, and to the context. The context is keys and values of verified tokens, computed from fused features of
+several target layers. The output at a mask token predicts the token at the same position, without knowing the other
+drafted tokens. So each level of the tree has one marginal distribution, shared by all nodes of that level. Embedding
+and LM head are the target's, or the head's own.
 
-The context is normed once for all layers, goes past each one's input norm, and is changed by none: of a verified token
-a layer needs keys and values alone. The root has no feature yet, so it is in the block and not in the context.
+The context is normalised once and is the same in all layers. A layer applies only its key and value projections to it,
+without its input norm. The root has no feature yet, so it is part of the block and not of the context.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""A smaller LLaMA with the target's vocabulary drafts (Leviathan et al., arXiv:2211.17192)."""
+"""A smaller LLaMA with the target's vocabulary as drafter (Leviathan et al., arXiv:2211.17192)."""
 
 import dataclasses
 from typing import ClassVar, final

@@ -1,7 +1,7 @@
-"""Draft vocabularies: the ids of a target's vocabulary that a head can draft (FR-Spec, arXiv:2502.14856; EAGLE-3).
+"""Draft vocabularies: the tokens that a head can draft (FR-Spec, arXiv:2502.14856; EAGLE-3).
 
-A head's config keeps them as a mask, a bit a token of the target's vocabulary, in hexadecimal: 32 KB for 128,256
-tokens. So they are known before any weight is loaded, and no cast of the weights can change them.
+A head's config stores them as a hexadecimal mask with one bit per token of the target's vocabulary: 32 KB of text for
+128,256 tokens. So the ids are known before any weight is loaded, and casting the weights cannot change them.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """EAGLE: one decoder layer predicts the target's next feature, and the target's LM head reads it (arXiv:2401.15077).
 
-Its pairs are of the target's last features; see `feature_pairs`.
+A feature is the target's last hidden state. `feature_pairs` describes how the head reads features and tokens.
 """
 
 import dataclasses

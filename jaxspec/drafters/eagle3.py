@@ -1,9 +1,10 @@
-"""EAGLE-3: one decoder layer drafts from features fused out of three of the target's layers (arXiv:2503.01840).
+"""EAGLE-3: one decoder layer drafts from the fused inputs of three target layers (arXiv:2503.01840).
 
-A pair is (fused feature of token i, token i + 1); see `feature_pairs`. What the layer makes of a pair is fed back as
-the next feature, and is never held to the target's: the head has an LM head of its own, over a draft vocabulary.
+The head reads pairs of (fused feature of token i, token i + 1); see `feature_pairs`. The layer's output is the feature
+of the next pair. It is not trained to equal the target's features. The head has its own LM head, over a draft
+vocabulary.
 
-Published heads come in dialects, which `Eagle3Options` tells apart.
+Published heads differ in details, which `Eagle3Options` lists.
 """
 
 import dataclasses

@@ -1,10 +1,9 @@
-"""Early exit: the target's first layers, then a trained layer, norm and LM head, draft (EESD, arXiv:2406.03853).
+"""Early exit: the target's first layers draft, with a trained layer and LM head after them (EESD, arXiv:2406.03853).
 
-The first layers are the target's own, keys and values included: drafting reads the target's cache for the prefix, and
-verification begins where drafting left off. A drafter that runs the target's first layers knows, for every node that it
-expanded, keys and values in those layers and the residual stream after them. Leaves were never expanded: they run the
-first layers at verification. So each live node passes each layer once. The exit layers keep keys and values of their
-own.
+Drafting runs the target's own first layers and reads the target's cache for the prefix. Verification continues after
+these layers: for every expanded node it reuses their keys, values and outputs. Leaves were not expanded, so
+verification runs the first layers for them. Each live node thus passes each layer once. The exit layers have a cache of
+their own.
 """
 
 import dataclasses

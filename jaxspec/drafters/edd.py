@@ -1,9 +1,10 @@
-"""EDD: a one-layer LLaMA of its own drafts, and reads the target's hidden states as a soft prompt.
+"""EDD: a separate one-layer LLaMA drafts, with the target's hidden states as a soft prompt.
 
-After "Faster Speculative Decoding via Effective Draft Decoder with Pruned Candidate Tree", §3.1. A hidden state stands
-where the token's embedding would: it goes through the layer's input norm, and keys and values are made of it at the
-token's own position; the rest of the layer is not needed there. The newest token, the root, is committed but has no
-hidden state yet. So every round begins with its embedding, and the cache holds none but the tokens before it.
+From "Faster Speculative Decoding via Effective Draft Decoder with Pruned Candidate Tree", §3.1. For a verified token,
+the target's hidden state takes the place of the token's embedding: it passes the layer's input norm, and its keys and
+values are stored at the token's position. The rest of the layer is not computed for it. The root is committed but has
+no hidden state yet. So each round starts with the root's embedding, and the cache holds only the tokens before the
+root.
 """
 
 import dataclasses

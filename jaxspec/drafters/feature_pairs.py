@@ -1,8 +1,8 @@
-"""Pairs of (feature of token i, token i + 1): the state and the passes that EAGLE's drafters share.
+"""Pairs of (feature of token i, token i + 1): state and forward passes that the EAGLE drafters share.
 
-A pair stands at rotary position i; from it comes the feature of token i + 1, and so the logits of token i + 2. What is
-known of the text are pairs of true features: their keys and values are kept, while those of pairs with predicted
-features are dropped after the round.
+A pair has rotary position i. The layer's output for it predicts the feature of token i + 1, and thus the logits of
+token i + 2. Keys and values of pairs with the target's features are kept. Those of pairs with predicted features are
+dropped after the round.
 """
 
 import dataclasses

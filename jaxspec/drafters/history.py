@@ -1,10 +1,11 @@
-"""History beside a head: where the text repeats itself, it is copied, and the head's passes are saved.
+"""History beside a head: drafts copy earlier text where the text repeats itself, and the head's passes are skipped.
 
-After SAM decoding (arXiv:2411.10666) and the hybrid of suffix decoding (arXiv:2411.04975), whose searches run on the
-host; here it is one comparison of the whole text with its end, in the loop.
+After SAM decoding (arXiv:2411.10666) and hybrid suffix decoding (arXiv:2411.04975), which search on the host. Here the
+search is one comparison of the whole text with its end, inside the loop.
 
-Sound under every rule: what a row copies and raises goes by its own committed text, and it is in the logits that
-children are drawn from. These are the q that rejection sampling keeps; the coupled rule and greedy decoding need none.
+This is sound under every verification rule. What a row copies or raises depends only on its own committed text, and it
+is part of the logits that children are drawn from. Rejection sampling stores exactly these as q. Gumbel coupling and
+greedy decoding need no q.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
-"""Draft & Verify: the target drafts for itself, with some of its blocks left out (arXiv:2309.08168).
+"""Draft & Verify: the target drafts for itself and skips some of its blocks (arXiv:2309.08168).
 
-A block is the attention or the MLP of a layer; where it is left out, the residual stream goes by. There are no new
-weights: all that is kept on disk is which blocks these are. Drafting reads the target's keys and values of the prefix,
-and those that it computes itself, of the root and the drafted nodes, are dropped after the round.
+A block is the attention or the MLP of one layer; a skipped block leaves the residual stream unchanged. There are no new
+weights: the head on disk only lists the skipped blocks. Drafting reads the target's keys and values of the prefix. Keys
+and values of the root and the drafted nodes are dropped after the round.
 
-Where many blocks are left out, those that stay can be trained further (Appendix E). Then they are on disk too, and
-draft in place of the target's, still on the target's keys and values of the prefix.
+If many blocks are skipped, the remaining ones can be trained further (Appendix E). They are then stored and draft in
+place of the target's blocks. They still read the target's keys and values of the prefix.
 """
 
 import dataclasses

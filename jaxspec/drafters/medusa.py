@@ -1,10 +1,10 @@
-"""Medusa: heads beside the LM head, each of which reads one token further ahead (arXiv:2401.10774, §2.1.1).
+"""Medusa: extra heads beside the LM head, each of which predicts one token further ahead (arXiv:2401.10774, §2.1.1).
 
-All of them read the target's feature at the last position that it verified. The LM head said the root there, so head 0
-says the token after the root and head k the one at level k + 1: whatever stands on the path between, which no head
-sees. Deeper levels than there are heads get no drafts.
+All heads read the target's feature at the last verified position. The LM head predicted the root from it, so head 0
+predicts the token after the root, and head k the token at level k + 1. No head sees the drafted tokens in between.
+Levels beyond the number of heads get no drafts.
 
-This is Medusa-1, whose target stays frozen. The paper's typical acceptance is not lossless, and is left out.
+This is Medusa-1: the target stays frozen. The paper's typical acceptance is not lossless and is not implemented.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last time these tokens stood together (no weights, no forward)."""
+"""Prompt lookup: drafts the tokens that followed the last tokens where they stood before, without any weights."""
 
 import dataclasses
 from typing import ClassVar, final

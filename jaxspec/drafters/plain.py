@@ -1,4 +1,4 @@
-"""No drafting: every round is one token of the target. The baseline, through the same loop and cache."""
+"""No drafting: each round generates one token. This is the baseline, with the same loop and cache."""
 
 import dataclasses
 from typing import ClassVar, final

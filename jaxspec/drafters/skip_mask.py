@@ -1,4 +1,4 @@
-"""Which attention and MLP blocks of a target are left out where it drafts for itself (arXiv:2309.08168)."""
+"""Which attention and MLP blocks of a target are skipped when it drafts for itself (arXiv:2309.08168)."""
 
 import dataclasses
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Where a text's last tokens stood before, what followed there, and how often the text went on as it did."""
+"""Earlier occurrences of a text's last tokens: what followed them, and how often the text continued in the same way."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Gumbel coupling: the target and the drafter draw with the same noise (drafter-invariant, arXiv:2408.07978)."""
+"""Gumbel coupling: target and drafter sample with the same noise (drafter-invariant, arXiv:2408.07978)."""
 
 import dataclasses
 from typing import ClassVar, final
