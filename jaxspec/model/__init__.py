@@ -1,1 +1,1 @@
-"""A LLaMA: its shape, its computation, and how it lies on a mesh of devices."""
+"""The LLaMA model: shape, computation, and sharding over a mesh."""

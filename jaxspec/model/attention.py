@@ -1,4 +1,4 @@
-"""Attention of one layer over [committed prefix ; tree nodes], the two kept apart so that the cache is only read."""
+"""Attention of one layer over [committed prefix ; tree nodes], in two parts, so that the cache is only read."""
 
 import chex
 import jax.numpy as jnp

@@ -1,8 +1,8 @@
-"""Attention over [committed prefix ; tree nodes] in one kernel for TPUs, whose scores never leave a core.
+"""A TPU kernel for attention over [committed prefix ; tree nodes] that keeps the scores in a core's memory.
 
-Each block of scores is joined to the softmax of those before it (arXiv:1805.02867, arXiv:2205.14135). First come the
-nodes, under the tree's mask, then the cache, one block of rows after another; blocks past the length of a text are
-neither read nor computed. JAX's own kernels know no tree, and read every row or want keys and pages of another layout.
+It uses an online softmax over blocks of scores (arXiv:1805.02867, arXiv:2205.14135). The nodes come first, with the
+tree mask, then the cache in blocks of rows. Blocks beyond the length of a text are neither read nor computed. JAX's own
+kernels do not support tree masks, and read all rows or need another layout of keys or pages.
 """
 
 import functools

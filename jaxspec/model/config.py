@@ -1,4 +1,4 @@
-"""What a target model is: frozen, hashable descriptions that a jitted function can take as static."""
+"""The shape of a target: frozen, hashable dataclasses that jitted functions take as static arguments."""
 
 import dataclasses
 import typing

@@ -1,7 +1,7 @@
-"""The KV cache: one pair of arrays a layer, rows of committed tokens first, never holding a drafted token.
+"""The KV cache: one pair of arrays per layer. It holds committed tokens only, from row 0 on.
 
-Drafted nodes keep their keys and values apart (a `KV` of N rows) until verification; then only the accepted path is
-written. Branches of the loop therefore read the cache and never return it, which would copy it.
+Keys and values of drafted nodes are stored separately (a `KV` of N rows) until verification. Then only the accepted
+path is written to the cache. So the branches of the loop read the cache and never return it, which would copy it.
 """
 
 from collections.abc import Callable

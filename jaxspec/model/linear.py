@@ -1,4 +1,4 @@
-"""Linear layers: the one place where activations meet weights."""
+"""Linear layers. All products of activations and weights are here."""
 
 import math
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""The target: a LLaMA whose one forward serves prefill, plain decoding, drafting and tree verification.
+"""The LLaMA model. One forward function serves prefill, plain decoding, drafting and tree verification.
 
-Weights live in `nnx.Module`s, which are pytrees; the computation is plain functions. Layers are separate arrays and a
-Python loop, not a scan over stacked weights, which is two to three times slower on a CPU.
+Weights are in `nnx.Module`s, which are pytrees; the computation is plain functions. Layers are separate arrays in a
+Python loop. A scan over stacked weights is two to three times slower on a CPU.
 """
 
 from functools import partial

@@ -1,9 +1,9 @@
 """A mesh of devices.
 
-Users give two numbers: `data` cuts the batch, `model` the weights (tensor parallelism, as in Megatron,
-arXiv:1909.08053). Attention can be cut no finer than its heads, so that the axis `model` is split once more, by the
-heads of the model at hand (`split`): along `kv` devices have KV heads of their own, along `group` they share those and
-have query heads of their own, along `spare` they share query heads too. Vocabulary and MLP are cut along all three.
+Users give two numbers: `data` shards the batch, `model` the weights (tensor parallelism as in Megatron,
+arXiv:1909.08053). Attention can be sharded at most by its heads. So `split` divides the axis `model` into three, for
+the heads of a given model: devices along `kv` have different KV heads; devices along `group` share KV heads and have
+different query heads; devices along `spare` share query heads too. Vocabulary and MLP are sharded along all three.
 """
 
 import contextlib

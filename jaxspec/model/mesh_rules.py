@@ -1,4 +1,4 @@
-"""The one table that says which axis of an array is cut along which axes of the mesh."""
+"""The table of sharding rules: which axis of an array is sharded along which axes of the mesh."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

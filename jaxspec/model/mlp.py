@@ -1,7 +1,8 @@
-"""The second half of a decoder layer: a gated MLP, or a mixture of them of which each token asks a few.
+"""The second half of a decoder layer: a gated MLP, or a mixture of experts.
 
-The mixture is Mixtral's (arXiv:2401.04088, §2.1). A forward over few tokens, plain decoding above all, reads the
-experts that these ask and no others; one over more tokens, which together ask nearly all of them, runs all.
+The mixture is Mixtral's (arXiv:2401.04088, §2.1). A forward pass over few tokens, as in plain decoding, reads only the
+experts that these tokens select. One over more tokens runs all experts, because together the tokens select nearly all
+of them.
 """
 
 import jax

@@ -1,7 +1,7 @@
-"""Where parameters lie: each array with its place on the mesh.
+"""The sharding of each parameter on the mesh.
 
-A place is written into a `jax.ShapeDtypeStruct`, as its sharding: so that what is abstract here can be restored from
-disk (`parameters.load_params`) or compiled for, without an array having been.
+It is stored in a `jax.ShapeDtypeStruct`. So an abstract model can be restored from disk (`parameters.load_params`), or
+compiled for, without ever holding the arrays.
 """
 
 import math

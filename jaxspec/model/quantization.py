@@ -1,12 +1,12 @@
-"""Weight-only quantisation of a target: kernels become int8 or int4 with float32 scales, multiplied through Qwix.
+"""Weight-only quantisation of a target: kernels become int8 or int4 with float32 scales, multiplied by Qwix.
 
-What stays a float: the embedding (a token reads one row of it), norms, biases, routers, and whatever a drafter brings.
-The LM head becomes int8 in either case, since its rounding goes straight into the logits. int8 has a scale for every
-output channel; int4 one for every `GROUP` inputs of an output channel. On the builtin model's prompts (40 of 96 tokens)
-int8 raises the loss from 3.3171 to 3.3174, and int4 to 3.3269.
+These stay floats: the embedding (only one row is read per token), norms, biases, routers, and the drafter's weights.
+The LM head is int8 in both cases, because its rounding directly changes the logits. int8 has one scale per output
+channel, int4 one per `GROUP` inputs of an output channel. On the builtin model's prompts (40 of 96 tokens) int8 raises
+the loss from 3.3171 to 3.3174, and int4 to 3.3269.
 
-Activations stay floats, so decoding with quantised weights is decoding of another target, computed as any other is:
-lossless then means equal to the quantised target's own plain decoding.
+Activations stay floats. A quantised target is simply another target: lossless then means equal to its own plain
+decoding.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""RMSNorm, the only norm that these models have (arXiv:1910.07467)."""
+"""RMSNorm, the only kind of norm in these models (arXiv:1910.07467)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoFormer, arXiv:2104.09864), with the scalings that extend its range."""
+"""Rotary position embedding (RoFormer, arXiv:2104.09864), and the scalings for longer contexts."""
 
 import jax.numpy as jnp
 import numpy as np

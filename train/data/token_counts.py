@@ -1,4 +1,4 @@
-"""How often each token counts in a text: of conversations, in the assistant's turns alone."""
+"""How often each token occurs among those that count in the loss."""
 
 from collections.abc import Sequence
 

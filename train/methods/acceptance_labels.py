@@ -1,7 +1,7 @@
-"""What Cali-TS's predictor learns from: which drafts the target accepted, and the hidden states beside them.
+"""Training labels of Cali-TS's predictor: whether the target accepted a draft, with the hidden states at that position.
 
-Labels are collected by decoding: chains of fixed length, greedy, and of each round the comparisons that were really
-made, up to the first draft that was not accepted.
+The labels come from greedy decoding with chains of fixed length. Each round gives the comparisons that verification
+really made, up to the first rejected draft.
 """
 
 import io

@@ -1,6 +1,6 @@
-"""Cali-TS's predictor (EESD, arXiv:2406.03853, Eq. 5): will the target accept what was just drafted?
+"""Trains Cali-TS's predictor: will the target accept the token just drafted? (EESD, arXiv:2406.03853, Eq. 5)
 
-`jaxspec-train calibrator` trains it, for a head that is trained already.
+This is `jaxspec-train calibrator`. It needs a trained head.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """DFlash's training (arXiv:2602.06036): blocks that begin at random tokens of the text, each drafted in one pass.
 
-A block is a round of drafting: its root is a token of the text, the anchor, and its context are the verified tokens
-before that. It predicts the tokens after the anchor. Blocks share the context's keys and values, and do not see each
-other.
+A block corresponds to one round of drafting. Its root, the anchor, is a token of the text; its context is the tokens
+before the anchor. The block predicts the tokens after the anchor. All blocks read the same keys and values of the
+context, and do not see each other.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""A small LLaMA distilled from the target: the draft model of speculative decoding (arXiv:2211.17192)."""
+"""Distils a small LLaMA from the target: the draft model of speculative decoding (arXiv:2211.17192)."""
 
 import dataclasses
 from functools import partial

@@ -1,11 +1,12 @@
-"""EDD's dual-block mask (its paper's §3.1): many rounds of drafting in one forward over packed windows.
+"""EDD's dual-block mask (its paper's §3.1): many rounds of drafting in one forward pass over packed windows.
 
-Each document is cut into blocks. The tokens of a block are what one round embeds, its first one the root, and before
-it lie the hidden states of all blocks before: what the target has verified by then. A query at a token predicts the
-next one, so that in 0-based indices token i + 1 is predicted from tokens jL..i and hidden states below jL, where
-j = ⌊i / L⌋. (Eq. 3 as printed shows token i + 1 itself, and h_jL, which no round has.)
+Each document is cut into blocks. A block is one round: its first token is the root, and it sees the hidden states of
+all earlier blocks, which are verified by then. A query at a token predicts the next one. So with 0-based indices token
+i + 1 is predicted from tokens jL..i and hidden states below jL, where j = ⌊i / L⌋. (Eq. 3 as printed also shows token i
++ 1 itself and h_jL, which no round has.)
 
-EDD makes keys and values of those hidden states. Layer skipping reads the target's own instead, under the same mask.
+EDD computes keys and values from those hidden states. Layer skipping uses the target's own keys and values, with the
+same mask.
 """
 
 import dataclasses

@@ -1,4 +1,6 @@
-"""EAGLE's training (arXiv:2401.15077, §4): regress the target's next feature, and agree with its next token."""
+"""EAGLE's training (arXiv:2401.15077, §4): regression of the target's next feature, and cross-entropy with its next
+token.
+"""
 
 from functools import partial
 

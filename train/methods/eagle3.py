@@ -1,7 +1,7 @@
-"""EAGLE-3's training (arXiv:2503.01840, §3.2): drafting is unrolled, so that the head learns on what it drafts itself.
+"""EAGLE-3's training (arXiv:2503.01840, §3.2): drafting steps are unrolled, so the head trains on its own outputs.
 
-A row of training is a round of drafting after token i + 1: step 0 reads the pair of the true feature i and token i + 1,
-and each later step what the step before it made and the text's next token.
+Row i of training is one round of drafting after token i + 1. Step 0 reads the true feature of token i and token i + 1.
+Each later step reads the output of the step before and the text's next token.
 """
 
 from functools import partial

@@ -1,6 +1,6 @@
 """EESD's training (arXiv:2406.03853, §3.1-3.2): an exit after the target's first layers learns the next token.
 
-Only the first layers and the exit run and are loaded, so a step costs a small part of one that runs the target.
+Only the first layers and the exit are loaded and run, so a step costs much less than one that runs the whole target.
 """
 
 import dataclasses

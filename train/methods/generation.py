@@ -1,8 +1,8 @@
-"""What `jaxspec-train generate` does: a target writes text, for its heads to be trained on.
+"""`jaxspec-train generate`: a target writes text to train its heads on.
 
-Heads that learn from what the target says itself accept more of it (EESD, arXiv:2406.03853, §3.2). Decoding is a
-hybrid: a text's first tokens are greedy and the rest is sampled, so that it begins as the target would most likely go
-on, and no two texts are alike.
+The target accepts more from heads that were trained on its own text (EESD, arXiv:2406.03853, §3.2). The first tokens of
+each text are greedy and the rest are sampled. So a text begins as the target would most likely begin it, and all texts
+differ.
 """
 
 import dataclasses

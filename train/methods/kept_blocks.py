@@ -1,7 +1,7 @@
-"""Draft & Verify's Appendix E: the blocks that a skip set keeps are trained further, to draft as the target speaks.
+"""Draft & Verify's Appendix E: the blocks that a skip set keeps are trained further, to draft better.
 
-A round of drafting reads the target's keys and values of what is verified, and the draft's own of the root and the
-drafted tokens. Training does the same, under EDD's dual-block mask.
+A round of drafting reads the target's keys and values of the verified tokens, and the drafter's own of the root and the
+drafted tokens. Training does the same, with EDD's dual-block mask.
 """
 
 from functools import partial

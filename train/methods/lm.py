@@ -1,4 +1,4 @@
-"""A small LLaMA from scratch: tokenizer, windows, the next token's cross-entropy, checkpoint."""
+"""Trains a small LLaMA from scratch: tokenizer, windows, cross-entropy of the next token, checkpoint."""
 
 import math
 import shutil

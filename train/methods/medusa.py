@@ -1,4 +1,6 @@
-"""Medusa-1's training (arXiv:2401.10774, §2.2.1): beside a frozen target, each head learns a token further ahead."""
+"""Medusa-1's training (arXiv:2401.10774, §2.2.1): with a frozen target, each head learns to predict one token further
+ahead.
+"""
 
 from functools import partial
 

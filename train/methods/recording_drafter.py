@@ -1,4 +1,4 @@
-"""The hidden states that a drafter and its target had while they decoded: what Cali-TS's predictor is trained on."""
+"""Records the hidden states of a drafter and its target during decoding, to train Cali-TS's predictor."""
 
 import dataclasses
 from typing import Any, ClassVar, final

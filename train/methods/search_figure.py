@@ -1,4 +1,6 @@
-"""The figures of a skip search: speedup by how much is left out, and which blocks those are (arXiv:2309.08168)."""
+"""Figures of a skip search: speedup against the share of skipped blocks, and which blocks are skipped
+(arXiv:2309.08168).
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

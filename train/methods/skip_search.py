@@ -1,4 +1,4 @@
-"""The search for the blocks to leave out in drafting (Draft & Verify, arXiv:2309.08168, §3.3 and Appendix C)."""
+"""The search for the blocks to skip in drafting (Draft & Verify, arXiv:2309.08168, §3.3 and Appendix C)."""
 
 import dataclasses
 import time

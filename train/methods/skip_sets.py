@@ -1,6 +1,6 @@
-"""Skip sets: on disk, and choices of them that need no search (Draft & Verify, arXiv:2309.08168).
+"""Skip sets: their form on disk, and sets that need no search (Draft & Verify, arXiv:2309.08168).
 
-On disk a set is a head without weights, whose config.json names the blocks that are left out.
+On disk a skip set is a head without weights. Its config.json lists the skipped blocks.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,11 +1,11 @@
-"""Which set of blocks to try next: Bayesian optimisation over switches (Draft & Verify, arXiv:2309.08168, §3.3).
+"""Which skip set to try next: Bayesian optimisation over binary switches (Draft & Verify, arXiv:2309.08168, §3.3).
 
-The switches are relaxed to [0, 1], where a Gaussian process knows how good the sets tried so far were. A set is a
-corner of that cube: whatever is cut at 0.5 to the same corner is the same set, so corners alone are tried.
+The switches are relaxed to [0, 1]. A Gaussian process models the results so far on this cube. Only its corners are
+tried, because all points that round to the same corner are the same set.
 
-A stock suggestion fits the process anew at every trial and climbs the acquisition function from many starting points,
-which takes seconds in 32 dimensions. Here its length scale is fitted at every tenth trial, and the acquisition is
-compared at random corners: of any density, and near the best sets so far.
+A standard implementation refits the process at every trial and optimises the acquisition function from many starting
+points, which takes seconds in 32 dimensions. Here the length scale is refitted at every tenth trial, and the
+acquisition is compared at random corners: of any density, and near the best sets so far.
 """
 
 import importlib.util

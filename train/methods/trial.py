@@ -1,6 +1,6 @@
-"""What a skip set is worth: the time of a verified token with it, against plain decoding (arXiv:2309.08168, Eq. 1).
+"""One trial of a skip set: its time per verified token relative to plain decoding (arXiv:2309.08168, Eq. 1).
 
-The set is traced, so that one compiled loop serves all of them.
+The set is traced, so one compiled loop serves all sets.
 """
 
 import dataclasses
