@@ -68,7 +68,7 @@ class Controller(Strategy):
     def keep_drafting(
         self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals
     ) -> Bool[Array, " B"]:
-        """Whether each row drafts on, once per level is drafted. What it drafted so far is verified either way."""
+        """Whether each row drafts another level. What it has drafted so far is verified either way."""
 
     def update(self, state: State, counts: RoundCounts) -> State:
         """Learns from a round, by its counts [B]; all are 0 in a row that was done."""

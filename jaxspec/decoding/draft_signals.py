@@ -11,7 +11,7 @@ from jaxspec.decoding.tree import DraftTree, Frontier, take
 
 @chex.dataclass(frozen=True)
 class DraftSignals:
-    """What a controller may judge by once per level is drafted, along each row's most confident path."""
+    """What a controller knows after a drafted level, along each row's most confident path."""
 
     level: Int[Array, ""]  # of the newest nodes, from 1
     drafted: Bool[Array, " B"]  # whether the row has nodes of this level

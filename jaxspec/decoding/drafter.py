@@ -97,7 +97,7 @@ class Drafter(Strategy):
 
     @property
     def levels_at_once(self) -> int | None:
-        """How many levels it drafts in one pass, and at most; None: each level takes a pass."""
+        """The number of levels that one pass drafts, and that a tree has at most. None: each level takes a pass."""
         return None
 
     # --- its weights
@@ -111,7 +111,7 @@ class Drafter(Strategy):
         raise ValueError(f"{self.name} has no head")
 
     def fitted(self, draft: Any) -> "Drafter":
-        """The same with what its weights bound of its settings."""
+        """The same drafter, with settings reduced to what its weights allow."""
         return self
 
     def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
@@ -153,7 +153,7 @@ class Drafter(Strategy):
         """What follows each of the W nodes of the frontier."""
 
     def from_history(self, state: State, batch: int) -> Bool[Array, " B"]:
-        """Rows that since `root` draft what their text had before. No controller ends that or learns from it."""
+        """Rows that copy earlier text in this round. Controllers do not stop these rows, and do not learn from them."""
         return jnp.zeros(batch, bool)
 
     def target_forward(

@@ -32,8 +32,8 @@ class Method:
     Attributes:
         builder: a chain of 4 where none is given.
         head: folder under CKPT/heads, or a path; None: the one of the drafter's name, where it has a head.
-        history: tokens that must match for a row to draft what followed them before, and not what the head says; 0: no
-            row ever does. Of a drafter with a head only.
+        history: if the last `history` tokens of a row, or more, occurred before, the row drafts what followed them, and
+            not what the head says. 0: off. Only for drafters with a head.
         verification: in place of the rule that fits the builder; only simulation has one (`evaluate/simulate.py`).
     """
 
@@ -74,7 +74,7 @@ class Method:
         return dataclasses.replace(self, **given)
 
     def fitted(self, draft: Any) -> "Method":
-        """The same with what the drafter's weights bound of its settings: a chain is no longer than it can draft."""
+        """The same method, with settings reduced to what the drafter's weights allow, the chain's length included."""
         drafter, builder = self.drafter.fitted(draft), self.builder
         if isinstance(builder, Chain) and drafter.levels_at_once is not None:
             builder = Chain(min(builder.length, drafter.levels_at_once))
@@ -86,8 +86,8 @@ class Method:
         Chains take rejection sampling, which accepts more of a single child. Trees take Gumbel coupling, which accepts
         more of several (`benchmarks/sampling_rules.py`) and lets nodes be pruned, and so does plain decoding, which has
         no children: their text for a seed is the same. So do chains whose controller looks beyond the row: under
-        rejection sampling their text would depend on its neighbours and on the machine. So do blocks that are drafted
-        at once, of which then any part may be verified.
+        rejection sampling their text would depend on its neighbours and on the machine. Drafters that draft a block at
+        once couple too, so any part of the block may be verified.
         """
         if self.verification is not None:
             return self.verification
