@@ -14,7 +14,10 @@ from jaxspec.model.rope import rotary, rotate
 
 
 class Attention(nnx.Module):
-    """Weights of one layer's attention. `width`: of what it reads; None: of the residual stream, to which it writes."""
+    """Weights of one layer's attention.
+
+    It writes to the residual stream. `width` is the width I of its input; None: the residual stream's.
+    """
 
     def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, width: int | None = None):
         c, heads, kv = config, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -32,14 +35,14 @@ class Attention(nnx.Module):
 
 @chex.dataclass(frozen=True)
 class Attend:
-    """What the nodes of one forward may look at, the same for every layer.
+    """What the nodes of one forward pass can see. It is the same for every layer.
 
     Attributes:
         cos, sin: [B W H/2] float32, rotary tables of the nodes' positions.
-        cached: [B], how many rows of the cache hold committed tokens: the first ones.
-        prefix: [B S] bool, which rows those are.
+        cached: [B], the number of committed tokens; they are the first rows of the cache.
+        prefix: [B S] bool, true for those rows.
         mask: [B W N] bool, node w sees node n (its ancestors and itself).
-        slots: [B W], where in the N nodes these W stand; None if W = N and they are all of them.
+        slots: [B W], index of each of the W nodes among the N; None if W = N.
     """
 
     cos: Float[Array, "B W h"]
@@ -53,9 +56,9 @@ class Attend:
 def project(
     p: Attention, config: LlamaConfig, x: Float[Array, "B W I"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]
 ) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K W H"], Float[Array, "B K W H"]]:
-    """Queries and keys, normed where the layer has norms for them and rotated, and values.
+    """Queries, keys and values of one layer's input.
 
-    G query heads share each of the K key heads.
+    Queries and keys are rotated, after their RMSNorm if the layer has one. G query heads share each of the K KV heads.
     """
 
     def split(y):
@@ -73,9 +76,14 @@ def project(
 def attention(
     p: Attention, config: LlamaConfig, x: Float[Array, "B W I"], attend: Attend, prefix: KV, nodes: KV | None
 ) -> tuple[Float[Array, "B W D"], KV]:
-    """Attention over [committed prefix ; tree nodes], the two kept apart so that the cache is only read.
+    """Attention over [committed prefix ; tree nodes]. The two are separate arrays, so that the cache is only read.
 
-    `prefix` (S rows) and `nodes` (N rows) hold this layer alone; returns the nodes with the new keys and values.
+    Args:
+        prefix: keys and values of this layer's cache, S rows.
+        nodes: keys and values of this layer's N nodes so far; None: the W tokens are all the nodes.
+
+    Returns:
+        the output of the layer's attention, and the nodes with the new keys and values.
     """
     batch, width, _ = x.shape
     query, key, value = project(p, config, x, attend.cos, attend.sin)
@@ -101,10 +109,10 @@ def attend_plainly(
     nodes: KV,
     mask: Bool[Array, "B W N"],
 ) -> Float[Array, "B K G W H"]:
-    """What W queries of each head find in the rows of the prefix and in the nodes that the masks show; float32.
+    """Attention of W queries of each head over the visible rows of the prefix and the visible nodes; float32.
 
-    All scores exist at once, which is fastest on a CPU, whose caches are short. GPUs have it too: no compiler estimates
-    their times, so that nothing could say which form is faster.
+    All scores are held at once. That is fastest on a CPU with short caches. GPUs use this form too, because we could
+    neither measure nor estimate whether another is faster there.
     """
     scale = query.shape[-1] ** -0.5
 
@@ -125,7 +133,7 @@ def attend_plainly(
 
 
 def causal_mask(batch: int, width: int) -> Bool[Array, "B W W"]:
-    """Each of `width` tokens sees itself and those before it."""
+    """Each of `width` tokens sees itself and the tokens before it."""
     return jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
 
 

@@ -18,15 +18,15 @@ from jaxspec.model.mesh import platform
 from jaxspec.model.mesh_rules import on_each_device
 
 NAME = "attention_kernel"
-"""By which it is found in compiled programs."""
+"""The kernel's name in compiled programs."""
 
 QUERY_AXES = ("batch", "kv_heads", "query_group", None, None)
 
-LONG = 4096  # rows of a cache from which on the kernel reads it: at 2,048 it is estimated no faster
-BLOCK = 2048  # rows of the cache in a block: keys of 0.5 MB, which take longer to read than a step takes to begin
-QUERIES = 1024  # rows of queries that read a block together, at most
-SCORES = 2**20  # elements of scores at once, 4 MB of a core's memory
-MEMORY = 16 * 2**20  # bytes of it: the scores several times over, and two blocks of the cache
+LONG = 4096  # fewest rows of a cache for the kernel: at 2,048 rows the compiler estimates no gain
+BLOCK = 2048  # rows of the cache in a block: 0.5 MB of keys; reading them takes longer than a step's overhead
+QUERIES = 1024  # most rows of queries that share one read of a block
+SCORES = 2**20  # scores held at once: 4 MB of the core's memory
+MEMORY = 16 * 2**20  # bytes of the core's memory that the kernel may use: several copies of the scores, and two blocks
 LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
@@ -34,14 +34,17 @@ Ref = Any  # a block of an array in a core's memory, as Pallas hands it to a ker
 
 
 def fits(query: tuple[int, ...], rows: int) -> bool:
-    """Whether queries of this shape, [B K G W H], are for the kernel: on a TPU, where the cache is long."""
+    """Whether the kernel handles queries of this shape, [B K G W H]: on a TPU, where the cache has `LONG` rows or more.
+
+    It also needs `rows` and H to be multiples of 128.
+    """
     *_, group, width, dim = query
     whole = rows % 128 == 0 and dim % 128 == 0 and queries_at_once(group, width) is not None
     return platform() == "tpu" and rows >= LONG and whole
 
 
 def queries_at_once(group: int, width: int) -> int | None:
-    """Rows of queries in a block: of all query heads of a KV head, or a part of one head's; None if neither goes."""
+    """Rows of queries in a block: all query heads of one KV head, or part of one head; None if neither is possible."""
     if group * width <= QUERIES:
         return group * width
     return next((part for part in (512, 256, 128) if width % part == 0), None)
@@ -56,9 +59,10 @@ def attend_in_kernel(
     *,
     interpret: bool = False,
 ) -> Float[Array, "B K G W H"]:
-    """What W queries of each head find in the first `cached` rows of the prefix and in the nodes that `mask` shows.
+    """Attention of W queries of each head over the first `cached` rows of the prefix and the nodes visible by `mask`.
 
-    Under a mesh each chip computes its own heads and sequences. In the dtype of the queries.
+    Under a mesh each chip computes its own heads and sequences. The result has the dtype of the queries.
+    `interpret` runs the kernel without a TPU.
     """
     kernel = functools.partial(_on_one_chip, interpret=interpret)
     arrays = (
@@ -82,8 +86,8 @@ def _on_one_chip(
     *,
     interpret: bool,
 ) -> Float[Array, "B K G W H"]:
-    """On a chip's own part; the keys of the nodes stand like their values here."""
-    from jax.experimental import pallas as pl  # half a second that nobody waits for who has no TPU
+    """The kernel on one chip's part of the arrays. Keys of nodes have the layout of their values here."""
+    from jax.experimental import pallas as pl  # this import takes half a second, and only TPUs need it
     from jax.experimental.pallas import tpu as pltpu
 
     batch, heads, group, width, dim = query.shape
@@ -95,7 +99,7 @@ def _on_one_chip(
         mask = jnp.tile(mask, (1, group, 1))
     masks = mask.shape[1] // few
 
-    def live(s, b, cached):  # a block past the last is the last again, which is not read anew
+    def live(s, b, cached):  # past the last block with tokens, the last one is named again, so nothing is read
         return jnp.minimum(s, jax.lax.div(jnp.maximum(cached[b] - 1, 0), many))
 
     def block(shape, index):
@@ -153,7 +157,10 @@ def _step(
     many: int,
     scale: float,
 ) -> None:
-    """A block of the cache, joined to what came before: the nodes in the first step, and the output in the last."""
+    """Adds one block of the cache to the running softmax. The first step starts with the nodes; the last writes `out`.
+
+    `mixed`, `peak` and `weight` hold the weighted sum of values, the largest score and the sum of weights so far.
+    """
     from jax.experimental import pallas as pl
 
     at, length = pl.program_id(3) * many, cached[pl.program_id(0)]
@@ -188,7 +195,7 @@ def _step(
         scores, values = score(prefix_k[...]), prefix_v[...]
         scores = jnp.where(at + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1) < length, scores, LOWEST)
         row = at + jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
-        join(scores, jnp.where(row < length, values, jnp.zeros_like(values)))  # nothing times NaN would be NaN
+        join(scores, jnp.where(row < length, values, jnp.zeros_like(values)))  # 0 * NaN would be NaN
 
     @pl.when(pl.program_id(3) == pl.num_programs(3) - 1)
     def finish():

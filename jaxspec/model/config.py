@@ -7,7 +7,7 @@ from typing import Any, Literal
 from jaxspec.host.arguments import integer, number
 
 RopeScaling = Literal["none", "linear", "dynamic", "llama3"]
-MOST_LAYERS = 1024  # whoever writes more has damaged a file, and tracing them would take minutes
+MOST_LAYERS = 1024  # a file that says more is damaged, and tracing so many layers would take minutes
 LARGEST = 2**31 - 1
 
 
@@ -19,8 +19,8 @@ class Rope:
         theta: base of the geometric series of wavelengths.
         scaling: `linear` divides every frequency by `factor`; `llama3` divides the low frequencies and
             blends between `low_freq_factor` and `high_freq_factor`; `dynamic` changes nothing up to
-            `original_length` and is refused beyond it, since there it depends on the longest row of a batch.
-        original_length: positions the model was first trained on; read by `dynamic` and `llama3`.
+            `original_length`. Longer texts are rejected, because `dynamic` then depends on the longest row of a batch.
+        original_length: positions of the model's first training; used by `dynamic` and `llama3`.
     """
 
     theta: float = 10000.0
@@ -52,15 +52,16 @@ class LlamaConfig:
         vocab_size: rows of the embedding and columns of the LM head.
         hidden_size: width of the residual stream, D.
         intermediate_size: width of the gated MLP.
-        num_heads: query heads; `num_kv_heads` of them share keys and values (GQA).
+        num_heads: query heads, a multiple of `num_kv_heads`.
+        num_kv_heads: heads of keys and values; num_heads / num_kv_heads query heads share each (GQA).
         head_dim: width of one head, H; not always hidden_size / num_heads.
         norm_eps: epsilon of every RMSNorm.
-        max_length: positions the checkpoint promises to handle.
+        max_length: most positions that the checkpoint supports.
         tie_embeddings: the LM head is the transposed embedding.
         qkv_bias, output_bias, mlp_bias: which linear layers have a bias.
-        qk_norm: each head's query and key go through an RMSNorm before they are rotated (Qwen3).
+        qk_norm: each head's query and key pass an RMSNorm before rotation (Qwen3).
         num_experts: MLPs in each layer's mixture of experts, each `intermediate_size` wide; 0: one MLP and no mixture.
-        experts_per_token: of them that each token asks.
+        experts_per_token: experts that the router selects for each token.
     """
 
     vocab_size: int
@@ -110,12 +111,12 @@ class LlamaConfig:
 
     @property
     def usable_length(self) -> int:
-        """Positions that a text may reach: with dynamic scaling, those that it leaves as they are."""
+        """Most positions of a text: `max_length`, or with dynamic scaling at most `original_length`."""
         return min(self.max_length, self.rope.original_length) if self.rope.scaling == "dynamic" else self.max_length
 
     @property
     def without_experts(self) -> "LlamaConfig":
-        """The same with one MLP in each layer."""
+        """The same shape with one MLP in each layer."""
         return dataclasses.replace(self, num_experts=0, experts_per_token=0)
 
     @classmethod

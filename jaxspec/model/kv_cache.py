@@ -24,7 +24,7 @@ AXES = ("batch", "kv_heads", None, None)
 
 @chex.dataclass(frozen=True)
 class KV:
-    """Keys and values of one layer, S rows. Keys stand transposed: so the score product reads them without a copy."""
+    """Keys and values of one layer, S rows. Keys are transposed, so that the score product needs no copy of them."""
 
     k: Float[Array, "B K H S"]
     v: Float[Array, "B K S H"]
@@ -33,7 +33,7 @@ class KV:
 def allocate(
     config: LlamaConfig, batch: int, rows: int, dtype: jnp.dtype, num_layers: int | None = None
 ) -> tuple[KV, ...]:
-    """Zeroed keys and values of `rows` rows for every layer, or for `num_layers` of them."""
+    """Zeroed keys and values of `rows` rows, for `num_layers` layers (None: all)."""
     heads, dim = config.num_kv_heads, config.head_dim
     k, v = (batch, heads, dim, rows), (batch, heads, rows, dim)
     count = config.num_layers if num_layers is None else num_layers
@@ -41,8 +41,8 @@ def allocate(
 
 
 def write_nodes(nodes: KV, new: KV, slots: Int[Array, "B W"]) -> KV:
-    """Puts the W rows of `new` at `slots` of `nodes` (N rows); a slot outside is dropped."""
-    if slots.shape[1] == 1:  # choosing is cheaper than a scatter, which XLA makes a loop of on a CPU
+    """Writes the W rows of `new` to `slots` of `nodes` (N rows). Rows with a slot outside of 0 to N - 1 are dropped."""
+    if slots.shape[1] == 1:  # a select is cheaper than a scatter, which XLA turns into a loop on a CPU
         here = slots[:, :, None, None] == jnp.arange(capacity((nodes,)))
         return KV(
             k=jnp.where(here, new.k.astype(nodes.k.dtype), nodes.k),
@@ -54,7 +54,7 @@ def write_nodes(nodes: KV, new: KV, slots: Int[Array, "B W"]) -> KV:
 
 
 def gather_path(nodes: KV, path: Int[Array, "B P"]) -> KV:
-    """The P rows of the accepted path out of the N of `nodes`."""
+    """The P rows of the accepted path, taken from the N rows of `nodes`."""
     return KV(
         k=jnp.take_along_axis(nodes.k, path[:, None, None, :], axis=3, mode="promise_in_bounds"),
         v=jnp.take_along_axis(nodes.v, path[:, None, :, None], axis=2, mode="promise_in_bounds"),
@@ -66,12 +66,12 @@ def append(
 ) -> tuple[KV, ...]:
     """Writes the P rows of `rows` at `start`, `start` + 1, … of each sequence, in every layer.
 
-    Rows past the accepted ones are written too; nobody reads them, since they lie beyond the length of the sequence,
-    and the next round writes over them. Needs start + P <= S: XLA would move the block over live rows.
+    Rows past the accepted ones are written too. They are never read: they lie beyond the length of the sequence, and
+    the next round overwrites them. Requires start + P <= S; otherwise XLA would shift the block over committed rows.
 
     Args:
-        after: non-negative numbers that follow from what was read of the cache. They change nothing but the order: only
-            where the write depends on the reads does XLA write in place, else it copies the cache.
+        after: non-negative numbers computed from the values that this round read from the cache. They make the write
+            depend on the reads, and change nothing else. Without this dependence XLA copies the cache.
     """
     if after is not None:
         start = start + jnp.minimum(after, 0)
@@ -91,7 +91,7 @@ def _append_with(
 
 
 def _write_together(old: Array, new: Array, start: Int[Array, " B"], axis: int) -> Array:
-    """The block of every sequence, where each begins along `axis`, in one update."""
+    """Writes the blocks of all sequences in one update; each begins at its own `start` along `axis`."""
 
     def put(into, block, at):
         return jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis - 1)
@@ -102,11 +102,12 @@ def _write_together(old: Array, new: Array, start: Int[Array, " B"], axis: int) 
 
 
 def _write_by_rows(old: Array, new: Array, start: Int[Array, " B"], axis: int) -> Array:
-    """The same in an update for each sequence: of one for all a TPU makes a loop, with a dozen operations for each.
+    """Writes the block of each sequence in an update of its own.
 
-    By its compiler's estimate 16 sequences and four layers take 1,160 µs in that loop, and 25 so.
+    A single update for all sequences becomes a loop on a TPU, with a dozen operations for each sequence. For 16
+    sequences and four layers the compiler estimates 1,160 µs for that loop, and 25 µs for separate updates.
     """
-    new = with_layout_constraint(new.astype(old.dtype), Layout((0, 1, 2, 3)))  # else each row is laid out anew
+    new = with_layout_constraint(new.astype(old.dtype), Layout((0, 1, 2, 3)))  # else each row changes its layout
     for row in range(old.shape[0]):
         at = [row if i == 0 else start[row] if i == axis else 0 for i in range(4)]
         old = jax.lax.dynamic_update_slice(old, new[row : row + 1], at)
@@ -114,9 +115,9 @@ def _write_by_rows(old: Array, new: Array, start: Int[Array, " B"], axis: int) -
 
 
 def enlarge(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:
-    """The same cache with capacity for `rows` rows. Takes the place of the old one, whose arrays are deleted.
+    """The same cache with capacity for `rows` rows. Deletes the arrays of the old cache, except while tracing.
 
-    Layer by layer, so that one at most is held twice. Of what is traced nothing is deleted.
+    It goes layer by layer, so that at most one layer is held twice.
     """
     return tuple(_replaced(layer, _enlarged(layer, rows)) for layer in cache)
 
@@ -131,7 +132,7 @@ def _enlarged(layer: KV, rows: int) -> KV:
 
 
 def _replaced(old: KV, new: KV) -> KV:
-    """The new one, made before the old one is deleted, and that before anything else is made."""
+    """Waits for the new layer and deletes the old one, before anything else is allocated."""
     if not isinstance(old.k, core.Tracer):
         jax.block_until_ready(new)
         old.k.delete()
@@ -140,5 +141,5 @@ def _replaced(old: KV, new: KV) -> KV:
 
 
 def capacity(cache: tuple[KV, ...]) -> int:
-    """Rows that fit."""
+    """Rows of the cache, S."""
     return cache[0].v.shape[2]

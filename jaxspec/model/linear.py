@@ -17,7 +17,7 @@ from jaxspec.model.quantization import QuantizedKernel
 class Linear(nnx.Module):
     """y = x @ kernel + bias; kernel [in, out], quantised or not, bias [out] or None.
 
-    Where several are stacked, every array has one axis more, in front; `mlp.py` takes them out one by one.
+    Stacked layers, as in a mixture of experts, have one more axis in front of every array (`mlp.py`).
     """
 
     kernel: Any  # an nnx.Param, or a QuantizedKernel
@@ -34,7 +34,7 @@ class Linear(nnx.Module):
 
 
 def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
-    """x @ kernel + bias, in the dtype of x."""
+    """x @ kernel + bias, in the dtype of x. The kernel may be quantised."""
     kernel = layer.kernel
     quantized = isinstance(kernel, QuantizedKernel)
     multiply = quantization.product if quantized else lambda x, kernel: product(x, kernel[...].astype(x.dtype))
@@ -45,11 +45,11 @@ def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
 def never_alone(
     x: Float[Array, "*B I"], multiply: Callable[[Float[Array, "*C I"]], Float[Array, "*C O"]]
 ) -> Float[Array, "*B O"]:
-    """multiply(x), where on an accelerator a row that is alone gets another, of zeros.
+    """multiply(x). On an accelerator a single row is padded with a row of zeros.
 
-    A TPU's XLA gives a product of one row to the vector unit, which takes four times as long as the matrix unit for
-    two: by its estimate for a v5e 2,878 µs for four layers of a 70B and its LM head on 16 chips, and 1,122 with the row
-    of zeros. A GPU's writes the kernel out once more, times the row, before it sums.
+    On a TPU, XLA computes a product with one row on the vector unit, which is slower than two rows on the matrix unit:
+    for four layers of a 70B and its LM head on 16 v5e chips it estimates 2,878 µs without the row of zeros and 1,122 µs
+    with it. On a GPU, XLA writes kernel times row to memory before it sums.
     """
     if platform() == "cpu" or math.prod(x.shape[:-1]) > 1:
         return multiply(x)
@@ -58,17 +58,17 @@ def never_alone(
 
 
 def settled(x: Float[Array, "*B I"]) -> Float[Array, "*B I"]:
-    """x itself, which on a TPU is computed before anything that uses it.
+    """x itself, behind an optimisation barrier on a TPU.
 
-    Else XLA fuses a product with what shapes its result, or with the product that reads it, and wants the kernel laid
-    out for that: it transposes the kernel in every round, or keeps a transposed copy of it.
+    Without the barrier XLA fuses a product with the operations that use its result, and chooses the kernel's layout for
+    the fusion. Then it transposes the kernel in every round, or keeps a transposed copy.
     """
     return jax.lax.optimization_barrier(x) if platform() == "tpu" else x
 
 
 @jax.custom_vjp
 def product(x: Float[Array, "*B I"], kernel: Float[Array, "I O"]) -> Float[Array, "*B O"]:
-    """x @ kernel. Its gradient is spelt out for CPUs, where JAX's own takes half as long again for the kernel's."""
+    """x @ kernel, with a custom gradient: on CPUs JAX's own takes 1.5 times as long for the kernel's gradient."""
     return x @ kernel
 
 

@@ -24,14 +24,16 @@ from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary
 
 STREAM = ("batch", None, "embed")
-"""Logical axes of the residual stream. Held to, since the partitioner may cut its width, and then each norm asks all
-chips for a sum."""
+"""Logical axes of the residual stream. They are enforced: the partitioner might shard D, and then each norm would need
+an all-reduce."""
 
 
 class Layer(nnx.Module):
-    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x)). EAGLE's has no norm before attention: None.
+    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    `attention_reads`: the width of what attention reads, where that is not the residual stream alone.
+    Args:
+        input_norm: whether there is a norm before attention; EAGLE's layer has none.
+        attention_reads: width of the input of attention; None: D, the residual stream's.
     """
 
     def __init__(
@@ -51,11 +53,11 @@ class Layer(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """Weights of a LLaMA, random until loaded. `head` is None where the embedding is tied.
+    """Weights of a LLaMA, random until loaded. `head` is None if the LM head is the transposed embedding.
 
     Attributes:
-        draft_vocabulary: of a draft model whose LM head has the columns of some tokens only, the mask of these
-            (`drafters/draft_vocabulary.py`); None: it has all.
+        draft_vocabulary: mask of the tokens whose columns the LM head has (`drafters/draft_vocabulary.py`); only for a
+            draft model. None: all tokens.
     """
 
     draft_vocabulary: str | None = None
@@ -74,7 +76,7 @@ class Llama(nnx.Module):
 
 @chex.dataclass(frozen=True)
 class Output:
-    """What one forward computed for W nodes."""
+    """Results of one forward pass over W tokens."""
 
     hidden: Float[Array, "B W D"]  # after the final RMSNorm: the feature
     nodes: tuple[KV, ...]  # keys and values of the N nodes, one a layer
@@ -82,12 +84,12 @@ class Output:
 
 
 def attention_input(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """The residual stream, normalised where the layer has a norm for it."""
+    """The input of the layer's attention: the residual stream, after the layer's norm if it has one."""
     return x if layer.attention_norm is None else rms_norm(x, layer.attention_norm[...], config.norm_eps)
 
 
 def keys_and_values(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], positions: Int[Array, "B W"]) -> KV:
-    """What a layer shows of its inputs to later ones, where nobody asks for its output."""
+    """Keys and values of one layer's inputs, without the layer's output."""
     _, key, value = project(layer.attention, config, attention_input(layer, config, x), *rotary(config, positions))
     return KV(k=key.swapaxes(2, 3), v=value)
 
@@ -96,9 +98,9 @@ def keys_and_values(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"],
 def decoder_layer(
     layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
 ) -> tuple[Float[Array, "B W D"], KV]:
-    """One decoder layer on the residual stream; `prefix` and `nodes` hold this layer alone.
+    """One decoder layer on the residual stream; `prefix` and `nodes` are this layer's.
 
-    Under jit of its own, so that layers of one shape are traced once; the compiler sees the same program.
+    It has a `jit` of its own, so that layers of the same shape are traced once. The compiled program is the same.
     """
     x, nodes = attention_block(layer, config, x, attend, prefix, nodes)
     return mlp_block(layer, config, x), nodes
@@ -113,7 +115,7 @@ def attention_block(
 
 
 def mlp_block(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """The second half."""
+    """The second half of a decoder layer: the MLP, added to the residual stream."""
     return constrain(x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps)), *STREAM)
 
 
@@ -133,11 +135,13 @@ def forward(
 
     Args:
         positions: rotary position of each token.
-        mask: token w sees node n; ancestors and itself. A causal mask makes this prefill, a 1 x 1 mask plain decoding.
-        cache: a KV a layer, S rows; only the first `cached` rows of each sequence are seen.
-        nodes: keys and values of nodes that an earlier forward of the same round computed; None: the W tokens are all.
-        slots: where the W tokens stand among the N nodes; needed with `nodes`.
-        taps: layers whose input to return. Tap i is what Hugging Face calls `hidden_states[i]`, i < num_layers.
+        mask: token w sees node n (its ancestors and itself). A causal mask makes this prefill, a 1 x 1 mask plain
+            decoding.
+        cache: one KV per layer, S rows; only the first `cached` rows of each sequence are visible.
+        nodes: keys and values of the N nodes, with those of earlier forwards of the same round; None: the W tokens are
+            all the nodes.
+        slots: index of each of the W tokens among the N nodes; needed with `nodes`.
+        taps: layers whose inputs to return. Tap i is `hidden_states[i]` of Hugging Face, i < num_layers.
     """
     attend = attend_to(model.config, positions, mask, cached, capacity(cache), slots)
     every = range(model.config.num_layers)
@@ -157,12 +161,12 @@ def run_layers(
     """Some of the model's layers on the residual stream.
 
     Args:
-        cache: of the whole model.
-        nodes: of these layers alone, as what is returned; None: the W tokens are all the nodes.
-        taps: layers among these whose input to return.
+        cache: one KV for each layer of the whole model.
+        nodes: one KV for each of these layers; None: the W tokens are all the nodes.
+        taps: those of these layers whose inputs to return.
 
     Returns:
-        the residual stream, keys and values of the nodes per layer, the tapped inputs.
+        the residual stream, the nodes' keys and values for each of these layers, and the tapped inputs.
     """
     filled, tapped = [], {}
     for at, i in enumerate(layers):
@@ -179,14 +183,15 @@ def final_norm(model: Llama, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
 
 
 def embed(model: Llama, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
-    """Token embeddings; an id outside the vocabulary reads the nearest row and is refused long before this point."""
+    """Token embeddings. An id outside the vocabulary would read the nearest row; inputs are checked before."""
     return look_up(model.embedding, tokens)
 
 
 def look_up(table: nnx.Param, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
     """Rows of a table of embeddings.
 
-    For a single token XLA puts the whole table together on every GPU of a mesh that cuts it; for two it does not.
+    If the table is sharded over GPUs, XLA gathers all of it for a single token, but not for two. So a single token is
+    padded to two.
     """
     alone = tokens.size == 1 and platform() == "gpu" and not jax.sharding.get_abstract_mesh().empty
     asked = jnp.pad(tokens, [(0, 0), (0, 1)]) if alone else tokens
@@ -194,12 +199,12 @@ def look_up(table: nnx.Param, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"
 
 
 def unembed(model: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-    """Logits, float32, of final hidden states."""
+    """Logits of features, float32."""
     if model.head is not None:
         return lm_head(hidden, model.head)
     return settled(never_alone(hidden, lambda x: x @ model.embedding[...].astype(x.dtype).T)).astype(jnp.float32)
 
 
 def lm_head(hidden: Float[Array, "*B D"], head: Linear) -> Float[Array, "*B V"]:
-    """Logits, float32, of the V tokens whose columns an LM head has."""
+    """Logits of the V columns of an LM head, float32."""
     return settled(linear(hidden, head)).astype(jnp.float32)

@@ -18,17 +18,16 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jaxspec.model.config import LlamaConfig
 
 AXES = ("data", "kv", "group", "spare")
-"""Axes of the mesh of a model, as `split` gives it; `kv` x `group` x `spare` is what users call `model`."""
+"""Axes of a model's mesh after `split`; `kv` x `group` x `spare` are the users' axis `model`."""
 
-
-AnyMesh = Mesh | AbstractMesh  # the latter of devices that are not at hand
+AnyMesh = Mesh | AbstractMesh  # an AbstractMesh has no devices
 
 
 def make_mesh(*, data: int = 1, model: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh with the axes `data` and `model`, of `devices` (None: the first of all that JAX sees).
+    """A mesh with the axes `data` and `model`, over `devices` (None: the first of `jax.devices()`).
 
     Raises:
-        ValueError: an axis below 1, more devices wanted than there are, or some left idle by several processes.
+        ValueError: an axis is below 1, there are too few devices, or several processes would leave a device idle.
     """
     if data < 1 or model < 1:
         raise ValueError(f"a mesh needs at least one device along each axis, not data={data},model={model}")
@@ -43,13 +42,13 @@ def make_mesh(*, data: int = 1, model: int = 1, devices: Sequence[Any] | None = 
 
 
 def parse_mesh(text: str) -> Mesh:
-    """The mesh that `data=2,model=4` names; an axis that is left out has one device. Raises ValueError."""
+    """The mesh of `data=2,model=4`; an axis that is not given has one device. Raises ValueError."""
     sizes = read_sizes(text)
     return make_mesh(data=sizes["data"], model=sizes["model"])
 
 
 def read_sizes(text: str) -> dict[str, int]:
-    """The sizes of both axes from `data=2,model=4`; 1 of one that is left out. Raises ValueError."""
+    """Sizes of both axes from `data=2,model=4`; an axis that is not given has size 1. Raises ValueError."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = part.partition("=")
@@ -66,35 +65,35 @@ def split(mesh: Mesh, config: LlamaConfig) -> Mesh:
 
 
 def parts(model: int, config: LlamaConfig) -> tuple[int, int, int]:
-    """Sizes of `kv`, `group` and `spare`, into which an axis `model` of that size is split."""
+    """Sizes of `kv`, `group` and `spare` that an axis `model` of this size is split into."""
     kv = math.gcd(model, config.num_kv_heads)
     group = math.gcd(model // kv, config.num_heads // config.num_kv_heads)
     return kv, group, model // (kv * group)
 
 
 def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
-    """Makes a mesh current, where there is one."""
+    """A context in which the mesh is current; None: no mesh."""
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def platform() -> str:
-    """What a program that is traced now will run on, such as `tpu`: as the current mesh says, or JAX's own device."""
+    """The platform that a program traced now will run on, such as `tpu`: the current mesh's, or JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def model_size(mesh: AnyMesh) -> int:
-    """How many ways a split mesh cuts the weights."""
+    """Devices that a split mesh shards the weights over."""
     return math.prod(mesh.shape[name] for name in AXES[1:])
 
 
 def shared_heads(mesh: AnyMesh, config: LlamaConfig) -> str | None:
-    """A sentence where chips of a split mesh keep the same KV heads; None if each has its own."""
+    """A sentence for users if devices of a split mesh replicate KV heads; None if each has heads of its own."""
     copies = mesh.shape["group"] * mesh.shape["spare"]
     if copies == 1:
         return None
     over = f"{config.num_kv_heads} KV heads over {model_size(mesh)} devices"
-    said = f"{over}: each head's keys and values are kept by {copies} of them"
+    said = f"{over}: each KV head is replicated on {copies} of them"
     if mesh.shape["spare"] > 1:
         said += f", and each query head is computed by {mesh.shape['spare']}"
     return said

@@ -19,28 +19,28 @@ DECODING: Rules = {
     "heads": ("kv", "group"),
     "kv_heads": ("kv",),
     "query_group": ("group",),  # query heads that share a KV head
-    "expert": (),  # of a mixture: each is cut inside, as an MLP is
+    "expert": (),  # experts are not distributed; each is sharded inside, as an MLP is
     "embed": (),
-    "input": ("kv", "group", "spare"),  # of a head's square matrices: a sum over chips is less than reading them whole
+    "input": ("kv", "group", "spare"),  # inputs of a head's square matrices: an all-reduce costs less than reading all
     "level": (),  # of the calibrator: depth in the tree, and its two classes
     "label": (),
 }
-"""Logical axis of an array, as `nnx.Param(..., axes=...)` names it → axes of the mesh that it is cut along."""
+"""Logical axis of an array, as in `nnx.Param(..., axes=...)` → axes of the mesh that shard it."""
 
 
 REPLICATED: Rules = dict.fromkeys(DECODING, ())
-"""Nothing is cut."""
+"""Nothing is sharded."""
 
 
 TRAINING: Rules = {**DECODING, "embed": ("data",)}
-"""The same with every weight cut along the batch's axis too, and gathered where it is used (FSDP, arXiv:2304.11277)."""
+"""`DECODING` with every weight also sharded along `data`, and gathered where it is used (FSDP, arXiv:2304.11277)."""
 
 
 def spec(mesh: AnyMesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> PartitionSpec:
-    """How an array with these logical axes (None: never cut) and this shape is cut; axes past the last are whole.
+    """The partition of an array with this shape and these logical axes. None, and axes past the last: never sharded.
 
-    A length that the mesh does not divide is cut along as many of the axes as divide it. No axis of the mesh is used
-    twice: the first of the array's axes that may have it takes it.
+    An axis of the array is sharded along the first of its mesh axes, as far as they divide its length. Each mesh axis
+    is used once: the first axis of the array that can use it does.
     """
     used: set[str] = set()
     cuts: list[tuple[str, ...] | None] = []
@@ -56,36 +56,36 @@ def spec(mesh: AnyMesh, axes: Sequence[str | None], shape: Sequence[int], rules:
 
 
 def sharding(mesh: AnyMesh, axes: Sequence[str | None], shape: Sequence[int], rules: Rules = DECODING) -> NamedSharding:
-    """`spec` on the mesh that it is for."""
+    """`spec` with its mesh."""
     return NamedSharding(mesh, spec(mesh, axes, shape, rules))
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """Holds an intermediate array to the table, where the partitioner might choose otherwise; nothing without a mesh.
+    """Shards an intermediate array by the table, so that the partitioner does not choose another sharding.
 
-    The mesh is the one that `jax.set_mesh` has made current.
+    The mesh is the current one of `jax.set_mesh`; without one x is returned as it is.
     """
     mesh = jax.sharding.get_abstract_mesh()
     return x if mesh.empty else jax.lax.with_sharding_constraint(x, spec(mesh, axes, x.shape))
 
 
 def cuts(name: str, length: int) -> int:
-    """Parts that an axis of this name and length is cut into on the current mesh."""
+    """Number of parts that an axis of this name and length has on the current mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return 1
     axes = spec(mesh, (name,), (length,))[0] or ()
-    return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))  # one stands alone
+    return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))  # one may be alone
 
 
 def on_each_device(
     function: Callable[..., T], *given: tuple[Any, Sequence[str | None]], out: Sequence[str | None]
 ) -> T:
-    """What a function makes of some arrays, run by each device of the current mesh on its own parts of them.
+    """Runs a function on each device of the current mesh, on the device's parts of the arrays (`jax.shard_map`).
 
     Args:
-        given: the function's arguments, pytrees of arrays, each with the logical axes of all its arrays.
-        out: logical axes of every array that it returns.
+        given: the function's arguments: pytrees of arrays, each with the logical axes that all its arrays have.
+        out: logical axes of every array that the function returns.
     """
     mesh, arguments = jax.sharding.get_abstract_mesh(), [tree for tree, _ in given]
     if mesh.empty:

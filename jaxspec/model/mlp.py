@@ -15,7 +15,7 @@ from jaxspec.model.linear import Linear, linear, settled
 
 
 class MLP(nnx.Module):
-    """A gated MLP; with `experts`, so many of them, every kernel stacked [experts, in, out]."""
+    """A gated MLP; with `experts`, that many MLPs whose kernels are stacked: [experts, in, out]."""
 
     def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, experts: int | None = None):
         lead, name = ((), ()) if experts is None else ((experts,), ("expert",))
@@ -30,7 +30,7 @@ class MLP(nnx.Module):
 
 
 class MixtureOfExperts(nnx.Module):
-    """A mixture of experts: the router, which never is quantised, says which of them a token asks, and how much."""
+    """A mixture of experts. The router selects each token's experts and their weights; it is never quantised."""
 
     def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype):
         self.count, self.asked = config.num_experts, config.experts_per_token
@@ -40,7 +40,7 @@ class MixtureOfExperts(nnx.Module):
 
 
 def mlp(p: MLP | MixtureOfExperts, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """What the layer adds to the residual stream."""
+    """The update that the layer adds to the residual stream."""
     return mixture(p, x) if isinstance(p, MixtureOfExperts) else swiglu(p, x)
 
 
@@ -50,7 +50,7 @@ def swiglu(p: MLP, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
 
 
 def mixture(p: MixtureOfExperts, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """The sum of what the experts say that each token asks, weighted by the router."""
+    """The weighted sum of the outputs of each token's selected experts."""
     tokens = x.reshape(-1, x.shape[-1])
     share, chosen = route(p, tokens)
     few = chosen.size < p.count
@@ -60,7 +60,10 @@ def mixture(p: MixtureOfExperts, x: Float[Array, "B W D"]) -> Float[Array, "B W 
 def route(
     p: MixtureOfExperts, tokens: Float[Array, "tokens D"]
 ) -> tuple[Float[Array, "tokens asked"], Int[Array, "tokens asked"]]:
-    """The A experts that each token asks, and their shares, float32: softmax over all of them, then renormalised."""
+    """Weights (float32) and indices of the experts selected for each token.
+
+    The weights are the router's softmax over all experts, renormalised over the selected ones.
+    """
     probs = jax.nn.softmax(linear(tokens, p.router).astype(jnp.float32), axis=-1)
     share, chosen = jax.lax.top_k(probs, p.asked)
     return share / share.sum(axis=-1, keepdims=True), chosen
@@ -72,7 +75,7 @@ def ask_each(
     share: Float[Array, "tokens asked"],
     chosen: Int[Array, "tokens asked"],
 ) -> Float[Array, "tokens D"]:
-    """Token by token and expert by expert, so that no other expert's weights are read."""
+    """Runs the selected experts only, token by token, so that no other expert's weights are read."""
 
     def ask(token: int, choice: int) -> Float[Array, "1 D"]:
         take = lambda stack: jax.lax.dynamic_index_in_dim(stack, chosen[token, choice], 0, keepdims=False)
@@ -89,7 +92,7 @@ def run_all(
     share: Float[Array, "tokens asked"],
     chosen: Int[Array, "tokens asked"],
 ) -> Float[Array, "tokens D"]:
-    """Every expert on every token; those that a token did not ask count nothing."""
+    """Runs every expert on every token; experts that a token did not select have weight 0."""
     says = jax.vmap(swiglu, in_axes=(0, None))(experts, tokens)
     shares = (jax.nn.one_hot(chosen, says.shape[0]) * share[..., None]).sum(axis=1)
     return jnp.einsum("end,ne->nd", says, shares.astype(says.dtype))

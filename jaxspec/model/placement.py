@@ -20,18 +20,18 @@ from jaxspec.model.quantization import leaf_bytes
 M = TypeVar("M", bound=nnx.Module)
 T = TypeVar("T")
 REPLICATED_BELOW = 32 * 2**20
-"""Bytes of a head under which every device keeps all of it. Cutting it saves reading most of them and costs a layer two
-all-reduces, some 10 µs each on ICI and NVLink; in 20 µs a v5e reads 16 MB (819 GB/s), an H100 67 MB (3350 GB/s). That
-is arithmetic: it was not measured."""
+"""A head with fewer bytes is replicated on every device. Sharding it would save most of its reads, but cost two
+all-reduces a layer, about 10 µs each on ICI and NVLink. In 20 µs a v5e reads 16 MB (819 GB/s), an H100 67 MB
+(3350 GB/s). This is arithmetic, not a measurement."""
 
 
 def place(module: M, mesh: AnyMesh, rules: Rules = DECODING, dtype: Any = None) -> M:
-    """The module with `jax.ShapeDtypeStruct`s for parameters, whose shardings are those of their `axes`.
+    """The module with a `jax.ShapeDtypeStruct` for each parameter, sharded by the rules for its `axes`.
 
     Args:
-        module: of arrays, or abstract (`checkpoint.abstract`, `nnx.eval_shape`).
-        mesh: as `split` gives it.
-        dtype: that the parameters will have, if not the one that they have.
+        module: with arrays, or abstract (`checkpoint.abstract`, `nnx.eval_shape`).
+        mesh: from `split`.
+        dtype: the new dtype of floating-point parameters; None: they keep theirs.
     """
 
     def one(variable: nnx.Variable) -> nnx.Variable:
@@ -44,7 +44,7 @@ def place(module: M, mesh: AnyMesh, rules: Rules = DECODING, dtype: Any = None) 
 
 
 def place_head(head: T, mesh: AnyMesh, dtype: Any = None) -> T:
-    """The same for what a drafter or controller brought: cut by the table, or whole on every device if it is small."""
+    """`place` for the weights of a drafter or controller: replicated if small, otherwise sharded by `DECODING`."""
     if not isinstance(head, nnx.Module):
         return jax.tree.map(lambda leaf: placed_leaf(leaf, mesh, ()), head)
     whole = place(head, mesh, REPLICATED, dtype)
@@ -52,12 +52,12 @@ def place_head(head: T, mesh: AnyMesh, dtype: Any = None) -> T:
 
 
 def move(arrays: T, placed: T) -> T:
-    """The arrays, each put where its counterpart in `placed` says."""
+    """The arrays, each with the sharding of its counterpart in `placed`."""
     return jax.tree.map(lambda leaf, at: put(leaf, at.sharding), arrays, placed)
 
 
 def spread(arrays: T) -> T:
-    """What is not on the current mesh yet, copied to each of its devices; nothing is done without a mesh."""
+    """Replicates arrays on the current mesh if they are not on it yet. Without a mesh nothing changes."""
     mesh = jax.sharding.get_mesh()
     on = lambda leaf: isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
     whole = lambda leaf: leaf if on(leaf) else put(leaf, sharding(mesh, (), leaf.shape))
@@ -65,7 +65,7 @@ def spread(arrays: T) -> T:
 
 
 def put_rows(batch: T) -> T:
-    """A batch of rows, cut along `data` of the current mesh; left on the host without one."""
+    """A batch of rows, sharded along `data` of the current mesh; without a mesh it stays on the host."""
     mesh = jax.sharding.get_mesh()
     cut = lambda leaf: put(leaf, sharding(mesh, ("batch",), leaf.shape))
     return batch if mesh.empty else jax.tree.map(cut, batch)
@@ -74,20 +74,20 @@ def put_rows(batch: T) -> T:
 def placed_leaf(
     leaf: Any, mesh: AnyMesh, axes: tuple[str | None, ...], rules: Rules = DECODING, dtype: Any = None
 ) -> jax.ShapeDtypeStruct:
-    """An array, real or abstract, as a `jax.ShapeDtypeStruct` in its place by the rules for its axes."""
+    """A `jax.ShapeDtypeStruct` for a real or abstract array, sharded by the rules for its axes."""
     return jax.ShapeDtypeStruct(leaf.shape, _wanted(leaf, dtype), sharding=sharding(mesh, axes, leaf.shape, rules))
 
 
 def device_bytes(placed: Any) -> int:
-    """Bytes that each device holds of something placed."""
+    """Bytes of a placed pytree on each device."""
     return sum(leaf_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(placed))
 
 
 def _wanted(leaf: Any, dtype: Any) -> Any:
-    """The dtype asked for, of floats; quantised values keep theirs."""
+    """`dtype` for floating-point arrays; integers of quantised weights keep theirs."""
     return dtype if dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
 
 
 def device_elements(placed: Any) -> int:
-    """Numbers that each device holds of what was placed."""
+    """Elements of a placed pytree on each device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(placed))

@@ -28,14 +28,14 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 class QuantizedKernel(nnx.Module):
-    """kernel ≈ values × scale; values [*experts, in, out] integers, scale [*experts, groups of inputs, out] float32."""
+    """kernel ≈ values × scale; values [*experts I O] are integers, scale [*experts groups O] is float32."""
 
     def __init__(self, values: nnx.Param, scale: nnx.Param):
         self.values, self.scale = values, scale
 
 
 def kind_of(name: str, how: str) -> str | None:
-    """Integers that the parameter of this dotted name becomes where a target is quantised to `how`; None: it stays."""
+    """Integer dtype of a parameter, by its dotted name, in a target quantised to `how`; None: it stays a float."""
     *_, owner, last = ("", *name.split("."))
     if last != "kernel" or owner == "router":
         return None
@@ -43,17 +43,17 @@ def kind_of(name: str, how: str) -> str | None:
 
 
 def is_quantized(name: str) -> bool:
-    """Whether a dotted name is a part of a quantised kernel, which has its dtype whatever the model's."""
+    """Whether a dotted name is part of a quantised kernel. Such an array keeps its dtype, whatever the model's."""
     return name.endswith((".kernel.values", ".kernel.scale"))
 
 
 def whole_name(name: str) -> str:
-    """The parameter that a dotted name is a part of: itself, where it is not quantised."""
+    """The dotted name of a parameter, without `.values` or `.scale` if it is quantised."""
     return name.removesuffix(".values").removesuffix(".scale") if is_quantized(name) else name
 
 
 def pack(name: str, array: Any, how: str | None) -> dict[str, Any]:
-    """A parameter by its dotted name, or the two arrays that stand for it in a target quantised to `how`."""
+    """A parameter by its dotted name; its values and scale instead, if a target quantised to `how` quantises it."""
     kind = None if how is None else kind_of(name, how)
     if kind is None:
         return {name: array}
@@ -65,7 +65,7 @@ def pack(name: str, array: Any, how: str | None) -> dict[str, Any]:
 def to_integers(
     kernel: Float[Array, "*experts I O"], kind: str
 ) -> tuple[Int[Array, "*experts I O"], Float[Array, "*experts groups O"]]:
-    """Values and scales of a kernel, each scale the largest value that it covers over the largest integer."""
+    """Values and scales of a kernel. A scale is the largest absolute value in its group over the largest integer."""
     ways: dict[str, Any] = {"channelwise_axes": tuple(axis for axis in range(kernel.ndim) if axis != kernel.ndim - 2)}
     if kind == "int4":
         ways["tiled_axes"] = {kernel.ndim - 2: math.gcd(kernel.shape[-2], GROUP)}
@@ -76,7 +76,7 @@ def to_integers(
 def to_float(
     values: Int[Array, "*experts I O"], scale: Float[Array, "*experts groups O"]
 ) -> Float[Array, "*experts I O"]:
-    """The kernel that quantised values stand for, float32."""
+    """The dequantised kernel, float32."""
     return qwix().dequantize(_joined(values, scale, jnp.dtype("float32")))
 
 
@@ -91,7 +91,7 @@ def quantized(model: M, how: str) -> M:
             continue
         values, scale = to_integers(kernel[...], kind)
         *experts, inputs, outputs = kernel.get_metadata()["axes"]
-        groups = inputs if scale.shape[-2] > 1 else None  # a single group is whole on every device
+        groups = inputs if scale.shape[-2] > 1 else None  # a single group is replicated
         module.kernel = QuantizedKernel(
             nnx.Param(values, axes=(*experts, inputs, outputs)), nnx.Param(scale, axes=(*experts, groups, outputs))
         )
@@ -99,25 +99,25 @@ def quantized(model: M, how: str) -> M:
 
 
 def dense(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Some parameters as floats, whether or not they are quantised in `params`; all by their dotted names."""
+    """Parameters by their dotted names, as floats: the quantised ones in `params` are dequantised."""
     one = lambda name: params[name] if name in params else to_float(params[f"{name}.values"], params[f"{name}.scale"])
     return {name: one(name) for name in names}
 
 
 def product(x: Float[Array, "*B I"], kernel: QuantizedKernel) -> Float[Array, "*B O"]:
-    """x @ kernel, in the dtype of x. The integers are widened where they are read, which an accelerator fuses."""
+    """x @ kernel, in the dtype of x. Accelerators fuse the conversion of the integers into the product."""
     return qwix().dot(x, _joined(kernel.values[...], kernel.scale[...], x.dtype))
 
 
 def leaf_bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    """Bytes of an array on an accelerator, where two int4 share one."""
-    known = dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype)  # the former: random keys
+    """Bytes of an array on an accelerator, where two int4 share a byte."""
+    known = dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else jnp.dtype(dtype)  # random keys are extended
     bits = 4 if known == jnp.int4 else 8 * known.itemsize
     return math.prod(shape) * bits // 8
 
 
 def check(how: str | None) -> None:
-    """Raises ValueError for what is no way to quantise, or where Qwix is absent."""
+    """Raises ValueError if `how` is not in `KINDS`, or Qwix is not installed."""
     if how is None:
         return
     if how not in KINDS:
@@ -126,7 +126,7 @@ def check(how: str | None) -> None:
 
 
 def qwix() -> ModuleType:
-    """The library. Raises ValueError if it is not installed."""
+    """The module of the library Qwix. Raises ValueError if it is not installed."""
     try:
         import qwix
     except ImportError as error:

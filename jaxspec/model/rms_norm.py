@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
-    """RMSNorm computed in float32 (arXiv:1910.07467)."""
+    """RMSNorm in float32, returned in the dtype of x."""
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (scale.astype(x.dtype) * wide.astype(x.dtype)).astype(x.dtype)

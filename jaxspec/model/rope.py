@@ -8,7 +8,7 @@ from jaxspec.model.config import LlamaConfig, Rope
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
-    """[H/2] float32 radians per position, scaled as `rope` says."""
+    """[H/2] float32, radians per position, with the scaling of `rope` (`dynamic`: none, see `Rope`)."""
     frequency = 1.0 / np.float32(rope.theta) ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim)
     if rope.scaling == "linear":
         return frequency / np.float32(rope.factor)
@@ -23,7 +23,7 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
 
 
 def rotary(config: LlamaConfig, positions: Int[Array, "B W"]) -> tuple[Float[Array, "B W h"], Float[Array, "B W h"]]:
-    """Tables of cosines and sines for `rotate`, float32."""
+    """Cosines and sines for `rotate`, float32."""
     angle = positions[..., None].astype(jnp.float32) * rope_frequencies(config.rope, config.head_dim)
     return jnp.cos(angle), jnp.sin(angle)
 
@@ -31,7 +31,7 @@ def rotary(config: LlamaConfig, positions: Int[Array, "B W"]) -> tuple[Float[Arr
 def rotate(
     x: Float[Array, "B W K G H"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]
 ) -> Float[Array, "B W K G H"]:
-    """Rotates the two halves of each head against each other (Hugging Face's layout), in float32."""
+    """Rotates each head, whose halves hold the pairs' components (Hugging Face's layout); computed in float32."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, :, None, None], sin[:, :, None, None]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
