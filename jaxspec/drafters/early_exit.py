@@ -7,7 +7,7 @@ their own.
 """
 
 import dataclasses
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import chex
 import jax
@@ -29,7 +29,10 @@ from jaxspec.model.rms_norm import rms_norm
 
 
 class EarlyExitHead(nnx.Module):
-    """Weights of an exit after the target's first `first` layers: decoder layers, norm and LM head of its own."""
+    """Weights of an exit after the target's first `first` layers: decoder layers, norm and LM head of its own.
+
+    Without a layer, the LM head reads what the first layers give (the paper's ablation, Table 4).
+    """
 
     def __init__(
         self,
@@ -37,13 +40,14 @@ class EarlyExitHead(nnx.Module):
         *,
         rngs: nnx.Rngs,
         first: int,
+        exit_layer: bool = True,
         draft_vocabulary: str | None = None,
         dtype: jnp.dtype = FLOAT32,
     ):
-        """`config.num_layers` is the number of exit layers, mostly one."""
+        """`config.num_layers` is the number of exit layers, mostly one; without `exit_layer` there is none."""
         self.config, self.first, self.draft_vocabulary = config, first, draft_vocabulary
         width = config.hidden_size
-        self.layers = nnx.List([Layer(rngs, config, dtype) for _ in range(config.num_layers)])
+        self.layers = nnx.List([Layer(rngs, config, dtype) for _ in range(config.num_layers * exit_layer)])
         self.norm = nnx.Param(jnp.ones((width,), dtype), axes=("embed",))
         self.head = build_lm_head(width, draft_vocabulary, config.vocab_size, rngs, dtype)
 
@@ -67,8 +71,8 @@ class EarlyExitState:
 
 
 def default_first(num_layers: int) -> int:
-    """Layers of the target before the exit: 7 % of them, as the paper finds 5 to 10 % best (§5.4), at least one."""
-    return max(1, round(0.07 * num_layers))
+    """Layers of the target before the exit: 6.5 % of them, hence the paper's 3 of 40 and 5 of 80; at least one."""
+    return max(1, round(0.065 * num_layers))
 
 
 def predict(head: EarlyExitHead, x: Float[Array, "B W D"]) -> tuple[Float[Array, "B W V"], Float[Array, "B W D"]]:
@@ -89,8 +93,10 @@ class EarlyExit(Drafter):
 
     def head_for(self, target: LlamaConfig, first: int | None = None, exit_layers: int = 1) -> HeadShape:
         """An exit of `exit_layers` decoder layers after the first ones; None: as many as `default_first` has it."""
-        first = default_first(target.num_layers) if first is None else first
-        return HeadShape(dataclasses.replace(target, num_layers=exit_layers), {"first": first})
+        settings: dict[str, Any] = {"first": default_first(target.num_layers) if first is None else first}
+        if exit_layers == 0:
+            settings["exit_layer"] = False
+        return HeadShape(dataclasses.replace(target, num_layers=max(exit_layers, 1)), settings)
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> EarlyExitHead:
         return EarlyExitHead(shape.model, rngs=rngs, dtype=dtype, **shape.settings)
@@ -100,14 +106,17 @@ class EarlyExit(Drafter):
             raise ValueError(f"comes after layer {first} and this target has {target.num_layers}: it is another's")
 
     def taps(self, models: Models) -> tuple[int, ...]:
-        return (models.draft.first,)
+        return (models.draft.first,) if models.draft.layers else ()
 
     def init(self, models: Models, batch: int, rows: int) -> EarlyExitState:
         head, dtype = models.draft, models.target.norm[...].dtype
-        return EarlyExitState(cache=kv.allocate(head.config, batch, rows, dtype), nodes=None, lower=None)
+        cache = kv.allocate(head.config, batch, rows, dtype, num_layers=len(head.layers))
+        return EarlyExitState(cache=cache, nodes=None, lower=None)
 
     def observe(self, models: Models, state: EarlyExitState, committed: Committed) -> EarlyExitState:
         head: EarlyExitHead = models.draft
+        if not head.layers:
+            return EarlyExitState(cache=(), nodes=None, lower=None)
         batch, width = committed.token.shape
         at = committed.position
         attend = attend_to(head.config, at, causal_mask(batch, width), committed.start, kv.capacity(state.cache))
@@ -128,7 +137,7 @@ class EarlyExit(Drafter):
         config, dtype = models.target.config, models.target.norm[...].dtype
         begun = EarlyExitState(
             cache=state.cache,
-            nodes=kv.allocate(head.config, batch, size, dtype),
+            nodes=kv.allocate(head.config, batch, size, dtype, num_layers=len(head.layers)),
             lower=LowerLayers(
                 nodes=kv.allocate(config, batch, size, dtype, num_layers=head.first),
                 hidden=jnp.zeros((batch, size, config.hidden_size), dtype),

@@ -25,8 +25,9 @@ from tests.lossless.harness import models, requests, run, speculation
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 4, 5]]
 
 
-@pytest.mark.parametrize(("num_layers", "first"), [(2, 1), (16, 1), (40, 3), (80, 6)])
+@pytest.mark.parametrize(("num_layers", "first"), [(2, 1), (16, 1), (40, 3), (80, 5)])
 def test_default_first(num_layers: int, first: int):
+    """40 and 80 are the paper's 13B and 70B."""
     assert default_first(num_layers) == first
 
 
@@ -69,11 +70,17 @@ class Passes:
 
 
 @pytest.mark.parametrize(
-    "builder", ["chain,length=3", "static,paths=0:1:2:00:01:10:000", "eagle2,total=6,depth=3,width=2"]
+    ("builder", "exit_layer"),
+    [
+        ("chain,length=3", True),
+        ("static,paths=0:1:2:00:01:10:000", False),
+        ("eagle2,total=6,depth=3,width=2", True),
+    ],
 )
-def test_every_live_node_passes_every_layer_once(builder: str):
+def test_every_live_node_passes_every_layer_once(builder: str, exit_layer: bool):
     target = models(20, num_layers=3).target
-    head = EarlyExitHead(dataclasses.replace(target.config, num_layers=1), rngs=nnx.Rngs(1), first=2)
+    config = dataclasses.replace(target.config, num_layers=1)
+    head = EarlyExitHead(config, rngs=nnx.Rngs(1), first=2, exit_layer=exit_layer)
     weights = Models(target=target, draft=head)
     spec = speculation(parse_method(f"early-exit+{builder}"), greedy=True)
     state = start(spec, weights, requests(PROMPTS, 8), (), 64)

@@ -38,8 +38,8 @@ def train(settings: EarlyExit) -> EarlyExitHead:
     drafter, exits = EarlyExitDrafter(), settings.exit_layers
     with heads.open_job(drafter.name, settings, partial(load, first=settings.first)) as job:
         model, first = job.target.config.model, job.target.target.config.num_layers
-        if not 0 < exits <= model.num_layers:
-            raise ValueError(f"--exit-layers must be from 1 to {model.num_layers} for this target, not {exits}")
+        if not 0 <= exits <= model.num_layers:
+            raise ValueError(f"--exit-layers must be from 0 to {model.num_layers} for this target, not {exits}")
         shape = drafter.head_for(model, first=first, exit_layers=exits)
         head = nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
         return heads.train(job, drafter, shape, load_initial(job.target.path, head, model), loss, decodes=False)
@@ -72,7 +72,7 @@ def initial(target: Llama, head: EarlyExitHead) -> EarlyExitHead:
 
 def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
     """Which of the target's parameters each of the head's begins with."""
-    offset = model.num_layers - head.config.num_layers
+    offset = model.num_layers - len(head.layers)
 
     def source(name: str) -> str:
         if not name.startswith("layers."):
