@@ -16,7 +16,10 @@ from jaxspec.builders.confidence_power import ConfidencePower
 from jaxspec.builders.top_paths import TreeLimits
 from jaxspec.decoding.cost_table import CostTable, read_ratio, round_ratio, show_ratio
 from jaxspec.decoding.rule import Propose
+from jaxspec.decoding.strategy import MOST
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, take
+
+TOTAL = 64
 
 
 @final
@@ -34,10 +37,11 @@ class Pruned(ConfidencePower):
     Attributes:
         width: children of an expanded node.
         depth: levels, at most.
-        leaf: least confidence that is verified.
+        leaf: least confidence that is verified. 0: every drafted node is verified (the paper's ablation, Table 3).
         cost: s_d / s_t, the time of a drafted level in forwards of the target over one token; None: as measured on
             the device in use, for a level of as many nodes as are then expanded at most.
-        total: nodes verified at most, the root included; the most confident, and of equals the less deep.
+        total: nodes verified at most, the root included; the most confident, and of equals the less deep. With `leaf` 0
+            it has no meaning.
         power, greedy_power: see `ConfidencePower`; at 1 the confidences are the paper's.
     """
 
@@ -47,7 +51,7 @@ class Pruned(ConfidencePower):
     depth: int = 10
     leaf: float = 0.01
     cost: float | None = dataclasses.field(default=None, metadata={"parse": read_ratio, "show": show_ratio})
-    total: int = 64
+    total: int = TOTAL
     power: float = 1.0
     greedy_power: float = 1.0
 
@@ -56,6 +60,10 @@ class Pruned(ConfidencePower):
         self.require_powers()
         if not 0 <= self.leaf <= 1:
             raise ValueError(f"pruned: leaf must be a probability, not {self.leaf}")
+        if self.leaf == 0 and self.total != TOTAL:
+            raise ValueError(
+                f"pruned: leaf=0 verifies every drafted node, so total={self.total} has no meaning; leave one out"
+            )
 
     @property
     def at_temperature_0(self) -> "Pruned":
@@ -76,10 +84,11 @@ class Pruned(ConfidencePower):
 
     @property
     def limits(self) -> TreeLimits:
+        total = self.total if self.leaf > 0 else MOST
         worth_it = int(1 / self.cost) if self.cost else self.total
-        most = max(1, min(worth_it, self.total - 1))
+        most = max(1, min(worth_it, total - 1))
         frontier = top_paths.widest(self.width, self.depth, most)
-        return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
+        return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=total)
 
     def grow(
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]

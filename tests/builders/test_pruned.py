@@ -14,6 +14,7 @@ from jaxspec.methods.method import parse_method
 from jaxspec.rules.greedy import propose_top_k
 from tests.builders.tables import children, grown, level, paths_of, prune, tables
 
+NO_LEAF = 1e-9  # below every confidence of these tables
 SAME = np.tile([0.6, 0.3, 0.08, 0.02], (4, 1))  # after every token
 
 
@@ -31,9 +32,18 @@ def test_a_tree_worked_out_by_hand():
 
 
 def test_the_most_confident_are_kept_where_there_are_too_many():
-    builder = Pruned(width=3, leaf=0.0, cost=0.2, total=6)
+    builder = Pruned(width=3, leaf=NO_LEAF, cost=0.2, total=6)
     found = paths_of(prune(builder, grown(builder, SAME)))
     assert set(found) == {(0,), (1,), (0, 0), (0, 0, 0), (0, 1)}  # of 01 and 10, of equal confidence, the first
+
+
+def test_without_a_threshold_for_leaves_none_is_dropped():
+    """All 120 nodes of four levels are worth expanding at 0.01; the default `total` would keep 63 of them."""
+    even = np.tile([0.34, 0.33, 0.32, 0.01], (4, 1))
+    builder = Pruned(width=3, depth=4, cost=0.01, leaf=0.0)
+    tree = grown(builder, even)
+    assert len(paths_of(tree)) == len(paths_of(prune(builder, tree))) == 3 + 9 + 27 + 81
+    assert len(paths_of(prune(Pruned(width=3, depth=4, cost=0.01, leaf=NO_LEAF), tree))) == 63
 
 
 def brute(table: np.ndarray, builder: Pruned) -> dict[tuple[int, ...], float]:
@@ -56,7 +66,7 @@ BUILDERS = [  # few, for each is compiled
     Pruned(width=3, depth=4, cost=0.07, leaf=0.05),
     Pruned(width=4, depth=2, cost=0.2, leaf=0.0),
     Pruned(width=1, depth=4, cost=0.6, leaf=0.05),
-    Pruned(width=3, depth=3, cost=0.07, leaf=0.0, total=9),
+    Pruned(width=3, depth=3, cost=0.07, leaf=NO_LEAF, total=9),
     Pruned(width=3, depth=3, cost=0.15, leaf=0.05, power=0.4),
 ]
 
@@ -85,7 +95,7 @@ def test_what_is_expanded_is_worth_it_and_fits(table, cost):
 def test_without_thresholds_it_is_eagle2_that_expands_everything(table, settings):
     """The best of the whole tree, where EAGLE-2 has the best below its `width` best of each level."""
     total, width, depth = settings
-    pruned = Pruned(width=width, depth=depth, cost=0.0, leaf=0.0, total=total)
+    pruned = Pruned(width=width, depth=depth, cost=0.0, leaf=NO_LEAF, total=total)
     eagle2 = Eagle2(width=width, depth=depth, total=total)
     found, theirs = (paths_of(prune(builder, grown(builder, table))) for builder in (pruned, eagle2))
     best = sorted(brute(table, pruned).values(), reverse=True)[: total - 1]
@@ -151,6 +161,7 @@ def test_its_cost_is_that_of_a_level_wide_enough():
         ({"width": 0}, "width must be at least 1"),
         ({"total": 1}, "total must be at least 2"),
         ({"leaf": 1.5}, "leaf must be a probability"),
+        ({"leaf": 0.0, "total": 9}, "leaf=0 verifies every drafted node, so total=9 has no meaning"),
         ({"power": 0.0}, "pruned: power must be above 0"),
         ({"greedy_power": float("inf")}, "pruned: greedy_power must be above 0"),
     ],
