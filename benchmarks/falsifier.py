@@ -175,7 +175,7 @@ def _program(asked: Question, name: str) -> Program:
     """The loop that a simulation runs, without weights."""
     method = parse_method(name)
     if name != PLAIN:
-        method = dataclasses.replace(method, verification=simulate.Replayed(asked.acceptance))
+        method = simulate.simulated(method, asked.acceptance)
     models = models_of(Target(asked.shape, quantize=asked.quantize), method, jnp.dtype(asked.dtype))
     return program_of(method, models, greedy=True, tree_sizes=tree_sizes())
 

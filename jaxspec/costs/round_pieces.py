@@ -223,7 +223,7 @@ def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int
     controller, _ = spec.controller.begin(models, state.keys, state.controller, ~state.done, spec.builder)
     drafts, _ = spec.drafter.root(models, state.drafter, state.prefix, tree)
     noise = loop.noise(models, state.keys, state.length)
-    draws = Draws(sampling=state.sampling, keys=state.keys, noise=noise)
+    draws = Draws(sampling=state.sampling, keys=state.keys, noise=noise, level=root.level)
     propose = partial(spec.rule.propose, draws, drafts, 1)
     tree, newest = spec.builder.grow(propose, tree, root, ~state.done)
 

@@ -108,7 +108,8 @@ def draft(
     def grow(tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"], controller: State, drafts: Drafts):
         width = frontier.node.shape[1]
         level_noise = noise(models, state.keys, prefix.length + frontier.level)
-        draws = Draws(sampling=state.sampling, keys=fold(draft_keys, frontier.level), noise=level_noise)
+        level_keys = fold(draft_keys, frontier.level)
+        draws = Draws(sampling=state.sampling, keys=level_keys, noise=level_noise, level=frontier.level)
         propose = partial(spec.rule.propose, draws, drafts, width)
         tree, reached = builder.grow(propose, tree, frontier, active)
         if spec.rule.keeps_probs:
@@ -118,8 +119,8 @@ def draft(
         judged = {"drafted": signals.drafted & ~copied, "active": signals.active & ~copied}
         signals = dataclasses.replace(signals, **judged)
         controller = select_rows(signals.drafted, spec.controller.note(controller, signals), controller)
-        level_keys = fold(control_keys, frontier.level)
-        active &= copied | spec.controller.keep_drafting(models, level_keys, controller, signals)
+        judge_keys = fold(control_keys, frontier.level)
+        active &= copied | spec.controller.keep_drafting(models, judge_keys, controller, signals)
         return tree, reached, active, controller
 
     @jax.named_scope(LEVEL)

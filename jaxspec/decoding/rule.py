@@ -30,6 +30,7 @@ class Draws:
     sampling: Sampling
     keys: Key[Array, " B"]  # of this level or verification of this round, for draws that nothing else shares
     noise: Float[Array, "B *P V"]  # Gumbel noise of positions in the text, the same in every round and at every node
+    level: Int[Array, ""] | None = None  # depth of the nodes that are expanded; None: a tree is verified
 
 
 @chex.dataclass(frozen=True)

@@ -198,7 +198,7 @@ def build(
     model = simulate.random_checkpoint(locate(settings.target), shape, settings.dtype)
     heads, engines = dict[Drafter, Any](), dict[str, Engine]()
     for name, method in methods.items():
-        engines[name] = simulate.engine(model, method, acceptance, heads.get(method.drafter))
+        engines[name] = simulate.engine(model, method, acceptance, heads.get(method.drafter), settings.batch_size)
         heads[method.drafter] = engines[name].models.draft
     return engines
 

@@ -70,8 +70,9 @@ class Bench(Comparison):
     report: Path | None = None
     """Write an HTML report to this file, as `jaxspec report` does. Needs --json."""
     simulate: str | None = None
-    """acceptance=P0,P1,...: use random weights, and accept the draft at position i with probability Pi. --target gives
-    the shape; a config.json is enough. This predicts the speedup on a device; the text is meaningless."""
+    """acceptance=P0,P1,...: use random weights, and accept the likeliest draft at position i with probability Pi; other
+    nodes of a tree follow from that. --target gives the shape; a config.json is enough. This predicts the speedup on a
+    device; the text is meaningless."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

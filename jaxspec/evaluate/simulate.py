@@ -1,8 +1,9 @@
 """Decoding with random weights and random acceptance: shows a device's speed before any head exists.
 
 Speed depends on shapes and on the number of accepted drafts, hardly on the tokens. So a target and a head with random
-weights run through the real loop, and only the verdict is replaced: the user gives the acceptance rate by position,
-such as EAGLE's n-α (its Table 2). The text is meaningless, and is not compared.
+weights run through the real loop, and two things are replaced: how confident the head is of its drafts, and the
+verdict. Both follow from the acceptance rate by position that the user gives, such as EAGLE's n-α (its Table 2). The
+text is meaningless, and is not compared.
 """
 
 import dataclasses
@@ -13,33 +14,37 @@ from typing import Any, ClassVar, TypeVar, final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jaxspec.builders import Chain, Static, Uniform
+from jaxspec.builders.confidence_power import ConfidencePower
 from jaxspec.checkpoint import memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint, compute_dtype, load_tokenizer
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.controllers import BetaTS, Fixed, LengthTS
+from jaxspec.costs.calibration import measure
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
 from jaxspec.decoding.sampling import argmax
-from jaxspec.decoding.tree import DraftTree, levels, path_to
+from jaxspec.decoding.tree import DraftTree, take
 from jaxspec.drafters import DRAFTERS, LayerSkip, Plain
 from jaxspec.engine.engine import Engine
+from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
-from jaxspec.rules.greedy import propose_top_k
+from jaxspec.rules.greedy import go_down, propose_top_k
 
 LABEL = "simulated"
 """Stands in everything that a simulation prints or writes."""
 
 M = TypeVar("M", bound=nnx.Module)
 
-BLIND = (Chain, Static, Uniform, Fixed, BetaTS, LengthTS)
-"""Builders and controllers that come to as many nodes and levels whatever a draft's confidence is: random weights have
-none to go by."""
+BLIND = (Fixed, BetaTS, LengthTS)
+"""Controllers that decide without the head's own probabilities, which mean nothing with random weights."""
+
+LEAST = 1e-6
+"""The least confidence in a draft: at zero a builder would leave it out, and the tree would be too small."""
 
 
 @final
@@ -47,10 +52,16 @@ none to go by."""
 class Replayed(Rule):
     """In place of a rule: accepts by chance, whatever the tokens are. NOT lossless; for timing only.
 
-    The accepted path leads to the deepest node, and the draft at position i of it is accepted with `acceptance[i]` once
-    those before it were: what bench's `acceptance_by_position` measures, for trees too. Beyond the last of the numbers
-    that one goes on. The target's logits at the end of the path still say the next token, so that all of them are
-    computed.
+    The model: at position i (from 0) the likeliest child of an accepted node is the target's token with probability
+    a = `acceptance[i]`, and each further child with probability a / 2, once those before it are not. Heads of the
+    builtin model come near that. So the child of rank 0 has a, and that of rank r > 0 (1 - a)·(1 - a/2)^(r - 1)·a/2.
+    Beyond the last of the numbers that one goes on. A child's confidence is this probability, and the verdict draws by
+    it: for each row and position one rank, the same after every node of that position, as if the head knew the
+    marginals alone. A chain has the acceptance that was given, and bench's `acceptance_by_position` shows it; a tree
+    also accepts other children. Of a static tree that leaves ranks out, the children count as if it did not.
+
+    A head's real confidences change from round to round. Here they do not, so a tree has one shape in every round.
+    The target's logits at the end of the path still say the next token, so that all of them are computed.
     """
 
     acceptance: tuple[float, ...]
@@ -61,21 +72,38 @@ class Replayed(Rule):
         if not self.acceptance or not all(0 <= chance <= 1 for chance in self.acceptance):
             raise ValueError(f"acceptance must be at least one number from 0 to 1, not {self.acceptance}")
 
+    def chance(self, position: Int[Array, "*P"]) -> Float[Array, "*P"]:
+        """That of the likeliest child at these positions."""
+        known = jnp.array(self.acceptance, jnp.float32)
+        return known[jnp.minimum(position, len(self.acceptance) - 1)]
+
     def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
-        return propose_top_k(drafts, width, count)
+        """The head's own best children, so that all of its work is done, with the confidences of the model."""
+        assert draws.level is not None, "children are proposed at a level"
+        found = propose_top_k(drafts, width, count)
+        none = none_of(self.chance(draws.level), found.token.shape[-1])
+        confidence = jnp.maximum(-jnp.diff(none, prepend=1.0), LEAST)
+        return dataclasses.replace(found, log_prob=jnp.broadcast_to(jnp.log(confidence), found.log_prob.shape))
 
     def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:
-        beyond = (self.acceptance[-1],) * depth
-        chance = jnp.array([*self.acceptance, *beyond][:depth], jnp.float32)
-        coin = jax.vmap(lambda key: jax.random.uniform(key, (depth,)))(draws.keys)
-        passed = jnp.cumprod(coin < chance, axis=1).sum(axis=1, dtype=jnp.int32)
-        accepted = jnp.minimum(passed, levels(tree))
-        deepest = jnp.where(tree.live, tree.depth, -1).argmax(axis=1)
-        path = path_to(tree, deepest, depth + 1)
-        last = jnp.take_along_axis(path, accepted[:, None], axis=1)
-        path = jnp.where(jnp.arange(depth + 1) <= accepted[:, None], path, last)
-        best = argmax(logits)
-        return Verdict(path=path, accepted=accepted, next_token=jnp.take_along_axis(best, last, axis=1)[:, 0])
+        nodes, position = tree.token.shape[1], jnp.arange(max(depth, 1))
+        uniform = jax.vmap(lambda key: jax.random.uniform(key, position.shape))(draws.keys)
+        rank = (uniform[..., None] >= 1 - none_of(self.chance(position), nodes)).sum(axis=-1)
+        agrees = siblings_before(tree) == take(rank, tree.depth - 1)
+        return go_down(tree, agrees, argmax(logits), depth)
+
+
+def none_of(chance: Float[Array, "*P"], count: int) -> Float[Array, "*P C"]:
+    """The probability that none of the first 1, 2, … C children is the target's token, the first having `chance`."""
+    chance = chance[..., None]
+    return (1 - chance) * (1 - chance / 2) ** jnp.arange(count)
+
+
+def siblings_before(tree: DraftTree) -> Int[Array, "B N"]:
+    """How many children of the same parent come before each node."""
+    order = jnp.arange(tree.token.shape[1])
+    same = (tree.parent[:, :, None] == tree.parent[:, None, :]) & tree.live[:, None, :]
+    return (same & (order[None, :] < order[:, None])).sum(axis=-1)
 
 
 def parse(text: str) -> tuple[float, ...]:
@@ -91,15 +119,20 @@ def parse(text: str) -> tuple[float, ...]:
         ) from None
 
 
-def engine(model: Checkpoint, method: Method, acceptance: tuple[float, ...], draft: Any = None) -> Engine:
+def engine(
+    model: Checkpoint, method: Method, acceptance: tuple[float, ...], draft: Any = None, batch_size: int = 1
+) -> Engine:
     """An engine with a head of random weights, whose verdicts are drawn from `acceptance`.
+
+    Costs that the method needs and does not set are measured now, and not kept; stderr says so.
 
     Args:
         model: such as `random_checkpoint` makes.
         draft: the head, where another method has one for the same drafter.
+        batch_size: sequences decoded together, for which costs are measured.
 
     Raises:
-        ValueError: a method whose drafts depend on what trained weights are confident of, or on the text.
+        ValueError: a method whose drafts depend on the text, or whose controller on probabilities of trained weights.
     """
     if isinstance(method.drafter, Plain):
         return Engine(model, method)
@@ -107,15 +140,29 @@ def engine(model: Checkpoint, method: Method, acceptance: tuple[float, ...], dra
         raise ValueError(
             "history drafts from the text, which is random in a simulation, so it cannot be simulated; leave it out"
         )
-    for part in (method.builder, method.controller):
-        if not isinstance(part, BLIND):
-            raise ValueError(
-                f"{part.name} needs the drafter's confidence, meaningless with random weights, so it cannot be "
-                f"simulated; {', '.join(kind.name for kind in BLIND)} can"
-            )
+    if not isinstance(method.controller, BLIND):
+        raise ValueError(
+            f"{method.controller.name} needs the drafter's confidence, meaningless with random weights, so it cannot "
+            f"be simulated; {', '.join(kind.name for kind in BLIND)} can"
+        )
     if draft is None:
         draft = random_head(method.drafter, model.config.model, model.target.norm[...].dtype)
-    return Engine(model, dataclasses.replace(method, verification=Replayed(acceptance)), draft=draft)
+    costs = None
+    if method.needs_costs:
+        say(f"{LABEL}: {method} needs to know what drafting and verification cost; measuring it")
+        costs = measure(model, method, draft, batch_size)
+    return Engine(model, simulated(method, acceptance), draft=draft, costs=costs)
+
+
+def simulated(method: Method, acceptance: tuple[float, ...]) -> Method:
+    """The method with verdicts and confidences that are drawn from `acceptance`.
+
+    Builders that correct a head's confidence (`ConfidencePower`) take it as it is: it is the chance already.
+    """
+    builder: Any = method.builder
+    if isinstance(method.builder, ConfidencePower):
+        builder = dataclasses.replace(builder, power=1.0, greedy_power=1.0)
+    return dataclasses.replace(method, builder=builder, verification=Replayed(acceptance))
 
 
 def random_checkpoint(target: Path, shape: CheckpointConfig, dtype: str | None = None) -> Checkpoint:

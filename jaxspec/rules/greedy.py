@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar, final
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.decoding.drafts import Drafts, for_each
 from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
@@ -47,10 +47,15 @@ def log_sum(logits: Float[Array, "*B V"], peak: Float[Array, "*B 1"]) -> Float[A
 
 
 def follow(tree: DraftTree, target_tokens: Int[Array, "B N"], depth: int) -> Verdict:
-    """Goes down from the root while some child is the token that the target target_tokens at its parent."""
+    """Goes down from the root while some child is the token that the target says at its parent."""
+    said = jnp.take_along_axis(target_tokens, jnp.maximum(tree.parent, 0), axis=1)
+    return go_down(tree, tree.token == said, target_tokens, depth)
+
+
+def go_down(tree: DraftTree, agrees: Bool[Array, "B N"], target_tokens: Int[Array, "B N"], depth: int) -> Verdict:
+    """Goes down from the root while some child agrees, at most one of each node; the target's token ends the path."""
     nodes = tree.token.shape[1]
-    agrees = tree.live & (tree.token == jnp.take_along_axis(target_tokens, jnp.maximum(tree.parent, 0), axis=1))
-    agrees = agrees.at[:, 0].set(True)
+    agrees = (agrees & tree.live).at[:, 0].set(True)
     reached = tree.live & (agrees[:, None, :] | ~tree.ancestors).all(axis=-1)
     last = jnp.where(reached, tree.depth * nodes + jnp.arange(nodes), -1).argmax(axis=1)
 
