@@ -28,11 +28,13 @@ def render(tokenizer: Any, conversation: Conversation) -> Rendered | BadRecord:
 
     The template may say where the assistant speaks, with `{% generation %}`. If it does not, what every turn of the
     assistant adds to the text is what it says; a template that lets later turns change earlier text will not do then.
+    A last turn that was broken off ends where its words do.
     """
     messages = [dataclasses.asdict(message) for message in conversation.messages]
     find = _marked if _MARKS.search(tokenizer.get_chat_template()) else _added
     try:
-        return find(tokenizer, messages)
+        found = find(tokenizer, messages)
+        return found if conversation.complete else _broken_off(found, conversation.messages[-1].content)
     except Exception as error:  # a template may raise anything
         return BadRecord(conversation.name, f"the chat template will not do: {' '.join(str(error).split())}")
 
@@ -68,6 +70,15 @@ def _added(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:
                 raise ValueError(f"its output up to turn {index + 1} depends on later turns")
             spans.append((len(before), _end(tokenizer, after)))
     return Rendered(whole, tuple(spans))
+
+
+def _broken_off(found: Rendered, content: str) -> Rendered:
+    """The same without what the template writes after the last turn. Raises ValueError if that turn is not found."""
+    *before, (start, end) = found.spans
+    if (at := found.text.rfind(content.strip(), start, end)) < 0:
+        raise ValueError("it changes the last turn, which was broken off, so its end is not known")
+    stop = at + len(content.strip())
+    return Rendered(found.text[:stop], (*before, (start, stop)))
 
 
 def _end(tokenizer: Any, text: str) -> int:

@@ -1,5 +1,6 @@
-"""Prompts that a target continues: from a file, or cut from open text at random places."""
+"""Prompts that a target continues: from a file, or from open data: cut from text, or first turns of conversations."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.prompts import encode
 from jaxspec.evaluate.suites import read_questions
 from jaxspec.train.data import sources
+from jaxspec.train.data.records import ASSISTANT, USER, Conversation, Message
 from jaxspec.train.data.text import Document
 from jaxspec.train.settings.data import Data
 
@@ -27,14 +29,27 @@ def load_with_tokenizer(target: Path, dtype: str | None, mesh: Mesh | None = Non
     return model
 
 
+@dataclasses.dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation that the assistant is to continue, and its token ids by the target's chat template."""
+
+    messages: tuple[Message, ...]
+    tokens: list[int]
+
+
 def load_prompts(
-    file: Path | None, data: Data, model: Checkpoint, count: int, length: int, seed: int
+    file: Path | None, data: Data, model: Checkpoint, count: int, length: int, seed: int, chat: bool = False
 ) -> list[list[int]]:
     """Token ids of the first `count` prompts of a file, the first turn of each; without one, cut from the data.
+
+    Args:
+        chat: conversations, as `load_chats` has them.
 
     Raises:
         ValueError: no readable file of prompts, data that they cannot be cut from, or one leaves no room for a token.
     """
+    if chat:
+        return [each.tokens for each in load_chats(file, data, model, count, seed)]
     if file is None:
         found = cut_prompts(sources.read(data), model.tokenizer, count, length, seed)
     else:
@@ -42,6 +57,39 @@ def load_prompts(
     encoded = encode(found, model, chat=False)
     check_room(encoded, model.config.model.usable_length)
     return encoded
+
+
+def load_chats(file: Path | None, data: Data, model: Checkpoint, count: int, seed: int) -> list[ChatPrompt]:
+    """Up to `count` first turns, of a file's prompts or, without one, of conversations of the data in random order.
+
+    Conversations that are held out, or whose first turn leaves no room for a token, are passed over.
+
+    Raises:
+        ValueError: as `load_prompts`; data without such a conversation; or a target without a chat template.
+    """
+    encoded = lambda messages: encode([[dataclasses.asdict(each) for each in messages]], model, chat=True)[0]
+    room = model.config.model.usable_length
+    if file is not None:
+        turns = [(Message(USER, question.turns[0]),) for question in read_questions(file, count)]
+        found = [ChatPrompt(messages, encoded(messages)) for messages in turns]
+        check_room([each.tokens for each in found], room)
+        return found
+    kept, _ = sources.split(sources.read(data))
+    conversations = [each for each in kept if isinstance(each, Conversation)]
+    found = []
+    for number in np.random.default_rng(seed).permutation(len(conversations)):
+        messages = conversations[number].messages
+        begin = messages[: [each.role for each in messages].index(ASSISTANT)]
+        if len(tokens := encoded(begin)) < room:
+            found.append(ChatPrompt(begin, tokens))
+        if len(found) == count:
+            break
+    if not found:
+        raise ValueError(
+            f"--chat takes the first turns of conversations, and {data.data} has none that fit; leave --chat out for "
+            "plain text"
+        )
+    return found
 
 
 def check_room(prompts: Sequence[list[int]], room: int) -> None:
@@ -77,7 +125,7 @@ def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, s
     documents = [each for each in kept if isinstance(each, Document)]
     if len(documents) < len(kept):
         raise ValueError(
-            "prompts can be cut only from plain text, but the data holds conversations; give --prompts instead"
+            "prompts can be cut only from plain text, but the data holds conversations; --chat takes their first turns"
         )
     ends = np.cumsum([len(each.text) for each in documents])
     pieces = []

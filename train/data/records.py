@@ -1,7 +1,7 @@
 """Reads files and folders as documents and conversations.
 
-A record is a JSON object. It has a `text`, with `"complete": false` if the text is cut off; or `messages`, each with a
-`role` and a `content`; or `conversations` as in ShareGPT, each with `from` and `value`. A `.jsonl` file has one record
+A record is a JSON object. It has a `text`; or `messages`, each with a `role` and a `content`; or `conversations` as in
+ShareGPT, each with `from` and `value`. `"complete": false` says that its end is cut off. A `.jsonl` file has one record
 per line, a `.json` file a list of them.
 """
 
@@ -47,10 +47,12 @@ class Conversation:
 
     Attributes:
         name: the file's, then `:line`, counted from 1, or `#index`, counted from 0; the same on every machine.
+        complete: whether the last turn ends where it ends; else it was broken off.
     """
 
     name: str
     messages: tuple[Message, ...]
+    complete: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,13 +120,16 @@ def _record(name: str, value: Any) -> Document | Conversation | BadRecord:
             raise ValueError("it is not JSON")
         if not isinstance(value, dict):
             raise ValueError("it is not a JSON object")
-        for key, (role, content) in _CONVERSATIONS.items():
-            if key in value:
-                return Conversation(name, _messages(key, value[key], role, content))
-        if "text" not in value:
-            raise ValueError(f"it has none of the keys {', '.join(_KEYS)}")
         if not isinstance(complete := value.get("complete", True), bool):
             raise ValueError("its complete is neither true nor false")
+        for key, (role, content) in _CONVERSATIONS.items():
+            if key in value:
+                messages = _messages(key, value[key], role, content)
+                if not complete and messages[-1].role != ASSISTANT:
+                    raise ValueError("it is not complete, and its last turn is not the assistant's")
+                return Conversation(name, messages, complete)
+        if "text" not in value:
+            raise ValueError(f"it has none of the keys {', '.join(_KEYS)}")
         return Document(name, _string("its text", value["text"]), complete)
     except ValueError as error:
         return BadRecord(name, str(error))

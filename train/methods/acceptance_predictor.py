@@ -48,7 +48,9 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
     out = folder_of(model, settings.head, settings.out)
     drafter, builder = drafter_of(model.path, settings.head), Chain(length=settings.length)
-    prompts = load_prompts(None, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed)
+    prompts = load_prompts(
+        None, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed, settings.chat
+    )
     requests = greedy_requests(model, prompts, settings.max_new_tokens)
     weights = load_head(model, Method(drafter, builder, head=settings.head))
     recording = Method(RecordingDrafter(inner=drafter, length=settings.length), builder)

@@ -20,7 +20,8 @@ from jaxspec.host.json_lines import LineLog, to_line
 from jaxspec.host.processes import is_first, of_first
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
-from jaxspec.train.data.prompts import load_prompts, load_with_tokenizer
+from jaxspec.train.data.prompts import ChatPrompt, load_chats, load_prompts, load_with_tokenizer
+from jaxspec.train.data.records import ASSISTANT, Message
 from jaxspec.train.run.fingerprint import fingerprint
 from jaxspec.train.run.folder import as_typed
 from jaxspec.train.settings.generate import Generate
@@ -28,6 +29,8 @@ from jaxspec.train.settings.generate import Generate
 
 def generate(settings: Generate) -> None:
     """Writes `settings.out`, a text a line: {"text": prompt and what follows, "prompt": …, "complete": if it ended}.
+
+    With `chat` a line has {"messages": [...]} for "text".
 
     Raises:
         ValueError: the output exists or has no folder, the target has no tokenizer, there is no such method, a prompt
@@ -39,12 +42,18 @@ def generate(settings: Generate) -> None:
     model = load_with_tokenizer(settings.target, settings.dtype, mesh)
     engine = Engine.calibrated(model, settings.method, batch_size=settings.batch_size)
     seed = settings.sampling.seed
-    found = load_prompts(settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, seed)
-    write(engine, settings, found)
+    count, length = settings.samples, settings.prompt_tokens
+    if settings.chat:
+        chats = load_chats(settings.prompts, settings.data, model, count, seed)
+        write(engine, settings, [each.tokens for each in chats], chats)
+    else:
+        write(engine, settings, load_prompts(settings.prompts, settings.data, model, count, length, seed))
 
 
-def write(engine: Engine, settings: Generate, prompts: Sequence[list[int]]) -> None:
-    """Writes the texts of prompts, given as token ids.
+def write(
+    engine: Engine, settings: Generate, prompts: Sequence[list[int]], chats: Sequence[ChatPrompt] | None = None
+) -> None:
+    """Writes the texts of prompts, given as token ids; the conversations that these encode, if they are such.
 
     Until all are there, what there is lies in OUT.part: the same call goes on from it, and ends with the same bytes.
     Several processes decode together, and the first writes.
@@ -67,18 +76,22 @@ def write(engine: Engine, settings: Generate, prompts: Sequence[list[int]]) -> N
 
     lines = of_first(resume)
     before, total, tokens, began = len(lines), len(prompts), 0, time.monotonic()
-    with progress("text", total, before) as shown:
+    with progress("text", total, before) as line:
         for first in range(before, total, size):
             some = prompts[first : first + size]
             texts = go_on(engine, settings, some, first)
-            made = [record(engine, prompt, text) for prompt, text in zip(some, texts, strict=True)]
+            if chats is None:
+                made = [record(engine, prompt, text) for prompt, text in zip(some, texts, strict=True)]
+            else:
+                begun = chats[first : first + size]
+                made = [chat_record(engine, chat, text) for chat, text in zip(begun, texts, strict=True)]
             if is_first():
                 log.append(made)
             lines += made
             tokens += sum(map(len, texts))
-            if shown.due() or len(lines) == total:
+            if line.due() or len(lines) == total:
                 rate = (len(lines) - before) / (seconds := time.monotonic() - began)
-                shown.show(len(lines), f"{tokens / seconds:,.0f} tokens/s", (total - len(lines)) / rate)
+                line.show(len(lines), f"{tokens / seconds:,.0f} tokens/s", (total - len(lines)) / rate)
     if is_first():
         write_whole(out, "".join(map(to_line, lines)))
         log.path.unlink()
@@ -110,10 +123,19 @@ def is_complete(engine: Engine, text: Sequence[int]) -> bool:
 
 def record(engine: Engine, prompt: list[int], generated: list[int]) -> dict[str, Any]:
     """The line of a text: without special tokens, and without half a character where it is broken off."""
-    tokenizer, complete = engine.model.tokenizer, is_complete(engine, generated)
-    text = text_of(tokenizer, prompt + generated[: len(generated) - complete])
-    return {
-        "text": text if complete else text.rstrip("\ufffd"),
-        "prompt": text_of(tokenizer, prompt),
-        "complete": complete,
-    }
+    text, complete = shown(engine, prompt, generated)
+    return {"text": text, "prompt": text_of(engine.model.tokenizer, prompt), "complete": complete}
+
+
+def chat_record(engine: Engine, chat: ChatPrompt, generated: list[int]) -> dict[str, Any]:
+    """The line of a conversation with the answer generated to it."""
+    answer, complete = shown(engine, [], generated)
+    messages = (*chat.messages, Message(ASSISTANT, answer))
+    return {"messages": [dataclasses.asdict(each) for each in messages], "complete": complete}
+
+
+def shown(engine: Engine, prompt: list[int], generated: list[int]) -> tuple[str, bool]:
+    """Prompt and what follows as text, and whether the target ended it."""
+    complete = is_complete(engine, generated)
+    text = text_of(engine.model.tokenizer, prompt + generated[: len(generated) - complete])
+    return (text if complete else text.rstrip("\ufffd")), complete

@@ -50,7 +50,7 @@ def search(settings: SkipSearch) -> SkipMask:
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
     out, layers = folder_of(model.path, LayerSkip.name, settings.out), model.config.model.num_layers
     prompts = load_prompts(
-        settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed
+        settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed, settings.chat
     )
     requests = greedy_requests(model, prompts, settings.max_new_tokens)
     with (

@@ -30,6 +30,9 @@ class Calibrator:
     run_dir: Annotated[Path | None, conf.arg(name="run")] = None
     """Folder of the run. Default: OUT.run."""
     data: conf.OmitArgPrefixes[Data] = Data()
+    chat: bool = False
+    """Decode the assistant's answers to the first turns of the conversations in --data, with the tokenizer's chat
+    template."""
     samples: int = 400
     """Texts to decode. Their prompts are pieces of the data that is not held out."""
     prompt_tokens: int = 64

@@ -31,6 +31,9 @@ class Generate:
     """JSONL file of prompts, or `builtin`. Each line is {"prompt": ...} or {"turns": [...]}, whose first turn is used.
     Do not use the prompts that will measure the heads. Default: pieces of the data that is not held out."""
     data: conf.OmitArgPrefixes[Data] = Data()
+    chat: bool = False
+    """Generate the assistant's answers, with the tokenizer's chat template: to the prompts of --prompts, or to the
+    first turns of the conversations in --data. OUT then has conversations: {"messages": ..., "complete": ...}."""
     samples: int = 1000
     """Texts to generate: at most one per prompt of --prompts."""
     prompt_tokens: int = 64

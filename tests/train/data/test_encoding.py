@@ -1,5 +1,6 @@
 """What counts: all of a document, and what the assistant says in a conversation."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,14 @@ def test_only_the_turns_of_the_assistant_count(plain: Any, marked: Any):
             "<s><system>be brief</s>\n<user>hi</s>\n<assistant>naïve 🙂</s>\n<user>and\n</s>\n"
             "<assistant> again \n</s>\n<user>bye</s>\n"
         )
+
+
+def test_an_answer_that_was_broken_off_ends_with_its_words(plain: Any, marked: Any):
+    conversation = dataclasses.replace(talk("hi", "one", "and", " tw "), complete=False)
+    for loaded in (plain, marked):
+        (encoded,) = encoding.encode(loaded, [conversation])
+        assert runs(loaded, encoded) == ["one</s>", " tw"]
+        assert loaded.decode(encoded.tokens.tolist()).endswith("<assistant> tw")
 
 
 @given(st.lists(st.text(min_size=1, max_size=12).filter(str.strip), min_size=2, max_size=6))

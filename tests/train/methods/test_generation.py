@@ -13,9 +13,10 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.train.data import dataset, encoding, records
-from jaxspec.train.data.prompts import check_room, cut_prompts
+from jaxspec.train.data.prompts import check_room, cut_prompts, load_prompts
 from jaxspec.train.data.text import Document
 from jaxspec.train.methods import generation
+from jaxspec.train.settings.data import Data
 from jaxspec.train.settings.generate import Generate
 from tests.evaluate.tiny import MODEL, checkpoint
 from tests.train.command import command
@@ -197,6 +198,31 @@ def test_prompts_are_of_lines_and_of_what_is_not_held_out(model: Checkpoint):
     assert cut_prompts(found, model.tokenizer, 200, 5, seed=1) != cut
 
 
+def test_with_chat_it_answers_first_turns(target: Path, model: Checkpoint, tmp_path: Path):
+    """A line is a conversation, whose answer continues what the template writes before it; training reads the same."""
+    talk = tmp_path / "talk.jsonl"
+    turns = lambda *contents: [{"role": r, "content": c} for r, c in zip(("user", "assistant") * 2, contents)]  # noqa: B905
+    given = [turns(f"question {i}", "an answer", "and then?", "another") for i in range(3)]
+    given += [turns("x" * ROOM, "no room for this question")]
+    talk.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in given))
+    out = tmp_path / "out.jsonl"
+    code, err = command("generate", "--target", target, "--data", talk, "--chat", "--out", out, *QUICK)
+    assert code == 0, err
+    written = lines(out)
+    assert sorted(line["messages"][0]["content"] for line in written) == [f"question {i}" for i in range(3)]
+    engine = jaxspec.Engine(model, "plain")
+    for line, each in zip(written, encoding.encode(model.tokenizer, records.read(out)), strict=True):
+        question, answer = (message["content"] for message in line["messages"])
+        (greedy,) = engine.generate(f"<user>{question}<assistant>", max_new_tokens=8)
+        assert answer.startswith(greedy.text.rstrip("\ufffd"))
+        ends = f"{answer}<assistant>" if line["complete"] else answer.rstrip()
+        assert model.tokenizer.decode(each.tokens) == f"<user>{question}<assistant>{ends}"
+    again = load_prompts(None, Data(talk), model, 3, 0, seed=0, chat=True)
+    assert [model.tokenizer.decode(tokens) for tokens in again] == [
+        f"<user>{line['messages'][0]['content']}<assistant>" for line in written
+    ]
+
+
 def test_prompts_of_a_file(target: Path, tmp_path: Path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"turns": [f"prompt {i}", "and then"]}) + "\n" for i in range(3)))
@@ -213,7 +239,8 @@ def test_prompts_of_a_file(target: Path, tmp_path: Path):
         (("--out", "HERE/out", "--prompts", "HERE/exists"), "holds no questions"),
         (("--out", "HERE/out", "--prompts", "HERE/nowhere"), "nowhere cannot be read"),
         (("--out", "HERE/out", "--prompt-tokens", ROOM), f"tokens and the model {ROOM} positions"),
-        (("--out", "HERE/out", "--data", "HERE/talk.jsonl"), "the data holds conversations; give --prompts instead"),
+        (("--out", "HERE/out", "--data", "HERE/talk.jsonl"), "the data holds conversations; --chat takes"),
+        (("--out", "HERE/out", "--chat"), "--chat takes the first turns of conversations"),
         (("--out", "HERE/out", "--data", "HERE/shutil.py"), "every file is held out"),
         (("--out", "HERE/out", "--target", "HERE/mute"), "mute has no tokenizer, so it cannot generate text"),
         (("--out", "HERE/out", "--method", "nonsense"), "there is no drafter 'nonsense'"),
