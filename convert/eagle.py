@@ -126,6 +126,11 @@ def export(source: Path, out: Path, target: Path | None = None) -> None:
     target = target_of(source) if target is None else target
     goal = config_json.read_config(target)
     heads.check_same_shape(source, config.model, goal.model)
+    if (inputs := config.settings.get("inputs")) is not None:
+        raise CheckpointError(
+            f"the head at {source} was trained with --inputs {inputs}, for which the format has no place; export a "
+            "head that reads features and shifted tokens"
+        )
     if config.settings["bias"]:
         say("the head's fc has a bias, which vLLM does not support; heads trained without --bias have none")
     arrays = head_arrays(source, config, _abstract(config.model, config.settings))

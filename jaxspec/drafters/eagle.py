@@ -23,10 +23,15 @@ from jaxspec.model.linear import Linear, linear
 from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, lm_head, look_up, unembed
 from jaxspec.model.mesh_rules import constrain
 
+INPUTS = ("shifted", "unshifted", "feature", "token")
+
 
 class EagleHead(nnx.Module):
     """Weights of a head: `fc` (2D → D) and a decoder layer without input norm.
 
+    `inputs` names what `fc` reads, for the paper's ablation (its Figures 3 and 9): `shifted`, a feature and the token
+    after its own, as EAGLE does; `unshifted`, a feature and its own token; or `feature` or `token` (the shifted one)
+    alone, where there is no `fc`.
     `embedding` is its own table of tokens, where a published head comes with one that is not the target's; mostly None.
     `head` are the columns of the target's LM head that a draft vocabulary has; None: it is read with the target's.
     """
@@ -38,12 +43,14 @@ class EagleHead(nnx.Module):
         rngs: nnx.Rngs,
         bias: bool,
         own_embedding: bool = False,
+        inputs: str = INPUTS[0],
         draft_vocabulary: str | None = None,
         dtype: jnp.dtype = FLOAT32,
     ):
-        self.config, self.draft_vocabulary = config, draft_vocabulary
+        self.config, self.draft_vocabulary, self.inputs = config, draft_vocabulary, inputs
         width = config.hidden_size
-        self.fc = Linear(rngs, (2 * width, width), ("input", "embed"), bias=bias, dtype=dtype)
+        joins = inputs in ("shifted", "unshifted")
+        self.fc = Linear(rngs, (2 * width, width), ("input", "embed"), bias=bias, dtype=dtype) if joins else None
         self.layer = Layer(rngs, config, dtype, input_norm=False)
         table = nnx.Param(jnp.zeros((config.vocab_size, width), dtype), axes=("vocab", "embed"))
         self.embedding = table if own_embedding else None
@@ -54,10 +61,22 @@ class EagleHead(nnx.Module):
 def fuse(
     head: EagleHead, target: Llama, tokens: Int[Array, "B W"], features: Float[Array, "B W D"]
 ) -> Float[Array, "B W D"]:
-    """The input of the head's layer: fc of (embedding of the token, feature before it), in that order."""
-    token = look_up(target.embedding if head.embedding is None else head.embedding, tokens)
-    pair = constrain(jnp.concatenate([token.astype(features.dtype), features], axis=-1), *STREAM)
+    """The input of the head's layer: fc of (embedding of the token, feature before it), in that order.
+
+    A head without fc reads one of them as it is.
+    """
+    if head.inputs == "feature":
+        return features
+    token = look_up(target.embedding if head.embedding is None else head.embedding, tokens).astype(features.dtype)
+    if head.fc is None:
+        return constrain(token, *STREAM)
+    pair = constrain(jnp.concatenate([token, features], axis=-1), *STREAM)
     return constrain(linear(pair, head.fc), *STREAM)
+
+
+def pair_tokens(head: EagleHead, own: Int[Array, "B T"], after: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Of the tokens of some features and those after them, the ones that the head pairs with the features."""
+    return own if head.inputs == "unshifted" else after
 
 
 def reader(models: Models) -> PairReader:
@@ -73,7 +92,7 @@ def reader(models: Models) -> PairReader:
     def logits(features: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         return unembed(models.target, features) if head.head is None else lm_head(features, head.head)
 
-    return PairReader(config=head.config, layer=layer, logits=logits)
+    return PairReader(config=head.config, layer=layer, logits=logits, shifted=head.inputs != "unshifted")
 
 
 def drafts_of(head: EagleHead, logits: Float[Array, "B W V"], hidden: Float[Array, "B W D"]) -> Drafts:
@@ -90,14 +109,20 @@ class Eagle(Drafter):
     rank: ClassVar[int | None] = 10
     has_head: ClassVar[bool] = True
 
-    def head_for(self, target: LlamaConfig, bias: bool = False) -> HeadShape:
+    def head_for(self, target: LlamaConfig, bias: bool = False, inputs: str = INPUTS[0]) -> HeadShape:
         """One layer of the target's shape, as a LLaMA has it: without experts and without norms of queries and keys.
 
         Args:
             bias: of `fc`; some published heads have one.
+            inputs: of `fc`; see `EagleHead`.
         """
         layer = dataclasses.replace(target.without_experts, num_layers=1, qk_norm=False)
-        return HeadShape(layer, {"bias": bias, "own_embedding": False})
+        settings = {"bias": bias, "own_embedding": False}
+        return HeadShape(layer, settings if inputs == INPUTS[0] else {**settings, "inputs": inputs})
+
+    def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
+        if (inputs := shape.settings.get("inputs", INPUTS[0])) not in INPUTS:
+            raise ValueError(f"has inputs {inputs!r}, which must be one of {', '.join(INPUTS)}")
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> EagleHead:
         return EagleHead(shape.model, rngs=rngs, dtype=dtype, **shape.settings)

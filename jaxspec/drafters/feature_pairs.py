@@ -2,7 +2,7 @@
 
 A pair has rotary position i. The layer's output for it predicts the feature of token i + 1, and thus the logits of
 token i + 2. Keys and values of pairs with the target's features are kept. Those of pairs with predicted features are
-dropped after the round.
+dropped after the round. An ablation pairs feature i with its own token i instead (`PairReader.shifted`).
 """
 
 import dataclasses
@@ -40,11 +40,13 @@ class PairReader:
         layer: (tokens [B W], the features before them [B W D], what they attend to, cache, nodes) → predicted features
             [B W D], and the nodes with the new keys and values.
         logits: [*B C], float32, of predicted features [*B D].
+        shifted: the token of a pair is the one after its feature's; else it is the feature's own.
     """
 
     config: LlamaConfig
     layer: Callable[[Array, Array, Attend, kv.KV, kv.KV | None], tuple[Array, kv.KV]]
     logits: Callable[[Array], Array]
+    shifted: bool = True
 
 
 def empty(config: LlamaConfig, batch: int, rows: int, tokens: int, dtype: jnp.dtype) -> PairState:
@@ -63,7 +65,8 @@ def observe(reader: PairReader, state: PairState, committed: Committed, features
     batch, width = committed.token.shape
     at, mask = committed.position, causal_mask(batch, width)
     attend = attend_to(reader.config, at, mask, committed.start, kv.capacity(state.cache))
-    out, new = reader.layer(committed.next_token, features, attend, state.cache[0], None)
+    tokens = committed.next_token if reader.shifted else committed.token
+    out, new = reader.layer(tokens, features, attend, state.cache[0], None)
     root = last_valid(out, committed.count)
     logits = reader.logits(root)
     learns = (committed.count > 0)[:, None]
@@ -90,7 +93,8 @@ def expand(
     """Logits after each node of the frontier, and the features that they were read from."""
     assert state.nodes is not None and state.features is not None, "root comes before expand"
     node, slots = frontier.node, slots_of(tree, frontier)
-    tokens, before = take(tree.token, node), take(state.features, take(tree.parent, node))
+    parent = take(tree.parent, node)
+    tokens, before = take(tree.token, node if reader.shifted else parent), take(state.features, parent)
     at, mask = _positions(prefix, tree, node), tree_mask(tree, node, root_is_cached=True)
     attend = attend_to(reader.config, at, mask, prefix.length - 1, kv.capacity(state.cache), slots)
     out, nodes = reader.layer(tokens, before, attend, state.cache[0], state.nodes[0])

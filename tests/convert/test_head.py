@@ -329,6 +329,16 @@ def test_trained_head_is_exported(folder: Path):
     assert json.loads((folder / "back" / "config.json").read_text())["num_hidden_layers"] == 1
 
 
+def test_an_ablated_head_has_no_published_format(folder: Path):
+    model = dataclasses.replace(config_json.read_config(folder / "ckpt").model, num_layers=1)
+    config = HeadConfig("eagle", model, "float32", "float32", {"bias": False, "inputs": "unshifted"})
+    (folder / OUT).mkdir(parents=True)
+    heads.write_head(folder / OUT, config, EagleHead(model, rngs=nnx.Rngs(3), bias=False, inputs="unshifted"))
+    result = run("export", folder / OUT, folder / "back", "--format", "eagle")
+    assert result.code == 2 and "was trained with --inputs unshifted, for which the format has no place" in result.last
+    assert not (folder / "back").exists()
+
+
 def test_inspect(folder: Path):
     lines = lambda path: dict(line.strip().split(": ", 1) for line in run("inspect", path).out.splitlines())
     source = write(folder / "head", weights(folder / "hf", dtype="float16"))

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.drafters.eagle import Eagle as EagleDrafter
-from jaxspec.drafters.eagle import EagleHead, fuse
+from jaxspec.drafters.eagle import EagleHead, fuse, pair_tokens
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
@@ -26,7 +26,7 @@ def train(settings: Eagle) -> EagleHead:
     """Trains a head with one layer of the target's shape; see `heads.train`."""
     drafter = EagleDrafter()
     with heads.open_job(drafter.name, settings) as job:
-        shape = drafter.head_for(job.target.config.model, bias=settings.bias)
+        shape = drafter.head_for(job.target.config.model, bias=settings.bias, inputs=settings.inputs)
         head = heads.built(job.target.mesh, lambda: drafter.build_head(shape, nnx.Rngs(settings.recipe.seed)))
         return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
 
@@ -46,7 +46,8 @@ def loss(
         longer = _PUBLISHED_LENGTH / tokens.shape[1] if objective.noise_scale == "length" else 1.0
         span = objective.noise * longer
         given += jax.random.uniform(key, given.shape, given.dtype, -span, span)
-    predicted = predict(head, target, tokens[:, 1:-1], given, segment[:, :-2])
+    read = pair_tokens(head, tokens[:, :-2], tokens[:, 1:-1])
+    predicted = predict(head, target, read, given, segment[:, :-2])
     regression = optax.huber_loss(predicted.astype(jnp.float32), goal.astype(jnp.float32)).mean(-1)
     says, drafts = unembed(target, goal), unembed(target, predicted)
     cross_entropy = optax.softmax_cross_entropy(drafts, jax.nn.softmax(says))
@@ -71,5 +72,5 @@ def predict(
     features: Float[Array, "B T D"],
     segment: Int[Array, "B T"],
 ) -> Float[Array, "B T D"]:
-    """The feature after each pair of (feature, next token); `segment` is that of the features."""
+    """The feature after each pair of (feature, token of `pair_tokens`); `segment` is that of the features."""
     return decoder_layer(head.layer, head.config, fuse(head, target, tokens, features), segment)

@@ -113,6 +113,10 @@ class Eagle(HeadSettings):
     bias: bool = False
     """Add a bias to `fc`, the layer that fuses token and feature, as in EAGLE's first heads. Later heads have
     `"bias": false`, and vLLM supports no bias."""
+    inputs: Literal["shifted", "unshifted", "feature", "token"] = "shifted"
+    """What the head reads, for the paper's ablation (Figures 3 and 9). shifted: a feature and the token after it, which
+    is EAGLE. unshifted: a feature and its own token. feature, token: only one of EAGLE's two, without `fc`. Only heads
+    with shifted tokens can be exported."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(
         steps=20_000, batch_size=8, learning_rate=3e-5, weight_decay=0.01, clip=0.5
     )

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxspec.decoding import tree as trees
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.decoding.tree import Frontier
-from jaxspec.drafters.eagle import Eagle, EagleHead
+from jaxspec.drafters.eagle import INPUTS, Eagle, EagleHead, pair_tokens
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
@@ -72,6 +72,15 @@ def test_loss_is_the_papers(weight, target, head, batch):
     assert float(found) == pytest.approx(total, rel=1e-5)
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_a_head_reads_its_inputs_alone(inputs: str, target, batch):
+    head = EagleHead(CONFIG, rngs=nnx.Rngs(1), bias=False, inputs=inputs)
+    features, tokens = hidden_states(target, batch.tokens, batch.segment)[:, :-2], batch.tokens[:, 1:-1]
+    given = lambda features, tokens: float(eagle.predict(head, target, tokens, features, batch.segment[:, :-2]).sum())
+    assert (given(2 * features, tokens) != given(features, tokens)) == (inputs != "token")
+    assert (given(features, (tokens + 1) % 13) != given(features, tokens)) == (inputs != "feature")
+
+
 def test_noise_is_uniform_and_on_the_features_only(target, head, batch):
     scale = lambda noise, by: EagleObjective(noise=noise, noise_scale=by)
     loss = lambda objective, key: float(eagle.loss(head, target, batch, key, objective)[0])
@@ -93,12 +102,16 @@ def test_given_features_replace_the_targets_own(target, head, batch):
     assert loss(twice) != loss(batch)
 
 
-def test_trains_what_decodes(target, head):
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_trains_what_decodes(inputs: str, target):
     """The first draft of a round is what training computed there; later ones go on from predicted features."""
+    head = EagleHead(CONFIG, rngs=nnx.Rngs(1), bias=True, inputs=inputs)
+    assert (head.fc is None) == (inputs in ("feature", "token"))
     tokens = jax.random.randint(jax.random.key(3), (1, LENGTH), 0, 13)
     segment = jnp.zeros((1, LENGTH), jnp.int32)
     features = hidden_states(target, tokens, segment)
-    predicted = eagle.predict(head, target, tokens[:, 1:], features[:, :-1], segment[:, :-1])
+    read = pair_tokens(head, tokens[:, :-1], tokens[:, 1:])
+    predicted = eagle.predict(head, target, read, features[:, :-1], segment[:, :-1])
 
     models, drafter = Models(target=target, draft=head), Eagle()
     state = drafter.init(models, 1, 32)
@@ -121,13 +134,14 @@ def test_trains_what_decodes(target, head):
     prefix = Prefix(token=jnp.pad(tokens, [(0, 0), (0, 20)]), length=jnp.array([LENGTH]), cache=())
     tree = trees.init_tree(tokens[:, -1], 3, None)
     _, state = drafter.root(models, state, prefix, tree)
-    known, pairs = jnp.concatenate([features[:, :-1], predicted[:, -1:]], axis=1), tokens[:, 1:]
+    known, text = jnp.concatenate([features[:, :-1], predicted[:, -1:]], axis=1), tokens
     for node, token in ((1, 4), (2, 9)):
         live, one = jnp.ones((1, 1), bool), lambda value: jnp.full((1, 1), value)
         tree = trees.add_nodes(tree, jnp.array([node]), one(token), one(node - 1), jnp.zeros((1, 1)), live)
         frontier = Frontier(node=one(node), live=live, level=jnp.array(node))
         drafts, state = drafter.expand(models, state, prefix, tree, frontier)
-        pairs = jnp.concatenate([pairs, one(token)], axis=1)
+        text = jnp.concatenate([text, one(token)], axis=1)
+        pairs = pair_tokens(head, text[:, :-1], text[:, 1:])
         expected = eagle.predict(head, target, pairs, known, jnp.zeros(pairs.shape, jnp.int32))[:, -1:]
         assert drafts.hidden is not None
         np.testing.assert_allclose(drafts.hidden, expected, atol=1e-5)

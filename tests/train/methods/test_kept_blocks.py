@@ -14,10 +14,12 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoint.loading import Checkpoint, load
+from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.drafters.layer_skip import KeptBlocks
 from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
 from jaxspec.host.json_lines import to_line
 from jaxspec.model.llama import Llama
+from jaxspec.model.quantization import quantized
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import kept_blocks, skip_search
 from jaxspec.train.methods.dual_block import Blocks
@@ -70,6 +72,15 @@ def batch() -> Windows:
     segment = np.array([[0] * 15 + [1] * 9, [2] * LENGTH])
     tokens = jnp.asarray(rng.integers(0, VOCAB, (2, LENGTH)))
     return Windows(tokens=tokens, segment=jnp.asarray(segment), counted=jnp.ones((2, LENGTH), bool))
+
+
+def test_blocks_of_a_quantised_target_begin_as_its_floats(target):
+    skips = skip(LAYERS, [0], [1])
+    whole, begun = (module_to_dict(kept_blocks.initial(each, skips)) for each in (target, quantized(target, "int8")))
+    assert whole.keys() == begun.keys()
+    for name, value in whole.items():
+        assert begun[name].dtype == jnp.float32
+        np.testing.assert_allclose(begun[name], value, atol=float(jnp.abs(value).max()) / 127)
 
 
 class TestLoss:
