@@ -46,6 +46,11 @@ def search(settings: SkipSearch) -> SkipMask:
     method = parse_method(settings.method)
     if not isinstance(method.drafter, LayerSkip):
         raise ValueError(f"a skip set is for the drafter layer-skip, and --method is {method}")
+    if method.needs_costs:
+        raise ValueError(
+            f"--method {settings.method} decides by the cost of a drafted level, which differs from set to set; search "
+            "with another builder and controller, such as layer-skip+adaptive, or write the costs into the method"
+        )
     suggest.check_installed()
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
     out, layers = folder_of(model.path, LayerSkip.name, settings.out), model.config.model.num_layers
@@ -85,13 +90,15 @@ def search(settings: SkipSearch) -> SkipMask:
             if first:
                 write_skip_set(run.folder / "sets" / name, model.config, skips)
         show(compared, settings.objective, Console())
+        show_progress(found, Console())
         if first:
             search_figure.draw(found, best.skips, run.folder / "search.svg")
             with deferred():
                 write_skip_set(folder, model.config, best.skips)
     if best.speedup <= 1:
         say("no set made this model faster than plain decoding: what leaving blocks out saves, wrong drafts cost")
-    say(f"wrote {out}: {describe(best)}; the other sets of the table are in {run.folder / 'sets'}, for `jaxspec bench`")
+    say(f"the other sets of the table are in {run.folder / 'sets'}, for `jaxspec bench`")
+    say(f"wrote {out}: {describe(best)}, with --method {settings.method}")
     return best.skips
 
 
@@ -169,4 +176,19 @@ def show(compared: dict[str, Trial], objective: str, console: Console) -> None:
     for name, each in compared.items():
         layers = [" ".join(map(str, chosen)) or "–" for chosen in layers_of(each.skips).values()]
         shown.add_row(name, *layers, f"{each.acceptance_rate:.3f}", f"{each.tau:.2f}", f"{each.speedup:.3f}")
+    console.print(shown)
+
+
+def best_so_far(trials: Sequence[Trial]) -> list[tuple[int, Trial]]:
+    """The best of the first 50, 100, 200, 300 and so on, and of all (the paper's Table 9)."""
+    counts = [*(count for count in (50, *range(100, len(trials), 100)) if count < len(trials)), len(trials)]
+    return [(count, max(trials[:count], key=lambda each: each.speedup)) for count in counts]
+
+
+def show_progress(trials: Sequence[Trial], console: Console) -> None:
+    """Prints the paper's Table 9: what the search had found by then."""
+    shown = Table("trials", "attention", "MLP", "acceptance", "tau", "speedup", box=None)
+    for count, best in best_so_far(trials):
+        blocks = [str(sum(switches)) for switches in (best.skips.attention, best.skips.mlp)]
+        shown.add_row(str(count), *blocks, f"{best.acceptance_rate:.3f}", f"{best.tau:.2f}", f"{best.speedup:.3f}")
     console.print(shown)

@@ -18,8 +18,9 @@ class SkipSearch:
     """Search which attention and MLP blocks a model can leave out while drafting (Draft & Verify).
 
     Nothing is trained. The search tries sets of blocks on a few prompts and minimises the time per verified token by
-    Bayesian optimisation. It writes the best set, a small JSON file, where `layer-skip` finds it. It also prints a
-    table that compares this set with simpler choices of equally many blocks, and puts figures into RUN. The same
+    Bayesian optimisation. It writes the best set, a small JSON file, where `layer-skip` finds it. It also prints two
+    tables, and puts figures into RUN. One table compares this set with simpler choices of equally many blocks, the
+    other has the best set of the first 50, 100, 200 and more trials. The same
     command resumes a killed search, with the same result. To extend a finished search, repeat it with its --run, more
     --trials and another --out.
 
@@ -47,7 +48,7 @@ class SkipSearch:
     """modelled: compute the time from the rounds of decoding and the costs of the pieces of a round, which are measured
     once; other work on the machine does not disturb it. measured: use wall-clock time."""
     method: str = "layer-skip+adaptive"
-    """Method that drafts with a set."""
+    """Method that drafts with a set in each trial. Give the builder and controller that will be used with the set."""
     samples: int = 8
     """Prompts per trial."""
     prompt_tokens: int = 64

@@ -17,9 +17,9 @@ from jaxspec.drafters.skip_mask import layers_of, skip
 from jaxspec.engine.generation import Generation
 from jaxspec.evaluate import piece_times
 from jaxspec.methods.method import parse_method
-from jaxspec.train.methods import trial
+from jaxspec.train.methods import skip_search, trial
 from jaxspec.train.methods.skip_sets import read_skip_set, strategies
-from jaxspec.train.methods.trial import BlockCosts
+from jaxspec.train.methods.trial import BlockCosts, Trial
 from tests.evaluate import tiny
 from tests.train.command import command
 
@@ -84,6 +84,8 @@ def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs,
     table = capsys.readouterr().out
     for word in ("searched", "first", "middle", "last", "random", "uniform", "acceptance"):
         assert word in table
+    assert table.splitlines()[-1].split()[0] == str(TRIALS), "how the search went on comes last"
+    assert table.splitlines()[-1].split()[-1] == f"{best['speedup']:.3f}"
     figure = (tmp_path / "whole.run/search.svg").read_text()
     assert figure.startswith("<?xml") and "blocks left out" in figure
 
@@ -149,6 +151,15 @@ def test_measured_is_the_clock(model, monkeypatch):
     assert trial.plain_seconds(model, requests) == pytest.approx(4 / 8)
 
 
+def test_the_best_of_the_first_trials():
+    speedups = [1.0] * 60 + [1.2] * 100 + [1.1] * 90
+    trials = [Trial(skip(LAYERS, [], []), speedup, 0.5, 2.0) for speedup in speedups]
+    found = [(count, best.speedup) for count, best in skip_search.best_so_far(trials)]
+    assert found == [(50, 1.0), (100, 1.2), (200, 1.2), (250, 1.2)]
+    assert [count for count, _ in skip_search.best_so_far(trials[:7])] == [7]
+    assert [count for count, _ in skip_search.best_so_far(trials[:200])] == [50, 100, 200]
+
+
 def test_other_choices_of_as_many_blocks():
     best = skip(8, attention=[1, 4, 5], mlp=[7])
     found = {name: layers_of(skips) for name, skips in strategies(best, seed=0).items()}
@@ -168,6 +179,7 @@ def test_other_choices_of_as_many_blocks():
     ("options", "says"),
     [
         (("--method", "ngram"), "a skip set is for the drafter layer-skip, and --method is ngram"),
+        (("--method", "layer-skip+expected-gain"), "decides by the cost of a drafted level, which differs from set to"),
         (("--trials", 0), "--trials must be at least 1"),
         (("--method", "layer-skip+chian"), "there is no builder or controller 'chian'"),
     ],
