@@ -325,6 +325,7 @@ def test_trained_head_is_exported(folder: Path):
     module = EagleHead(model, rngs=nnx.Rngs(3), bias=False)
     (folder / OUT).mkdir(parents=True)
     heads.write_head(folder / OUT, config, module)
+    assert module.fc is not None
     np.testing.assert_array_equal(exported(folder)["fc.weight"], module.fc.kernel[...].T)
     assert json.loads((folder / "back" / "config.json").read_text())["num_hidden_layers"] == 1
 
