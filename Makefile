@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak lint types format install install-dev clean
+.PHONY: help demo test soak mutants lint types format install install-dev clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -22,6 +22,9 @@ test: .venv/.dev  ## the tests, on WORKERS=2 processes
 
 soak: .venv/.dev  ## the tests, with the full product of methods
 	@$(PYTEST) --soak
+
+mutants: .venv/.dev  ## breaks the library in many ways, and tells which the tests notice; ONLY=names
+	@$(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY))
 
 lint: .venv/.dev  ## ruff: rules and formatting
 	@$(BIN)/ruff check

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, ClassVar, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +17,8 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Committed
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.engine.requests import requests_of
+from jaxspec.model.llama import unembed
+from jaxspec.train.run.packed import hidden_states
 from tests import checkpoints, hf_models
 
 
@@ -89,6 +92,17 @@ class TestGenerate:
         (reference,) = plain.generate("abcabc", max_new_tokens=12, log_probs=True)
         np.testing.assert_allclose(found.log_probs, reference.log_probs, atol=1e-4)
         assert found.log_probs.shape == (12,)
+
+    def test_log_probs_are_log_softmax_of_the_target(self, model, engine):
+        """At temperature 1, whatever the text was drawn with."""
+        for temperature in (0.0, 0.5):
+            (found,) = engine.generate("abcabc", max_new_tokens=12, temperature=temperature, log_probs=True)
+            text = jnp.array([[*found.prompt_tokens, *found.tokens]])
+            features = hidden_states(model.target, text, jnp.zeros_like(text))
+            logs = jax.nn.log_softmax(unembed(model.target, features))[0]
+            before = np.arange(len(found.prompt_tokens) - 1, text.shape[1] - 1)
+            expected = logs[before, np.array(found.tokens)]
+            np.testing.assert_allclose(found.log_probs[: len(found.tokens)], expected, atol=1e-4)
 
     def test_rounds_are_recorded(self, engine):
         (found,) = engine.generate("abcabcabc", max_new_tokens=30, record=True)

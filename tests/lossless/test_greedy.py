@@ -44,6 +44,18 @@ class TestGreedy:
             texts, _ = run(speculation(method, True), target, requests(batch, NEW))
             assert [texts[1], texts[3]] == [plain[3], plain[0]]
 
+    def test_rows_draft_as_they_do_among_equals(self, method: Method, target, prompts):
+        """Whatever the lengths of its neighbours' prompts, a row drafts and accepts the same."""
+        if method.controller.looks_beyond_row:
+            return
+        spec, asked = speculation(method, True), requests(prompts, NEW)
+        _, mixed = run(spec, target, asked)
+        for row in (1, 2):  # prompts of one chunk, and of one and a half
+            _, equals = run(spec, target, [asked[row]] * 4)
+            for field in ("committed", "accepted", "levels", "drafted"):
+                one, other = (getattr(counts, field)[row] for counts in (mixed, equals))
+                assert one[one.cumsum() < one.sum()].tolist() == other[other.cumsum() < other.sum()].tolist()
+
     def test_budget_cuts_inside_an_accepted_run(self, method: Method, target, prompts, plain):
         _, free = run(speculation(method, True), target, requests(prompts, NEW))
         for budget in range(1, 9):

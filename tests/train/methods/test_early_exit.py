@@ -21,6 +21,7 @@ from jaxspec.decoding.prefill import prefill
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, predict
 from jaxspec.methods.method import parse_method
 from jaxspec.model.llama import Llama
+from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import early_exit
 from jaxspec.train.run.packed import decoder_layer, residual_streams
 from tests.evaluate import tiny
@@ -53,16 +54,8 @@ def test_trains_what_decodes():
     rounds, trace = int(state.round), state.trace
     assert trace is not None and rounds > 5
     segment = jnp.zeros(state.tokens.shape, jnp.int32)
-    bottom = dataclasses.replace(target.config, num_layers=1)
-    cut = parameters.dict_to_module(
-        parameters.abstract(dataclasses.replace(bottom, tie_embeddings=True)),
-        {
-            name: value
-            for name, value in module_to_dict(target).items()
-            if "layers.1" not in name and "head" not in name
-        },
-    )
-    x = decoder_layer(head.layers[0], head.config, residual_streams(cut, state.tokens, segment)[-1], segment)
+    below = residual_streams(bottom_of(target), state.tokens, segment)[-1]
+    x = decoder_layer(head.layers[0], head.config, below, segment)
     logs = jax.nn.log_softmax(predict(head, x)[0])[0]
     at = 10  # the root of the first round is the token that prefill gave
     for each in range(rounds):
@@ -70,6 +63,41 @@ def test_trains_what_decodes():
         assert drafted == int(logs[at].argmax())
         np.testing.assert_allclose(trace.log_confidence[0, each, 1], logs[at, drafted], atol=1e-4)
         at += int(state.history.committed[0, each])
+
+
+def test_loss_is_the_papers():
+    """Cross-entropy of the next token, position after position, over the tokens that count."""
+    target = models(13).target
+    head, length = early_exit_head(target), 11
+    rng = np.random.default_rng(0)
+    windows = Windows(
+        tokens=jnp.asarray(rng.integers(0, 13, (2, length))),
+        segment=jnp.array([[0] * 6 + [1] * 5, [2] * length]),
+        counted=jnp.asarray(rng.random((2, length)) < 0.6),
+    )
+    tokens, segment = jnp.asarray(windows.tokens), jnp.asarray(windows.segment)
+    below = residual_streams(target, tokens, segment)[1]
+    logits, _ = predict(head, decoder_layer(head.layers[0], head.config, below, segment))
+    logs = np.asarray(jax.nn.log_softmax(logits), np.float64)
+    total, count, right = 0.0, 0, 0
+    for row, i in np.ndindex(2, length - 1):
+        if windows.counted[row, i + 1]:
+            goal = int(windows.tokens[row, i + 1])
+            total -= logs[row, i, goal]
+            count += 1
+            right += int(logs[row, i].argmax()) == goal
+    found, sums = jax.jit(early_exit.loss)(head, bottom_of(target), windows, None)
+    assert float(found) == pytest.approx(total, rel=1e-5)
+    assert (float(sums["count"]), float(sums["agreement"])) == (count, right)
+
+
+def bottom_of(target: Llama) -> Llama:
+    """The embedding and the first layer, as training loads them."""
+    config = dataclasses.replace(target.config, num_layers=1, tie_embeddings=True)
+    kept = {
+        name: value for name, value in module_to_dict(target).items() if "layers.1" not in name and "head" not in name
+    }
+    return parameters.dict_to_module(parameters.abstract(config), kept)
 
 
 def test_nothing_above_the_first_layers_is_read(target, monkeypatch):

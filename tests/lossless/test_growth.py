@@ -1,0 +1,50 @@
+"""A cache that grows while a text is decoded changes neither the text nor what is drafted and accepted."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.decoding import loop
+from jaxspec.decoding.decode_state import enlarge
+from jaxspec.methods.method import parse_method
+from tests.lossless.harness import begun, models, requests, rounds_of, speculation, weights
+
+NEW, SMALL, LARGE = 40, 32, 64
+METHODS = (
+    "eagle+eagle2,total=12,depth=4,width=3",
+    "draft-model+chain,length=8",
+    "edd,history=3+static,paths=0:1:00:01:000+cali-ts",
+    "early-exit+chain,length=4",
+    *(
+        pytest.param(name, marks=pytest.mark.soak)
+        for name in ("eagle3+eagle2,total=12,depth=4,width=3", "dflash+chain", "ngram+chain,length=12", "medusa+static")
+    ),
+)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_cache_that_grows_shows_nowhere(name: str):
+    spec, known = speculation(parse_method(name), greedy=True), models(vocab_size=23)
+    chosen = weights(spec, known)
+    rng = np.random.default_rng(0)
+    asked = [
+        one for n, new in ((1, 9), (8, NEW), (13, NEW)) for one in requests([rng.integers(0, 23, n).tolist()], new)
+    ]
+    ends = []
+    for rows in (LARGE, SMALL):
+        state = begun(spec, chosen, asked, (), rows)
+        while not bool(state.done.all()):
+            before = int(state.round)
+            state = loop.decode(spec, chosen, state, jnp.int32(LARGE))
+            if int(state.round) == before:
+                assert state.tokens.shape[1] == SMALL, "it ended although it had room"
+                state = enlarge(spec.drafter, state, LARGE)
+        ends.append(state)
+    large, grown = ends
+    assert grown.tokens.shape == large.tokens.shape, "it never grew"
+    for row, length in enumerate(np.asarray(large.length)):
+        assert grown.tokens[row, :length].tolist() == large.tokens[row, :length].tolist()
+    expected, found = rounds_of(large, len(asked)), rounds_of(grown, len(asked))
+    assert expected.accepted.sum() > 0
+    for field in ("committed", "accepted", "levels", "drafted", "verified"):
+        np.testing.assert_array_equal(getattr(found, field), getattr(expected, field))

@@ -1,0 +1,219 @@
+"""Mutants of the decoding loop, of sampling, and of the verification rules."""
+
+from tests.mutants.mutant import ByHand
+
+GREEDY = "tests/lossless/test_greedy.py::TestGreedy"
+CHAIN = "[draft-model+chain,length=4+threshold,gamma=0.2,confidence=token]"
+AMONG = f"{GREEDY}::test_rows_draft_as_they_do_among_equals"
+GROWTH = "tests/lossless/test_growth.py"
+FOLDER = "jaxspec/decoding"
+
+MUTANTS = (
+    ByHand(
+        "margin-without-the-depth",
+        f"{FOLDER}/decode_state.py",
+        (GROWTH,),
+        "return spec.builder.depth + 3",
+        "return 3",
+    ),
+    ByHand(
+        "room-of-the-shortest-row",
+        f"{FOLDER}/decode_state.py",
+        (GROWTH,),
+        "jnp.where(state.done, 0, state.length).max()",
+        "jnp.where(state.done, 0, state.length).min()",
+    ),
+    ByHand(
+        "counts-lost-when-the-cache-grows",
+        f"{FOLDER}/decode_state.py",
+        (GROWTH,),
+        "history, trace = _with_rounds((state.history, state.trace), rows, state.round)",
+        "history, trace = _with_rounds((state.history, state.trace), rows, state.round * 0)",
+    ),
+    ByHand(
+        "caches-of-drafters-zeroed-when-they-grow",
+        f"{FOLDER}/drafter.py",
+        (GROWTH,),
+        "lambda leaf: enlarge((leaf,), rows)[0] if is_kv(leaf) else leaf",
+        "lambda leaf: jax.tree.map(jnp.zeros_like, enlarge((leaf,), rows)[0]) if is_kv(leaf) else leaf",
+    ),
+    ByHand(
+        "cache-of-the-target-zeroed-when-it-grows",
+        f"{FOLDER}/decode_state.py",
+        (GROWTH,),
+        "cache=kv.enlarge(state.cache, rows)",
+        "cache=jax.tree.map(jnp.zeros_like, kv.enlarge(state.cache, rows))",
+    ),
+    ByHand(
+        "rows-written-one-late",
+        f"{FOLDER}/loop.py",
+        (f"{GREEDY}::test_equals_plain_decoding{CHAIN}",),
+        "cache=kv.append(state.cache, verified.rows, state.length - 1,",
+        "cache=kv.append(state.cache, verified.rows, state.length,",
+    ),
+    ByHand(
+        "budget-exceeded-by-one",
+        f"{FOLDER}/loop.py",
+        (f"{GREEDY}::test_budget_cuts_inside_an_accepted_run{CHAIN}",),
+        "room = jnp.where(state.done, 0, state.limit - state.length)",
+        "room = jnp.where(state.done, 0, state.limit - state.length + 1)",
+    ),
+    ByHand(
+        "end-of-text-cut-off",
+        f"{FOLDER}/eos_cut.py",
+        (f"{GREEDY}::test_eos_cuts_inside_an_accepted_run{CHAIN}",),
+        "ends.argmax(axis=1) + 1",
+        "ends.argmax(axis=1)",
+    ),
+    ByHand(
+        "end-of-text-among-rejected-drafts",
+        f"{FOLDER}/eos_cut.py",
+        (f"{GREEDY}::test_eos_cuts_inside_an_accepted_run{CHAIN}",),
+        "(offset <= accepted[:, None])",
+        "(offset <= accepted[:, None] + 1)",
+    ),
+    ByHand(
+        "log-probs-of-doubled-logits",
+        f"{FOLDER}/sampling.py",
+        ("tests/engine/test_engine.py::TestGenerate::test_log_probs_are_log_softmax_of_the_target",),
+        "jax.nn.log_softmax(logits)",
+        "jax.nn.log_softmax(2 * logits)",
+    ),
+    ByHand(
+        "top-k-keeps-one-too-many",
+        f"{FOLDER}/top_p.py",
+        ("tests/decoding/test_top_p.py::test_as_sorting_has_it",),
+        "jnp.clip(limit, 1, logits.shape[-1])",
+        "jnp.clip(limit + 1, 1, logits.shape[-1])",
+    ),
+    ByHand(
+        "top-p-before-top-k",
+        f"{FOLDER}/sampling.py",
+        ("tests/decoding/test_top_p.py::test_as_sorting_has_it",),
+        "    if sampling.top_k is not None:\n"
+        "        scaled = keep_top_k(scaled, _per_row(sampling.top_k, logits))\n"
+        "    return scaled if sampling.top_p is None else keep_top_p(scaled, _per_row(sampling.top_p, logits))\n",
+        "    if sampling.top_p is not None:\n"
+        "        scaled = keep_top_p(scaled, _per_row(sampling.top_p, logits))\n"
+        "    return scaled if sampling.top_k is None else keep_top_k(scaled, _per_row(sampling.top_k, logits))\n",
+    ),
+    ByHand(
+        "top-p-of-all-but-one",
+        f"{FOLDER}/top_p.py",
+        ("tests/decoding/test_top_p.py::test_as_sorting_has_it",),
+        "& (share < 1)",
+        "& (share > 1)",
+    ),
+    ByHand(
+        "temperature-multiplied",
+        f"{FOLDER}/sampling.py",
+        ("tests/decoding/test_gumbel_coupling.py::test_temperature_comes_before_the_noise",),
+        "logits.astype(jnp.float32) / jnp.where",
+        "logits.astype(jnp.float32) * jnp.where",
+    ),
+    ByHand(
+        "finished-prompts-read-on",
+        f"{FOLDER}/prefill.py",
+        (f"{AMONG}{CHAIN}",),
+        "start=jnp.where(count > 0, at, prompt + 1)",
+        "start=jnp.where(count > 0, at, at)",
+    ),
+    ByHand(
+        "feature-of-another-chunk",
+        f"{FOLDER}/prefill.py",
+        (f"{AMONG}[eagle3+chain,length=4+cali-ts]",),
+        "feature=jnp.where(ends[:, None], feature[:, 0], state.feature)",
+        "feature=feature[:, 0]",
+    ),
+    ByHand(
+        "first-token-ends-no-text",
+        f"{FOLDER}/prefill.py",
+        (f"{GREEDY}::test_eos_cuts_inside_an_accepted_run{CHAIN}",),
+        "(first == state.eos).any(axis=1)",
+        "(first == state.eos).all(axis=1)",
+    ),
+    ByHand(
+        "refilled-rows-keep-the-drafters-state",
+        f"{FOLDER}/admission.py",
+        ("tests/engine/test_refilled.py::test_each_is_as_alone_whatever_the_order",),
+        '"feature", "drafter", "log_prob"',
+        '"feature", "log_prob"',
+    ),
+    ByHand(
+        "refilled-rows-keep-their-key",
+        f"{FOLDER}/admission.py",
+        ("tests/engine/test_refilled.py::test_sampled_texts_do_not_depend_on_the_rows",),
+        '"done", "keys", "sampling"',
+        '"done", "sampling"',
+    ),
+    ByHand(
+        "nodes-do-not-see-their-parents",
+        f"{FOLDER}/tree.py",
+        ("tests/decoding/test_tree.py::test_growing_keeps_parents_depths_and_ancestors",),
+        "own | (take(tree.ancestors, parent) & live[..., None])",
+        "own",
+    ),
+    ByHand(
+        "a-tree-that-just-fits-takes-the-next-size",
+        f"{FOLDER}/tree.py",
+        ("tests/decoding/test_tree.py::test_smallest_size_counts_up_to_the_last_live_node",),
+        "(needed > jnp.array(offered))",
+        "(needed >= jnp.array(offered))",
+    ),
+    ByHand(
+        "levels-beyond-the-cut-are-counted",
+        f"{FOLDER}/round_counts.py",
+        (f"{GREEDY}::test_budget_cuts_inside_an_accepted_run{CHAIN}", "tests/controllers/test_loop.py"),
+        "depth = jnp.where(count <= accepted, jnp.minimum(levels(grown), count), levels(grown))",
+        "depth = levels(grown)",
+    ),
+    ByHand(
+        "confidence-of-the-first-expanded-node",
+        f"{FOLDER}/draft_signals.py",
+        ("tests/controllers/test_threshold.py", "tests/decoding/test_draft_signals.py"),
+        "slot = (expanded.node == parent).argmax(axis=1)[:, None]",
+        "slot = jnp.zeros_like(parent)",
+    ),
+    ByHand(
+        "coverage-of-the-best-node-alone",
+        f"{FOLDER}/draft_signals.py",
+        ("tests/controllers/test_expected_gain.py", "tests/decoding/test_draft_signals.py"),
+        "log_coverage=jax.nn.logsumexp(tree.log_confidence, axis=1, where=at_level)",
+        "log_coverage=confidence",
+    ),
+    ByHand(
+        "drafts-without-the-shared-noise",
+        "jaxspec/rules/gumbel_coupling.py",
+        ("tests/decoding/test_gumbel_coupling.py",),
+        "kept_logits(drafts.logits, never_greedy(draws.sampling)) + shared",
+        "kept_logits(drafts.logits, never_greedy(draws.sampling)) + 0 * shared",
+    ),
+    ByHand(
+        "candidates-take-all-the-mass",
+        "jaxspec/rules/gumbel_coupling.py",
+        ("tests/decoding/test_gumbel_coupling.py",),
+        " + jax.nn.logsumexp(drafts.logits, axis=-1, keepdims=True)",
+        "",
+    ),
+    ByHand(
+        "noise-one-position-late",
+        "jaxspec/rules/gumbel_coupling.py",
+        ("tests/lossless/test_coupling.py::test_a_drafter_that_is_the_target_is_always_right",),
+        "here = (tree.depth == level)[..., None]",
+        "here = (tree.depth == level + 1)[..., None]",
+    ),
+    ByHand(
+        "target-redrawn-after-a-rejection",
+        "jaxspec/rules/rejection_sampling.py",
+        ("tests/lossless/test_wrong_rules.py::test_right_rule_passes",),
+        "jnp.maximum(p - q, 0.0)",
+        "p",
+    ),
+    ByHand(
+        "a-rejected-sibling-stays-in-q",
+        "jaxspec/rules/rejection_sampling.py",
+        ("tests/lossless/test_wrong_rules.py::test_right_rule_passes",),
+        "jnp.where(reject, without(q, token), q)",
+        "q",
+    ),
+)

@@ -1,0 +1,148 @@
+"""Mutants of builders and controllers."""
+
+from tests.mutants.mutant import ByHand
+
+BUILDERS, CONTROLLERS = "jaxspec/builders", "jaxspec/controllers"
+
+MUTANTS = (
+    ByHand(
+        "budgeted-as-if-full-depth-were-drafted",
+        f"{BUILDERS}/budgeted.py",
+        ("tests/builders/test_budgeted.py",),
+        "most = sizes[self.rates(score, levels(tree)).argmax(axis=1)]",
+        "most = sizes[self.rates(score, jnp.full_like(levels(tree), self.depth)).argmax(axis=1)]",
+    ),
+    ByHand(
+        "budgeted-looks-one-level-ahead",
+        f"{BUILDERS}/budgeted.py",
+        ("tests/builders/test_budgeted.py",),
+        "return jnp.arange(1, max(self.depth, 2))",
+        "return jnp.arange(1, 2)",
+    ),
+    ByHand(
+        "nodes-ranked-by-their-own-confidence",
+        f"{BUILDERS}/top_paths.py",
+        ("tests/builders/test_eagle2.py", "tests/builders/test_pruned.py"),
+        "take(tree.log_confidence, frontier.node)[..., None] + proposal.log_prob",
+        "proposal.log_prob",
+    ),
+    ByHand(
+        "a-level-overwrites-the-one-before",
+        f"{BUILDERS}/top_paths.py",
+        ("tests/builders/test_eagle2.py",),
+        "(frontier.level - 1) * limits.per_level",
+        "jnp.maximum(frontier.level - 2, 0) * limits.per_level",
+    ),
+    ByHand(
+        "leaves-kept-whatever-their-chance",
+        f"{BUILDERS}/pruned.py",
+        ("tests/builders/test_pruned.py",),
+        "likely = jnp.exp(tree.log_confidence) >= self.leaf",
+        "likely = jnp.exp(tree.log_confidence) >= 0",
+    ),
+    ByHand(
+        "expanded-whatever-it-costs",
+        f"{BUILDERS}/pruned.py",
+        ("tests/builders/test_pruned.py",),
+        "worth_it = jnp.exp(take(tree.log_confidence, reached.node)) >= self.cost",
+        "worth_it = jnp.exp(take(tree.log_confidence, reached.node)) >= 0",
+    ),
+    ByHand(
+        "power-of-every-child",
+        f"{BUILDERS}/confidence_power.py",
+        ("tests/builders/test_budgeted.py::test_more_is_trusted_of_the_first_child_alone",),
+        "jnp.where(first, self.power, 1.0)",
+        "jnp.where(first, self.power, self.power)",
+    ),
+    ByHand(
+        "cape-is-wide-where-it-is-sure",
+        f"{BUILDERS}/cape.py",
+        ("tests/builders/test_cape.py",),
+        "(top > jnp.array(bounds[:-1]))",
+        "(top < jnp.array(bounds[:-1]))",
+    ),
+    ByHand(
+        "deep-paths-are-as-likely-as-wide-ones-never",
+        f"{BUILDERS}/uniform.py",
+        ("tests/builders/test_uniform.py",),
+        "heapq.heappush(waiting, (cost + 1, level + 1, (*path, 0)))",
+        "heapq.heappush(waiting, (cost + 2, level + 1, (*path, 0)))",
+    ),
+    ByHand(
+        "threshold-stays-where-it-was-reached",
+        f"{CONTROLLERS}/adaptive.py",
+        ("tests/controllers/test_threshold.py",),
+        "jnp.where(rate <= self.alpha, self.epsilon, -self.epsilon)",
+        "jnp.where(rate < self.alpha, self.epsilon, -self.epsilon)",
+    ),
+    ByHand(
+        "rounds-without-drafts-move-the-threshold",
+        f"{CONTROLLERS}/adaptive.py",
+        ("tests/controllers/test_threshold.py", "tests/controllers/test_loop.py"),
+        "gamma=jnp.where(drafted, gamma, state.gamma)",
+        "gamma=gamma",
+    ),
+    ByHand(
+        "levels-after-the-rejection-count-as-failures",
+        f"{CONTROLLERS}/posterior_update.py",
+        ("tests/controllers/test_beta_ts.py",),
+        "return jnp.minimum(accepted + 1, levels)",
+        "return levels",
+    ),
+    ByHand(
+        "rounds-without-drafts-outweigh-the-predictor",
+        f"{CONTROLLERS}/cali_ts.py",
+        ("tests/controllers/test_cali_ts.py", "tests/controllers/test_loop.py"),
+        "rounds=state.rounds + (levels > 0)",
+        "rounds=state.rounds + 1",
+    ),
+    ByHand(
+        "a-chance-above-one",
+        f"{CONTROLLERS}/cali_ts.py",
+        ("tests/controllers/test_cali_ts.py",),
+        "return excess(0.0) - excess(1.0)",
+        "return excess(0.0)",
+    ),
+    ByHand(
+        "the-prediction-is-never-outweighed",
+        f"{CONTROLLERS}/posterior_update.py",
+        ("tests/controllers/test_cali_ts.py",),
+        "total = rounds * model + sample",
+        "total = model + sample",
+    ),
+    ByHand(
+        "the-longest-draft-whatever-it-costs",
+        f"{CONTROLLERS}/length_ts.py",
+        ("tests/controllers/test_length_ts.py",),
+        "jnp.argmax(tokens / costs)",
+        "jnp.argmax(jnp.where(jnp.isfinite(costs), tokens, 0))",
+    ),
+    ByHand(
+        "a-position-begins-at-the-first-ones-prior",
+        f"{CONTROLLERS}/length_ts.py",
+        ("tests/controllers/test_length_ts.py",),
+        "return alpha / (alpha + beta), (alpha, beta)",
+        "return mean, (alpha, beta)",
+    ),
+    ByHand(
+        "the-first-level-is-free",
+        f"{CONTROLLERS}/round_cost.py",
+        ("tests/controllers/test_length_ts.py", "tests/controllers/test_expected_gain.py"),
+        "jnp.maximum(levels, 1) * level",
+        "jnp.maximum(levels - 1, 0) * level",
+    ),
+    ByHand(
+        "confidences-are-believed-as-they-are",
+        f"{CONTROLLERS}/expected_gain.py",
+        ("tests/controllers/test_expected_gain.py",),
+        "weights=weights,\n            precision",
+        "weights=state.weights,\n            precision",
+    ),
+    ByHand(
+        "rows-decide-alone",
+        f"{CONTROLLERS}/expected_gain.py",
+        ("tests/controllers/test_expected_gain.py",),
+        "gained = (tokens * active[:, None]).sum(axis=0)",
+        "gained = tokens * active[:, None]",
+    ),
+)

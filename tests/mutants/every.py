@@ -1,0 +1,54 @@
+"""All mutants: those written by hand, and those generated, with the tests that must notice them."""
+
+from tests.mutants import by_hand, generated
+from tests.mutants.mutant import ROOT, Mutant
+
+BATTERY = "tests/lossless/test_greedy.py::TestGreedy::test_equals_plain_decoding"
+CHAIN = "[draft-model+chain,length=4+threshold,gamma=0.2,confidence=token]"
+TREE = "[eagle3+eagle2,total=12,depth=4,width=3+fixed]"
+BUDGET = "tests/lossless/test_greedy.py::TestGreedy::test_budget_cuts_inside_an_accepted_run"
+ROUND_TRIP = "tests/convert/test_round_trip.py"
+TESTS = {  # besides the test file of the same name
+    "jaxspec/decoding/ordered.py": ("tests/decoding/test_top_p.py", "tests/decoding/test_top_k.py"),
+    "jaxspec/decoding/decode_state.py": ("tests/lossless/test_growth.py",),
+    "jaxspec/decoding/loop.py": (f"{BATTERY}{CHAIN}", f"{BUDGET}{CHAIN}", f"{BATTERY}{TREE}"),
+    "jaxspec/decoding/builder.py": (f"{BATTERY}{CHAIN}", f"{BATTERY}{TREE}"),
+    "jaxspec/decoding/drafter.py": ("tests/drafters/test_edd.py", f"{BATTERY}{CHAIN}"),
+    "jaxspec/decoding/prefill.py": ("tests/engine/test_refilled.py", "-k", "alone"),
+    "jaxspec/decoding/sampling.py": ("tests/decoding/test_top_p.py", "tests/decoding/test_gumbel_coupling.py"),
+    "jaxspec/decoding/admission.py": ("tests/engine/test_refilled.py", "-k", "alone"),
+    "jaxspec/rules/rejection_sampling.py": ("tests/lossless/test_wrong_rules.py::test_right_rule_passes",),
+    "jaxspec/drafters/history.py": ("tests/lossless/test_history.py",),
+    "jaxspec/drafters/ngram.py": ("tests/drafters/test_suffix_match.py",),
+    "jaxspec/drafters/eagle3.py": ("tests/convert/test_eagle3.py::test_taps", "tests/convert/test_eagle3_oracle.py"),
+    "jaxspec/drafters/early_exit.py": ("tests/train/methods/test_early_exit.py::test_trains_what_decodes",),
+    "jaxspec/builders/top_paths.py": ("tests/builders/test_eagle2.py", "tests/builders/test_pruned.py"),
+    "jaxspec/controllers/posterior_update.py": (
+        "tests/controllers/test_beta_ts.py",
+        "tests/controllers/test_length_ts.py",
+    ),
+    "jaxspec/controllers/round_cost.py": ("tests/controllers/test_length_ts.py",),
+    "train/methods/skip_sets.py": ("tests/train/methods/test_skip_search.py",),
+    "train/methods/trial.py": ("tests/train/methods/test_skip_search.py",),
+    "convert/experts.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
+    "convert/hf_config.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
+    "convert/dflash_config.py": ("tests/convert/test_dflash.py",),
+    "convert/export.py": (ROUND_TRIP, "tests/convert/test_head.py"),
+    "convert/llama.py": ("tests/convert/test_refusals.py",),
+    "jaxspec/evaluate/divergence.py": ("tests/evaluate/test_results.py",),
+    "jaxspec/evaluate/cost_model.py": ("tests/evaluate/test_modelled.py",),
+}
+EQUIVALENT: dict[str, str] = {}
+"""Generated mutants that no test can notice, and why."""
+
+
+def mutants() -> list[Mutant]:
+    """Every mutant, those written by hand first. Raises StaleError where the lists no longer fit the library."""
+    return [*by_hand.MUTANTS, *generated.drawn(tests_of, EQUIVALENT)]
+
+
+def tests_of(file: str) -> tuple[str, ...]:
+    """The tests that must notice any change to a file: those of its own name, and those listed for it."""
+    folder, _, name = file.removeprefix("jaxspec/").rpartition("/")
+    own = f"tests/{folder}/test_{name}"
+    return (*((own,) if (ROOT / own).exists() else ()), *TESTS.get(file, ()))
