@@ -28,13 +28,14 @@ DRAFTS = {
 }
 FAR = 0.15  # a prediction that is off by more is pointed out
 NOTES = (
-    "modelled: the speedup that this run's counts imply, from the prices of its pieces as they occur in a round.",
-    "flat: the same where time goes by the bytes of weights that are read, as it nearly does on an accelerator: a tree "
-    "costs what one token does; modelled, not measured.",
-    "95 %: intervals that a bootstrap over the questions gives. tau uncut: the last round of a text counted whole, as "
-    "EAGLE does. p: Wilcoxon's signed-rank test over the questions; unclear: no difference was found, and with more "
-    "questions one may be.",
-    "ECE: how far a draft's confidence is, on average, from the share accepted of drafts that are about as confident.",
+    "modelled: the speedup predicted from this run's counts and the measured cost of each part of a round.",
+    "flat: the same for a memory-bound device, where time is proportional to the bytes of weights that are read, so "
+    "that verifying a tree costs as much as one token; modelled, not measured.",
+    "95 %: bootstrap intervals over the questions. tau uncut: the last round of a text counted whole, as EAGLE does. "
+    "p: Wilcoxon's signed-rank test over the questions; unclear: no difference was found, but more questions may show "
+    "one.",
+    "drafts per round: nodes drafted, nodes verified, and levels, each the mean over the rounds. ECE: expected "
+    "calibration error of the drafts' confidence.",
 )
 
 
@@ -102,10 +103,10 @@ def show_weights(found: Mapping[str, Any], console: Console) -> None:
 
 
 def _show_uncertainty(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Prints how sure speedup and tau are, and which methods are slower than the fastest; nothing of one question."""
+    """Prints intervals of speedup and tau, and which methods are slower than the fastest; nothing of one question."""
     if all(values["tau_interval"] is None for values in methods.values()):
         return
-    table = grid("\nhow sure", ["speedup,\n95 %", "tau,\n95 %", "tau\nuncut", "than the\nfastest", "\np"])
+    table = grid("\nuncertainty", ["speedup,\n95 %", "tau,\n95 %", "tau\nuncut", "vs. the\nfastest", "\np"])
     for name, values in methods.items():
         rival, uncut = values["against_fastest"], values["tau_uncut"]
         compared = (
@@ -123,7 +124,7 @@ def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> 
     drafting = {name: values for name, values in methods.items() if values["nodes_drafted_per_round"]}
     if not drafting:
         return
-    table = grid("\ndrafts a round", [f"\n{title}" for title in DRAFTS])
+    table = grid("\ndrafts per round", [f"\n{title}" for title in DRAFTS])
     for name, values in drafting.items():
         table.add_row(name, *numbers(values, DRAFTS))
     console.print(table, markup=False)
@@ -154,7 +155,7 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
     table = "  ".join(f"{size}: {seconds / one:.2f}" for size, seconds in target_seconds.items())
     line(f"\nOne forward of the target takes s_t = {one * 1e3:.2f} ms. Verifying n tokens, in s_t:  {table}")
     line("One drafted level, in s_t:  " + "  ".join(f"{name}: {v['draft_cost']:.2f}" for name, v in drafting.items()))
-    line("Time of decoding, as measured, and what the prices of its pieces predict:")
+    line("Time of decoding: measured, predicted from the cost of each part, and the share of each part:")
     for name, values in methods.items():
         shares = ((part, 100 * ratio(spent, values["decode_seconds"])) for part, spent in values["breakdown"].items())
         line(f"  {name}: {_prediction(values)}" + ", ".join(f"{part} {share:.0f} %" for part, share in shares))

@@ -1,7 +1,7 @@
 """The figures of a report, drawn from the runs' numbers."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxspec.decoding.round_counts import join
@@ -16,7 +16,7 @@ from jaxspec.report.svg import Point, Series
 from jaxspec.report.tables import PARTS, a_token, chains, drafts_by, published, same_but
 
 MOST = 6  # methods in one figure: more cannot be told apart
-BARS = 48  # in one figure, over all categories
+BARS = 30  # in one figure, over all categories
 POINTS = 500  # of a line over rounds: a run may have tens of thousands, and each weighs 150 bytes
 COUNTS = {"verified": "verified nodes", "levels": "levels"}  # field of `RoundCounts`, and the label of its axis
 
@@ -32,14 +32,22 @@ class Figure:
     wide: bool = False
 
 
+Colours = Mapping[str, str]
+"""The CSS class of each method."""
+
+
 def all_figures(runs: Sequence[Run]) -> list[Figure]:
-    """All figures that these runs have the numbers for."""
+    """All figures that these runs have the numbers for, the most telling first."""
+    colours = colours_of(runs)
+    makers = (by_category, time, by_position, lengths, reliability, control, histograms)
+    of_each = [figure for run in runs for make in makers for figure in make(run, colours)]
+    return [figure for figure in (*batches(runs, colours), *of_each) if figure.body]
 
-    def of_each(*makers):
-        return [figure for make in makers for run in runs for figure in make(run)]
 
-    found = of_each(by_category, by_position, reliability, lengths, control, time)
-    return [figure for figure in (*found, *batches(runs), *of_each(histograms)) if figure.body]
+def colours_of(runs: Sequence[Run]) -> Colours:
+    """One colour for each method, the same in all figures of a page; the fastest methods differ most."""
+    names = dict.fromkeys(name for run in runs for name in fastest(run, len(run.methods)))
+    return {REFERENCE: "reference", **{name: f"s{i % svg.COLOURS}" for i, name in enumerate(names)}}
 
 
 def fastest(run: Run, most: int = MOST) -> list[str]:
@@ -48,34 +56,34 @@ def fastest(run: Run, most: int = MOST) -> list[str]:
     return sorted(names, key=lambda name: -run.value(name, "speedup"))[:most]
 
 
-def by_category(run: Run) -> Iterator[Figure]:
+def by_category(run: Run, colours: Colours) -> Iterator[Figure]:
     """Speedup by category of the questions, of the fastest methods."""
     shown = list(run.value(REFERENCE, "categories"))
     names = fastest(run, min(MOST, max(BARS // len(shown), 1)))
     if not names:
         return
     speedup = lambda name, category: number(run, name, "categories", category, "speedup")
-    groups = [(each or run.data, [(name, i, speedup(name, each)) for i, name in enumerate(names)]) for each in shown]
-    drafting = len(run.methods) - 1
-    few = f" The {len(names)} fastest of {drafting} methods." if len(names) < drafting else ""
-    body = _key(names) + svg.bars(groups, x_label="speedup over plain decoding", baseline=1.0)
-    yield Figure("Speedup by category", run.title, f"Decoding alone, prefill left out.{few}", body)
+    groups = [(each or run.data, [(name, colours[name], speedup(name, each)) for name in names]) for each in shown]
+    body = _key((name, colours[name]) for name in names) + svg.bars(
+        groups, x_label="speedup over plain decoding", baseline=1.0
+    )
+    yield Figure("Speedup by category", run.title, f"Decoding alone, without prefill.{_few(run, len(names))}", body)
 
 
-def by_position(run: Run) -> Iterator[Figure]:
+def by_position(run: Run, colours: Colours) -> Iterator[Figure]:
     """Acceptance by position n-α of chains, and EAGLE's."""
     longest = [max(names, key=lambda name: run.methods[name].builder.depth) for names in chains(run)]
     of = lambda name, at: number(run, name, "acceptance_by_position", at)
     series = [
-        Series(name, [Point(at, of(name, at)) for at in range(len(rates))], i % svg.COLOURS)
-        for i, name in enumerate(longest[:MOST])
+        Series(name, [Point(at, of(name, at)) for at in range(len(rates))], colours[name])
+        for name in longest[:MOST]
         if (rates := run.value(name, "acceptance_by_position"))
     ]
     if not series:
         return
     theirs = next(row for row in published()["EAGLE, Table 2"] if row["model"] == "LLaMA2-Chat 7B, T = 0")
     points = [Point(at, Number(float(theirs[f"{at}-α"]), PLAIN, [])) for at in range(5)]
-    series.append(Series("published: EAGLE, LLaMA2-Chat 7B, MT-bench", points, svg.COLOURS, "dashed"))
+    series.append(Series("published: EAGLE, LLaMA2-Chat 7B, MT-bench", points, "published", "dashed"))
     yield _lines(
         "Acceptance by position",
         run.title,
@@ -88,7 +96,7 @@ def by_position(run: Run) -> Iterator[Figure]:
     )
 
 
-def reliability(run: Run) -> Iterator[Figure]:
+def reliability(run: Run, colours: Colours) -> Iterator[Figure]:
     """Share accepted over confidence, as EDD's Figure 3b."""
     names = [name for name in fastest(run, len(run.methods)) if run.value(name, "expected_calibration_error")]
 
@@ -96,14 +104,14 @@ def reliability(run: Run) -> Iterator[Figure]:
         return number(run, name, "calibration", at, key)
 
     series = []
-    for i, name in enumerate(names[:MOST]):
+    for name in names[:MOST]:
         bins = [at for at, row in enumerate(run.value(name, "calibration")) if row["count"]]
         points = [Point(of(name, at, "confidence").value or 0, of(name, at, "accepted")) for at in bins]
-        series.append(Series(name, points, i))
+        series.append(Series(name, points, colours[name]))
     yield _lines(
         "Reliability of confidences",
         run.title,
-        "Drafts in ten bins of confidence; on the diagonal, confidence can be taken at its word (EDD, Fig. 3b).",
+        "Drafts in ten bins of confidence; on the diagonal, confidence equals the acceptance rate (EDD, Fig. 3b).",
         series,
         x_label="confidence of the draft",
         y_label="share accepted",
@@ -113,7 +121,7 @@ def reliability(run: Run) -> Iterator[Figure]:
     )
 
 
-def lengths(run: Run) -> Iterator[Figure]:
+def lengths(run: Run, colours: Colours) -> Iterator[Figure]:
     """Speedup over the length K of the draft, with the controllers that choose it (EESD, Figure 3)."""
     for names in (names for names in chains(run) if len(names) > 1):
         depths = [run.methods[name].builder.depth for name in names]
@@ -122,28 +130,28 @@ def lengths(run: Run) -> Iterator[Figure]:
             Series(
                 label,
                 [Point(depth, number(run, name, key)) for depth, name in zip(depths, names, strict=True)],
-                i,
+                "chains",
                 kind,
             )
-            for i, (label, key, kind) in enumerate(kinds)
+            for label, key, kind in kinds
         ]
         head = drafts_by(run.methods[names[0]])
         stopped = [name for name, m in run.methods.items() if m.controller.stops and drafts_by(m) == head]
-        for i, name in enumerate(stopped[: svg.COLOURS - 2], 2):
+        for name in stopped[:MOST]:
             level = number(run, name, "speedup")
-            series.append(Series(name, [Point(depths[0], level), Point(depths[-1], level)], i))
+            series.append(Series(name, [Point(depths[0], level), Point(depths[-1], level)], colours[name]))
         yield _lines(
             f"Draft length, {names[0].partition('+')[0]}",
             run.title,
             "Chains of fixed length, and across all of them the controllers that choose one (EESD, Fig. 3).",
             series,
-            x_label="tokens drafted a round, K",
+            x_label="tokens drafted per round, K",
             y_label="speedup",
             x_ticks=depths,
         )
 
 
-def control(run: Run) -> Iterator[Figure]:
+def control(run: Run, colours: Colours) -> Iterator[Figure]:
     """What controllers had learnt after each round: Draft & Verify's Figure 5, and the means of EESD's posteriors."""
     learnt = [(name, curve) for name in run.methods if (curve := thresholds(run, name))]
     after = lambda name, at, value: Point(at, Number(value, PLAIN, ["replayed", run.number, name, at]))
@@ -151,9 +159,9 @@ def control(run: Run) -> Iterator[Figure]:
         Series(
             f"{name}: {curve.label}",
             [after(name, at, curve.values[at]) for at in _some(len(curve.values))],
-            i % svg.COLOURS,
+            colours[name],
         )
-        for i, (name, curve) in enumerate(learnt)
+        for name, curve in learnt
     ]
     yield _lines(
         "What controllers learn",
@@ -168,21 +176,24 @@ def control(run: Run) -> Iterator[Figure]:
     )
 
 
-def time(run: Run) -> Iterator[Figure]:
-    """Milliseconds a token by part; none of a run without prices."""
+def time(run: Run, colours: Colours) -> Iterator[Figure]:
+    """Milliseconds per token by part; none of a run whose parts were not timed."""
     if run.value(REFERENCE, "breakdown") is None:
         return
     rows = [
-        (name, [(part, i, a_token(run, name, "breakdown", part)) for i, part in enumerate(PARTS)])
-        for name in [REFERENCE, *fastest(run, 2 * MOST)]
+        (name, [(part, f"part{i}", a_token(run, name, "breakdown", part)) for i, part in enumerate(PARTS)])
+        for name in [REFERENCE, *fastest(run)]
     ]
-    body = _key(PARTS) + svg.stacks(rows, x_label="milliseconds a token", unit=1e3)
-    caption = "What the prices of a round's pieces predict; other is what is left."
+    key = _key((part, f"part{i}") for i, part in enumerate(PARTS))
+    body = key + svg.stacks(rows, x_label="milliseconds per token", unit=1e3)
+    caption = (
+        f"Predicted from the measured cost of each part of a round; other is what is left.{_few(run, len(rows) - 1)}"
+    )
     yield Figure("Where the time goes", run.title, caption, body)
 
 
-def batches(runs: Sequence[Run]) -> Iterator[Figure]:
-    """Tokens a second by batch size."""
+def batches(runs: Sequence[Run], colours: Colours) -> Iterator[Figure]:
+    """Tokens per second by batch size."""
 
     def size(run):
         return run.settings["batch_size"]
@@ -192,24 +203,24 @@ def batches(runs: Sequence[Run]) -> Iterator[Figure]:
         if len(alike) < 2:
             continue
         series = [
-            Series(name, [Point(size(run), number(run, name, "tokens_per_second")) for run in alike], i)
-            for i, name in enumerate([REFERENCE, *fastest(alike[0], MOST - 1)])
+            Series(name, [Point(size(run), number(run, name, "tokens_per_second")) for run in alike], colours[name])
+            for name in [REFERENCE, *fastest(alike[0], MOST - 1)]
         ]
         yield _lines(
             "Throughput",
             alike[0].where(batch=False),
-            "Tokens a second of the whole batch.",
+            "Tokens per second of the whole batch.",
             series,
             x_label="questions decoded together",
-            y_label="tokens a second",
+            y_label="tokens per second",
             x_ticks=[size(run) for run in alike],
         )
 
 
-def histograms(run: Run) -> Iterator[Figure]:
+def histograms(run: Run, colours: Colours) -> Iterator[Figure]:
     """Sizes and depths of the verified trees."""
     cards = []
-    for i, name in enumerate(run.methods):
+    for name in run.methods:
         if name == REFERENCE:
             continue
         rounds = join([history(turn) for turn in run.turns(name)])
@@ -219,7 +230,7 @@ def histograms(run: Run) -> Iterator[Figure]:
                 (value, Number(count, WHOLE, ["histogram", run.number, name, field, value]))
                 for value, count in count_rounds([getattr(rounds, field)]).items()
             ]
-            charts += svg.histogram(counts, i % svg.COLOURS, x_label=label)
+            charts += svg.histogram(counts, colours[name], x_label=label)
         cards.append(f'<div class="pair"><h4>{escape(name)}</h4>{charts}</div>')
     if cards:
         caption = "How many rounds verified a tree of so many nodes, the root left out, and of so many levels."
@@ -233,8 +244,15 @@ def _lines(title: str, of: str, caption: str, series: Sequence[Series], **axes: 
     return Figure(title, of, caption, key + svg.lines(series, **axes) if series else "")
 
 
-def _key(names: Sequence[str]) -> str:
-    return svg.legend([(name, i, "line") for i, name in enumerate(names)])
+def _key(entries: Iterable[tuple[str, str]]) -> str:
+    """A legend of (name, colour)."""
+    return svg.legend([(name, colour, "line") for name, colour in entries])
+
+
+def _few(run: Run, shown: int) -> str:
+    """A sentence where a figure does not show all methods."""
+    drafting = len(run.methods) - 1
+    return f" The {shown} fastest of {drafting} methods." if shown < drafting else ""
 
 
 def _some(rounds: int) -> list[int]:

@@ -3,7 +3,7 @@
 "use strict";
 (() => {
   const runs = JSON.parse(document.getElementById("generations-data").textContent);
-  const place = document.getElementById("generations");
+  const place = document.getElementById("answers");
   const SVG = "http://www.w3.org/2000/svg";
   const COLUMN = 132, ROW = 38, BOX = { width: 98, height: 26 };
 
@@ -169,8 +169,12 @@
     if (runs.length > 1) add("run", runs.map((each) => each.title), state.run, (i) => { state.run = i; state.question = 0; });
     add("question", run.questions.map((each) => each.title), state.question, (i) => { state.question = i; });
     add("method", names, names.indexOf(state.method), (i) => { state.method = names[i]; });
-    place.replaceChildren(pickers, ...question.methods[state.method].map(showTurn));
+    const [first, ...later] = question.methods[state.method];
+    const fold = (turn, i) => make("details", { class: "card" }, make("summary", {}, "turn " + (i + 2)), showTurn(turn));
+    place.replaceChildren(pickers, showTurn(first), ...later.map(fold));
   }
   if (runs.some((run) => run.questions.length)) show();
   else place.replaceChildren(make("p", { class: "note" }, "No generations were kept."));
+  // Paper has no clicks: what is folded away is printed too.
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
 })();

@@ -17,6 +17,7 @@ from jaxspec.report.tables import Table
 
 FOLDER = Path(__file__).parent
 HARDWARE = "published, other hardware"
+SHOWN = 4  # figures that are not folded away
 
 
 def run(settings: Report) -> None:
@@ -42,10 +43,10 @@ def write(runs: Iterable[Path], out: Path, questions: int = 3) -> None:
 def render(runs: Sequence[Run], questions: int = 3) -> str:
     """The page as text."""
     sections = [
-        ("overview", "Overview", "".join(_run(run) for run in runs)),
-        ("figures", "Figures", f'<div class="figures">{"".join(map(_figure, figures.all_figures(runs)))}</div>'),
-        *((_anchor(paper), paper, "".join(map(_table, tables))) for paper, tables in papers.by_paper(runs)),
-        ("generations", "Generations", GENERATIONS),
+        ("overview", "Overview", _run(runs[0]) + "".join(_folded(run.title, _run(run)) for run in runs[1:]) + COLUMNS),
+        ("generations", "Generations", GENERATIONS.format(_how_many(runs, questions))),
+        ("figures", "Figures", _figures(figures.all_figures(runs))),
+        ("papers", "The papers' tables", "".join(_paper(name, tables) for name, tables in papers.by_paper(runs))),
         ("runs", "How it was measured", "".join(map(_settings, runs))),
     ]
     links = "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title, _ in sections)
@@ -71,14 +72,23 @@ WARNING = (
     f"{LABEL.capitalize()}: weights are random, and drafts are accepted by chance. Times are of this device; the "
     "acceptance is what was asked for, and the text means nothing."
 )
+COLUMNS = (
+    "<details><summary>What the columns mean</summary>"
+    '<p class="note">Times are medians over the repeats, ± their standard deviation; speedup is of decoding alone. In '
+    "brackets: 95 % intervals by bootstrap over the questions; those decoded together are drawn together. Of the "
+    "fastest: tokens per second over the fastest method's; p: of Wilcoxon's signed-rank test of the two over the "
+    "questions. τ: tokens per round; τ uncut: the last round of a text counted whole, as EAGLE does. Modelled: "
+    "predicted from this run's counts and the measured cost of each part of a round. HM: harmonic mean of v_d and r_d. "
+    "Unexplained: texts that differ from plain decoding's where rounding does not explain it.</p></details>"
+)
 GENERATIONS = (
-    '<p class="says">Every token, coloured by how it came about. A click on a round draws the tree that was drafted '
-    "and verified in it; arrow keys go on to the next.</p>"
+    '<p class="says">Every token, coloured by who proposed it. A click on a round draws the tree that was drafted and '
+    "verified in it; arrow keys go to the next. {}</p>"
     '<ul class="key"><li><span class="token accepted">drafted and accepted</span></li>'
     '<li><span class="token bonus">bonus, from the target</span></li>'
     '<li><span class="token rejected">drafted and rejected</span></li>'
     '<li><span class="token prefill">from prefill</span></li></ul>'
-    '<div id="generations"><p>This part is drawn by the page\'s script.</p></div>'
+    '<div id="answers"><p>This part is drawn by the page\'s script.</p></div>'
 )
 
 
@@ -92,24 +102,43 @@ def _run(run: Run) -> str:
             return number(run, name, "tokens_per_second", form=WHOLE)
 
         tiles = (
-            _tile("fastest, over plain decoding", number(run, best, "speedup"), escape(best))
-            + _tile("tokens a round, τ", number(run, best, "tau"), escape(best))
-            + _tile("tokens a second", speed(best), f"{REFERENCE}: {speed(REFERENCE).html()}")
-            + _lossless(run)
+            f'<p class="best">Fastest: <strong>{escape(best)}</strong></p><div class="tiles">'
+            + _tile("speedup", number(run, best, "speedup"), "over plain decoding")
+            + _tile("tokens per round, τ", number(run, best, "tau"), "plain decoding has 1")
+            + _tile("tokens per second", speed(best), f"{REFERENCE}: {speed(REFERENCE).html()}")
+            + f"{_lossless(run)}</div>"
         )
-    note = (
-        "Times are medians over the repeats, ± their standard deviation; speedup is of decoding alone. In brackets: "
-        "95 % intervals by bootstrap over the questions; those decoded together are drawn together. Of the fastest: "
-        "tokens a second over the fastest method's; p: of Wilcoxon's signed-rank test of the two over the questions. τ "
-        "uncut: the last round of a text counted whole, as EAGLE does. Modelled: what the counts imply, from the times "
-        "of the pieces. HM: of v_d and r_d. Unexplained: texts that left plain decoding's where rounding does not "
-        "explain it."
-    )
     badge = f'<span class="badge">{LABEL}</span>' if run.simulated else ""
-    return (
-        f'<h3>{escape(run.title)} {badge}</h3><div class="tiles">{tiles}</div>{_grid(papers.overview(run))}'
-        f'<p class="note">{note}</p>'
+    return f"<h3>{escape(run.title)} {badge}</h3>{tiles}{_grid(papers.overview(run))}"
+
+
+def _folded(title: str, content: str) -> str:
+    """Content that a click on its title shows."""
+    return f'<details class="card"><summary>{escape(title)}</summary>{content}</details>'
+
+
+def _how_many(runs: Sequence[Run], questions: int) -> str:
+    """A sentence for each run of whose questions only some are shown."""
+    counts = [(run, len({answer.question for answer in run.answers})) for run in runs]
+    return " ".join(
+        f"{escape(run.title)}: {questions} of {count} questions; <code>--generations {count}</code> shows all."
+        for run, count in counts
+        if questions < count
     )
+
+
+def _figures(found: Sequence[Figure]) -> str:
+    """The first figures, and the others folded."""
+    first, others = ("".join(map(_figure, part)) for part in (found[:SHOWN], found[SHOWN:]))
+    more = _folded(f"{len(found) - SHOWN} more figures", f'<div class="figures">{others}</div>') if others else ""
+    return f'<div class="figures">{first}</div>{more}'
+
+
+def _paper(name: str, tables: Sequence[Table]) -> str:
+    """A paper's tables, folded: those with rows of these runs first."""
+    ours, theirs = ([table for table in tables if bool(table.ours) is wanted] for wanted in (True, False))
+    says = f"{name}: tables with your numbers: {len(ours)} of {len(tables)}"
+    return _folded(says, "".join(map(_table, [*ours, *theirs])))
 
 
 def _tile(label: str, value: Number, below: str) -> str:
@@ -142,7 +171,9 @@ def _figure(figure: Figure) -> str:
 def _table(table: Table) -> str:
     missing = ""
     if not table.ours:
-        missing = f'<p class="missing">Not in these runs. It comes with <code>{escape(table.missing)}</code>.</p>'
+        missing = (
+            f'<p class="missing">Not measured in these runs. To measure it: <code>{escape(table.missing)}</code>.</p>'
+        )
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     return (
         f'<div class="card table"><h3>{escape(table.title)} <span class="source">{escape(table.source)}</span></h3>'
@@ -191,7 +222,3 @@ def _value(value: Any) -> str:
 
 def _devices(runs: Sequence[Run]) -> str:
     return "; ".join(dict.fromkeys(f"{run.found['device']}, {run.found['dtype']}" for run in runs))
-
-
-def _anchor(title: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in title.lower())

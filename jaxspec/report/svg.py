@@ -7,9 +7,13 @@ from collections.abc import Sequence
 
 from jaxspec.report.cells import Number, Real, escape
 
-COLOURS = 8
-"""Series colours that the page has: classes s0 to s7."""
-LEFT, RIGHT, TOP, BOTTOM = 44, 12, 12, 40
+COLOURS = 24
+"""Colours of methods that the page has: classes s0 to s23. The others are `reference`, `published`, `chains`, and
+`part0` to `part3`."""
+WIDTH = 400  # of a chart; on a phone it is shown at nearly this size, so that its text can be read
+LEFT, RIGHT, TOP, BOTTOM = 40, 12, 12, 38
+NAME = 15  # height of a line with a name above bars
+LONGEST = 54  # a name that fits in a line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +29,13 @@ class Series:
     """A line, its points in order of x.
 
     Attributes:
-        colour: number of the class.
+        colour: its CSS class.
         kind: `line`, `dashed` for what a paper published or is not measured, or `steps`.
     """
 
     name: str
     points: Sequence[Point]
-    colour: int
+    colour: str
     kind: str = "line"
 
 
@@ -49,10 +53,10 @@ def text(value: Real) -> str:
     return f"{value:g}"
 
 
-def legend(entries: Sequence[tuple[str, int, str]]) -> str:
-    """A line a series: name, colour, kind."""
+def legend(entries: Sequence[tuple[str, str, str]]) -> str:
+    """An entry for each series: name, colour, kind."""
     items = "".join(
-        f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><path class="s{colour} {kind}" d="M1 4H21"/></svg>'
+        f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><path class="{colour} {kind}" d="M1 4H21"/></svg>'
         f"{escape(name)}</li>"
         for name, colour, kind in entries
     )
@@ -76,7 +80,7 @@ def lines(
         diagonal: also y = x.
         dots: a mark at every point; else points are there, and not seen.
     """
-    width, height = 520, 300
+    width, height = WIDTH, 240
     shown = [point for each in series for point in each.points if point.y.value is not None]
     if not shown:
         return ""
@@ -99,37 +103,38 @@ def lines(
         places = [(x(p.x), y(p.y.value), p) for p in each.points if p.y.value is not None]
         if len(places) > 1:
             path = "L".join(f"{px} {py}" for px, py, _ in places)
-            parts.append(f'<path class="s{each.colour} {each.kind}" d="M{path}"/>')
+            parts.append(f'<path class="{each.colour} {each.kind}" d="M{path}"/>')
         parts += [
-            f'<circle class="s{each.colour}{"" if dots else " unseen"}" cx="{px}" cy="{py}" r="{3.2 if dots else 5}" '
+            f'<circle class="{each.colour}{"" if dots else " unseen"}" cx="{px}" cy="{py}" r="{3.2 if dots else 5}" '
             f"{_says(p.y)}><title>{escape(each.name)}, {text(round(p.x, 4))}: {escape(p.y)}</title></circle>"
             for px, py, p in places
         ]
     return _svg(width, height, y_label, parts)
 
 
-def bars(groups: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_label: str, baseline: Real) -> str:
-    """Horizontal bars in groups: (group, (name, colour, number) each); numbers are written behind their bars.
+def bars(groups: Sequence[tuple[str, Sequence[tuple[str, str, Number]]]], *, x_label: str, baseline: Real) -> str:
+    """Horizontal bars in groups, each under its name; numbers are written behind their bars.
 
     Args:
+        groups: (group, (name, colour, number) of each bar).
         baseline: a value that gets a line, such as 1 for plain decoding's speed.
     """
-    bar, gap, left, width = 15, 12, 118, 640
+    bar, gap, left = 13, 7, 2
     values = [number.value or 0 for _, each in groups for _, _, number in each]
-    high = 1.12 * max([*values, baseline])
-    across = width - left - 46
+    high = 1.02 * max([*values, baseline])
+    across = WIDTH - left - 40
 
     def x(value):
         return round(left + across * max(value, 0) / high, 1)
 
     rows, at = [], TOP
     for name, each in groups:
-        middle = at + bar * len(each) / 2
-        rows.append(f'<text class="name" x="{left - 10}" y="{middle}" dy=".35em">{escape(_short(name))}</text>')
+        rows.append(_name(name, left, at))
+        at += NAME
         for label, colour, number in each:
             end = x(number.value or 0)
             rows.append(
-                f'<rect class="s{colour}" x="{left}" y="{at + 1}" width="{round(end - left, 1)}" height="{bar - 2}" '
+                f'<rect class="{colour}" x="{left}" y="{at + 1}" width="{round(end - left, 1)}" height="{bar - 2}" '
                 f'rx="2" {_says(number)}><title>{escape(name)}, {escape(label)}: {escape(number)}</title></rect>'
                 f'<text class="value" x="{end + 5}" y="{at + bar / 2}" dy=".35em">{escape(number)}</text>'
             )
@@ -137,43 +142,41 @@ def bars(groups: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_l
         at += gap
     height = at - gap + BOTTOM
     marks = [(x(t), text(t)) for t in ticks(0, high)]
-    frame = _frame(width, height, [], marks, left=left)
+    frame = _frame(WIDTH, height, [], marks, left=left)
     rows.append(f'<path class="baseline" d="M{x(baseline)} {TOP - 4}V{height - BOTTOM}"/>')
-    label = f'<text class="axis" x="{left + across / 2}" y="{height - 6}">{escape(x_label)}</text>'
-    return _svg(width, height, x_label, [frame, label, *rows])
+    return _svg(WIDTH, height, x_label, [frame, _axis(left, height, x_label), *rows])
 
 
-def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, int, Number]]]], *, x_label: str, unit: Real = 1.0) -> str:
-    """Horizontal bars of parts, one per row; a part below zero is not drawn, and its number still there.
+def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, str, Number]]]], *, x_label: str, unit: Real = 1.0) -> str:
+    """Horizontal bars of parts, each bar under its name; a part below zero is not drawn, and its number still there.
 
     Args:
         unit: what the axis counts in: its numbers are the values times this.
     """
-    bar, gap, left, width = 18, 8, 196, 640
+    bar, gap, left = 12, 5, 2
     positive = lambda parts: sum(max(number.value or 0, 0) for _, _, number in parts)
     high = 1.03 * max([positive(parts) for _, parts in rows] + [1e-9])
-    across = width - left - RIGHT
+    across = WIDTH - left - RIGHT
     shapes, at = [], TOP
     for name, parts in rows:
-        shapes.append(
-            f'<text class="name" x="{left - 10}" y="{at + bar / 2}" dy=".35em">{escape(_short(name, 30))}</text>'
-        )
+        shapes.append(_name(name, left, at))
+        at += NAME
         begin = float(left)
         for label, colour, number in parts:
             wide = across * max(number.value or 0, 0) / high
             shapes.append(
-                f'<rect class="s{colour}" x="{begin:.1f}" y="{at}" width="{wide:.1f}" height="{bar}" {_says(number)}>'
+                f'<rect class="{colour}" x="{begin:.1f}" y="{at}" width="{wide:.1f}" height="{bar}" {_says(number)}>'
                 f"<title>{escape(name)}, {escape(label)}: {escape(number)}</title></rect>"
             )
             begin += wide
         at += bar + gap
     height = at - gap + BOTTOM
     marks = [(round(left + across * t / (high * unit), 1), text(t)) for t in ticks(0, high * unit)]
-    label = f'<text class="axis" x="{left + across / 2}" y="{height - 6}">{escape(x_label)}</text>'
-    return _svg(width, height, x_label, [_frame(width, height, [], marks, left=left), label, *shapes])
+    frame = _frame(WIDTH, height, [], marks, left=left)
+    return _svg(WIDTH, height, x_label, [frame, _axis(left, height, x_label), *shapes])
 
 
-def histogram(counts: Sequence[tuple[int, Number]], colour: int, *, x_label: str) -> str:
+def histogram(counts: Sequence[tuple[int, Number]], colour: str, *, x_label: str) -> str:
     """A small histogram: (value, rounds that have it); nothing where there are no rounds."""
     if not counts:
         return ""
@@ -190,7 +193,7 @@ def histogram(counts: Sequence[tuple[int, Number]], colour: int, *, x_label: str
         return (height - bottom - 8) * (number.value or 0) / most
 
     shapes = [
-        f'<rect class="s{colour}" x="{x(value) - wide / 2:.1f}" y="{height - bottom - tall(number):.1f}" '
+        f'<rect class="{colour}" x="{x(value) - wide / 2:.1f}" y="{height - bottom - tall(number):.1f}" '
         f'width="{wide:.1f}" height="{tall(number):.1f}" {_says(number)}>'
         f"<title>{value}: {escape(number)} rounds</title></rect>"
         for value, number in counts
@@ -231,8 +234,15 @@ def _says(number: Number) -> str:
     return f'{number.attributes()} data-value="{number.value!r}"' if number.of else ""
 
 
-def _short(name: str, most: int = 18) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
+def _name(name: str, left: Real, top: Real) -> str:
+    """A name above its bars, cut only where it is longer than the chart is wide."""
+    shown = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+    return f'<text class="name" x="{left}" y="{top + NAME / 2}" dy=".35em">{escape(shown)}</text>'
+
+
+def _axis(left: Real, height: Real, label: str) -> str:
+    """The label below a chart."""
+    return f'<text class="axis" x="{(left + WIDTH - RIGHT) / 2}" y="{height - 6}">{escape(label)}</text>'
 
 
 def _svg(width: int, height: Real, label: str, parts: Sequence[str]) -> str:

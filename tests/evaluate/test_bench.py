@@ -459,10 +459,10 @@ def test_table_fits_a_narrow_page(finished: Finished, monkeypatch, capsys: pytes
     assert [line.split()[0] for line in printed if " 1.00 1.00 " in line or line.startswith(METHOD)] == [
         "plain",
         METHOD,
-        METHOD,  # how sure that is
+        METHOD,  # its intervals
         METHOD,  # what it drafts; plain drafts nothing
     ]
-    assert next(line for line in printed if line.startswith("drafts a round")).split()[3:] == [
+    assert next(line for line in printed if line.startswith("drafts per round")).split()[3:] == [
         *("drafted", "verified", "depth", "ECE"),
     ]
     said = " ".join(" ".join(printed).split())

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from jaxspec.report import page, papers
+from jaxspec.report import page, papers, svg
 from jaxspec.report import runs as finished
-from jaxspec.report.figures import _some, control
+from jaxspec.report.figures import _some, colours_of, control
 from jaxspec.report.generations import turn_to_json
 from jaxspec.report.tables import published, same_but
 from tests.report import made_up
@@ -282,9 +282,37 @@ def test_a_run_without_rounds_has_a_page(tmp_path: Path):
 def test_long_runs_are_thinned(tmp_path: Path):
     methods = ("plain", "layer-skip+chain+adaptive")
     out = made_up.write(tmp_path / "out.json", methods, 1, length=3000)
-    (figure,) = control(*finished.read([out]))
+    (run,) = finished.read([out])
+    (figure,) = control(run, colours_of([run]))
     assert 500 <= figure.body.count("<circle") <= 1001
     assert _some(0) == [] and _some(3) == [0, 1, 2] and _some(5001)[-2:] == [4990, 5000]
+
+
+def test_what_a_page_leaves_out_is_said(runs: list[Path]):
+    read = finished.read(runs)
+    assert "2 of 3 questions; <code>--generations 3</code> shows all" in page.render(read, 2)
+    whole = page.render(read, 3)
+    assert "shows all" not in whole
+    assert "EAGLE: tables with your numbers: 4 of 4" in whole
+    assert "Draft &amp; Verify: tables with your numbers: 3 of 4" in whole
+    papers_at = whole.index('<section id="papers">')
+    assert whole.index('id="generations"') < whole.index('id="figures"') < papers_at
+    for table in re.finditer('<tbody class="published">', whole):
+        opened, closed = (whole[papers_at : table.start()].count(tag) for tag in ("<details", "</details>"))
+        assert opened == closed + 1, "a published table is not folded away"
+
+
+def test_a_method_has_one_colour(tmp_path: Path):
+    """Over runs of other methods too, and every one its own as long as there are enough."""
+    paths = [
+        made_up.write(tmp_path / f"{i}.json", methods, 1)
+        for i, methods in enumerate((made_up.METHODS, made_up.METHODS[:4][::-1]))
+    ]
+    colours = colours_of(finished.read(paths))
+    assert colours.keys() == set(made_up.METHODS)
+    assert len(set(colours.values())) == len(colours)
+    style = (Path(page.__file__).parent / "page.css").read_text(encoding="utf-8")
+    assert all(style.count(f".s{i}") == 2 for i in range(10, svg.COLOURS)) and f".s{svg.COLOURS}" not in style
 
 
 def test_what_is_not_there_is_named(tmp_path: Path, runs: list[Path]):
