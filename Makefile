@@ -20,8 +20,8 @@ demo: .venv/.light  ## generate text with and without speculation
 test: .venv/.dev  ## the tests, on WORKERS=2 processes
 	@$(PYTEST)
 
-soak: .venv/.dev  ## the tests, with the full product of methods
-	@$(PYTEST) --soak
+soak: .venv/.dev  ## the tests, with the full product of methods; PART=2/8 for a part; goes on where it was stopped
+	@$(PYTEST) --soak --resume $(if $(PART),--part $(PART))
 
 mutants: .venv/.dev  ## breaks the library in many ways, and tells which the tests notice; ONLY=names
 	@$(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY))

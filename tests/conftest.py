@@ -22,6 +22,8 @@ import hypothesis
 import jaxtyping
 import pytest
 
+from tests.soak import pytest_addoption, pytest_collection_modifyitems, pytest_configure  # noqa: F401 (hooks)
+
 # Every function and dataclass of the library checks its annotated shapes from here on.
 jaxtyping.install_import_hook("jaxspec", "beartype.beartype")
 
@@ -29,19 +31,6 @@ phases = [phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.e
 hypothesis.settings.register_profile("local", max_examples=20, deadline=None, phases=phases)
 hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("local"), derandomize=True, database=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--soak", action="store_true", help="also run the full product of methods (slow)")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--soak"):
-        return
-    waiting = [item for item in items if item.get_closest_marker("soak")]
-    if waiting:
-        config.hook.pytest_deselected(items=waiting)
-        items[:] = [item for item in items if item not in waiting]
 
 
 @pytest.fixture(autouse=True, scope="module")
