@@ -9,7 +9,7 @@ python benchmarks/accelerator.py [--quantize int8] [--out FILE.json] [--minutes 
    the compiler's interval, as `jaxspec plan` has them. For GPUs the compiler says no times: floors and faults. Without
    a data sheet floors go by the bandwidth of 2.
 4. profile: those programs run under the profiler, whose times are added up by the scopes of the compiled text. Prints
-   floor, estimate and measured of each phase side by side, and whether the plan stands.
+   floor, estimate and measured of each phase side by side, and whether the plan holds.
 5. shapes: a forward alone and plain decoding end to end, each as a share of the bandwidth; verification of 8 to 64
    nodes; whole rounds of EAGLE, a head of random weights accepted as its paper's Table 2 says; and what is left of a
    round's time when its pieces, each timed alone, are taken off: the overhead of the engine.

@@ -12,14 +12,15 @@ class Chip:
     """A chip.
 
     Attributes:
-        memory: bytes of it. Sheets that say GB are taken at their word, for the v5p's says GiB.
-        flops: bfloat16 operations a second, dense. Quantised weights are multiplied in bfloat16 too.
-        bandwidth: bytes of its memory a second.
-        link: bytes a second that it can send to others, over all its links; half of what sheets call bidirectional:
-            400, 1200 and 800 GB/s of the TPUs v5e, v5p and v6e, and 600 and 900 of NVLink.
-        clock: cycles a second of a TPU's tensor cores, in which its compiler counts; None of GPUs, whose says nothing.
-        hop: seconds that the smallest message takes to a neighbour; no data sheet has it.
-        source: where the numbers are from.
+        memory: bytes of main memory. GB in a data sheet means 10^9 bytes; the v5p's sheet says GiB.
+        flops: dense bfloat16 operations per second. Quantised weights are multiplied in bfloat16 too.
+        bandwidth: bytes per second of main memory.
+        link: bytes per second that the chip can send, over all its links. This is half of the sheets' bidirectional
+            numbers: 400, 1200 and 800 GB/s for the TPUs v5e, v5p and v6e, 600 and 900 GB/s for NVLink.
+        clock: cycles per second of a TPU's tensor cores, the unit of the compiler's estimates; None for GPUs, whose
+            compiler estimates none.
+        hop: seconds that the smallest message takes to a neighbour; not in any data sheet.
+        source: the data sheet.
     """
 
     memory: float
@@ -31,13 +32,13 @@ class Chip:
     source: str
 
 
-TPU_HOP = 1e-6  # "How to Scale Your Model", jax-ml.github.io/scaling-book/sharding: 1 µs a hop bounds small messages
-NVLINK_STEP = 5e-6  # an assumption: 10 µs for a small all-reduce, which is two steps
+TPU_HOP = 1e-6  # "How to Scale Your Model", jax-ml.github.io/scaling-book/sharding: small messages take 1 µs per hop
+NVLINK_STEP = 5e-6  # assumed: a small all-reduce has two steps and takes 10 µs
 
-# Clocks follow from operations a second and multipliers: 4 units of 128 x 128 in a v5e, 8 in a v5p, both of whose cores
-# the compiler counts as one (8192^3 in bfloat16 are 4.65 M cycles, 2.66 ms; the sheet's least is 2.40). "How to Scale
-# Your Model" has the v5e's. Of a v6e the sheet names 2 of 256 x 256, with which its compiler's count for that product
-# would be below the least; twice as many fit it.
+# Clocks are computed from operations per second and the matrix units: 4 of 128 x 128 in a v5e ("How to Scale Your
+# Model" has the same clock), and 8 in a v5p, whose two cores the compiler counts as one. A check of the v5p's: the
+# compiler counts 4.65 M cycles for a bfloat16 product of 8192^3, which is 2.66 ms; the data sheet's minimum is 2.40 ms.
+# For a v6e the sheet names 2 units of 256 x 256. With 2 the compiler's count is below the minimum, so we assume 4.
 CHIPS = {
     "v5e": Chip(16e9, 197e12, 819e9, 200e9, 1.50e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v5e"),
     "v5p": Chip(95 * 2.0**30, 459e12, 2765e9, 600e9, 1.75e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v5p"),
@@ -56,16 +57,16 @@ KINDS = {
     "NVIDIA A100-SXM4-80GB": "a100-80g",
     "NVIDIA H100 80GB HBM3": "h100-80g",
 }
-"""Of `CHIPS`, by JAX's `device_kind`."""
+"""Keys of `CHIPS`, by JAX's `device_kind`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Chips that work together.
+    """Chips that run one program together.
 
     Attributes:
-        kind: of `CHIPS`.
-        shape: of the grid that links TPUs; the number of GPUs, which a switch links.
+        kind: a key of `CHIPS`.
+        shape: the topology of TPUs, such as (4, 4); for GPUs their number, as one switch links them.
     """
 
     kind: str
@@ -87,9 +88,9 @@ class Slice:
         return self.kind in TPUS
 
     def hops(self, chips: int) -> int:
-        """From one of so many chips to the farthest, where they lie as close together as the grid lets them.
+        """Hops between the two farthest of this many chips, placed as closely as the topology permits.
 
-        Small grids of TPUs do not wrap around; GPUs meet in one switch.
+        Small TPU topologies have no wrap-around links. GPUs are one hop apart.
         """
         if not self.is_tpu:
             return min(1, chips - 1)
@@ -97,15 +98,15 @@ class Slice:
         return min(sum(box) - len(box) for box in boxes if math.prod(box) >= chips)
 
     def seconds(self, work: Work) -> float:
-        """The roofline: computing overlaps with reading memory, whichever takes longer, and neither with messages."""
+        """Roofline time: compute and memory overlap, so the longer counts; communication overlaps with neither."""
         chip = self.chip
         computing = max(work.flops / chip.flops, work.bytes / chip.bandwidth)
         return computing + sum(each.count * self.communication(each) for each in work.collectives)
 
     def communication(self, collective: Collective) -> float:
-        """Seconds of one collective: what each chip must receive, and the way from the farthest one.
+        """Seconds of one collective: the bytes that each chip receives, and the hops from the farthest chip.
 
-        An all-reduce is a reduce-scatter and an all-gather.
+        An all-reduce counts as a reduce-scatter and an all-gather.
         """
         chips = collective.chips or self.chips
         received = collective.bytes * (chips - 1) / chips
@@ -114,7 +115,7 @@ class Slice:
 
 
 def chip_of(device_kind: str) -> Slice | None:
-    """One chip of what JAX calls so; None: no data sheet here is of it."""
+    """A slice of one chip of JAX's `device_kind`; None if `CHIPS` does not have it."""
     kind = KINDS.get(device_kind)
     return None if kind is None else Slice(kind, (1,))
 

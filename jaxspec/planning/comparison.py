@@ -11,12 +11,12 @@ HEADER = ("phase", "floor ms", "estimate ms", "measured ms", "within?")
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """Seconds of a phase.
+    """Planned and measured seconds of a phase.
 
     Attributes:
-        floor: the least that it could take; None: nothing is known of the device.
-        estimate: by the compiler; None: it says nothing.
-        measured: on the device.
+        floor: a lower bound, the roofline; None: the device is not known.
+        estimate: the compiler's; None: it gives none.
+        measured: seconds on the device.
     """
 
     phase: str
@@ -26,12 +26,12 @@ class Compared:
 
     @property
     def within(self) -> bool | None:
-        """Whether what was measured is in the interval; None if there is none."""
+        """Whether the measured time is in the estimated interval; None without an estimate."""
         return None if self.estimate is None else self.estimate.lower <= self.measured <= self.estimate.upper
 
     @property
     def contradiction(self) -> str:
-        """How the measurement contradicts the plan; empty where it does not."""
+        """How the measurement contradicts the plan; empty if it does not."""
         if self.estimate is None:
             return self._beside(self.floor, "below its floor") if self.floor and self.measured < self.floor else ""
         if self.measured > self.estimate.upper:
@@ -42,7 +42,7 @@ class Compared:
         return f"{self.phase} is {abs(self.measured - end) / end:.0%} {how}" if end else f"{self.phase} is {how}"
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, the interval as a list."""
+        """The fields for JSON, the interval as [lower, upper]."""
         return {
             "phase": self.phase,
             "floor_seconds": self.floor,
@@ -53,15 +53,15 @@ class Compared:
 
 
 def verdict(rows: Sequence[Compared]) -> str:
-    """Whether the plan stands, in a sentence that names every phase that contradicts it."""
+    """One sentence: whether the plan holds, and every phase that contradicts it."""
     estimated = [row for row in rows if row.estimate is not None]
     against = "; ".join(row.contradiction for row in rows if row.contradiction)
     if estimated:
         outside = sum(row.within is False for row in estimated)
-        count = f"{outside} of {len(estimated)} phases lie outside of their interval"
-        return f"The plan is wrong here: {count}: {against}." if against else f"The plan stands: {count}."
+        count = f"{outside} of {len(estimated)} phases lie outside their interval"
+        return f"The plan is wrong here: {count}: {against}." if against else f"The plan holds: {count}."
     if not any(row.floor for row in rows):
-        return "There is nothing to compare with: neither floors nor estimates are known for this device."
+        return "Nothing can be compared: there are no floors and no estimates for this device."
     why = "No times are estimated for this device"
     return f"{why}, and a floor is wrong: {against}." if against else f"{why}; nothing ran faster than its floor."
 

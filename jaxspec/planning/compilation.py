@@ -12,7 +12,7 @@ from jaxspec.planning.estimate import Interval, Operation, interval, of_phase, o
 from jaxspec.planning.hlo import CompiledProgram
 from jaxspec.planning.work import Collective, Phase, merged
 
-LARGE = 2**20  # bytes of an array that is worth naming
+LARGE = 2**20  # fewest bytes of an array that is reported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Compiled:
     """A compiled program.
 
     Attributes:
-        operations: of a round of a loop, or of one pass of what is no loop.
-        memory: what `memory_analysis` says.
+        operations: those of one round if the program is a loop, otherwise of one run.
+        memory: JAX's `memory_analysis()`.
     """
 
     program: CompiledProgram
@@ -31,7 +31,7 @@ class Compiled:
 
     @classmethod
     def of(cls, traced: Any, where: Slice, filled: float = 1.0) -> "Compiled | None":
-        """Compiles what was traced; None if the compiler found no room for it.
+        """Compiles a traced program; None if it does not fit in memory.
 
         Args:
             filled: share of the cache's rows that hold tokens, on average.
@@ -47,20 +47,20 @@ class Compiled:
 
     @classmethod
     def read(cls, compiled: Any, where: Slice, filled: float = 1.0) -> "Compiled":
-        """Reads what JAX compiled; `filled` as in `of`."""
+        """Reads a program that JAX compiled; `filled` as in `of`."""
         program = CompiledProgram.parse(compiled.as_text())
         return cls(program, partly_filled(operations(program, where), filled), compiled.memory_analysis(), where)
 
     @property
     def temporaries(self) -> int:
-        """Bytes of a chip: temporaries, code, and output that takes no argument's place."""
+        """Bytes on a chip of temporaries, code, and outputs that reuse no argument's buffer."""
         stats = self.memory
         unaliased = stats.output_size_in_bytes - stats.alias_size_in_bytes
         return stats.temp_size_in_bytes + stats.generated_code_size_in_bytes + unaliased
 
     @property
     def messages(self) -> Mapping[Phase, tuple[Collective, ...]]:
-        """Of each phase, those alike counted together."""
+        """The messages of each phase; equal ones are counted together."""
         found: dict[Phase, list[Collective]] = {}
         for each in self.operations:
             if each.message:
@@ -70,16 +70,16 @@ class Compiled:
 
     @property
     def held_fast(self) -> list[str]:
-        """Large arrays that lie in fast memory from before the loop on, as no weight of a large model can."""
+        """Large arrays that stay in fast memory for the whole loop. A large model's weights do not fit there."""
         entry = self.program.computations[self.program.entry]
         loops = [each for each in entry.instructions if each.opcode == "while"]
         return [str(each) for each in (loops[-1].results if loops else ()) if each.fast and each.bytes >= LARGE]
 
     def seconds(self, phases: Mapping[Phase, int | float]) -> Interval:
-        """Of some phases, each so many times."""
+        """Estimated seconds of phases, each repeated as often as `phases` says."""
         parts = (interval(of_phase(self.operations, phase), self.where).times(n) for phase, n in phases.items())
         return sum(parts, Interval())
 
     def during(self, phases: Mapping[Phase, int | float]) -> list[Operation]:
-        """What some phases do; those that do not run left out."""
+        """Operations of the phases that run at least once."""
         return of_phase(self.operations, *(phase for phase, number in phases.items() if number))

@@ -24,45 +24,45 @@ SAME_VALUES = {
 }  # fmt: skip
 PARTIAL = {"gather", "dynamic_slice", "slice"}
 WRITES = {"dynamic_update_slice": 1, "scatter": 2}
-"""Operand that holds what is written, by the operation."""
+"""Index of the operand with the new values, by operation."""
 
-CACHE = 4  # axes of keys and of values; weights have fewer
+CACHE = 4  # number of axes of keys and values; weights have fewer
 
-Arguments = frozenset[int]  # the arguments of the program that a value is made of, and of nothing else
+Arguments = frozenset[int]  # the program's arguments that a value is computed from, if from nothing else
 NONE: Arguments = frozenset()
 
 
 def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
-    """What the parts of a round do, of a traced `loop.decode`.
+    """The work of the parts of a round, from a traced `loop.decode`.
 
     Args:
-        traced: what `jax.jit(...).trace` gives.
-        arguments: what it was traced with, apart from what is static: `jax.ShapeDtypeStruct`s with shardings.
-        mesh: that the shardings are of, as `mesh.split` gives it.
+        traced: the result of `jax.jit(...).trace`.
+        arguments: its arguments except static ones: `jax.ShapeDtypeStruct`s with shardings.
+        mesh: the mesh of these shardings, from `mesh.split`.
     """
     leaves = jax.tree.leaves(arguments)
     closed = traced.jaxpr
-    assert len(leaves) == len(closed.jaxpr.invars), "every argument is one of the program's"
+    assert len(leaves) == len(closed.jaxpr.invars), "the program must have as many inputs as there are arguments"
     counter = _Counter(leaves, mesh)
     counter.walk(closed.jaxpr, [frozenset([i]) for i in range(len(leaves))], "", 1)
     return Parts.gather(counter.works())
 
 
 class _Counter:
-    """Goes through a program and those inside it, and adds up by phase."""
+    """Walks a program and the programs inside it, and adds up their work by phase."""
 
     def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: AnyMesh) -> None:
         self.arguments, self.mesh = arguments, mesh
-        self.whole = True  # arrays are those of all chips
+        self.whole = True  # shapes are global, not those of one chip
         self.data = mesh.shape["data"]
-        self.attention = 1 / (self.data * mesh.shape["kv"] * mesh.shape["group"])  # of all heads, those of one chip
+        self.attention = 1 / (self.data * mesh.shape["kv"] * mesh.shape["group"])  # share of the heads on one chip
         self.flops: dict[Phase, float] = defaultdict(float)
         self.bytes: dict[Phase, float] = defaultdict(float)
         self.read: dict[Phase, set[int]] = defaultdict(set)
         self.messages: dict[Phase, list[Collective]] = defaultdict(list)
 
     def inside(self, own_parts: bool = False) -> "_Counter":
-        """What counts a program inside this one. With `own_parts` it is each chip's own, on its parts of the arrays."""
+        """A counter for a program inside this one. With `own_parts` its shapes are those of one chip's parts."""
         counter = _Counter(self.arguments, self.mesh)
         counter.whole, counter.data, counter.attention = self.whole, self.data, self.attention
         if own_parts:
@@ -76,11 +76,11 @@ class _Counter:
         }
 
     def total_bytes(self, phase: Phase) -> float:
-        """Of a phase: what it reads in part or writes, and what it reads whole."""
+        """Bytes of a phase: its partial reads and its writes, and the arguments that it reads whole."""
         return self.bytes[phase] + sum(_bytes(self.arguments[i]) * self.share(i) for i in self.read[phase])
 
     def absorb(self, branches: "Sequence[_Counter]") -> None:
-        """Adds what one of several programs does, of which one runs: in each phase the costliest."""
+        """Adds the work of alternative programs, of which one runs: in each phase the costliest."""
         for phase in {phase for branch in branches for phase in branch.works()}:
             costliest = max(branches, key=lambda branch: (branch.total_bytes(phase), branch.flops[phase]))
             self.flops[phase] += costliest.flops[phase]
@@ -89,14 +89,14 @@ class _Counter:
             self.messages[phase] += costliest.messages[phase]
 
     def share(self, argument: int) -> float:
-        """Of an argument's elements, those that each chip holds."""
+        """Share of an argument's elements on each chip."""
         leaf: Any = self.arguments[argument]
         if not self.whole:
             return 1.0
         return math.prod(leaf.sharding.shard_shape(leaf.shape)) / max(1, math.prod(leaf.shape))
 
     def walk(self, jaxpr: core.Jaxpr, made_of: Sequence[Arguments], path: str, times: int) -> list[Arguments]:
-        """Adds up a program that runs `times` times; what its results are made of."""
+        """Adds the work of a program that runs `times` times. Returns the `Arguments` of its results."""
         known: dict[Any, Arguments] = dict(zip(jaxpr.invars, made_of, strict=True))
 
         def look(atom):
@@ -112,7 +112,7 @@ class _Counter:
         return [look(atom) for atom in jaxpr.outvars]
 
     def enter(self, eqn: core.JaxprEqn, operands: list[Arguments], path: str, times: int) -> list[Arguments] | None:
-        """Walks the programs inside an operation; None if it has none."""
+        """Walks the programs inside an operation, and returns the `Arguments` of its results; None if it has none."""
         params = eqn.params
         match eqn.primitive.name:
             case "while":
@@ -139,7 +139,7 @@ class _Counter:
         return None
 
     def step(self, eqn: core.JaxprEqn, operands: list[Arguments], phase: Phase, times: int) -> Arguments:
-        """Adds one operation; what its result is made of."""
+        """Adds the work of one operation. Returns the `Arguments` of its result."""
         name, out = eqn.primitive.name, _shaped(eqn.outvars[0])
         known = [made_of for made_of, atom in zip(operands, eqn.invars, strict=True) if not _is_scalar(atom)]
         if name in SAME_VALUES or (name == "mul" and all(known)) or (name == "slice" and _same_size(eqn)):
@@ -151,7 +151,7 @@ class _Counter:
         if name in PARTIAL and operands[0]:
             (table, *_) = operands[0]
             self.bytes[phase] += times * _bytes(out) * self.share(table)
-            if out.ndim > 1 and not _is_batched(self.arguments[table]):  # the rows of others come as zeros
+            if out.ndim > 1 and not _is_batched(self.arguments[table]):  # rows on other chips are zeros: an all-reduce
                 self.sum(out, _cuts(self.arguments[table], 0), phase, times)
             return NONE
         if name == "dot_general":
@@ -161,7 +161,7 @@ class _Counter:
         return NONE
 
     def product(self, eqn: core.JaxprEqn, operands: list[Arguments], phase: Phase, times: int) -> None:
-        """Adds a product: its operations, and the sum over chips where they hold parts of what is summed over."""
+        """Adds a product: its operations, and an all-reduce if the contracted axis is sharded."""
         contracted, (batched, _) = eqn.params["dimension_numbers"]
         left, out = _shaped(eqn.invars[0]), _shaped(eqn.outvars[0])
         flops = 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted[0])
@@ -171,7 +171,7 @@ class _Counter:
             return
         weight = self.arguments[used[-1]]
         self.flops[phase] += times * flops * self.share(used[-1]) / self.data
-        if jnp.issubdtype(weight.dtype, jnp.integer):  # quantised, and perhaps taken in groups of inputs
+        if jnp.issubdtype(weight.dtype, jnp.integer):  # quantised, perhaps with groups of inputs
             summed = [weight.ndim - 2]
         else:
             sides = zip(contracted, eqn.invars, operands, strict=True)
@@ -180,7 +180,7 @@ class _Counter:
         self.sum(out, max((_cuts(weight, axis) for axis in summed), default=1), phase, times)
 
     def sum(self, out: Any, chips: int, phase: Phase, times: int) -> None:
-        """Adds the sum of a result over the chips that each have a part of what is summed; none over one chip."""
+        """Adds an all-reduce of a result over this many chips; none for a single chip."""
         if chips > 1 and self.whole:
             self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times, chips))
 
@@ -190,7 +190,7 @@ def _bytes(array: Any) -> int:
 
 
 def _shaped(atom: Any) -> Any:
-    """Shape and dtype of a value of the program."""
+    """Shape and dtype of a value in the program."""
     return atom.aval
 
 
@@ -203,11 +203,11 @@ def _same_size(eqn: core.JaxprEqn) -> bool:
 
 
 def _cuts(argument: Any, axis: int) -> int:
-    """Parts that an axis of an argument is cut into."""
+    """Number of parts that an axis of an argument is sharded into."""
     return argument.shape[axis] // argument.sharding.shard_shape(argument.shape)[axis]
 
 
 def _is_batched(argument: Any) -> bool:
-    """Whether each chip has all that its sequences need of an argument: what is cut is the batch."""
+    """Whether an argument is sharded along the batch, so that each chip has all rows of its sequences."""
     first, *_ = (*argument.sharding.spec, None)
     return "data" in (first or ())

@@ -21,27 +21,27 @@ from jaxspec.planning.work import COMMIT, Collective, Phase
 ESTIMATED, MESSAGE, COPY, UPDATE, SORT, KERNEL, OTHER = (
     "estimated", "message", "copy", "update", "sort", "kernel", "other"
 )  # fmt: skip
-"""Kinds of operations: those with cycles, and those without, by how they are priced."""
+"""Kinds of operations: `ESTIMATED` ones have cycles; for the others, the kind says how their time is computed."""
 
-# Of the peak, what a kernel's products reach: attention of 512 queries over 2,048 rows is scheduled in 5,150 bundles of
-# a v5e's core by the compiler's own listing, where its matrix units need 4,096 cycles. Its pipeline reads beside them.
+# Share of peak compute that a kernel reaches. For attention of 512 queries over 2,048 rows on a v5e, the compiler's
+# listing has 5,150 bundles, and the matrix units need 4,096 cycles. Memory reads are pipelined beside them.
 KERNEL_SHARE = 0.8
 
 VIEWS = ("ConcatBitcast", "AssumeGatherIndicesInBound", "GatherScatterIndicesBitpacked", "Sharding")
-"""Custom calls that compute nothing, or next to nothing."""
+"""Custom calls that compute almost nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """Something that a program does, and how often.
+    """An operation of a program, and how often it runs.
 
     Attributes:
-        kind: `ESTIMATED`, or how it is priced.
-        times: that it runs in a round; in a level, where it is part of one.
-        bytes: that it moves to and from main memory each time.
-        flops: that a kernel says it takes each time.
-        message: to other chips, of the kind `MESSAGE`.
-        loop: the innermost that it is in; None: of a round.
+        kind: `ESTIMATED`, or the kind that says how its time is computed.
+        times: number of runs in a round; for an operation of a level, in a level.
+        bytes: bytes to and from main memory in each run.
+        flops: a kernel's declared operations in each run.
+        message: the collective, if the kind is `MESSAGE`.
+        loop: the innermost loop inside a round that contains it; None: no such loop.
     """
 
     phase: Phase
@@ -56,11 +56,11 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Seconds between two ends.
+    """An estimated time in seconds.
 
     Attributes:
         lower: everything overlaps: the longer of the estimated cycles and of all bytes at full bandwidth.
-        upper: nothing does: the cycles, then what has no estimate, one after the other.
+        upper: nothing overlaps: the cycles, plus the times of all operations without an estimate.
     """
 
     lower: float = 0.0
@@ -70,29 +70,30 @@ class Interval:
         return Interval(self.lower + other.lower, self.upper + other.upper)
 
     def times(self, number: int | float) -> "Interval":
-        """So many of them, one after the other."""
+        """The time of `number` repetitions in sequence."""
         return Interval(self.lower * number, self.upper * number)
 
     def over(self, seconds: float) -> list[float]:
-        """Both ends in units of so many seconds."""
+        """[lower, upper] divided by `seconds`."""
         return [self.lower / seconds, self.upper / seconds]
 
     def ends(self) -> list[float]:
-        """Lower and upper."""
+        """[lower, upper] in seconds."""
         return [self.lower, self.upper]
 
 
 def operations(program: CompiledProgram, where: Slice) -> list[Operation]:
-    """What one round of a compiled loop does; one pass of a program that is no loop.
+    """Operations of one round of a compiled loop, or of one run of a program without a loop.
 
-    A `while` that counts up to a constant runs that often, and any other once: drafting, whose levels are a phase of
-    their own. Of the branches of a conditional the dearest counts, for each phase: verification of every size is one.
+    A `while` that counts to a constant runs that often. Any other `while` counts once: it is the loop of drafting, and
+    its levels are a phase of their own. For a conditional, each phase counts its slowest branch. Verification has a
+    phase for each tree size.
     """
     return list(_of(program, program.loop, where, 1, COMMIT))
 
 
 def partly_filled(found: Iterable[Operation], share: float) -> list[Operation]:
-    """The same operations where that share of the cache's rows is filled: a kernel over the prefix skips the others."""
+    """The operations if only `share` of the cache's rows is filled: the attention kernel skips the other rows."""
     return [
         dataclasses.replace(each, bytes=round(each.bytes * share), flops=round(each.flops * share))
         if each.kind == KERNEL and f"/{attention_kernel.NAME}" in each.instruction.path
@@ -109,7 +110,7 @@ def _of(
     phase: Phase,
     loop: Instruction | None = None,
 ) -> Iterator[Operation]:
-    """What a computation does that runs so often; `phase` is of what comes before the first that has a path."""
+    """Operations of a computation that runs `times` times. `phase` applies until an instruction has a path."""
     for each in computation.instructions:
         phase = phase_at(each, phase)
         inside = partial(_inside, program, where, phase=phase, loop=loop)
@@ -132,7 +133,7 @@ def _inside(program: CompiledProgram, where: Slice, name: str, times: int, **kno
 def _operation(
     program: CompiledProgram, computation: Computation, each: Instruction, phase: Phase, times: int
 ) -> Operation | None:
-    """What one instruction does; None if that is nothing."""
+    """The operation of one instruction; None if it costs nothing."""
     if each.opcode in traffic.FREE or each.opcode.endswith(("-done", "-update")) or each.target in VIEWS:
         return None
     message = message_of(each)
@@ -150,21 +151,21 @@ def _kind(each: Instruction) -> str:
 
 
 def _dearest(branches: Sequence[list[Operation]], where: Slice) -> Iterator[Operation]:
-    """In each phase the branch that takes longest, at worst."""
+    """For each phase, the operations of the branch with the longest upper estimate."""
     for phase in dict.fromkeys(each.phase for branch in branches for each in branch):
         own = [[each for each in branch if each.phase == phase] for branch in branches]
         yield from max(own, key=lambda some: sum(seconds(each, where) for each in some))
 
 
 def seconds(operation: Operation, where: Slice) -> float:
-    """All the times that it runs, with nothing beside it."""
+    """Seconds of all runs of an operation if nothing overlaps with it."""
     each, chip = operation.instruction, where.chip
     match operation.kind:
         case "message":
             assert operation.message is not None
             once = where.communication(operation.message)
         case "estimated":
-            assert chip.clock is not None, "no compiler but a TPU's estimates cycles"
+            assert chip.clock is not None, "only the TPU's compiler estimates cycles"
             once = (each.cycles or 0) / chip.clock
         case "sort":
             once = _sort_passes(each) * sum(result.bytes for result in each.results) / chip.bandwidth
@@ -174,14 +175,14 @@ def seconds(operation: Operation, where: Slice) -> float:
 
 
 def _sort_passes(each: Instruction) -> int:
-    """Of a bitonic sort over everything that is sorted at once."""
+    """Number of passes of a bitonic sort along the sorted axis."""
     axis = int(each.line.split("dimensions={")[1].split("}")[0])
     bits = max(1, (each.results[0].shape[axis] - 1).bit_length())
     return bits * (bits + 1) // 2
 
 
 def interval(found: Iterable[Operation], where: Slice) -> Interval:
-    """Seconds of these operations, one after the other."""
+    """Estimated seconds of these operations together."""
     found = list(found)
     total = sum((seconds(each, where) for each in found), 0.0)
     cycles = sum((seconds(each, where) for each in found if each.kind == ESTIMATED), 0.0)
@@ -191,13 +192,13 @@ def interval(found: Iterable[Operation], where: Slice) -> Interval:
 
 
 def coverage(found: Iterable[Operation]) -> float:
-    """Share of the bytes moved that belong to operations with an estimate; 0 where nothing is moved."""
+    """Share of all bytes that operations with an estimate move; 0 if no bytes are moved."""
     by_kind = bytes_by_kind(found)
     return by_kind.get(ESTIMATED, 0) / total if (total := sum(by_kind.values())) else 0.0
 
 
 def bytes_by_kind(found: Iterable[Operation]) -> Mapping[str, int]:
-    """Bytes that operations of each kind move."""
+    """Bytes moved by the operations of each kind."""
     totals: dict[str, int] = {}
     for each in found:
         totals[each.kind] = totals.get(each.kind, 0) + each.times * each.bytes
@@ -205,5 +206,5 @@ def bytes_by_kind(found: Iterable[Operation]) -> Mapping[str, int]:
 
 
 def of_phase(found: Iterable[Operation], *phases: Phase) -> list[Operation]:
-    """Those of some phases."""
+    """The operations of some phases."""
     return [each for each in found if each.phase in phases]

@@ -35,9 +35,9 @@ def estimated(
     where: Slice,
     settings: PlanSettings,
 ) -> dict[str, Any]:
-    """What a plan says of the compiled program; None everywhere where there is none.
+    """The plan's entries that need the compiled program; None if there is no compiled program.
 
-    `floor_seconds` is the roofline without messages. Prefill has one whether or not it was compiled.
+    `floor_seconds`, the roofline without messages, is always there. So is the entry for prefill if `--prompt` is given.
     """
     works: dict[str, Work | None] = {
         "draft": parts.drafting(rounds.levels) if rounds.levels else None,
@@ -79,7 +79,7 @@ def estimated(
 
 
 def filled_on_average(prompt: int, chunk: int, rows: int) -> float:
-    """Share of a cache's rows that a chunk of a prompt reads: those before it, in whole blocks of the kernel."""
+    """Mean share of a cache's rows that a chunk of a prompt reads: the rows before it, in whole kernel blocks."""
     starts = range(0, prompt, chunk)
     return sum(min(rows, -(-start // BLOCK) * BLOCK) for start in starts) / (len(starts) * rows)
 
@@ -91,7 +91,8 @@ def _over(took: Interval | None, floor: float | None) -> list[float] | None:
 def _speedup(
     compose: Compose, took: Mapping[str, Interval | None], rounds: Rounds, where: Slice, settings: PlanSettings
 ) -> list[float] | None:
-    """Over plain decoding at the same end of both intervals; None without a tau, or room for plain decoding."""
+    """Speedup over plain decoding, from the same end of both intervals; None if there is no tau or plain decoding does
+    not fit."""
     if rounds.tau is None:
         return None
     say("compiling the loop of plain decoding, to compare with")
@@ -109,7 +110,7 @@ def _speedup(
 def _prefill(
     settings: PlanSettings, where: Slice, work: Work | None, floor: float | None, took: Interval | None
 ) -> dict[str, Any] | None:
-    """Of reading the prompts; None if no --prompt says how long they are."""
+    """The entry for prefill; None without --prompt."""
     if work is None or not floor:
         return None
     return {
@@ -122,7 +123,7 @@ def _prefill(
 
 
 def _kinds(done: list[Operation], where: Slice) -> dict[str, dict[str, int | float]]:
-    """What has no estimate, by how it is priced: how often, bytes of main memory, and seconds with nothing beside."""
+    """Operations without an estimate, by kind: count, bytes of main memory, and seconds without overlap."""
     kinds = sorted({each.kind for each in done} - {ESTIMATED})
     of = lambda kind: [each for each in done if each.kind == kind]
     return {
@@ -136,7 +137,7 @@ def _kinds(done: list[Operation], where: Slice) -> dict[str, dict[str, int | flo
 
 
 def _dearest(done: Mapping[str, list[Operation]], count: int, where: Slice) -> list[dict[str, Any]]:
-    """The operations that are estimated to take longest, a level of drafting as often as it is compiled: once."""
+    """The `count` operations with the longest times. Operations of a drafting level count for one level."""
     every = [(part, each) for part, of in done.items() for each in of]
     return [
         {

@@ -13,17 +13,18 @@ from jaxspec.planning.hlo import Buffer, CompiledProgram
 from jaxspec.planning.messages import message_of, received
 from jaxspec.planning.program import PlacedProgram
 
-SMALL = 2**20  # bytes below which a copy is no fault
-SCORES = 2**26  # bytes of attention scores that are held in main memory at once
-SERIAL = 8  # passes of a loop that nobody wrote
+SMALL = 2**20  # a copy of fewer bytes is no fault
+SCORES = 2**26  # attention scores in main memory are a fault from this many bytes on
+SERIAL = 8  # a loop added by the compiler is a fault from this many iterations on
 
 
 def find_faults(placed: PlacedProgram, program: CompiledProgram, found: Sequence[Operation]) -> list[str]:
-    """All of them, each as a clause.
+    """All faults of a compiled loop, each as a clause.
 
     Args:
-        placed: what was compiled.
-        found: the compiled program's operations.
+        placed: the program before compilation.
+        program: the compiled program.
+        found: the operations of the compiled program.
     """
     caches, rows = matrices(placed.state.cache), placed.state.tokens.shape[1]
     weights, vocabulary = matrices(placed.models), placed.models.target.config.vocab_size
@@ -38,12 +39,12 @@ def find_faults(placed: PlacedProgram, program: CompiledProgram, found: Sequence
 
 
 def matrices(placed: Any) -> list[jax.ShapeDtypeStruct]:
-    """The matrices and caches among what was placed."""
+    """The placed arrays with at least two axes: matrices and caches."""
     return [leaf for leaf in jax.tree.leaves(placed) if leaf.ndim >= 2]
 
 
 def gathered(program: CompiledProgram, arguments: Iterable[Any], vocabulary: int) -> Iterator[str]:
-    """Messages of the loop whose result is one of these arguments, whole or as some of its axes are; or logits."""
+    """Messages that gather one of these arguments, along some or all of its sharded axes, or logits."""
     whole = set()
     for argument in arguments:
         local = argument.sharding.shard_shape(argument.shape)
@@ -59,9 +60,9 @@ def gathered(program: CompiledProgram, arguments: Iterable[Any], vocabulary: int
 
 
 def copied(program: CompiledProgram, found: Iterable[Operation], arguments: Iterable[Any]) -> Iterator[str]:
-    """Operations that write an array as large as a chip's part of one of these to main memory.
+    """Operations that write an array with the shape of a chip's part of an argument to main memory.
 
-    Moves between a TPU's two memories, by which it reads ahead, are none.
+    Prefetches from a TPU's main memory to its fast memory are not faults.
     """
     parts = {_plain(argument.sharding.shard_shape(argument.shape)) for argument in arguments}
     for each in found:
@@ -75,15 +76,15 @@ def copied(program: CompiledProgram, found: Iterable[Operation], arguments: Iter
 
 
 def serial_loops(found: Iterable[Operation]) -> Iterator[str]:
-    """Loops that the compiler made of one operation, such as a scatter, a row at a time."""
+    """Loops that the compiler made from one operation, such as a scatter that writes one row at a time."""
     passes = {each.loop.name: (each.times, each.loop.path) for each in found if each.loop is not None}
     for times, path in passes.values():
         if times >= SERIAL and not path.endswith(("/while", "/scan")):
-            yield f"a loop of {times} passes, one after the other ({_short(path)})"
+            yield f"a sequential loop of {times} iterations ({_short(path)})"
 
 
 def sorted_vocabularies(found: Iterable[Operation], least: int) -> Iterator[str]:
-    """Sorts of as many values as a chip has of the vocabulary, or more."""
+    """Sorts of at least `least` values, a chip's part of the vocabulary."""
     for each in found:
         lengths = each.instruction.results[0].shape if each.kind == "sort" else ()
         if max(lengths, default=0) >= least:
@@ -91,7 +92,7 @@ def sorted_vocabularies(found: Iterable[Operation], least: int) -> Iterator[str]
 
 
 def held_scores(found: Iterable[Operation], rows: int, caches: Iterable[Any]) -> Iterator[str]:
-    """Arrays in main memory that have a number for each row of the cache, and are large."""
+    """Large arrays in main memory with an axis as long as the cache, other than the caches: attention scores."""
     parts = {_plain(argument.sharding.shard_shape(argument.shape)) for argument in caches}
     for each in found:
         for buffer in each.instruction.results:
@@ -104,7 +105,7 @@ def _is_scores(buffer: Buffer, rows: int) -> bool:
 
 
 def _plain(shape: Iterable[int]) -> tuple[int, ...]:
-    """The same for all layouts of an array."""
+    """A key that is the same for all transpositions of an array."""
     return tuple(sorted(length for length in shape if length != 1))
 
 

@@ -10,8 +10,8 @@ from jaxspec.planning.chips import Slice
 
 PLUGIN, NVCC = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
 
-# What XLA wants to know of a chip, in its text format (as in openxla/xla's issue 25919, of an H100). Numbers: NVIDIA's
-# data sheets, and the table of compute capabilities in the CUDA C++ programming guide.
+# XLA's description of a GPU in text format; openxla/xla's issue 25919 has an example for an H100. The numbers are from
+# NVIDIA's data sheets, and from the table of compute capabilities in the CUDA C++ programming guide.
 _THREADS = (
     "threads_per_warp: 32 shared_memory_per_block: 49152 threads_per_block_limit: 1024 threads_per_core_limit: 2048"
 )
@@ -35,20 +35,23 @@ _VERSIONS = "dnn_version_info { major: 9 minor: 7 } runtime_version { major: 12 
 
 
 def can_compile() -> bool:
-    """Whether what compiles for GPUs is installed: pip install 'jax-specdec[plan-cuda]'."""
+    """Whether the GPU compiler is installed: pip install 'jax-specdec[plan-cuda]'."""
     return all(_found(name) for name in (PLUGIN, NVCC))
 
 
 def gpus(where: Slice) -> Sequence[Any]:
-    """The GPUs of a box, which need not be there. Before JAX has looked for devices, and only if `can_compile`."""
+    """The GPUs of one machine, as devices for the compiler only.
+
+    Requires `can_compile`. Call it before JAX looks for devices: it sets XLA_FLAGS and PATH.
+    """
     from jax.experimental import topologies
 
     spec = importlib.util.find_spec(NVCC)
-    assert spec is not None and spec.submodule_search_locations, "asked only where it is installed"
+    assert spec is not None and spec.submodule_search_locations, "requires `can_compile`"
     folder = Path(next(iter(spec.submodule_search_locations)))
     wanted = (
         f"--xla_gpu_cuda_data_dir={folder}",
-        "--xla_gpu_autotune_level=0",  # which would time kernels
+        "--xla_gpu_autotune_level=0",  # autotuning would time kernels on a GPU
         "--xla_gpu_enable_triton_gemm=false",
     )
     os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *wanted)).strip()
@@ -58,12 +61,12 @@ def gpus(where: Slice) -> Sequence[Any]:
         f'gpu_device_info {{ {_THREADS} {_GRID} {_MEMORY} {numbers} }} platform_name: "CUDA" {_VERSIONS} '
         f'device_description_str: "{name}"'
     )
-    topology = f"1x1x{where.chips}"  # boxes, hosts in each, GPUs of a host
+    topology = f"1x1x{where.chips}"  # slices, hosts per slice, GPUs per host
     return topologies.get_topology_desc(platform="cuda", target_config=described, topology=topology).devices
 
 
 def _found(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of what comes before the dot
+    except ModuleNotFoundError:  # the package before the dot is missing
         return False

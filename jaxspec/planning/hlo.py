@@ -23,12 +23,12 @@ _FLOPS = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 _MEMORY = re.compile(r"S\((\d+)\)")
 _BITS = re.compile(r"\d+")
 
-MAIN = ("0", "5")  # memory spaces of a layout that are no fast memory of the chip: its main memory, and the host's
+MAIN = ("0", "5")  # memory spaces in a layout that are not fast memory: the chip's main memory, and the host's
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """An array of a program; `fast` where the compiler put it into the chip's fast memory."""
+    """An array of a program; `fast` if the compiler placed it in the chip's fast memory."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -36,13 +36,13 @@ class Buffer:
 
     @property
     def bytes(self) -> int:
-        """Without what a layout pads."""
+        """Bytes without the layout's padding."""
         bits = 8 if self.dtype == "pred" else int(found[0]) if (found := _BITS.search(self.dtype)) else 0
         return int(np.prod(self.shape, dtype=np.int64)) * bits // 8
 
     @property
     def slow_bytes(self) -> int:
-        """Of main memory."""
+        """Bytes in main memory."""
         return 0 if self.fast else self.bytes
 
     def __str__(self) -> str:
@@ -51,16 +51,16 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """A line of a program.
+    """One instruction, a line of the program's text.
 
     Attributes:
-        results: the arrays of its result, those of a tuple in their order.
-        operands: the names of the instructions whose results it takes.
-        runs: by role, such as `body`, the name of a computation.
-        branches: of a conditional.
-        path: the scopes that it was traced in; empty for what the compiler added.
+        results: the arrays of its result; several for a tuple.
+        operands: names of the instructions whose results it reads.
+        runs: names of the computations that it calls, by role, such as `body`.
+        branches: names of a conditional's computations.
+        path: the scopes in which it was traced; empty if the compiler added it.
         cycles: the compiler's estimate for a TPU; None if it gives none.
-        line: as it stands in the text.
+        line: its line in the text.
     """
 
     name: str
@@ -76,25 +76,25 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """Of a custom call; otherwise empty."""
+        """The target of a custom call; otherwise empty."""
         found = _TARGET.search(self.line)
         return found[1] if found else ""
 
     @property
     def flops(self) -> int:
-        """Of a kernel, as whoever wrote it says; of anything else 0."""
+        """Operations of a kernel, from the kernel's own cost estimate; 0 for any other instruction."""
         found = _FLOPS.search(self.line)
         return int(found[1]) if found else 0
 
     @property
     def bytes(self) -> int:
-        """Of its results."""
+        """Bytes of its results."""
         return sum(each.bytes for each in self.results)
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions in the order of their schedule."""
+    """A computation: its instructions in scheduled order."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -105,13 +105,13 @@ class Computation:
 
     @functools.cached_property
     def parameters(self) -> Mapping[int, Instruction]:
-        """By their numbers."""
+        """The parameter instructions, by parameter number."""
         found = (each for each in self.instructions if each.opcode == "parameter")
         return {int(each.line.split("parameter(")[1].split(")")[0]): each for each in found}
 
     @functools.cached_property
     def users(self) -> Mapping[str, tuple[Instruction, ...]]:
-        """Of each instruction's result."""
+        """The instructions that read each instruction's result, by its name."""
         found: dict[str, list[Instruction]] = {}
         for each in self.instructions:
             for name in dict.fromkeys(each.operands):
@@ -125,12 +125,12 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """What `compiled.as_text()` says.
+    """A compiled program, read from `compiled.as_text()`.
 
     Attributes:
-        computations: by name.
-        entry: the name of the first.
-        module: the name of all of it.
+        computations: all computations, by name.
+        entry: the name of the entry computation.
+        module: the name of the HLO module.
     """
 
     computations: Mapping[str, Computation]
@@ -155,23 +155,23 @@ class CompiledProgram:
 
     @property
     def loop(self) -> Computation:
-        """The body of the loop that the program is; the whole program where it is none.
+        """The body of the program's loop; the whole program if it has no loop.
 
-        Of several loops the last: what comes before it prepares its arguments.
+        If there are several loops it is the last: earlier ones prepare its arguments.
         """
         loops = [each for each in self.computations[self.entry].instructions if each.opcode == "while"]
         return self.computations[loops[-1].runs["body"]] if loops else self.computations[self.entry]
 
     @property
     def inside(self) -> Iterator[Instruction]:
-        """All instructions but those before and after the loop, the insides of fusions too."""
+        """All instructions inside the loop, those of fusions included."""
         alone = self.loop.name == self.entry
         for name, computation in self.computations.items():
             if alone or name != self.entry:
                 yield from computation.instructions
 
     def trips(self, loop: Instruction) -> int | None:
-        """How often a `while` runs, where its condition counts up to a constant; None if it does not."""
+        """Iterations of a `while` whose condition counts up to a constant; None for any other `while`."""
         condition = self.computations[loop.runs["condition"]]
         root = condition.root
         if root.opcode != "compare" or "direction=LT" not in root.line:
@@ -208,7 +208,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _operands(text: str) -> Iterator[str]:
-    """Names of the operands, which older texts write after their types."""
+    """Names of the operands. Older versions of the text write a type before each name."""
     plain = re.sub(r"/\*.*?\*/|\{[^{}]*\}|\[[^\]]*\]", "", text)
     for part in plain.replace("(", "").replace(")", "").split(","):
         if found := _NAME.findall(part):
@@ -222,12 +222,12 @@ def _buffer(found: re.Match[str]) -> Buffer:
 
 
 def _end_of_type(line: str, start: int) -> int:
-    """Where the type of a result ends: a tuple in brackets, or an array, which has no space in it."""
+    """End of the type of a result. A tuple is in brackets; an array's type contains no space."""
     return _closing(line, start) + 1 if line.startswith("(", start) else line.find(" ", start)
 
 
 def _closing(line: str, start: int) -> int:
-    """Where the bracket that opens at `start` closes."""
+    """Index of the bracket that closes the one at `start`."""
     depth = 0
     for at in range(start, len(line)):
         depth += {"(": 1, ")": -1}.get(line[at], 0)

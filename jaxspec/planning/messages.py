@@ -14,7 +14,7 @@ _GROUPS = re.compile(
 
 
 def message_of(instruction: Instruction) -> Collective | None:
-    """The message that an instruction sends, or starts to send; None if it sends none."""
+    """The message that an instruction sends or starts to send; None if it sends none."""
     kind = instruction.opcode.removesuffix("-start")
     if kind not in KINDS:
         return None
@@ -24,10 +24,10 @@ def message_of(instruction: Instruction) -> Collective | None:
 
 
 def received(message: Instruction) -> tuple[Buffer, ...]:
-    """The arrays that a message results in.
+    """The result arrays of a message.
 
-    What starts one names its operands first, then as many results, then numbers that the device needs; an all-reduce
-    names its results alone.
+    The tuple of a `-start` instruction holds its operands, then as many results, then scalars for the device. An
+    all-reduce has its results only.
     """
     arrays = message.results
     if message.opcode.startswith("all-reduce") or not message.opcode.endswith("-start"):
@@ -38,7 +38,7 @@ def received(message: Instruction) -> tuple[Buffer, ...]:
 
 
 def _group(line: str) -> int | None:
-    """Chips among which a message goes, by the first of its groups, which are alike; None: all of them."""
+    """Number of chips in a message's replica groups, which all have the same size; None: all chips."""
     match = _GROUPS.search(line)
     if match is None:
         return None
@@ -47,5 +47,5 @@ def _group(line: str) -> int | None:
     if match["size"]:
         return int(match["size"])
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", match["axes"])}
-    used = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match["used"])  # an axis, or so much of one
+    used = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match["used"])  # an axis, or a part of one
     return math.prod(int(part) if part else sizes[name] for name, part in used)

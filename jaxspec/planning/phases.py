@@ -6,22 +6,22 @@ from jaxspec.planning.work import COMMIT, Phase, phase_of
 
 
 def phase_at(instruction: Instruction, before: Phase) -> Phase:
-    """By its scopes; of what has none, such as a copy that the compiler added, that of the instruction before."""
+    """The phase by an instruction's scopes; without any, as for a copy that the compiler added, the phase `before`."""
     scoped = instruction.path and instruction.opcode not in traffic.FREE
     return phase_of(instruction.path) if scoped else before
 
 
 def body_phase(program: CompiledProgram, loop: Instruction) -> Phase | None:
-    """The phase that the body of a loop begins in; None if nothing in it says."""
+    """The phase in which the body of a loop begins; None if no instruction in it has a scope."""
     body = program.computations[loop.runs["body"]]
     inner = (each.path for each in body.instructions if loop.path and each.path.startswith(f"{loop.path}/"))
     return next(map(phase_of, inner), None)
 
 
 def phases_by_name(program: CompiledProgram) -> dict[str, Phase]:
-    """Of each instruction that runs in the rounds of a loop, by its name; of a program that is no loop, of all.
+    """The phase of each instruction in the loop, by its name; of all instructions if the program has no loop.
 
-    Names are unique in a program. The condition of the loop itself counts as committing.
+    Names are unique in a program. The loop's own condition counts as committing.
     """
     found: dict[str, Phase] = {}
     _walk(program, program.loop, COMMIT, found)

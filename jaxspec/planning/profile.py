@@ -19,15 +19,15 @@ from jaxspec.planning.phases import phases_by_name
 from jaxspec.planning.work import Phase
 
 HOLDS_OTHERS = {"while", "conditional", "call"}
-"""Operations whose time is that of others, which the profiler shows as well."""
+"""Operations that contain others. The profiler shows those too, so these are not counted."""
 
-_DEVICE = re.compile(r"^/device:(TPU|GPU):(\d+)$")  # others are of its parts, such as `/device:TPU:0 SparseCore 1`
+_DEVICE = re.compile(r"^/device:(TPU|GPU):(\d+)$")  # planes such as `/device:TPU:0 SparseCore 1` are parts of a device
 _NAME = re.compile(r"%?([\w.\-]+)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """An operation that ran once."""
+    """One run of an operation."""
 
     name: str
     seconds: float
@@ -35,12 +35,12 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceTime:
-    """Seconds of a program's operations.
+    """Measured seconds of a program's operations.
 
     Attributes:
-        phases: of those in its loop, or of all where it is none.
-        outside: of those before and after the loop.
-        unknown: of those that the compiled text does not name.
+        phases: seconds of each phase of the loop; of the whole program if it has no loop.
+        outside: seconds before and after the loop.
+        unknown: seconds of operations that the compiled text does not contain.
     """
 
     phases: Mapping[Phase, float]
@@ -48,13 +48,13 @@ class DeviceTime:
     unknown: float
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields, and `unnamed_share`: how much of all is unknown."""
+        """The fields for JSON, and `unnamed_share`, the share of `unknown` in the total."""
         total = sum(self.phases.values()) + self.outside + self.unknown
         return {**dataclasses.asdict(self), "unnamed_share": self.unknown / total if total else 0.0}
 
 
 def record(run: Callable[[], Any]) -> tuple[Any, Any]:
-    """What a function returns, once it is computed, and the `ProfileData` of what the profiler saw meanwhile."""
+    """Runs a function under the profiler, to its end. Returns its result and the recorded `ProfileData`."""
     options = ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -65,15 +65,15 @@ def record(run: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def events(data: Any, module: str) -> list[Event]:
-    """Operations that the first device ran, those of other modules left out where the profiler says whose they are.
+    """Operations that the first device ran. Operations known to belong to other modules are left out.
 
     Raises:
-        ValueError: the profiler saw none.
+        ValueError: the profiler recorded no operation of this module.
     """
     planes = {(int(match[2]), match[1]): plane for plane in data.planes if (match := _DEVICE.match(plane.name))}
     if planes:
         kind, plane = min(planes)[1], planes[min(planes)]
-        wanted = "XLA Ops" if kind == "TPU" else "Stream"  # beside them are summaries of the same
+        wanted = "XLA Ops" if kind == "TPU" else "Stream"  # the other lines summarise these
         lines = [line for line in plane.lines if (line.name or "").startswith(wanted)]
         found = [each for line in lines for each in _of_line(line, module, named=False)]
     else:
@@ -87,18 +87,18 @@ def events(data: Any, module: str) -> list[Event]:
 
 
 def _of_line(line: Any, module: str, named: bool) -> Iterator[Event]:
-    """Events of a line; only those that name an operation where there are others too, as on a CPU."""
+    """Events of a line. `named`: only events that name an operation, because a CPU's lines have others too."""
     for event in line.events:
         stats = dict(event.stats)
         operation, of = stats.get("hlo_op"), stats.get("hlo_module", module)
         if of == module and (operation or not named):
-            # A TPU's events are called by their whole line of the compiled text.
+            # On a TPU the name of an event is its whole line of the compiled text.
             name = _NAME.match(str(operation or event.name))
             yield Event(name[1] if name else event.name, event.duration_ns / 1e9)
 
 
 def by_phase(found: Iterable[Event], program: CompiledProgram) -> DeviceTime:
-    """Adds up what ran by the phases of a compiled program."""
+    """Adds up the events by the phases of a compiled program."""
     known = {each.name: each.opcode for of in program.computations.values() for each in of.instructions}
     phases = phases_by_name(program)
     total: dict[Phase, float] = {}

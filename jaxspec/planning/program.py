@@ -33,12 +33,12 @@ from jaxspec.planning.work import Parts, Work
 
 
 class NoCompilerError(Exception):
-    """What compiles for TPUs is not installed."""
+    """The TPU compiler, libtpu, is not installed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PlacedProgram:
-    """A loop and what it is called with: `jax.ShapeDtypeStruct`s with shardings."""
+    """A decoding loop and its arguments: `jax.ShapeDtypeStruct`s with shardings."""
 
     spec: Speculation
     models: Models
@@ -47,31 +47,32 @@ class PlacedProgram:
 
     @classmethod
     def place(cls, program: Program, batch: int, rows: int, mesh: AnyMesh) -> "PlacedProgram":
-        """A program for `batch` sequences in caches of `rows` rows, on these chips."""
+        """A program for `batch` sequences with caches of `rows` rows on a mesh."""
         models, state = program.layout(batch, rows, mesh)
         return cls(program.spec, models, state, mesh)
 
     @property
     def arguments(self) -> tuple[Models, DecodeState, jax.ShapeDtypeStruct]:
-        """With the number of rounds, as `loop.decode` takes them."""
+        """The arguments of `loop.decode`: models, state, and the number of rounds."""
         rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding(self.mesh, (), ()))
         return self.models, self.state, rounds
 
     def trace(self) -> Any:
-        """The traced loop, for the devices of the mesh."""
+        """Traces the loop for the devices of the mesh."""
         with _current(self.mesh):
             return LOOP.trace(self.spec, *_for(self.mesh, self.arguments))
 
     def trace_prefill(self, chunk: int) -> Any:
-        """Prefill traced, so many tokens of each prompt at a time."""
+        """Traces prefill, which reads `chunk` tokens of each prompt at a time."""
         with _current(self.mesh):
             models, state = _for(self.mesh, (self.models, self.state))
             return trace_prefill(self.spec.drafter, models, state, chunk)
 
     def prefill_work(self, prompt: int) -> Work:
-        """What the target must do on each chip to read prompts of so many tokens: products, and weights read once.
+        """Minimum work of the target on each chip for prompts of `prompt` tokens: products, and weights read once.
 
-        Each token attends to those before it and itself; the LM head reads the last one alone.
+        Each token attends to itself and the tokens before it. The LM head, which only the last token needs, is not
+        counted.
         """
         target, batch = self.models.target, self.state.tokens.shape[0] // self.mesh.shape["data"]
         config = target.config
@@ -85,11 +86,11 @@ class PlacedProgram:
         return Work(flops, placement.device_bytes(target.layers) + kv)
 
     def count(self, traced: Any) -> Parts:
-        """What the parts of a round do on each chip, by their shapes."""
+        """Work of the parts of a round on each chip, counted from shapes."""
         return counting.count(traced, self.arguments, self.mesh)
 
     def count_drafting(self) -> Parts:
-        """The same of drafting alone, which is traced sooner; what is not a level counts as committing."""
+        """Like `count`, for drafting alone, which is faster to trace. Work outside a level counts as committing."""
 
         def drafting(models: Models, state: DecodeState, rounds: Any) -> Any:
             return draft(self.spec, models, state, state.keys)
@@ -99,23 +100,23 @@ class PlacedProgram:
 
 
 def chain_on_one_chip(method: Method, models: Models) -> Parts:
-    """What a round of two levels does for one sequence where one chip holds everything, whatever the builder."""
+    """Work of a round that drafts a chain of two levels, for one sequence on one chip. The builder is ignored."""
     chain = dataclasses.replace(method, builder=Chain(length=2), controller=Fixed(), history=0)
     placed = PlacedProgram.place(program_of(chain, models, greedy=True), 1, SMALLEST_CACHE, one_chip())
     return placed.count(placed.trace())
 
 
 def one_chip() -> AbstractMesh:
-    """The mesh of a single chip, whichever JAX computes on."""
+    """An abstract mesh of one chip."""
     return _abstract((1,) * len(AXES))
 
 
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh:
-    """The mesh of a model on these chips: in the abstract where GPUs are meant and nothing that compiles is installed.
+    """The mesh of a model on these chips; an abstract mesh for GPUs if their compiler is not installed.
 
     Raises:
-        NoCompilerError: for TPUs, where libtpu is not installed.
-        ValueError: there is no such grid of TPUs.
+        NoCompilerError: the chips are TPUs, and libtpu is not installed.
+        ValueError: there is no such TPU topology.
     """
     if where.is_tpu or can_compile():
         devices = tpus(where) if where.is_tpu else gpus(where)
@@ -124,7 +125,7 @@ def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh
 
 
 def tpus(where: Slice) -> Sequence[Any]:
-    """The chips of a slice, as devices that nothing but the compiler can use. Raises as `mesh_on`."""
+    """The TPUs of a slice, as devices for the compiler only. Raises as `mesh_on`."""
     if importlib.util.find_spec("libtpu") is None:
         raise NoCompilerError(
             "planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax-specdec[tpu]'"
@@ -132,7 +133,7 @@ def tpus(where: Slice) -> Sequence[Any]:
     from jax.experimental import topologies
 
     expect_no_chip()
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # it locks out other processes, for chips that no one uses
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is used, so no lock is needed
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=str(where)).devices
     except jax.errors.JaxRuntimeError as error:
@@ -148,7 +149,7 @@ def _current(mesh: AnyMesh) -> contextlib.AbstractContextManager:
 
 
 def _for(mesh: AnyMesh, arguments: Any) -> Any:
-    """The arguments for tracing: without places, where there are no devices for them."""
+    """The arguments for tracing; without shardings on an abstract mesh."""
     if isinstance(mesh, Mesh):
         return arguments
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)

@@ -35,7 +35,7 @@ SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "q
 
 
 def run(settings: PlanSettings) -> None:
-    """Plans, prints, and writes the file if one is wanted."""
+    """Plans, prints the plan, and writes it to `--json` if given."""
     if settings.json is not None:
         check_folder(settings.json)
     jax.config.update("jax_platforms", "cpu")  # no device is needed, and none should be taken
@@ -46,11 +46,11 @@ def run(settings: PlanSettings) -> None:
 
 
 def plan(settings: PlanSettings) -> dict[str, Any]:
-    """All that `--json` writes.
+    """The values that `--json` writes.
 
     Raises:
-        ValueError: a name, a method or a size that cannot be.
-        NoCompilerError: for TPUs, where libtpu is not installed.
+        ValueError: a model, a method or a number is invalid.
+        NoCompilerError: the chips are TPUs, and libtpu is not installed.
     """
     where, target = _where(settings), find_model(settings.model, settings.quantize)
     config = target.config
@@ -135,7 +135,7 @@ def _origin(compiles: bool, compiled: bool) -> str:
 
 
 def _measured(compiled: Compiled, sizes: dict[str, int]) -> dict[str, int]:
-    """Bytes on each chip, with what the compiler says of all that is no weight, key or value."""
+    """Bytes on each chip; state and temporaries are the compiler's."""
     known = sizes["weights"] + sizes["head_weights"] + sizes["kv"]
     return {
         **sizes,
@@ -145,7 +145,7 @@ def _measured(compiled: Compiled, sizes: dict[str, int]) -> dict[str, int]:
 
 
 def _sizes(program: PlacedProgram) -> dict[str, int]:
-    """Bytes on each chip by shapes. Of temporaries the largest: logits, their softmax, keys and values of nodes."""
+    """Bytes on each chip by shapes. Temporaries are the largest only: logits, their softmax, nodes' keys and values."""
     models, state, spec = program.models, program.state, program.spec
     kv = placement.device_bytes(state.cache)
     batch, rows = state.tokens.shape
@@ -161,7 +161,7 @@ def _sizes(program: PlacedProgram) -> dict[str, int]:
 
 
 def _fit(memory: dict[str, int], where: Slice, has_room: bool) -> dict[str, Any]:
-    """What fits by the sum, and for which the compiler, where it was asked, found room."""
+    """Whether the program fits: by its total bytes, and by the compiler (`has_room`)."""
     limit = int(where.chip.memory)
     total = sum(memory.values())
     return {

@@ -11,27 +11,27 @@ from jaxspec.methods.method import Method, parse_method
 from jaxspec.planning.chips import Slice
 from jaxspec.planning.program import PlacedProgram
 
-WIDTHS = (1, 4, 16)  # nodes expanded at once, as `jaxspec calibrate` measures
+WIDTHS = (1, 4, 16)  # nodes expanded at once, the widths that `jaxspec calibrate` measures
 DEPTH = 5
 
-Compose = Callable[[Method], PlacedProgram]  # the loop of a method, on the chips planned for
+Compose = Callable[[Method], PlacedProgram]  # makes the loop of a method for the planned chips
 
 
 def plain_seconds(where: Slice, compose: Compose) -> float:
-    """Of a round of plain decoding."""
+    """Roofline seconds of a round of plain decoding."""
     program = compose(parse_method("plain"))
     return where.seconds(program.count(program.trace()).verification(1))
 
 
 def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> Method:
-    """The method whose parts know what drafting and verification cost, as `jaxspec calibrate` would measure it.
+    """The method with the costs of drafting and verification, computed instead of measured by `jaxspec calibrate`.
 
     Args:
         plain: seconds of a round of plain decoding.
     """
     tree = lambda width: Eagle2(total=max(ACCELERATOR_SIZES), depth=DEPTH, width=width)
 
-    # Under a controller that stops, so that verification of every size is in it.
+    # With a controller that stops early, the loop contains verification of every size.
     def probe(width):
         return dataclasses.replace(method, builder=tree(width), controller=BetaTS(), history=0)
 

@@ -11,12 +11,12 @@ from jaxspec.planning.settings import PlanSettings
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """What rounds are like on average.
+    """Means over rounds.
 
     Attributes:
-        tau: tokens committed; None: not given.
-        levels: drafted.
-        nodes: verified, the root included; None: not given.
+        tau: committed tokens; None: not given.
+        levels: drafted levels.
+        nodes: verified nodes, the root included; None: not given.
     """
 
     tau: float | None
@@ -24,17 +24,17 @@ class Rounds:
     nodes: int | float | None = None
 
     def verified(self, spec: Speculation) -> int | float:
-        """Nodes verified, the root included: as given, else a chain's one more than levels, else a full tree's."""
+        """Verified nodes, the root included. If not given: levels + 1 for a chain, the largest size for a tree."""
         if self.nodes is not None:
             return self.nodes
         return self.levels + 1 if spec.builder.is_chain else max(spec.verify_sizes)
 
 
 def expected_rounds(settings: PlanSettings, method: Method) -> Rounds:
-    """What rounds are like, as a bench file says, or as the options do.
+    """The means of a method's rounds, from the options or from a file of `bench --json`.
 
     Raises:
-        ValueError: numbers that no round can have, or a file that does not say.
+        ValueError: the numbers are impossible, or the file has none for this method.
     """
     depth = method.builder.depth
     if settings.levels is not None and not 0 <= settings.levels <= depth:
@@ -55,7 +55,7 @@ def expected_rounds(settings: PlanSettings, method: Method) -> Rounds:
 
 
 def _benched(settings: PlanSettings, method: Method) -> Rounds:
-    """As a file of `bench --json` says."""
+    """The means from a file of `bench --json`."""
     if settings.levels is not None:
         raise ValueError(f"--levels needs a number as --tau; the file {settings.tau} has its own number of levels")
     try:

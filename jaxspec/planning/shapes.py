@@ -28,16 +28,16 @@ MODELS = {
     "llama-3.1-8b": LlamaConfig(128256, 4096, 14336, 32, 32, 8, 128, max_length=131072, rope=_LLAMA3_ROPE),
     "llama-3.1-70b": LlamaConfig(128256, 8192, 28672, 80, 64, 8, 128, max_length=131072, rope=_LLAMA3_ROPE),
 }
-"""As the config.json of meta-llama/Llama-2-7b-hf, -13b-hf, -70b-hf, Llama-3.1-8B and -70B on the Hugging Face hub."""
+"""From config.json of meta-llama/Llama-2-7b-hf, -13b-hf, -70b-hf, Llama-3.1-8B and -70B on the Hugging Face hub."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What to plan for.
+    """The target to plan for.
 
     Attributes:
-        path: of a checkpoint; None for a shape without one.
-        quantize: what the target's kernels are quantised to once loaded; None: they are not.
+        path: the checkpoint; None for a published shape.
+        quantize: `int8` or `int4`, the kernels' dtype; None: not quantised.
     """
 
     config: LlamaConfig
@@ -46,10 +46,10 @@ class Target:
 
 
 def find_model(name: str, quantize: str | None = None) -> Target:
-    """A published model by its name, or a checkpoint by its path, which may be quantised already.
+    """A published model by its name, or a checkpoint by its path. The checkpoint may be quantised already.
 
     Raises:
-        ValueError: it is neither, its weights cannot be quantised as wanted, or Qwix, which quantises, is not there.
+        ValueError: there is no such model, its weights cannot be quantised this way, or Qwix is not installed.
     """
     if name in MODELS:
         check(quantize)
@@ -63,12 +63,12 @@ def find_model(name: str, quantize: str | None = None) -> Target:
 
 
 def models_of(target: Target, method: Method, dtype: jnp.dtype) -> Models:
-    """Target, head and predictor of a method, abstract: shapes without arrays.
+    """Target, head and predictor of a method as shapes, without arrays.
 
-    A head that the checkpoint has is taken as it is; of any other, its paper's shape.
+    A head in the checkpoint has its own shape; any other head has the shape of its paper.
 
     Raises:
-        ValueError: a draft model that is not there, whose shape nothing says.
+        ValueError: the shape of a draft model is not known, because there is no such draft model.
     """
     draft = _head(target, method, dtype) if method.drafter.has_head else None
     models = Models(target=_llama(target, dtype), draft=draft)
@@ -96,9 +96,9 @@ def _head(target: Target, method: Method, dtype: jnp.dtype) -> Any:
 
 
 def _find(path: Path | None, method: Method) -> Path | None:
-    """Where the head is that a method names; None if there is none yet.
+    """The folder of the method's head; None if it does not exist.
 
-    Without a checkpoint there is no folder in which the drafter's own name means a head.
+    A head that is named like its drafter can only be in a checkpoint.
     """
     assert method.head is not None
     if path is None and method.head == method.drafter.name:

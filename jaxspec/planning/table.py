@@ -11,8 +11,8 @@ MEMORY = {
     "kv": "keys and values",
     "state": "other state, padding",
     "temporaries": "temporaries, code",
-    "total": "together",
-    "limit": "there are",
+    "total": "total",
+    "limit": "available",
 }
 
 
@@ -41,18 +41,18 @@ def show(found: dict[str, Any], console: Console) -> None:
         line(f"the loop should not do this: {fault}", "red")
     line("")
     line(
-        f"At least, a round takes {1e3 * sum(found['seconds_per_round'].values()):.2f} ms with its messages and one of "
-        f"plain decoding {1e3 * found['plain_seconds']:.2f} ms, so this is faster above a tau of "
+        f"Floors with messages: {1e3 * sum(found['seconds_per_round'].values()):.2f} ms per round, "
+        f"{1e3 * found['plain_seconds']:.2f} ms per round of plain decoding. So the method is faster if tau is above "
         f"{found['break_even_tau']:.2f}."
     )
     if found["speedup"] is not None:
-        line(f"With a tau of {found['tau']:.2f}: {found['speedup']:.2f} times as fast as plain decoding.")
+        line(f"At a tau of {found['tau']:.2f}: {found['speedup']:.2f} times as fast as plain decoding.")
         if found["estimated_speedup"]:
             low, high = found["estimated_speedup"]
-            line(f"By the compiler's estimates of both: {low:.2f} to {high:.2f} times.")
+            line(f"By the compiler's estimates: {low:.2f} to {high:.2f} times as fast.")
     if found["held_fast"]:
-        line(f"Held in fast memory from before the loop on, as a larger model cannot: {', '.join(found['held_fast'])}.")
-    line("Floors are the least that the data sheets allow; nothing was measured.")
+        line(f"In fast memory for the whole loop, which a larger model does not fit: {', '.join(found['held_fast'])}.")
+    line("Floors are lower bounds by the data sheets. Nothing was measured.")
 
 
 def _verdict(found: dict[str, Any]) -> str:
@@ -60,7 +60,9 @@ def _verdict(found: dict[str, Any]) -> str:
     if found["fits"]:
         return f"It fits, with {spare:.2f} GB to spare."
     return (
-        f"It does not fit: {-spare:.2f} GB too much." if spare < 0 else "It does not fit: the compiler found no room."
+        f"It does not fit: {-spare:.2f} GB are missing."
+        if spare < 0
+        else "It does not fit: the compiler found no room."
     )
 
 
@@ -99,7 +101,7 @@ def _time(found: dict[str, Any], console: Console) -> None:
 
 
 def _estimate(found: dict[str, Any], part: str, ends: list[float] | None) -> tuple[str, str]:
-    """An interval of seconds, and over its floor."""
+    """Cells for an interval in ms, and for its ratio to the floor."""
     over = found["estimate_over_floor"][part]
     if ends is None or over is None:
         return "", ""
@@ -107,10 +109,10 @@ def _estimate(found: dict[str, Any], part: str, ends: list[float] | None) -> tup
 
 
 def _dearest(found: dict[str, Any], console: Console) -> None:
-    """The operations that --explain asks for."""
+    """Prints the operations of --explain."""
     if not found["dearest"]:
         return
-    table = Table("dearest operations", "kind", "result", box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table = Table("slowest operations", "kind", "result", box=None, header_style="bold", padding=(0, 1, 0, 0))
     for title in ("times", "MB", "us"):
         table.add_column(title, justify="right")
     for each in found["dearest"]:

@@ -9,7 +9,7 @@ from jaxspec.planning.hlo import CompiledProgram, Computation, Instruction
 TAKES = ("dynamic-slice", "slice", "gather")
 SAME = ("bitcast", "reshape", "copy-done", "slice-done", "get-tuple-element")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
-"""Operand that holds what is new, by the operation."""
+"""Index of the operand with the new values, by operation."""
 
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
@@ -33,9 +33,10 @@ def moved(program: CompiledProgram, computation: Computation, instruction: Instr
 
 
 def _copied(instruction: Instruction) -> int:
-    """Of a copy or slice that starts: what it brings; twice where both ends are in main memory.
+    """Bytes of a copy or slice that starts; they count twice if source and destination are both in main memory.
 
-    A copy names its result first and then its operand, others the other way round; last come numbers for the device.
+    `copy-start` lists its result before its operand, other instructions list the operand first. Scalars for the device
+    come last.
     """
     arrays = [each for each in instruction.results if each.shape] or instruction.results[:2]
     first, last = arrays[0], arrays[-1]
@@ -44,7 +45,7 @@ def _copied(instruction: Instruction) -> int:
 
 
 def _read(program: CompiledProgram, computation: Computation, instruction: Instruction, at: int) -> int:
-    """Of one operand."""
+    """Bytes that an instruction reads of one operand."""
     source = computation.by_name.get(instruction.operands[at])
     if source is None or not any(each.slow_bytes for each in source.results) or source.opcode == "tuple":
         return 0
@@ -56,7 +57,7 @@ def _read(program: CompiledProgram, computation: Computation, instruction: Instr
 
 
 def _used(program: CompiledProgram, inner: Computation, value: Instruction, whole: int) -> int:
-    """Bytes that a fused computation uses of a value of so many bytes."""
+    """Bytes that a fused computation uses of a value with `whole` bytes."""
     if value.is_root:
         return whole
     total = 0
@@ -77,7 +78,7 @@ def _used(program: CompiledProgram, inner: Computation, value: Instruction, whol
 
 
 def written(program: CompiledProgram, instruction: Instruction) -> list[int]:
-    """Bytes of main memory, for each of an instruction's results."""
+    """Bytes written to main memory, for each result of an instruction."""
     inner = program.computations.get(instruction.runs.get("calls", ""))
     whole = [each.slow_bytes for each in instruction.results]
     if inner is None:
@@ -90,7 +91,7 @@ def written(program: CompiledProgram, instruction: Instruction) -> list[int]:
 
 
 def _new(program: CompiledProgram, inner: Computation, end: Instruction) -> int:
-    """Bytes that are new of what a fused computation ends with."""
+    """Bytes of a fused computation's result that are newly written."""
     while end.opcode in SAME and end.operands and end.operands[0] in inner.by_name:
         end = inner.by_name[end.operands[0]]
     if end.opcode in UPDATES and len(end.operands) > UPDATES[end.opcode]:

@@ -9,7 +9,7 @@ from jaxspec.decoding.loop import DRAFTING, LEVEL, VERIFICATION
 from jaxspec.decoding.prefill import FIRST_TOKEN
 
 COMMIT = "commit"
-Phase = str  # DRAFTING, LEVEL, COMMIT, or VERIFICATION followed by the number of nodes; of prefill FIRST_TOKEN, COMMIT
+Phase = str  # DRAFTING, LEVEL, COMMIT, or VERIFICATION and the number of nodes; in prefill FIRST_TOKEN or COMMIT
 
 _SCOPE = re.compile(rf"(?:^|/)({DRAFTING}|{LEVEL}|{FIRST_TOKEN}|{VERIFICATION}\d+)(?=/|$)")
 
@@ -22,13 +22,13 @@ def phase_of(path: str) -> Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """A kind of message among chips.
+    """Equal messages among chips.
 
     Attributes:
-        kind: as HLO calls it: `all-reduce`, `all-gather`, …
-        bytes: of its result on a chip; of a reduce-scatter, of what goes in.
-        count: how many of them there are; of a mean over rounds, any number.
-        chips: that talk with each other, in as many groups as there are of them; None: all chips.
+        kind: the name in HLO: `all-reduce`, `all-gather`, …
+        bytes: bytes of the result on a chip; for a reduce-scatter, of the input.
+        count: number of messages; a fraction for a mean over rounds.
+        chips: number of chips in each group that communicates; None: all chips.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Floating-point operations of products, bytes of memory read and written, and messages."""
+    """Floating-point operations of products, bytes of main memory, and messages, on each chip."""
 
     flops: int | float = 0
     bytes: int | float = 0
@@ -49,13 +49,13 @@ class Work:
         return Work(self.flops + other.flops, self.bytes + other.bytes, merged((*self.collectives, *other.collectives)))
 
     def times(self, number: int | float) -> "Work":
-        """The same work so many times."""
+        """The work of `number` repetitions."""
         many = (dataclasses.replace(each, count=each.count * number) for each in self.collectives if number)
         return Work(self.flops * number, self.bytes * number, tuple(many))
 
 
 def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-    """Those alike counted together, the most bytes first."""
+    """Equal messages counted together, those with the most bytes first."""
     counts: dict[Collective, int | float] = {}
     for each in collectives:
         one = dataclasses.replace(each, count=1)
@@ -66,13 +66,13 @@ def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A round's work in parts, each once.
+    """The work of each part of a round.
 
     Attributes:
-        draft: drafting apart from its levels after the first: the root, and what is learnt from verified tokens.
-        level: a further level.
-        verify: by the number of nodes.
-        commit: the verdict, and appending what was accepted.
+        draft: drafting without the levels after the first: the drafter's pass over new tokens, and the first level.
+        level: one further level.
+        verify: verification, by the number of nodes.
+        commit: the verdict, and appending the accepted tokens.
     """
 
     draft: Work
@@ -82,7 +82,7 @@ class Parts:
 
     @classmethod
     def gather(cls, works: Mapping[Phase, Work]) -> "Parts":
-        """The parts out of what each phase does."""
+        """The parts, from the work of each phase."""
         sizes = {int(phase.removeprefix(VERIFICATION)): work for phase, work in works.items() if phase[-1].isdigit()}
 
         def of(phase):
@@ -91,29 +91,29 @@ class Parts:
         return cls(draft=of(DRAFTING), level=of(LEVEL), verify=dict(sorted(sizes.items())), commit=of(COMMIT))
 
     def phases(self) -> dict[Phase, Work]:
-        """Inverse of `gather`."""
+        """The work of each phase: the inverse of `gather`."""
         verify = {f"{VERIFICATION}{size}": work for size, work in self.verify.items()}
         return {DRAFTING: self.draft, LEVEL: self.level, **verify, COMMIT: self.commit}
 
     def with_messages(self, messages: Mapping[Phase, tuple[Collective, ...]]) -> "Parts":
-        """The same work with the messages that were compiled."""
+        """The same work with the compiled program's messages."""
         of = lambda phase, work: dataclasses.replace(work, collectives=messages.get(phase, ()))
         return Parts.gather({phase: of(phase, work) for phase, work in self.phases().items()})
 
     def size(self, nodes: int | float) -> int:
-        """The smallest size compiled that holds so many nodes."""
+        """The smallest compiled tree size that holds this many nodes."""
         return min((size for size in self.verify if size >= nodes), default=max(self.verify))
 
     def drafting(self, levels: int | float) -> Work:
-        """Of a round that drafts so many levels."""
+        """The work of drafting this many levels."""
         return self.draft + self.level.times(max(levels - 1, 0)) if levels else Work()
 
     def verification(self, nodes: int | float) -> Work:
-        """Of so many nodes, in the smallest size compiled that holds them; committing included."""
+        """The work of verifying and committing this many nodes, at the smallest compiled size that holds them."""
         return self.verify[self.size(nodes)] + self.commit
 
     def phases_of(self, part: str, levels: int | float, nodes: int | float) -> dict[Phase, int | float]:
-        """How often each phase is in the `draft` or the `verify` part of a round."""
+        """How often each phase runs in the `draft` or the `verify` part of a round."""
         if part == "draft":
             return {DRAFTING: 1, LEVEL: max(levels - 1, 0)} if levels else {}
         return {f"{VERIFICATION}{self.size(nodes)}": 1, COMMIT: 1}

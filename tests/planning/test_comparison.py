@@ -14,9 +14,9 @@ UNKNOWN = Compared("draft", None, None, 0.5e-3)
 
 def test_the_verdict_names_what_contradicts_the_plan():
     assert [row.within for row in (INSIDE, ABOVE, BELOW, NO_ESTIMATE)] == [True, False, False, None]
-    assert verdict([INSIDE]) == "The plan stands: 0 of 1 phases lie outside of their interval."
+    assert verdict([INSIDE]) == "The plan holds: 0 of 1 phases lie outside their interval."
     assert verdict([INSIDE, ABOVE, BELOW]) == (
-        "The plan is wrong here: 2 of 3 phases lie outside of their interval: plain: rest is 25% above its upper end; "
+        "The plan is wrong here: 2 of 3 phases lie outside their interval: plain: rest is 25% above its upper end; "
         "prefill is 50% below its lower end."
     )
 
@@ -24,7 +24,7 @@ def test_the_verdict_names_what_contradicts_the_plan():
 def test_without_estimates_floors_are_all_there_is():
     assert verdict([NO_ESTIMATE]).endswith("nothing ran faster than its floor.")
     assert "a floor is wrong: draft is 50% below its floor" in verdict([NO_ESTIMATE, TOO_FAST])
-    assert "nothing to compare with" in verdict([UNKNOWN])
+    assert "Nothing can be compared" in verdict([UNKNOWN])
 
 
 def test_the_table_has_a_line_for_each_phase():
