@@ -14,22 +14,26 @@ from jaxspec.methods.method import default_method
 
 ALL = "all"
 CHAIN = "chain,length=5"
-"""EAGLE's n-α has five positions, and EDD's Table 1 drafts as many tokens."""
+"""EAGLE's n-α has five positions, and EDD's Table 1 drafts five tokens."""
+
 LENGTHS = (2, 8)
-"""Other lengths of a chain, beside five, which show what K does."""
+"""Further lengths of a chain, to show the effect of the length."""
 
 
 def all_methods(target: Path) -> tuple[str, ...]:
-    """Methods of a checkpoint: each head and prompt lookup as a chain; then, of the best head, every other builder,
-    every controller, and shorter and longer chains; and `cali-ts` where there is a predictor. Heads that are unusable
-    are left out."""
+    """Methods of a checkpoint, `plain` first.
+
+    Each head and prompt lookup run as a chain. The best head also runs with every other builder, with every
+    controller, and as a shorter and a longer chain. Heads with an acceptance predictor also run with `beta-ts` and
+    `cali-ts`. Unusable heads are left out.
+    """
     unusable = unusable_heads(target)
     heads = tuple(head for head in config_json.head_names(target) if head not in unusable)
     return tuple(dict.fromkeys(_methods(target, heads)))
 
 
 def unusable_heads(target: Path) -> dict[str, str]:
-    """Folders under CKPT/heads that hold no drafter's weights, by name, and why."""
+    """Folders in CKPT/heads without usable weights: the reason, by name."""
     found = {}
     for head in config_json.head_names(target):
         try:
@@ -56,5 +60,5 @@ def _methods(target: Path, heads: tuple[str, ...]) -> Iterator[str]:
 
 
 def typed(drafter: str, head: str | None) -> str:
-    """DRAFTER or DRAFTER@HEAD, as a user would write it."""
+    """The name DRAFTER or DRAFTER@HEAD that a user would type."""
     return drafter if head in (None, drafter) else f"{drafter}@{head}"

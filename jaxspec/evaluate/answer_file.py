@@ -17,12 +17,12 @@ from jaxspec.host.processes import is_first, of_first
 
 @dataclasses.dataclass
 class AnswerFile:
-    """Such a pair of files.
+    """The two output files of one run.
 
     Attributes:
-        path: of the answers; None keeps them nowhere, as all processes but the first do.
-        settings: everything that they depend on.
-        lines: the answers so far, in the order in which they came.
+        path: the file of answers; None: nothing is written. Only the first process has a path.
+        settings: the settings that the answers depend on.
+        lines: the answers so far, in order of completion.
     """
 
     path: Path | None
@@ -31,10 +31,10 @@ class AnswerFile:
 
     @classmethod
     def open(cls, path: Path | None, settings: dict[str, Any]) -> "AnswerFile":
-        """With what an earlier run has left, in every process; a line that a kill has torn is dropped.
+        """Opens the files, with the answers of an earlier run in every process. An incomplete last line is dropped.
 
         Raises:
-            ValueError: the files are another run's, or not of this kind.
+            ValueError: the files belong to another run, or are not files of `eval`.
         """
         if path is None:
             return cls(None, settings, [])
@@ -43,24 +43,24 @@ class AnswerFile:
 
     @property
     def sorted_lines(self) -> list[dict[str, Any]]:
-        """In the order of the questions."""
+        """The answers in the order of the questions."""
         return sorted(self.lines, key=lambda line: (line["index"], line["sample"]))
 
     def add(self, line: dict[str, Any]) -> None:
-        """Adds an answer, which is on disk after that."""
+        """Adds an answer and writes it to disk."""
         self.lines.append(line)
         if self.path is not None:
             append_lines(self.path, [line])
 
     def finish(self, results: Callable[[dict[str, Any]], str]) -> None:
-        """Sorts the answers, and writes what `results` makes of the settings beside them."""
+        """Sorts the answers on disk, and writes `results(settings)` to the .json file beside them."""
         if self.path is not None:
             write_whole(self.path, "".join(map(to_line, self.sorted_lines)))
             write_whole(self.path.with_suffix(".json"), results(self.settings))
 
 
 def _resume(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The lines of an earlier run; the files hold nothing else after that."""
+    """The answers of an earlier run. Rewrites both files, with these answers only."""
     lines = _read(path, settings) if path.exists() else []
     write_whole(path.with_suffix(".json"), json.dumps(settings, indent=2) + "\n")
     write_whole(path, "".join(map(to_line, lines)))
@@ -77,7 +77,7 @@ def _read(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
             raise ValueError("a line is not an answer")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} exists, and with {beside.name} it is not what `jaxspec eval` left: choose another --out"
+            f"{path} exists, but it and {beside.name} are not results of `jaxspec eval`: choose another --out"
         ) from error
     for name, ours in flat(json.loads(json.dumps({"settings": settings["settings"]}))).items():
         if (theirs := there.get(name)) != ours:

@@ -37,18 +37,18 @@ from jaxspec.methods.method import Method, parse_method
 from jaxspec.planning.program import chain_on_one_chip
 from jaxspec.planning.work import Parts
 
-UNSAFE = r"[^\w.+=-]"  # in the names of files
-NOISE_BATCHES = 4  # the noise of rounding is measured on the texts of this many batches
+UNSAFE = r"[^\w.+=-]"  # characters that are replaced in file names
+NOISE_BATCHES = 4  # rounding noise is measured on the texts of this many batches
 
 
 def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
     """Runs the benchmark under each of its conditions, writes the results and prints the tables.
 
     Args:
-        shape: of the target, where it is simulated.
+        shape: the target's configuration, for a simulation only.
 
     Returns:
-        The files of results, which the first process has written.
+        The files of results, written by the first process.
     """
     runs = conditions(settings)
     for one in runs:
@@ -67,7 +67,7 @@ def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
 
 
 def conditions(settings: Bench) -> list[Bench]:
-    """A run for each temperature and batch size that is asked for, and the file that it writes."""
+    """The settings of one run for each temperature and batch size, each with its own result file."""
     temperatures = settings.temperatures or (settings.sampling.temperature,)
     pairs = list(itertools.product(temperatures, settings.batch_sizes or (settings.batch_size,)))
     return [
@@ -84,7 +84,7 @@ def conditions(settings: Bench) -> list[Bench]:
 
 
 def check(settings: Bench) -> None:
-    """Raises ValueError for a setting that is wrong whatever the model and the questions are."""
+    """Raises ValueError for settings that are invalid for any model and questions."""
     if not settings.methods:
         raise ValueError("name at least one method")
     for name, value in (
@@ -101,13 +101,13 @@ def check(settings: Bench) -> None:
         check_folder(settings.json)
         if settings.json.suffix == ".jsonl":
             raise ValueError(
-                f"--json names a file of JSON, such as {settings.json.with_suffix('.json')}: the log "
-                "beside it is what ends in .jsonl"
+                f"--json names a file of JSON, such as {settings.json.with_suffix('.json')}: the log beside it "
+                "ends in .jsonl"
             )
 
 
 def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
-    """Files for HumanEval's scorer beside the results, one a method; none of another suite."""
+    """The input files of HumanEval's scorer, one per method; none for any other suite."""
     if found["settings"].get("suite") != quality.CODE:
         return {}
     _, answers, _ = read_finished(log_of(out))
@@ -119,7 +119,7 @@ def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    """Prints what came out."""
+    """Prints the results."""
     if not found.get("simulated"):
         table.show(found["methods"], found["target_seconds"], console)
         table.show_weights(found, console)
@@ -138,10 +138,10 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 
 def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str, Any]:
-    """Runs all methods on all questions, or what OUT.jsonl lacks of that; returns the values of bench's JSON.
+    """Runs all methods on all questions that OUT.jsonl does not have yet. Returns the values of bench's JSON.
 
     Args:
-        shape: of the target, where it is simulated.
+        shape: the target's configuration, for a simulation only.
     """
     check(settings)
     mesh = settings.devices.open(several=settings.simulate is None)
@@ -168,32 +168,32 @@ def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str,
         say("no ROUGE: rouge-score is not installed (pip install 'jax-specdec[report]')")
     if len({answer.batch for answer in log.answers}) < len(plan.batches):
         say(
-            f"{label}compiling {len(engines)} methods, again for longer prompts: the first questions take minutes, "
-            "unless an earlier run left its programs"
+            f"{label}compiling {len(engines)} methods, and again for longer prompts: the first questions take minutes, "
+            "unless the programs are cached from an earlier run"
         )
     with progress(f"{label}batch", len(plan.batches)) as shown:
         runner.run(plan, engines, log, lambda: shown.show(shown.done + 1))
     forms = forms_of(plan, engines)
     if log.measured is None:
-        compilation_cache.make_room(0.25)  # nothing more is decoded, and much is compiled
+        compilation_cache.make_room(0.25)  # decoding is done, and measuring compiles much
         log.finish(dataclasses.asdict(measure(plan, engines, log, forms, settings.prices)))
     assert log.measured is not None
     return results.summarise(about, log.answers, Measured(**log.measured), forms)
 
 
 def to_json(found: dict[str, Any]) -> str:
-    """The text of a file of results."""
+    """The text of a result file."""
     return json.dumps(found, indent=2) + "\n"
 
 
 def build(
     settings: Bench, methods: Mapping[str, Method], mesh: Mesh | None, shape: CheckpointConfig | None
 ) -> dict[str, Engine]:
-    """An engine for each method, or one that simulates it on a target of this shape."""
+    """An engine for each method; for a simulation, with random weights of this shape."""
     if settings.simulate is None:
         model = load(settings.target, settings.dtype, mesh, settings.quantize)
         return build_engines(model, methods, settings.batch_size)
-    assert shape is not None, "to simulate, the shape of the target must be given"
+    assert shape is not None, "a simulation needs the target's shape"
     acceptance = simulate.parse(settings.simulate)
     model = simulate.random_checkpoint(locate(settings.target), shape, settings.dtype)
     heads, engines = dict[Drafter, Any](), dict[str, Engine]()
@@ -204,8 +204,8 @@ def build(
 
 
 def build_engines(model: Checkpoint, methods: Mapping[str, Method], batch_size: int = 1) -> dict[str, Engine]:
-    """An engine for each method; those with the same drafter and head share its weights, and what these cost in a batch
-    of this size."""
+    """An engine for each method. Methods with the same drafter and head share its weights and its cost table, which is
+    for this batch size."""
     weights: dict[tuple[Drafter, str | None], Any] = {}
     tables: dict[tuple[Drafter, str | None], CostTable] = {}
     engines = {}
@@ -222,13 +222,13 @@ def build_engines(model: Checkpoint, methods: Mapping[str, Method], batch_size: 
 def measure(
     plan: Workload, engines: Mapping[str, Engine], log: RunLog, forms: Mapping[str, Form], prices: bool
 ) -> Measured:
-    """What a run measures besides its answers: costs where `prices` are wanted, noise, divergences."""
+    """Measurements of a run after its answers: noise, divergences, and the times of pieces if `prices` is true."""
     engine = engines[REFERENCE]
     target = engine.model.target
     plain = {answer.question: answer for answer in log.answers if answer.method == REFERENCE}
     seconds: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(PieceTimes))
     if prices:
-        # Attention on a CPU reads all rows of the cache, of which there are more for a long prompt: so a middling one.
+        # Attention on a CPU reads all rows of the cache, so times depend on the prompt's length: take a median batch.
         longest = lambda batch: max(len(turn.prompt) for number in batch for turn in plain[number].turns)
         by_length = sorted(plan.batches, key=longest)
         middle = by_length[len(by_length) // 2]
@@ -258,7 +258,7 @@ def measure(
 
 
 def _named_methods(settings: Bench, label: str) -> tuple[str, ...]:
-    """The methods that run, as typed, the reference first; `all` stands for those that it means, which are said."""
+    """The methods to run, as typed, the reference first. `all` is expanded, and the expansion is reported."""
     names = settings.methods
     if ALL in names:
         target = locate(settings.target)
@@ -272,12 +272,12 @@ def _named_methods(settings: Bench, label: str) -> tuple[str, ...]:
 
 
 def _label(settings: Bench, after: str) -> str:
-    """What every remark on a simulation begins with; empty where nothing is simulated."""
+    """The prefix of every message about a simulation; empty for a real run."""
     return f"{simulate.LABEL}{after}" if settings.simulate else ""
 
 
 def _out(settings: Bench, temperature: float, batch_size: int, is_first: bool) -> Path:
-    """OUT for the first condition, OUT.t0.8.b4.json for another; what is the same in all of them is not named."""
+    """OUT for the first condition, OUT.t0.8.b4.json for another. A value that all conditions share is left out."""
     assert settings.json is not None
     if is_first:
         return settings.json
@@ -287,7 +287,7 @@ def _out(settings: Bench, temperature: float, batch_size: int, is_first: bool) -
 
 
 def forms_of(plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Form]:
-    """The forms of the methods; what drafting reads is counted once for each head, since it is the same in any tree."""
+    """The forms of the methods. Bytes read by drafting do not depend on the tree, so they are counted once per head."""
     reads: dict[tuple[Drafter, str | None], Parts] = {}
     forms = {}
     for name, engine in engines.items():
@@ -307,5 +307,5 @@ def forms_of(plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Form]:
 
 
 def _sizes(plan: Workload, engine: Engine) -> tuple[int, ...]:
-    """Tree sizes that this run verifies."""
+    """Tree sizes for which verification is compiled in this run."""
     return engine.method.speculation(plan.sampling.temperature == 0, tree_sizes=engine.tree_sizes).verify_sizes

@@ -16,7 +16,7 @@ from jaxspec.methods.method import Method, parse_method
 
 
 def run(settings: Calibrate) -> None:
-    """Measures, keeps the table and prints it."""
+    """Measures the table of costs, stores it and prints it."""
     model = load(settings.target, settings.dtype, settings.devices.open(several=True), settings.quantize)
     method = method_of(model.path, settings.head)
     subject = describe(model, method, settings.batch_size)
@@ -26,10 +26,13 @@ def run(settings: Calibrate) -> None:
 
 
 def method_of(path: Path, head: str) -> Method:
-    """What is measured for a head: its name, its path, or DRAFTER[@HEAD] with settings if wanted.
+    """The method to measure for a head.
+
+    Args:
+        head: a head's name or path, or DRAFTER[@HEAD] with optional settings.
 
     Raises:
-        ValueError: it is none of these, or `plain`, which drafts nothing.
+        ValueError: it is none of these, or `plain`, which does not draft.
     """
     name = head.partition("@")[0].partition(",")[0].partition("+")[0]
     if name == "plain":
@@ -40,7 +43,7 @@ def method_of(path: Path, head: str) -> Method:
 
 
 def show(table: CostTable, console: Console) -> None:
-    """Prints the table, in milliseconds and in forwards of the target over one token of each sequence."""
+    """Prints the table, in milliseconds and in units of s_t(1), the target's forward over one token per sequence."""
     shown = Table("piece", "nodes", "ms", "s_t(1)", box=None, pad_edge=False)
     rows = [("one token", 1, table.plain)]
     rows += [("a level drafted", nodes, seconds) for nodes, seconds in table.level]

@@ -18,40 +18,40 @@ from jaxspec.evaluate.uncertainty import RatioOfSums, in_words, p_in_words
 
 COLUMNS = {"tok/s": ("tokens_per_second", ".1f"), "speedup": ("speedup", ".2f"), "tau": ("tau", ".2f")}
 LEFT_OUT = ("methods", "resolved", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256")
-"""Settings whose difference says nothing that the others do not."""
+"""Settings that are not compared, because they only repeat other ones."""
 
 
 def run(settings: Compare) -> None:
-    """Prints the two results side by side, and what else differs between the runs."""
+    """Prints the two results side by side, and the settings that differ."""
     console = Console()
     first, second = map(read, settings.compare)
     show(first, second, console)
     logs = list(map(log_of, settings.compare))
     if missing := [log for log in logs if not log.exists()]:
-        console.print(f"Whether they differ was not tested: there is no {missing[0]}.", markup=False, highlight=False)
+        console.print(f"The difference was not tested: there is no {missing[0]}.", markup=False, highlight=False)
         return
     ours, theirs = (read_finished(log)[1] for log in logs)
     show_tests(ours, theirs, console)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The results in a file. Raises ValueError if there are none."""
+    """The results in a file. Raises ValueError if the file has none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"the results {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}); name a file that `jaxspec bench --json` wrote") from error
+        raise ValueError(f"{path} is not JSON ({error}); name a file that `jaxspec bench --json` wrote") from error
     if not isinstance(found, dict) or not isinstance(found.get("methods"), dict):
         raise ValueError(f"{path} holds no results; name a file that `jaxspec bench --json` wrote")
     return found
 
 
 def show(first: Mapping[str, Any], second: Mapping[str, Any], console: Console) -> None:
-    """Prints a row a method that both have: first, second, and second / first.
+    """Prints one row for each method in both results: first, second, and second / first.
 
     Raises:
-        ValueError: they have no method in common.
+        ValueError: the results have no method in common.
     """
     shared = [name for name in first["methods"] if name in second["methods"]]
     if not shared:
@@ -76,7 +76,7 @@ def show(first: Mapping[str, Any], second: Mapping[str, Any], console: Console) 
 
 
 def show_tests(first: Sequence[Answer], second: Sequence[Answer], console: Console) -> None:
-    """Prints, for each method that both runs have, whether they differ on the questions that both answered."""
+    """Prints a paired test for each method of both runs, over the questions that both answered."""
 
     def line(text):
         return console.print(text, markup=False, highlight=False)
@@ -84,21 +84,21 @@ def show_tests(first: Sequence[Answer], second: Sequence[Answer], console: Conso
     before, after = on_shared_questions(first, second)
     questions = len(before[REFERENCE].tokens)
     if not questions:
-        line("Whether they differ was not tested: they share no question.")
+        line("The difference was not tested: the runs share no question.")
         return
-    line(f"\nOver the {questions} questions that both runs answered, the second has, by a paired test:")
+    line(f"\nThe second run against the first, by a paired test over the {questions} questions of both:")
     table = grid("method", [column for title in COLUMNS for column in (title, "p")])
     for name in (name for name in before if name in after):
         table.add_row(name, *(cell for found in ratios(before, after, name) for cell in _tested(found)))
     console.print(table, markup=False)
     line(
-        "By 95 % intervals of a bootstrap over the questions. p: Wilcoxon's signed-rank test; unclear: no difference "
-        "was found, and with more questions one may be."
+        "Percentages are 95 % bootstrap intervals over the questions. p: Wilcoxon's signed-rank test. unclear: no "
+        "difference was found; more questions may show one."
     )
 
 
 def on_shared_questions(*runs: Sequence[Answer]) -> list[dict[str, PerQuestion]]:
-    """By run and method, the numbers of the questions that all runs answered, in the same order."""
+    """For each run, the results of each method on the questions that all runs answered, in the same order."""
     methods = [
         {
             name: [answer for answer in answers if answer.method == name]
@@ -106,7 +106,7 @@ def on_shared_questions(*runs: Sequence[Answer]) -> list[dict[str, PerQuestion]]
         }
         for answers in runs
     ]
-    # Within a run every method has the questions in the same order.
+    # In a run, every method has the questions in the same order.
     places = [{_asked(answer): at for at, answer in enumerate(run[REFERENCE])} for run in methods]
     shared = [asked for asked in places[0] if all(asked in others for others in places)]
     return [
@@ -119,9 +119,9 @@ def on_shared_questions(*runs: Sequence[Answer]) -> list[dict[str, PerQuestion]]
 
 
 def ratios(first: Mapping[str, PerQuestion], second: Mapping[str, PerQuestion], name: str) -> list[RatioOfSums]:
-    """Of a method's tokens per second, speedup and tau, second / first, over the same questions."""
+    """Ratios second / first of a method's tokens per second, speedup and tau, over the same questions."""
     one, other = first[name], second[name]
-    batch = min(one.batch, other.batch, key=lambda batches: len(np.unique(batches)))  # of the larger batches
+    batch = min(one.batch, other.batch, key=lambda batches: len(np.unique(batches)))  # the one with the larger batches
 
     def faster(name):
         return second[name].speed(batch) / first[name].speed(batch)
@@ -130,7 +130,7 @@ def ratios(first: Mapping[str, PerQuestion], second: Mapping[str, PerQuestion], 
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Device, dtype, versions and settings in which two runs differ."""
+    """Device, dtype, versions and settings that differ: (first, second) by name."""
 
     def flat(run):
         return {
@@ -146,7 +146,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
 
 
 def _asked(answer: Answer) -> tuple[int | str, ...]:
-    """What tells a question from others, in any run: its number, and what the user said in its turns."""
+    """A key that identifies a question in any run: its number, and the text of its turns."""
     return answer.question, *(turn.asked for turn in answer.turns)
 
 

@@ -12,16 +12,16 @@ from jaxspec.engine.statistics import Statistics, ratio
 
 @dataclasses.dataclass(frozen=True)
 class PieceCosts:
-    """Seconds that each piece of a method's rounds takes.
+    """Seconds of each piece of a method's rounds.
 
     Attributes:
         plain: s_t(1): one forward of the target over one token.
-        verify: by n: verification of n tree nodes; s_t(n), or less where drafting has done part of it.
+        verify: by n: verification of n tree nodes. It is s_t(n), or less if verification reuses layers of drafting.
         level: s_d: one drafted level.
-        rest: of a round, besides levels, verification and the controller.
-        plain_rest: the same of a round of plain decoding.
+        rest: a round without its levels, verification and controller.
+        plain_rest: the same for a round of plain decoding.
         control_level: the controller's decision after a level.
-        control_round: what the controller learns from a round.
+        control_round: the controller's update after a round.
     """
 
     plain: float
@@ -35,7 +35,7 @@ class PieceCosts:
 
 @dataclasses.dataclass(frozen=True)
 class RunCosts:
-    """Seconds that the pieces of a run add up to, and those of plain decoding of the same tokens."""
+    """Seconds of a run's pieces, and `plain`, those of plain decoding for the same tokens."""
 
     plain: float
     drafting: float
@@ -45,17 +45,17 @@ class RunCosts:
 
     @property
     def whole(self) -> float:
-        """All of decoding."""
+        """Seconds of decoding in all."""
         return self.drafting + self.verification + self.control + self.rest
 
     @property
     def speedup(self) -> float:
-        """Over plain decoding; 0 where nothing was decoded."""
+        """Speedup over plain decoding; 0 if nothing was decoded."""
         return ratio(self.plain, self.whole)
 
 
 def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, sizes: Collection[int]) -> RunCosts:
-    """What the rounds of a run cost.
+    """The cost of a run's rounds.
 
         plain         (s_t(1) + plain_rest) · tokens
         drafting      Σ_rounds levels · s_d
@@ -63,12 +63,12 @@ def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, size
         control       Σ_rounds (levels · control_level + control_round)
         rest          Σ_rounds rest
 
-    A batch goes through its rounds together: its tokens are those of its longest row, the levels and nodes of a round
-    those of the row that has most.
+    The rows of a batch run their rounds together. So a batch has the tokens of its longest row, and a round has the
+    levels and nodes of the row with the most.
 
     Args:
-        batches: of histories, one per row of the batch.
-        sizes: tree sizes that verification was compiled for.
+        batches: for each batch, the round counts of each row.
+        sizes: tree sizes for which verification was compiled.
     """
     tokens = levels = rounds = 0
     verification = 0.0
@@ -89,7 +89,7 @@ def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, size
 
 
 def _most(rows: Sequence[Any]) -> np.ndarray:
-    """Round by round the largest count of all rows, of which some went through fewer rounds."""
+    """For each round, the largest count of all rows. Rows may have different numbers of rounds."""
     together = np.zeros(max(map(len, rows)), int)
     for row in rows:
         np.maximum(together[: len(row)], row, out=together[: len(row)])
@@ -97,11 +97,11 @@ def _most(rows: Sequence[Any]) -> np.ndarray:
 
 
 def eq14_speedup(counts: Statistics, alpha: float) -> float:
-    """The speedup of a chain by EESD's Eq. 14, v_d / ((alpha - v_d) r_d + v_d), which takes verification to be free.
+    """The speedup of a chain by EESD's Eq. 14, v_d / ((alpha - v_d) r_d + v_d). It ignores the cost of verification.
 
-    Written with r_d / v_d = drafted / tokens, so that it holds where nothing was accepted too.
+    It is computed with r_d / v_d = drafted / tokens, so that it is defined if nothing was accepted.
 
     Args:
-        alpha: T_d / T_t, the time of a drafted token in forwards of the target.
+        alpha: T_d / T_t, the time of one drafted token in units of a forward of the target.
     """
     return ratio(counts.tokens, alpha * counts.drafted + counts.tokens - counts.accepted)

@@ -17,15 +17,17 @@ from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import leaf_bytes
 
 LEFT_OUT = ("json", "dtype", "devices", "report", "temperatures", "batch_sizes")
-"""Options that are no settings of one run, or are there under other keys."""
+"""Options that are not settings of a run, or that have another key there."""
+
 NOT_OF_ANSWERS = ("out", "batch_size")
-"""Options of `eval` by which no answer differs."""
+"""Options of `eval` that do not change answers."""
+
 HEAD = ("config.json", "params", FOLDER)
-"""What is read of a head to tell it from another; beside it may lie logs, or heads of its own."""
+"""Files of a head that its hash covers. Its folder may also hold logs, or further heads."""
 
 
 def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Any]:
-    """The first keys of bench's JSON, which its log begins with too; a log with others is another run's."""
+    """The first keys of bench's JSON. The log begins with them too, so that a log of another run is recognised."""
     model = engines[REFERENCE].model
     shape = repr(model.config.model).encode() if settings.simulate else (model.path / "config.json").read_bytes()
     return {
@@ -50,7 +52,8 @@ def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> 
 
 
 def describe_eval(settings: Eval, plan: Workload, engine: Engine) -> dict[str, Any]:
-    """The same for `eval`. Its answers do not depend on the device, but for rounding, so that another may resume."""
+    """The same for `eval`, without the device: answers differ between devices by rounding only, so any device may
+    resume."""
     options = {name: value for name, value in _options(settings).items() if name not in NOT_OF_ANSWERS}
     return {
         "settings": {
@@ -73,11 +76,10 @@ def _questions(plan: Workload) -> dict[str, Any]:
 
 
 def weight_bytes(target: Llama) -> dict[str, int]:
-    """`bytes` of all parameters, and `read_bytes` of those that a forward reads, whatever the number of tokens.
+    """Bytes of the weights: `bytes` of all, `read_bytes` of those that each forward reads, `expert_bytes` of experts.
 
-    What is read bounds decoding on an accelerator. Of an embedding that is not the LM head too, a token reads one row,
-    which is not counted. Experts are all counted, though a forward over few tokens reads fewer: `expert_bytes` are
-    theirs.
+    `read_bytes` bound the speed of decoding on an accelerator. An embedding that is not also the LM head is left out,
+    because a token reads one row of it. All experts are counted, although a forward over few tokens reads only some.
     """
     sizes = {name: leaf_bytes(array.shape, array.dtype) for name, array in module_to_dict(target).items()}
     total = sum(sizes.values())
@@ -87,8 +89,10 @@ def weight_bytes(target: Llama) -> dict[str, int]:
 
 
 def weights_of(engines: Mapping[str, Engine]) -> dict[str, Any]:
-    """Which weights the engines run, in a few letters, for those of a path may have been trained again since: the
-    target's, and those of each head by its name as typed."""
+    """Hashes of the weights that the engines run: the target's, and each head's by its name as typed.
+
+    A path alone does not identify weights: they may have been trained again.
+    """
     path = engines[REFERENCE].model.path
     heads = dict.fromkeys(engine.method.head for engine in engines.values() if engine.method.head is not None)
     return {
@@ -98,7 +102,7 @@ def weights_of(engines: Mapping[str, Engine]) -> dict[str, Any]:
 
 
 def head_sha256(folder: Path) -> str:
-    """Of the names and bytes of a head's files."""
+    """SHA-256 of the names and contents of a head's files."""
     found = hashlib.sha256()
     for file in _files(folder, HEAD):
         with file.open("rb") as opened:
@@ -108,9 +112,9 @@ def head_sha256(folder: Path) -> str:
 
 
 def params_sha256(folder: Path) -> str:
-    """Of the names and sizes of a target's files of parameters: their bytes may be hundreds of gigabytes.
+    """SHA-256 of the names and sizes of a target's parameter files. Contents are not read: there may be hundreds of GB.
 
-    Every save draws new names for the files of arrays, so that it tells one from another.
+    Every save gives the array files new random names, so the hash differs between saves.
     """
     lines = (f"{file.relative_to(folder).as_posix()} {file.stat().st_size}\n" for file in _files(folder, ("params",)))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -122,7 +126,7 @@ def _files(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _options(settings: Bench | Eval) -> dict[str, Any]:
-    """The options by name, those of sampling among them, in the order of the command line."""
+    """The options by name, with those of sampling, in the order of the command line."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         if field.name == "sampling":

@@ -19,23 +19,23 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward, unembed
 
-CHUNK = 512  # tokens of a prefix read at once
+CHUNK = 512  # tokens of a prefix in one forward
 
 Text = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a prompt, and of the text generated after it."""
+"""Token ids of a prompt, and of the text generated from it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """The first place where a text differs from that of plain decoding.
+    """The first difference between a text and plain decoding's text.
 
     Attributes:
         prompt: number of the question in the file, from 0.
-        turn: of that question, from 0.
-        position: in the generated text, from 0.
-        gap: between the target's two best logits there, in float32.
-        behind: how far the worse of the two tokens lies behind the best one; at a near-tie of two that is the gap.
-            None if one of the texts ends, which no rounding explains.
+        turn: number of the turn of that question, from 0.
+        position: index in the generated text, from 0.
+        gap: difference of the target's two largest logits at this position, in float32.
+        behind: difference between the largest logit and the worse of the two tokens' logits. At a near-tie of two
+            tokens this is the gap. None if one text ends here, which rounding cannot explain.
     """
 
     prompt: int
@@ -45,19 +45,19 @@ class Divergence:
     behind: float | None
 
     def explained(self, noise: float) -> bool:
-        """Whether two evaluations that each lie within `noise` of the truth could choose these two tokens."""
+        """Whether rounding explains the difference: two evaluations within `noise` could choose these two tokens."""
         return self.behind is not None and self.behind <= 2 * noise
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Index of the first token that differs, or where the shorter text ends; None if they are equal."""
+    """Index of the first token that differs, or the shorter text's length; None if the texts are equal."""
     if list(ours) == list(theirs):
         return None
     return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
 
 
 def diverges(target: Llama, prompt: int, turn: int, plain: Text, tokens: Sequence[int]) -> Divergence | None:
-    """The divergence of `tokens` from plain decoding's text, None if they are the same."""
+    """The divergence of `tokens` from plain decoding's text; None if they are equal."""
     before, expected = plain
     position = first_difference(expected, tokens)
     if position is None:
@@ -71,7 +71,7 @@ def diverges(target: Llama, prompt: int, turn: int, plain: Text, tokens: Sequenc
 
 
 def next_logits(target: Llama, prefix: Sequence[int]) -> np.ndarray:
-    """[V] float32: what follows `prefix`, computed in float32 whatever the weights' dtype."""
+    """[V] float32, the logits of the token after `prefix`, computed in float32 whatever the weights' dtype."""
     chunk = min(CHUNK, _power_of_two(len(prefix)))
     padded = np.zeros((1, -(-len(prefix) // chunk) * chunk), np.int32)
     padded[0, : len(prefix)] = prefix
@@ -85,13 +85,13 @@ def next_logits(target: Llama, prefix: Sequence[int]) -> np.ndarray:
 
 
 def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[int]) -> float:
-    """Largest difference of a logit between reading generated text a token at a time and `size` tokens at a time.
+    """Largest difference of a logit between forwards over one token and forwards over `size` tokens of generated text.
 
-    Both readings start from the same prefill and go on over their own caches, as plain and speculative decoding do.
+    Both start from the same prefill and continue with their own caches, as plain and speculative decoding do.
 
     Args:
-        batches: texts as they were decoded together.
-        sizes: tree sizes that were verified, at least one.
+        batches: texts that were decoded together.
+        sizes: tree sizes of verification, at least one.
     """
     worst = 0.0
     for batch in batches:
@@ -107,7 +107,7 @@ def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[in
 
 
 def batch_noise(target: Llama, batch: Sequence[Text]) -> float:
-    """Largest difference of a logit between decoding texts together and decoding each alone, a token at a time."""
+    """Largest difference of a logit between decoding texts in one batch and each alone, one token at a time."""
     texts = [(prompt, tokens) for prompt, tokens in batch if len(tokens) > 1]
     if not texts:
         return 0.0
@@ -123,10 +123,10 @@ def batch_noise(target: Llama, batch: Sequence[Text]) -> float:
 def _prefilled(
     target: Llama, texts: Sequence[Text], more: int
 ) -> tuple[Int[Array, "B S"], tuple[kv.KV, ...], np.ndarray, np.ndarray]:
-    """Texts [B, S] with their prompts read into a cache, and where what was generated begins and ends in each.
+    """Texts in one array, a cache with their prompts, and the first index and the end of each generated part.
 
     Args:
-        more: rows of room after the longest text.
+        more: rows to leave free after the longest text.
     """
     begin = np.array([len(prompt) for prompt, _ in texts], np.int32)
     end = begin + np.array([len(tokens) for _, tokens in texts], np.int32)
@@ -138,7 +138,7 @@ def _prefilled(
 
 
 def _read_prompts(target: Llama, block: np.ndarray, longest: int) -> tuple[kv.KV, ...]:
-    """A cache with the first `longest` tokens of each text of a block [B, S] in it, or a few more."""
+    """A cache with at least the first `longest` tokens of each text in a block [B, S]."""
     batch, rows = block.shape
     chunk = min(CHUNK, _power_of_two(longest))
     cache = kv.allocate(target.config, batch, rows, target.norm[...].dtype)
@@ -154,7 +154,7 @@ def _power_of_two(number: int) -> int:
 def _advance(
     target: Llama, tokens: Int[Array, "B W"], cache: tuple[kv.KV, ...], cached: Int[Array, " B"]
 ) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
-    """Reads W tokens after the `cached` rows: their features, and the cache with them in it."""
+    """Runs W tokens after the `cached` rows. Returns their features, and the cache with their keys and values."""
     batch, width = tokens.shape
     out = forward(target, tokens, cached[:, None] + jnp.arange(width), causal_mask(batch, width), cache, cached)
     return out.hidden, kv.append(cache, out.nodes, cached)
@@ -174,7 +174,7 @@ def _read_in_float32(
 def _by_one(
     target: Llama, tokens: Int[Array, "B S"], cache: tuple[kv.KV, ...], begin: Int[Array, " B"], end: Int[Array, " B"]
 ) -> Float[Array, "B S D"]:
-    """The features at tokens[b, begin[b]:end[b]], which are read a token at a time."""
+    """The features at tokens[b, begin[b]:end[b]], computed one token at a time."""
 
     def single(carry):
         at, cache, features = carry
@@ -194,7 +194,7 @@ def _rows_apart(
     begin: Int[Array, ""] | np.int32,
     end: Int[Array, ""] | np.int32,
 ) -> Float[Array, ""]:
-    """Largest difference of a logit of two texts' features at positions from `begin` on and below `end`."""
+    """Largest difference of a logit between two texts' features at positions from `begin` to `end` - 1."""
 
     def apart(at):
         difference = jnp.abs(unembed(target, one[at]) - unembed(target, other[at])).max()
@@ -213,7 +213,7 @@ def _difference(
     end: Int[Array, " B"],
     size: int,
 ) -> Float[Array, ""]:
-    """Reads the same by blocks of `size`: the largest difference of a logit from those that `_by_one` implies."""
+    """Runs the same tokens in blocks of `size`: the largest difference of a logit from those of `ones`."""
     window = jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, size))
 
     def block(carry):
@@ -223,7 +223,7 @@ def _difference(
 
         def apart(offset):
             here = lambda values: jax.lax.dynamic_index_in_dim(values, offset, axis=1, keepdims=False)
-            # A token's logits by itself, as plain decoding computes them.
+            # The logits of one token at a time, as in plain decoding.
             difference = jnp.abs(unembed(target, here(single)) - here(logits)).max(axis=-1)
             return jnp.where(at + offset < end, difference, 0.0).max()
 

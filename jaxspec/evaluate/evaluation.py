@@ -23,11 +23,11 @@ from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 
 Asked = tuple[int, int]
-"""Number of a question, and of the answer to it."""
+"""Number of a question, and of its answer (`--samples`)."""
 
 
 def run(settings: Eval) -> None:
-    """Answers the questions that an earlier run has not, writes the results and prints them."""
+    """Answers the questions without an answer from an earlier run, writes the results and prints them."""
     check(settings)
     mesh = settings.devices.open(several=True)
     questions = tuple(suites.read_questions(settings.prompts, settings.limit, settings.shots))
@@ -67,7 +67,7 @@ def run(settings: Eval) -> None:
 
 
 def check(settings: Eval) -> None:
-    """Raises ValueError for a setting that is wrong whatever the model and the questions are."""
+    """Raises ValueError for settings that are invalid for any model and questions."""
     for name, value in (
         ("batch_size", settings.batch_size),
         ("samples", settings.samples),
@@ -81,11 +81,11 @@ def check(settings: Eval) -> None:
     if settings.out is not None:
         check_folder(settings.out)
         if settings.out.suffix != ".jsonl":
-            raise ValueError(f"--out names a file of JSON lines, such as {settings.out.with_suffix('.jsonl')}")
+            raise ValueError(f"--out must name a .jsonl file, such as {settings.out.with_suffix('.jsonl')}")
 
 
 def asked_numbers(plan: Workload, engine: Engine, skip_long: bool) -> list[int]:
-    """The questions that the model has room for. Raises ValueError for another, unless it may be left out."""
+    """The numbers of the questions to answer. A question that is too long raises ValueError, unless `skip_long`."""
     if not skip_long:
         runner.check(plan, engine)
         return list(range(len(plan.questions)))
@@ -101,10 +101,10 @@ def asked_numbers(plan: Workload, engine: Engine, skip_long: bool) -> list[int]:
 
 
 def answered(plan: Workload, engine: Engine, asked: Sequence[Asked], settings: Eval) -> Iterator[dict[str, Any]]:
-    """Yields the line of each answer, with all turns, as it is done.
+    """Yields the line of each answer, with all its turns, as soon as it is complete.
 
-    First turns of all questions are decoded together, then second ones, and so on. Answer i of question n draws as
-    `generate` would for prompt n * samples + i.
+    The first turns of all questions are decoded together, then the second ones, and so on. Answer i of question n uses
+    the random numbers of prompt n * samples + i in `generate`.
     """
     stops = StopStrings(settings.stop, engine.model.tokenizer)
     turns: dict[Asked, list[Generation]] = {key: [] for key in asked}
@@ -126,7 +126,7 @@ def answered(plan: Workload, engine: Engine, asked: Sequence[Asked], settings: E
 
 
 def line_of(plan: Workload, asked: Asked, turns: Sequence[Generation]) -> dict[str, Any]:
-    """What is kept of one answer: nothing that a repetition would not give again."""
+    """The line of one answer. It holds only values that a repetition would reproduce."""
     number, sample = asked
     question = plan.questions[number]
     kept = [
@@ -151,15 +151,16 @@ def summary(lines: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any
     """The results.
 
     Args:
-        lines: of this run and of those that it resumes.
-        timed: of this run alone, in so many seconds, compilation and prefill among them.
+        lines: answers of this run and of the runs that it resumes.
+        timed: answers of this run only.
+        seconds: time of this run, compilation and prefill included.
     """
     turns = [turn for line in lines for turn in line["turns"]]
     tokens = sum(len(turn["tokens"]) for line in timed for turn in line["turns"])
     return {
         "answers": len(lines),
         "tokens": sum(len(turn["tokens"]) for turn in turns),
-        # The first token of each text is prefill's.
+        # Prefill makes the first token of each text, so no round does.
         "tau": ratio(sum(len(turn["tokens"]) - 1 for turn in turns), sum(turn["rounds"] for turn in turns)),
         "timed_tokens": tokens,
         "seconds": seconds,
@@ -169,7 +170,7 @@ def summary(lines: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Prints the results, a line each."""
+    """Prints the results, one per line."""
     lines: dict[str, tuple[Any, Callable[[Any], str]]] = {
         "answers": (found["answers"], str),
         "tokens": (found["tokens"], str),

@@ -15,13 +15,13 @@ _HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/(.+))?")
 
 
 def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
-    """Yields (where it stands, its JSON) of every question in a file.
+    """Yields (place in the file, JSON value) of every question in a file.
 
     Args:
-        prompts: a path; `builtin`; or a hub id OWNER/NAME, with /FILE where the data set has several that would do.
+        prompts: a path; `builtin`; or a hub id OWNER/NAME, with /FILE if the data set has several suitable files.
 
     Raises:
-        ValueError: no readable file, or a line that is no JSON, which is named.
+        ValueError: the file cannot be read, or a line is not JSON; the message names the line.
     """
     path = locate(prompts)
     if path.suffix == ".parquet":
@@ -35,7 +35,7 @@ def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
             raise ValueError(f"the prompt file {prompts} is not JSON ({error})") from error
         yield from ((f"{prompts}, entry {number}", entry) for number, entry in enumerate(listed, 1))
         return
-    for number, line in enumerate(text.split("\n"), 1):  # splitlines also splits at what a JSON string may hold
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines would also split inside JSON strings
         if line.strip():
             try:
                 yield f"{prompts}, line {number}", json.loads(line)
@@ -44,22 +44,22 @@ def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
 
 
 def locate(prompts: str | Path) -> Path:
-    """The file itself: the argument where that exists, else where the hub's file is kept."""
+    """The path of the file: the argument if it exists, otherwise the downloaded file of the hub."""
     path = locate_prompts(prompts)
     named = _HUB.fullmatch(str(prompts))
     return path if path.exists() or named is None or path.parent.is_dir() else fetch(*named.groups())
 
 
 def fetch(name: str, file: str | None = None) -> Path:
-    """A file of a data set on the hub, in huggingface-hub's cache.
+    """Downloads a file of a data set on the hub to huggingface-hub's cache.
 
     Args:
-        file: its path in the data set; None: the only one that could be meant, that of the test split if there is one.
+        file: its path in the data set; None: the only suitable file, or the only one of the test split.
 
     Raises:
-        ValueError: no such data set or file, no network, or several files to choose from, which are listed.
+        ValueError: no such data set or file, no network, or several suitable files; the message lists them.
     """
-    from httpx2 import TransportError  # huggingface-hub asks with it, and does not wrap all that it raises
+    from httpx2 import TransportError  # huggingface-hub uses httpx2, and does not wrap all of its errors
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -67,15 +67,15 @@ def fetch(name: str, file: str | None = None) -> Path:
         return Path(hf_hub_download(name, file or _choose(name, HfApi()), repo_type="dataset"))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError, TransportError) as error:
         raise ValueError(
-            f"{name} is neither a file here nor in the hub's cache, and the hub cannot be reached; "
-            "check the path, or the network and HF_HUB_OFFLINE"
+            f"{name} is not a local file, it is not in the hub's cache, and the hub cannot be reached; check the path, "
+            "or the network and HF_HUB_OFFLINE"
         ) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ValueError(f"{name} cannot be fetched from the hub: {' '.join(str(error).split())[:200]}") from error
 
 
 def _choose(name: str, hub: Any) -> str:
-    """The one file of questions that a data set has, that of its test split if it has one."""
+    """The only file of questions in a data set, or the only one of its test split."""
     there = [file for file in hub.list_repo_files(name, repo_type="dataset") if file.endswith(SUFFIXES)]
     found = [file for file in there if "test" in file] or there
     if len(found) != 1:
@@ -99,5 +99,5 @@ def _parquet(path: Path, prompts: str | Path) -> list[dict[str, Any]]:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise ValueError(f"{prompts} is Parquet, which pyarrow reads: pip install pyarrow") from error
+        raise ValueError(f"{prompts} is a Parquet file, which needs pyarrow: pip install pyarrow") from error
     return parquet.read_table(path).to_pylist()

@@ -18,20 +18,20 @@ from typing import Any
 
 Values = Mapping[str, Any]
 _FINAL = re.compile(r"####\s*-?[\d,.]+\s*$")
-"""How an answer of GSM8K ends."""
+"""The end of an answer of GSM8K."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What one line of a prompt file asks.
+    """A question: one line of a prompt file.
 
     Attributes:
-        turns: what the user says, one answer after each.
-        question_id: as the file has it; None if it has none.
-        category: in words; None if the file has none.
-        worked: the file's own answers to the first of the turns; mostly none.
-        examples: (turn, answer) of other questions, to be put before the first turn.
-        suite: the published format that it came in, where it has one of its own.
+        turns: the user's messages; each gets one answer.
+        question_id: the file's id; None without one.
+        category: its name; None without one.
+        worked: the file's own answers to the first turns; often none.
+        examples: (turn, answer) of other questions, to put before the first turn.
+        suite: the name of its published format; None for the general formats.
     """
 
     turns: tuple[str, ...]
@@ -47,12 +47,13 @@ class Format:
     """A published format.
 
     Attributes:
-        suite: its name.
-        keys: what every question has, all of them texts.
-        turn: what is asked. Of the summaries and of GSM8K, the papers' few-shot form: the answer follows a label.
-        answer: the key of the worked answer; None if there is none.
-        id: the key of the question's name.
-        ends: how the worked answer ends.
+        suite: the format's name.
+        keys: keys that every question has; their values are strings.
+        turn: makes the user's message. Summaries and GSM8K use the papers' few-shot form, in which a label precedes
+            the answer.
+        answer: the key of the worked answer; None without one.
+        id: the key of the question's id.
+        ends: a pattern that the end of the worked answer must match.
     """
 
     suite: str
@@ -80,10 +81,13 @@ FORMATS = (
 
 
 def read(values: Any, where: str) -> Question:
-    """The question that a line's JSON holds, whatever format it has.
+    """The question in a line's JSON value, in any of the formats.
+
+    Args:
+        where: the line's place, for the error message.
 
     Raises:
-        ValueError: none that is known; it says `where` the line stands.
+        ValueError: the line has no known format.
     """
     if not isinstance(values, dict):
         raise ValueError(f'{where}: a question is {{"turns": ["..."]}} or {{"prompt": "..."}}')
@@ -107,19 +111,19 @@ def read(values: Any, where: str) -> Question:
         question_id=values.get("question_id"),
         category=_category(values),
         worked=worked,
-        # GSM8K is often passed on in MT-bench's shape; its answers tell.
+        # GSM8K is often distributed in MT-bench's format; the answers' end identifies it.
         suite="gsm8k" if len(turns) == len(worked) == 1 and _FINAL.search(worked[0]) else None,
     )
 
 
 def _category(values: Values) -> str | None:
-    """The category of a line, a number in words; None if there is none, or it is neither."""
+    """The category of a line, as text; None if there is none, or it is not a string or a number."""
     given: Any = values.get("category")
     return str(given) if isinstance(given, str | int | float) else None
 
 
 def _worked(values: Values) -> tuple[str, ...]:
-    """The worked answers of a line; () where there are none, or they are no text."""
+    """The worked answers of a line; () if there are none, or they are not text."""
     given: Any = values.get("reference", values.get("answer"))
     given = [given] if isinstance(given, str) else given
     filled = isinstance(given, list) and all(isinstance(answer, str) and answer.strip() for answer in given)

@@ -34,12 +34,12 @@ from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 
 NAME = "jaxspec"
-MESH = ("--model_args", "mesh=model=N")  # beside other --model_args: the harness joins them
-NEW_TOKENS = 256  # of an answer whose task does not say, as the harness has it for transformers
+MESH = ("--model_args", "mesh=model=N")  # the harness joins several --model_args
+NEW_TOKENS = 256  # the budget if a task gives none; the harness has the same default for transformers
 
 
 class Jaxspec(TemplateLM):
-    """A target with a method, as the harness asks it."""
+    """A model for the harness: a target and a decoding method."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class Jaxspec(TemplateLM):
         device: str | None = None,
         max_batch_size: int | None = None,
     ):
-        """Loads the model; the arguments are the keys of `--model_args`, and `--batch_size`.
+        """Loads the model. The arguments are the keys of `--model_args`, and `--batch_size`.
 
         Args:
-            target, method, mesh, dtype, quantize, seed, coordinator, processes, process_id: as options of
+            target, method, mesh, dtype, quantize, seed, coordinator, processes, process_id: the options of
                 `jaxspec eval`.
             batch_size: rows of the batch.
-            max_length: positions that a text may have; those of the model if not given.
-            device, max_batch_size: what the harness passes to every model. JAX has its own device.
+            max_length: most positions of a text; None: the model's.
+            device, max_batch_size: ignored. The harness passes them to every model; JAX chooses the device itself.
 
         Raises:
-            ValueError: options that do not fit each other, a checkpoint without a tokenizer, or no mesh where there are
-                other processes.
+            ValueError: options contradict each other, the checkpoint has no tokenizer, or several processes have no
+                mesh.
         """
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
@@ -80,7 +80,7 @@ class Jaxspec(TemplateLM):
             check_alone(os.environ, _typed(sys.argv), MESH)
         mesh_of_all = Devices(mesh=mesh, hosts=hosts).open(several=True)
         if jax.process_index():
-            os.environ["LOCAL_RANK"] = str(jax.process_index())  # by which the harness leaves the results to the first
+            os.environ["LOCAL_RANK"] = str(jax.process_index())  # then only the first process writes results
         self.engine = Engine.calibrated(target, method, dtype=dtype, mesh=mesh_of_all, quantize=quantize)
         if method is None:
             say(f"method: {self.engine.method}")
@@ -89,7 +89,7 @@ class Jaxspec(TemplateLM):
             raise ValueError(f"{target} has no tokenizer, which the harness needs")
         config = self.engine.model.config
         if config.bos is None and not config.eos:
-            raise ValueError(f"{target} names neither a BOS nor an EOS token to stand for an empty context")
+            raise ValueError(f"{target} has no BOS and no EOS token; the harness needs one for empty contexts")
         room = config.model.usable_length
         self.max_length, self.batch_size, self.seed = min(max_length or room, room), int(batch_size), seed
 
@@ -97,11 +97,11 @@ class Jaxspec(TemplateLM):
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> "Jaxspec":
-        """The model of `--model_args`, which go before the options that the harness passes besides."""
+        """The model of `--model_args`. These take precedence over the harness's additional options."""
         besides = {name: value for name, value in (additional_config or {}).items() if value is not None}
         return cls(**{**besides, **arg_dict})
 
-    # --- what the harness asks of every model
+    # --- required of every model of the harness
 
     @property
     def eot_token_id(self) -> int:
@@ -111,28 +111,28 @@ class Jaxspec(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands for an empty context."""
+        """The token that replaces an empty context: BOS, or EOS without one."""
         bos = self.engine.model.config.bos
         return self.eot_token_id if bos is None else bos
 
     @property
     def tokenizer_name(self) -> str:
-        """Tells apart what was prepared with different templates."""
+        """A name for the harness's cache of prompts, which depend on the tokenizer's chat template."""
         return str(self.engine.model.path)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Token ids of a text; with special tokens as the tokenizer has it, but for a second BOS."""
+        """Token ids of a text. By default special tokens are added, unless the text begins with BOS already."""
         if add_special_tokens is None:
             add_special_tokens = not has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id]) or None)
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as the text of a prompt."""
+        """A conversation as prompt text, by the tokenizer's chat template."""
         rest = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
         return self.tokenizer.apply_chat_template(chat_history, tokenize=False, **rest)
 
     def get_model_info(self) -> dict[str, str]:
-        """What the results say of the model."""
+        """Information on the model for the harness's results."""
         return {"method": str(self.engine.method), "dtype": str(self.engine.model.target.norm[...].dtype)}
 
     # --- scores
@@ -140,7 +140,7 @@ class Jaxspec(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        """(log p, whether it is greedy decoding's) of each continuation, which stands last in its request."""
+        """(log p, whether greedy decoding gives it) of each continuation, the third element of its request."""
         return self._scores([(context, continuation) for _, context, continuation in requests])
 
     def _scores(self, texts: Sequence[Text]) -> list[tuple[float, bool]]:
@@ -153,7 +153,7 @@ class Jaxspec(TemplateLM):
         return [found[place] for place in range(len(texts))]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """log p of each whole text, of a long one in windows that are as long as the model allows."""
+        """log p of each whole text; a long text is split into windows of `max_length` tokens."""
         windows, owner = [], []
         for number, request in enumerate(requests):
             tokens = self.tok_encode(request.args[0])
@@ -168,7 +168,7 @@ class Jaxspec(TemplateLM):
     # --- texts
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text that follows each context; text i draws from fold_in(key(seed), i)."""
+        """Generates a text after each context. Text i draws its random numbers from fold_in(key(seed), i)."""
         groups = defaultdict[tuple[str, ...], list[Request]](list)
         shortened = 0
         for index, request in enumerate(requests):
@@ -196,10 +196,10 @@ class Jaxspec(TemplateLM):
 
 
 def sampling_of(settings: dict[str, Any], seed: int) -> tuple[tuple[str, ...], SamplingParams]:
-    """Stop strings, and how a text is drawn, from a task's `generation_kwargs`.
+    """Stop strings and sampling parameters from a task's `generation_kwargs`.
 
     Raises:
-        ValueError: a setting that is not known here, or out of range.
+        ValueError: a setting is not supported, or out of range.
     """
     given = dict(normalize_gen_kwargs(settings, NEW_TOKENS))
     stops = tuple(dict.fromkeys(stop for stop in given.pop("until") if stop))
@@ -207,7 +207,7 @@ def sampling_of(settings: dict[str, Any], seed: int) -> tuple[tuple[str, ...], S
     fields = {"max_new_tokens": given.pop("max_gen_toks"), "temperature": temperature if sampled else 0.0, "seed": seed}
     fields |= {name: kind(given.pop(name)) for name, kind in (("top_p", float), ("top_k", int)) if name in given}
     if given.get("num_beams") == 1:
-        del given["num_beams"]  # no beams, as here
+        del given["num_beams"]  # one beam is no beam search
     for name in given:
         if name in STATEFUL:
             refuse_stateful(name, given[name])
@@ -217,18 +217,18 @@ def sampling_of(settings: dict[str, Any], seed: int) -> tuple[tuple[str, ...], S
 
 
 def _typed(command: Sequence[str]) -> list[str]:
-    """The command as it was typed; Python itself knows of `-m` no more than the file."""
+    """The command as it was typed. For `python -m MODULE`, sys.argv has only the module's file."""
     is_own = Path(command[0]) == Path(__file__)
     return [*(("python", "-m", "jaxspec.evaluate.harness") if is_own else command[:1]), *command[1:]]
 
 
 def _say_shortened(count: int) -> None:
     if count:
-        say(f"{count} contexts are too long for the model: their beginnings are left out")
+        say(f"{count} contexts are too long for the model: they are shortened at the beginning")
 
 
 def main() -> None:
-    """The harness's own command, which knows `--model jaxspec`."""
+    """The harness's command line, with `--model jaxspec` registered."""
     expect_no_chip()
     give_threads()
     register_model(NAME)(Jaxspec)

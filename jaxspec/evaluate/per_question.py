@@ -16,11 +16,12 @@ from jaxspec.evaluate.uncertainty import RatioOfSums
 
 @dataclasses.dataclass(frozen=True)
 class PerQuestion:
-    """A number a question, all its turns together.
+    """Counts and times for each question, summed over its turns.
 
     Attributes:
-        seconds: of decoding, medians over the repeats; rows of a batch share its time evenly.
-        batch: the number of the batch that it was decoded in.
+        tokens, rounds: numbers of tokens and of rounds.
+        seconds: seconds of decoding, medians over the repeats; the rows of a batch share its time evenly.
+        batch: the number of the question's batch.
     """
 
     tokens: Float[np.ndarray, " questions"]
@@ -29,16 +30,16 @@ class PerQuestion:
     batch: Int[np.ndarray, " questions"]
 
     def take(self, at: Int[np.ndarray, " taken"]) -> "PerQuestion":
-        """Those of some questions, in this order."""
+        """The values of some questions, in the order of the indices `at`."""
         return PerQuestion(**{field.name: getattr(self, field.name)[at] for field in dataclasses.fields(self)})
 
     @property
     def tau(self) -> RatioOfSums:
-        """Tokens a round."""
+        """Tokens per round."""
         return RatioOfSums(self.tokens[:, None], self.rounds[:, None])
 
     def speed(self, batch: Int[np.ndarray, " questions"]) -> RatioOfSums:
-        """Tokens a second. Questions of a `batch` share its time, so they count as one and are drawn together."""
+        """Tokens per second. Questions of one batch share its time, so the bootstrap resamples them as one."""
         _, at = np.unique(batch, return_inverse=True)
 
         def summed(values):
@@ -48,7 +49,7 @@ class PerQuestion:
 
 
 def per_question(answers: Sequence[Answer]) -> PerQuestion:
-    """The numbers of one method's answers, in their order."""
+    """The values of one method's answers, in their order."""
     rows = Counter((answer.batch, turn) for answer in answers for turn in range(len(answer.turns)))
     counts = [statistics_of([from_rows(turn.rounds) for turn in answer.turns]) for answer in answers]
     seconds = [

@@ -18,16 +18,16 @@ from jaxspec.host.compiling import compile_all
 
 @dataclasses.dataclass(frozen=True)
 class PieceTimes:
-    """Seconds a piece of a round takes.
+    """Seconds of each piece of a round.
 
     Attributes:
         target: s_t(n) by n: one forward of the target over n tree nodes, and their logits.
-        resumed: by method whose verification begins where drafting left off, by n: that instead of s_t(n). Timed at
-            its largest size; at others it saves the same share of s_t(n).
+        resumed: by method and n, instead of s_t(n), for methods whose verification resumes from drafting's layers. It
+            is timed at the largest size; other sizes are assumed to save the same share of s_t(n).
         level: s_d by method: one drafted level as it occurs in a round, without the controller.
-        rest: by method: what a round takes besides levels, verification and the controller.
-        control_level: by method: the controller's decision after a level, with what it reads of that level.
-        control_round: by method: what the controller learns from a round.
+        rest: by method: a round without its levels, verification and controller.
+        control_level: by method: the controller's decision after a level, and its inputs.
+        control_round: by method: the controller's update after a round.
     """
 
     target: Mapping[int, float]
@@ -39,10 +39,10 @@ class PieceTimes:
 
 
 def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> PieceTimes:
-    """Times every method's pieces at the shapes that decoding `requests`, one batch, has.
+    """Times every method's pieces at the shapes of one batch, `requests`.
 
-    Medians over several calls, which alternate over the pieces. A method with history is timed as its head alone: what
-    history saves is not in its prices.
+    Times are medians over several calls, which alternate between the pieces. A method with history is timed without it,
+    so its times do not include what history saves.
     """
     greedy = all(request.sampling.temperature == 0 for request in requests)
     heads = {name: dataclasses.replace(engine.method, history=0) for name, engine in engines.items()}
@@ -106,10 +106,10 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
 
 
 def round_key(engine: Engine, spec: Speculation) -> tuple:
-    """What the times of whole rounds depend on: methods that share it are timed once."""
+    """The key of a method's whole rounds: methods with the same key are timed once."""
     return (to_depth(spec), id(engine.models.draft))
 
 
 def resumed_key(engine: Engine, spec: Speculation) -> tuple:
-    """The same for a verification that goes on from drafting."""
+    """The key of a verification that resumes from drafting's layers."""
     return ("resumed", id(engine.models.draft), spec.builder.is_chain, max(spec.verify_sizes))

@@ -21,16 +21,16 @@ SUMMARIES = ("xsum", "cnn-dm")
 CODE = "humaneval"
 ROUGE = ("rouge1", "rouge2", "rougeL")
 FUNCTION_ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
-"""Where a completion of HumanEval ends (arXiv:2107.03374, section 2.3)."""
+"""Strings that end a completion of HumanEval (arXiv:2107.03374, section 2.3)."""
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _FENCE = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
 
 
 def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, float]:
-    """Scores of one answer from 0 to 1, by name; none where its suite has none, or rouge-score is not installed.
+    """Scores of one answer, from 0 to 1, by name; empty if its suite has none, or rouge-score is not installed.
 
     Args:
-        worked: the suite's own answer.
+        worked: the suite's own answers; the first is used.
     """
     if suite == "gsm8k":
         given = number(answer.partition("\nQuestion:")[0])
@@ -47,7 +47,7 @@ def has_rouge() -> bool:
 
 
 def mean(scores: Iterable[Mapping[str, float]]) -> dict[str, float] | None:
-    """Mean of each score over the answers that have it; None if none has any."""
+    """Mean of each score over the answers that have it; None without any score."""
     found: dict[str, list[float]] = {}
     for each in scores:
         for name, value in each.items():
@@ -56,13 +56,13 @@ def mean(scores: Iterable[Mapping[str, float]]) -> dict[str, float] | None:
 
 
 def number(text: str) -> float | None:
-    """The number that an answer to a GSM8K question comes to: that after ####, else the last one; None without any."""
+    """The result in an answer to a GSM8K question: the number after ####, else the last number; None without any."""
     found = _NUMBER.findall(text.rpartition("####")[2]) or _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 
 
 def completion(text: str) -> str:
-    """The code of an answer to HumanEval: the fenced block of a chat's, else the text up to the function's end."""
+    """The code in an answer to HumanEval: its first fenced block, else the text up to the end of the function."""
     if fenced := _FENCE.search(text):
         return fenced[1]
     ends = [at for end in FUNCTION_ENDS if (at := text.find(end)) >= 0]
@@ -70,7 +70,7 @@ def completion(text: str) -> str:
 
 
 def samples(answers: Iterable[tuple[Any, str]]) -> str:
-    """(id, text) of answers to HumanEval as its scorer reads them: {"task_id": ..., "completion": ...} a line."""
+    """The input file of HumanEval's scorer for (id, text) of each answer: one {"task_id", "completion"} per line."""
     return "".join(to_line({"task_id": name, "completion": completion(text)}) for name, text in answers)
 
 

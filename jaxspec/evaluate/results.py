@@ -17,18 +17,18 @@ from jaxspec.evaluate.uncertainty import RatioOfSums
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What is measured once for a run, after its last question.
+    """Measurements of a run after its last question.
 
     Attributes:
         noise: see `divergence.noise`; None if no text is compared.
-        target_seconds: s_t(n) by n, as a string, for that is what JSON has; None, as all seconds are, where the pieces
+        target_seconds: s_t(n) by n, which is a string as in JSON. This and all other seconds are None if the pieces
             were not timed.
-        resumed_seconds: by method whose verification begins where drafting left off, the same for it.
+        resumed_seconds: by method and n, for methods whose verification resumes from drafting's layers.
         level_seconds, rest_seconds, control_level_seconds, control_round_seconds: by method, see
             `piece_times.PieceTimes`; logs of earlier versions have no rest.
-        divergences: by method, fields of `divergence.Divergence` and whether it is `explained`; None if the
-            methods' texts differ by design, since they are sampled.
-        forms: by method, fields of `Form`: all that a report needs besides the log; None in logs of earlier versions.
+        divergences: by method, fields of `divergence.Divergence`, and `explained`; None for sampled texts, which differ
+            by design.
+        forms: by method, fields of `Form`, which reports need besides the log; None in logs of earlier versions.
     """
 
     noise: float | None
@@ -42,7 +42,7 @@ class Measured:
     rest_seconds: dict[str, float] | None = dataclasses.field(default_factory=dict)
 
     def pieces(self, name: str) -> PieceCosts | None:
-        """What the pieces of a method's rounds cost; None if they were not timed."""
+        """Costs of the pieces of a method's rounds; None if they were not timed."""
         if self.target_seconds is None:
             return None
         assert self.resumed_seconds is not None and self.level_seconds is not None and self.rest_seconds is not None
@@ -61,15 +61,15 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What the results need to know of a method.
+    """Properties of a method that the results need.
 
     Attributes:
         resolved: the method with all its settings.
-        sizes: tree sizes that it verifies.
+        sizes: tree sizes for which verification is compiled.
         is_chain: whether it drafts a single path.
-        read_bytes: of the target's weights that a round reads, drafting left out.
-        draft_bytes, level_bytes: that drafting reads, without its levels after the first, and that one of these reads;
-            None in logs of earlier versions.
+        read_bytes: bytes of the target's weights that a round reads, without drafting.
+        draft_bytes: bytes that drafting reads in a round with one level; None in logs of earlier versions.
+        level_bytes: bytes that each further level reads; None in logs of earlier versions.
     """
 
     resolved: str
@@ -83,7 +83,7 @@ class Form:
 def summarise(
     about: Mapping[str, Any], answers: Sequence[Answer], measured: Measured, forms: Mapping[str, Form]
 ) -> dict[str, Any]:
-    """Bench's JSON, from what the log of a finished run holds."""
+    """Bench's JSON, from the log of a finished run."""
     simulated = {"simulated": True} if about["settings"].get("simulate") else {}
     return {
         **about,
@@ -95,7 +95,7 @@ def summarise(
 
 
 def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str, Form]) -> dict[str, Any]:
-    """`methods` of bench's JSON; `forms` has the methods by their names as typed."""
+    """`methods` of bench's JSON. The keys of `forms` are the methods as typed."""
     ours = {name: [answer for answer in answers if answer.method == name] for name in forms}
     counted = {name: _counted(found) for name, found in ours.items()}
     by_pass = {name: speeds(found) for name, found in ours.items()}
@@ -139,7 +139,7 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
 
 
 def against(fastest: str, ours: PerQuestion, theirs: PerQuestion) -> dict[str, Any]:
-    """How the speed of a method compares with the fastest one's on the same questions, and how sure that is."""
+    """The speed of a method relative to the fastest one on the same questions, with interval and p-value."""
     speeds = _against(ours, theirs)
     return {
         "method": fastest,
@@ -150,19 +150,20 @@ def against(fastest: str, ours: PerQuestion, theirs: PerQuestion) -> dict[str, A
 
 
 def by_bytes(form: Form) -> PieceCosts | None:
-    """Costs on a device whose time goes by the bytes of weights that it reads: a tree costs what one token does.
+    """Costs on a memory-bound device, where time is proportional to the bytes of weights read: a tree costs as much as
+    one token.
 
-    The unit is the bytes that a forward of the target reads. None if it is not known what drafting reads.
+    The unit is one forward of the target. None if the form has no bytes of drafting.
     """
     if form.draft_bytes is None or form.level_bytes is None:
         return None
     level, first = form.level_bytes / form.read_bytes, form.draft_bytes / form.read_bytes
-    # The first level is part of drafting whatever the depth: what it reads counts once per round, further levels each.
+    # `draft_bytes` include the first level. `run_costs` multiplies `level` by all levels, so `rest` subtracts one.
     return PieceCosts(plain=1.0, verify=dict.fromkeys(form.sizes, 1.0), level=level, rest=first - level)
 
 
 def categories(answers: Sequence[Answer], reference: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """What a method came to in each category of the questions, in the file's order; `""` where they have none."""
+    """A method's results for each category of questions, in the file's order; `""`: questions without a category."""
 
     def of(found, name):
         return [answer for answer in found if (answer.category or "") == name]
@@ -184,29 +185,29 @@ def categories(answers: Sequence[Answer], reference: Sequence[Answer]) -> dict[s
 
 
 def speeds(answers: Sequence[Answer]) -> list[float]:
-    """Tokens a second of each timed pass, from the first."""
+    """Tokens per second of each timed pass."""
     tokens = _statistics(answers).tokens
     passes = zip(*(turns[0].decode_seconds for turns in together(answers).values()), strict=True)
     return [ratio(tokens, sum(seconds)) for seconds in passes]
 
 
 def breakdown(costs: RunCosts, decode_seconds: float) -> dict[str, float]:
-    """Where the seconds of decoding went (EESD, Table 8): what is predicted of each piece, and `other`, what is left.
+    """Seconds of decoding by piece (EESD, Table 8): the predicted ones, and `other`, the measured total minus these.
 
-    `other` holds the rest of a round: commit, verdict, bookkeeping. The loop is not interrupted for this, so noise can
-    make it negative.
+    `other` holds the verdict, the commit and bookkeeping. The pieces are predicted, not measured inside the loop, so
+    noise can make `other` negative.
     """
     parts = {"drafting": costs.drafting, "verification": costs.verification, "control": costs.control}
     return {**parts, "other": decode_seconds - sum(parts.values())}
 
 
 def forwards(answers: Sequence[Answer]) -> int:
-    """Rounds of one method, those of a batch counted once."""
+    """Rounds of one method. The rows of a batch share their rounds."""
     return sum(max(len(turn.rounds) for turn in turns) for turns in together(answers).values())
 
 
 def together(answers: Sequence[Answer]) -> dict[tuple[int, int], list[Turn]]:
-    """Turns of one method, those that were decoded together side by side, by batch and turn."""
+    """Turns of one method that were decoded in one batch, by (batch, turn)."""
     found: dict[tuple[int, int], list[Turn]] = {}
     for answer in answers:
         for i, turn in enumerate(answer.turns):
@@ -229,9 +230,9 @@ def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _seconds(answers: Sequence[Answer], among: Sequence[Answer], key: str) -> float:
-    """Seconds that some answers took, medians over the repeats; `among` are all answers of their method.
+    """Seconds of some answers, medians over the repeats; `among` are all answers of their method.
 
-    Rows of a batch share its time, evenly where only some of them are asked for.
+    The rows of a batch share its time evenly.
     """
     ours, all_ = together(answers), together(among)
     medians = {at: statistics.median(getattr(turns[0], key)) for at, turns in ours.items()}
@@ -261,7 +262,7 @@ def _from_counts(counts: Statistics) -> dict[str, Any]:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and sample standard deviation over the repeats; of one there is no deviation."""
+    """Mean and sample standard deviation over the repeats; the deviation of a single value is None."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {f"{name}_mean": statistics.fmean(values) if values else 0.0, f"{name}_deviation": deviation}
 
@@ -275,5 +276,5 @@ def _by_size(seconds: Mapping[str, float]) -> dict[int, float]:
 
 
 def history(turn: Turn) -> RoundCounts:
-    """The counts of its rounds."""
+    """The counts of a turn's rounds."""
     return from_rows(turn.rounds)

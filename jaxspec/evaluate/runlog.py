@@ -18,17 +18,17 @@ class Turn:
     """One answer of one method.
 
     Attributes:
-        prompt: token ids that it answers.
+        prompt: token ids of the prompt.
         tokens: token ids of the answer.
         rounds: [rounds][6] counts, see `round_counts.to_rows`; [rounds][5] in logs of earlier versions.
-        trees: of each round, as `tree_to_json` writes them; None if this was read back from a log, and in logs of
-            earlier versions where a pass of its own for the trees took other rounds.
-        prefill_seconds, decode_seconds: of the whole batch that this answer was in, a number a repeat.
-        learnt: what the controller had learnt at the end: for each repeat, the arrays of its state.
-        calibration: `reliability.tally` of the trees; empty where that is not known.
-        asked: what the user said in this turn, as text.
-        pieces: the answer's text, token by token; words: text of every token in the trees, by its id. Empty where there
-            is no tokenizer, or in logs of earlier versions.
+        trees: the tree of each round, from `tree_to_json`; None if a log was read without them, or an earlier version
+            recorded none.
+        prefill_seconds, decode_seconds: seconds of this answer's whole batch, one number per repeat.
+        learnt: the arrays of the controller's state at the end, for each repeat.
+        calibration: `reliability.tally` of the trees; empty if not known.
+        asked: the user's text in this turn.
+        pieces: the answer's text, one string per token; empty without a tokenizer, or in logs of earlier versions.
+        words: the text of every token in the trees, by its id; empty like `pieces`.
     """
 
     prompt: list[int]
@@ -47,12 +47,12 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one method did with one question: a line of the log.
+    """One method's answer to one question: a line of the log.
 
     Attributes:
         question: its number in the file, from 0.
-        batch: number of the batch that it was decoded in; batches are whole in the log, or not there.
-        quality: scores of the answer, see `quality.score`; empty where its suite has none.
+        batch: the number of its batch. The log has all answers of a batch, or none.
+        quality: scores of the answer, see `quality.score`; empty if its suite has none.
     """
 
     question: int
@@ -65,17 +65,17 @@ class Answer:
 
 
 class RunLog:
-    """Answers and final measurements of one run, on disk too where it has a path.
+    """Answers and final measurements of one run, in memory and in a log file.
 
-    Every process has all of them; the first alone reads and writes the file.
+    Every process holds all of them. Only the first reads and writes the file.
 
     Args:
-        path: of the log; None keeps nothing.
-        settings: everything that the numbers depend on; a log with others is refused.
-        is_whole: whether these answers are all that one batch yields.
+        path: the log; None: no file.
+        settings: the settings that the numbers depend on. A log with other settings is rejected.
+        is_whole: whether a list of answers is a complete batch.
 
     Raises:
-        ValueError: the file is another run's, or no log.
+        ValueError: the file belongs to another run, or is not a log.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], is_whole: Callable[[list[Answer]], bool]):
@@ -87,23 +87,23 @@ class RunLog:
         self.answers = [_answer(line) for line in answers]
 
     def add(self, answers: Sequence[Answer]) -> None:
-        """Adds one whole batch."""
+        """Adds one complete batch."""
         self.answers += answers
         if self.log is not None and is_first():
             self.log.append(map(dataclasses.asdict, answers))
 
     def finish(self, measured: dict[str, Any]) -> None:
-        """Adds what was measured once, after the last batch."""
+        """Adds the final measurements, after the last batch."""
         self.measured = json.loads(json.dumps(measured))  # as it will be read back
         if self.log is not None and is_first():
             self.log.append([{"measured": measured}])
 
 
 def read_finished(path: Path) -> tuple[dict[str, Any], list[Answer], dict[str, Any]]:
-    """What a run was, its answers with their trees, and what it measured, from the log of a finished run.
+    """The settings, the answers with their trees, and the measurements of a finished run, from its log.
 
     Raises:
-        ValueError: the file is no log, or its run was not finished.
+        ValueError: the file is not a log, or its run was not finished.
     """
     lines = LineLog(path, "the log of a bench run", "another file").lines()
     measured = next((line["measured"] for line in lines if "measured" in line), None)
@@ -114,12 +114,12 @@ def read_finished(path: Path) -> tuple[dict[str, Any], list[Answer], dict[str, A
 
 
 def log_of(out: Path) -> Path:
-    """The log beside a file of results."""
+    """The log that belongs to a result file."""
     return Path(f"{out}.jsonl")
 
 
 def tree_to_json(round_: Round) -> dict[str, list]:
-    """A round's tree and verdict: live nodes, the root first; what was accepted; what it committed."""
+    """A round's tree and verdict: its live nodes, the root first; which were accepted; the committed tokens."""
     return {
         "token": round_.token.tolist(),
         "parent": round_.parent.tolist(),
@@ -132,7 +132,7 @@ def tree_to_json(round_: Round) -> dict[str, list]:
 def _resume(
     log: LineLog, settings: dict[str, Any], is_whole: Callable[[list[Answer]], bool]
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """What was measured, and the answers of whole batches, without trees; the file holds no others after that."""
+    """The measurements, and the answers of complete batches, without trees. Removes other answers from the file."""
     lines = log.read(settings)
     answers = [(line, _answer(line)) for line in lines if "question" in line]
     batches: dict[int, list[Answer]] = {}
@@ -150,6 +150,6 @@ def _answer(line: dict[str, Any], trees: bool = False) -> Answer:
 
 
 def _turn_read(values: dict[str, Any], trees: bool) -> Turn:
-    """With its trees or without: they are for reports, and large. Logs of earlier versions have no calibration."""
+    """A turn from the log. Trees are large and only reports need them. Logs of earlier versions have no calibration."""
     counted = values["calibration"] if "calibration" in values else tally(values["trees"] or ())
     return Turn(**{**values, "trees": values["trees"] if trees else None, "calibration": counted})

@@ -30,7 +30,7 @@ Learnt = list[list] | None  # `Turn.learnt`
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What to run: the questions, and how to decode their answers."""
+    """The questions of a run, and the settings for decoding their answers."""
 
     questions: tuple[Question, ...]
     sampling: SamplingParams
@@ -41,25 +41,28 @@ class Workload:
 
     @property
     def batches(self) -> list[range]:
-        """Numbers of the questions that are decoded together."""
+        """The numbers of the questions in each batch."""
         total = len(self.questions)
         return [range(at, min(at + self.batch_size, total)) for at in range(0, total, self.batch_size)]
 
     def request(self, engine: Engine, number: int, answers: Sequence[str]) -> Request:
-        """The request of question `number`'s next turn; it draws as `generate` would for prompt `number`."""
+        """The request of a question's next turn. It uses the random numbers of prompt `number` in `generate`."""
         (tokens,) = encode([next_prompt(self.questions[number], answers, self.chat)], engine.model, self.chat)
         return Request(tokens, self.sampling, number)
 
 
 def check(plan: Workload, engine: Engine) -> None:
-    """Raises ValueError for a question that the model is too short for, or that cannot be put to it."""
+    """Raises ValueError for a question that is too long for the model, or that cannot be encoded."""
     for number in range(len(plan.questions)):
         if why := too_long(plan, engine, number):
             raise ValueError(f"{why}: shorten the question, lower --max-new-tokens or give fewer --shots")
 
 
 def too_long(plan: Workload, engine: Engine, number: int) -> str | None:
-    """Why the model has no room for a question and its answers; None if it has. Raises ValueError as `check`."""
+    """The reason why a question and its answers are too long for the model; None if they fit.
+
+    Raises ValueError if the question cannot be encoded.
+    """
     question, room, budget = (
         plan.questions[number],
         engine.model.config.model.usable_length,
@@ -67,7 +70,7 @@ def too_long(plan: Workload, engine: Engine, number: int) -> str | None:
     )
     name = f"question {number}" + (f" ({question.question_id})" if question.question_id is not None else "")
     try:
-        # Earlier answers are unknown yet: none is longer than the budget.
+        # Earlier answers are not known yet. None is longer than the budget.
         request = plan.request(engine, number, [""] * (len(question.turns) - 1))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
@@ -80,9 +83,9 @@ def too_long(plan: Workload, engine: Engine, number: int) -> str | None:
 
 
 def run(plan: Workload, engines: Mapping[str, Engine], log: RunLog, advance: Callable[[], None]) -> None:
-    """Answers all questions that the log lacks; `engines` has the reference among its methods.
+    """Answers all questions that the log does not have. `engines` includes the reference.
 
-    `advance` is called after each batch, also for those that the log has.
+    `advance` is called for every batch, also for those in the log.
     """
     done = {answer.batch for answer in log.answers}
     for batch, numbers in enumerate(plan.batches):
@@ -94,10 +97,10 @@ def run(plan: Workload, engines: Mapping[str, Engine], log: RunLog, advance: Cal
 def run_batch(
     plan: Workload, engines: Mapping[str, Engine], batch: int, numbers: Sequence[int], before: Sequence[Answer]
 ) -> list[Answer]:
-    """All turns of some questions by all methods.
+    """All turns of a batch of questions, by all methods.
 
-    Every method answers the same prompts: the answers between two turns are the reference's. With `keep_state`, the
-    controllers of a row go on from its last turn, at first that of the answers `before`.
+    Every method gets the same prompts: later turns contain the reference's answers. With `keep_state` each controller
+    resumes from the last turn of the same row, in this batch or in the answers `before`.
     """
     turns: dict[tuple[int, str], list[Turn]] = {(number, name): [] for number in numbers for name in engines}
     for turn in range(max(len(plan.questions[number].turns) for number in numbers)):
@@ -130,8 +133,12 @@ def run_batch(
 def measure(
     engines: Mapping[str, Engine], requests: list[Request], repeats: int, learnt: Mapping[str, Sequence[Learnt]]
 ) -> dict[str, list[Turn]]:
-    """One batch by all methods, which take turns within each repeat; `learnt` is what each method's rows start from."""
-    compilation_cache.make_room(0.5)  # all of the methods may have something to compile
+    """Runs one batch by all methods, which alternate in each repeat.
+
+    Args:
+        learnt: by method, the controller state that each row starts from.
+    """
+    compilation_cache.make_room(0.5)  # every method may compile programs
     named = {
         key: (name, job)
         for name, engine in engines.items()
@@ -146,8 +153,8 @@ def measure(
 
 
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
-    """Decodes a batch and keeps its trees; once more if any process had to compile something the first time, since its
-    times are worthless."""
+    """Decodes a batch and records its trees. Repeats this if any process compiled something, because the times then
+    include compilation."""
     compilation_cache.make_room()
     with compilations() as compiled:
         found = engine.run(requests, learnt=learnt, record=True)
@@ -156,9 +163,9 @@ def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Yields a list that gets the name of each program compiled, or fetched from the cache on disk, meanwhile.
+    """Yields a list that collects the names of programs in `TIMED` that are compiled or loaded from the disk cache.
 
-    Of those that run while a clock does: what puts a batch on the device is compiled before.
+    Other programs, such as those that put a batch on the device, do not run while time is measured.
     """
     found: list[str] = []
 
@@ -190,7 +197,7 @@ def _turn(passes: Sequence[Generation]) -> Turn:
 
 
 def _learnt(plan: Workload, before: Sequence[Answer], turns: Sequence[Turn], number: int, name: str) -> Learnt:
-    """What a row of a method starts from: where its last turn ended, of this question or of one before."""
+    """The controller state that a row starts from: the one at the end of its last turn; None: a fresh state."""
     if not plan.keep_state:
         return None
     row = number % plan.batch_size
@@ -199,5 +206,5 @@ def _learnt(plan: Workload, before: Sequence[Answer], turns: Sequence[Turn], num
 
 
 def _of_pass(learnt: Sequence[Learnt], at: int) -> list[list[np.ndarray] | None]:
-    """The arrays that each row of pass `at` starts from."""
+    """For each row, the arrays of controller state that pass `at` starts from."""
     return [None if row is None else [np.asarray(leaf) for leaf in row[at]] for row in learnt]

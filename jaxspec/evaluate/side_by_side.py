@@ -20,7 +20,8 @@ COLUMNS = {
     "nodes": ("nodes_per_round", ".1f"),
     "depth": ("depth_per_round", ".1f"),
 }
-"""Speedup, α and τ of the paper, whose τ has no bonus token (`tau drafted`), then what it gives in its text."""
+"""The paper's columns speedup, α, and τ, which excludes the bonus token there (`tau drafted`); then the numbers in its
+text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Group:
     """Methods that differ in one part only.
 
     Attributes:
-        role: the part: `drafter` or `builder`.
-        shared: what they have in common, as it is typed.
-        names: of the methods, as typed.
+        role: the part that differs: `drafter` or `builder`.
+        shared: the parts in common, as typed.
+        names: the methods, as typed.
     """
 
     role: str
@@ -39,16 +40,16 @@ class Group:
 
 
 def groups(names: Sequence[str]) -> list[Group]:
-    """Every set of two or more methods with the same builder and controller, then with the same drafter and controller.
+    """All groups of two or more methods with equal builder and controller, then with equal drafter and controller.
 
-    Two lengths of a chain are one builder with two settings, and no comparison of builders.
+    Two chains of different lengths are the same builder, so they are no comparison of builders.
     """
     parsed = {name: parse_method(name) for name in names if name != "plain"}
     return [*_by("drafter", parsed), *_by("builder", parsed)]
 
 
 def show(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Prints a table a group; nothing where there is none."""
+    """Prints one table for each group."""
     for group in groups(list(methods)):
         title = {"drafter": "Drafters under", "builder": "Builders for"}[group.role]
         table = Table(group.role, box=None, header_style="bold", padding=(0, 1, 0, 0))
@@ -63,7 +64,7 @@ def show(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
 
 
 def typed(name: str) -> tuple[str, str, str]:
-    """Drafter, builder and controller of a method as they were typed: `chain` and an empty text where none was."""
+    """Drafter, builder and controller of a method, as typed; by default `chain`, and "" for the controller."""
     drafter, *others = name.split("+")
     builder = others.pop(0) if others and others[0].partition(",")[0] in BUILDERS else "chain"
     return drafter, builder, "".join(others)

@@ -8,7 +8,7 @@ from jaxspec.evaluate.runlog import Turn
 
 
 def spell(tokenizer: Any, turn: Turn) -> Turn:
-    """The turn with its `pieces` and `words`; as it is where there is no tokenizer."""
+    """The turn with its `pieces` and `words`; unchanged without a tokenizer."""
     if tokenizer is None:
         return turn
     drafted = {token for tree in turn.trees or () for token in tree["token"]}
@@ -20,8 +20,8 @@ def spell(tokenizer: Any, turn: Turn) -> Turn:
 
 
 def pieces_of(tokenizer: Any, tokens: list[int]) -> list[str]:
-    """A text, token by token: what the first bytes of a character leave open, its last one shows."""
-    pieces, before, read = [], 0, 0  # tokens[before:read] are shown, and enough to see how the next one goes on
+    """The text of each token. If several tokens make up one character, the last has it and the others are empty."""
+    pieces, before, read = [], 0, 0  # tokens[before:read] have their pieces; they give the next token its context
     for end in range(1, len(tokens) + 1):
         shown, text = (text_of(tokenizer, tokens[before:until]) for until in (read, end))
         if text.endswith("\ufffd") and end < len(tokens):

@@ -19,7 +19,7 @@ from jaxspec.methods.variants import Variant, vary
 
 
 def run(settings: Sweep) -> None:
-    """Runs the sweep, writes its results and its figure, prints bench's table and which value is the best."""
+    """Runs the sweep, writes its results and its figure, and prints bench's table and the best value."""
     if settings.out is not None and settings.out.suffix != ".json":
         raise ValueError(f"--out must name a .json file, not {settings.out}: the figure goes to the .svg beside it")
     setting, values = read_over(settings.over)
@@ -35,7 +35,7 @@ def run(settings: Sweep) -> None:
 
 
 def write(out: Path, found: dict[str, Any]) -> None:
-    """Writes the results to `out` and the figure to the .svg beside it, or says that there can be none."""
+    """Writes the results to `out` and the figure to the .svg beside it. Without matplotlib there is no figure."""
     figure = draw(found["sweep"], found["methods"])
     if figure is None:
         say("no figure: matplotlib is not installed (pip install 'jax-specdec[report]')")
@@ -55,7 +55,7 @@ def read_over(text: str) -> tuple[str, list[str]]:
 def summarise(
     setting: str, variants: Sequence[Variant], against: Sequence[str], methods: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`sweep` of the JSON: which of `methods` are its points, and the value with the highest modelled speedup."""
+    """`sweep` of the JSON: the values, their methods, and the value with the highest modelled speedup."""
     best = max(variants, key=lambda variant: methods[str(variant.method)]["modelled_speedup"])
     return {
         "setting": setting,
@@ -67,7 +67,7 @@ def summarise(
 
 
 def conclude(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
-    """The best value in a sentence, and how far from it the other methods are."""
+    """One sentence: the best value, and the other methods relative to it."""
 
     def speedup(name):
         return methods[name]["modelled_speedup"]

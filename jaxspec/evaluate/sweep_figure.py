@@ -10,7 +10,7 @@ def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
     """The figure as the text of an SVG; None if matplotlib is not installed.
 
     Args:
-        sweep, methods: of the sweep's JSON.
+        sweep, methods: the entries of the sweep's JSON.
     """
     try:
         from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
 
 
 def to_svg(figure: Any) -> str:
-    """The text of a Matplotlib figure."""
+    """A Matplotlib figure as the text of an SVG."""
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "jaxspec"}):
@@ -52,9 +52,9 @@ def to_svg(figure: Any) -> str:
 
 
 def axis(values: Sequence[int | float | bool | str]) -> tuple[list[float], list[str]]:
-    """Where values stand and what is written there: numbers at their own place, else names side by side.
+    """Positions and labels on the axis: numbers at their value, names at equal distances.
 
-    Paths, which heads may have, are shown by their last component.
+    Paths of heads are shown by their last component.
     """
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return [float(value) for value in values], [f"{value:g}" for value in values]  # type: ignore[arg-type]

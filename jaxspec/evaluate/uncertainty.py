@@ -9,23 +9,23 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-SEED = 0  # the same questions are drawn for every method
+SEED = 0  # fixed, so that every method gets the same resampled questions
 Interval = list[float]  # [low, high]
 
 
 @dataclasses.dataclass(frozen=True)
 class RatioOfSums:
-    """A product of sums over questions, divided by another: tokens per second are Σ tokens / Σ seconds.
+    """A ratio of sums over questions, or of products of such sums: tokens per second are Σ tokens / Σ seconds.
 
     Attributes:
-        over, under: [questions factors] what is summed, a column a sum.
+        over, under: [questions factors], the summands. Each column is one sum; the sums are multiplied.
     """
 
     over: Float[np.ndarray, "questions factors"]
     under: Float[np.ndarray, "questions factors"]
 
     def __truediv__(self, other: "RatioOfSums") -> "RatioOfSums":
-        """The ratio of two ratios over the same questions: a speedup is that of two speeds."""
+        """The ratio of two ratios over the same questions, such as a speedup from two speeds."""
         return RatioOfSums(np.hstack([self.over, other.under]), np.hstack([self.under, other.over]))
 
     @property
@@ -34,7 +34,7 @@ class RatioOfSums:
         return float(self._of_sums(*self.over.T, *self.under.T, axis=0))
 
     def interval(self) -> Interval | None:
-        """Percentile bootstrap: questions are drawn anew, each with all its numbers; None for fewer than two."""
+        """95 % percentile bootstrap interval, which resamples questions; None for fewer than two questions."""
         if len(self.over) < 2:
             return None
         found = stats.bootstrap(
@@ -50,23 +50,24 @@ class RatioOfSums:
         return [float(end) for end in found.confidence_interval]
 
     def p_value(self) -> float | None:
-        """Wilcoxon's signed-rank test of whether the questions' own ratios lie around 1; None for fewer than two.
+        """p-value of Wilcoxon's signed-rank test that the questions' log ratios are symmetric around 0; None for fewer
+        than two questions.
 
-        Of n questions it can give no less than 2 / 2^n, so that five are too few for 0.05. Each question weighs the
-        same, however long its text, and one that the machine was busy in weighs no more than another.
+        The smallest possible p-value of n questions is 2 / 2^n, so five questions never reach 0.05. Every question has
+        the same weight, whatever its length, so a disturbance during one question has little effect.
         """
         over, under = self.over.prod(axis=1), self.under.prod(axis=1)
         whole: Bool[np.ndarray, " questions"] = (over > 0) & (under > 0)
-        logs = np.round(np.log(over[whole]) - np.log(under[whole]), 12)  # what floats leave is no difference
+        logs = np.round(np.log(over[whole]) - np.log(under[whole]), 12)  # differences by rounding are none
         if len(logs) < 2:
             return None
         if not logs.any():
             return 1.0
-        found: Any = stats.wilcoxon(logs)  # a named tuple, which its type does not say
+        found: Any = stats.wilcoxon(logs)  # a named tuple, which its annotation lacks
         return float(found.pvalue)
 
     def _of_sums(self, *columns: np.ndarray, axis: int) -> np.ndarray:
-        """The ratio for columns of resampled questions; 0 where nothing stands below."""
+        """The ratio for columns of resampled questions; 0 if the denominator is 0."""
         sums = [column.sum(axis=axis) for column in columns]
         factors = self.over.shape[1]
         above, below = np.prod(sums[:factors], axis=0), np.prod(sums[factors:], axis=0)
@@ -74,9 +75,9 @@ class RatioOfSums:
 
 
 def in_words(interval: Interval | None, p_value: float | None, less: str, more: str) -> str:
-    """What a ratio's interval and test say, in a few words: `3–8 % slower`.
+    """A ratio's interval and test in a few words: `3–8 % slower`.
 
-    There is a difference where both find one: p is below 0.05, and 1 lies outside the interval.
+    It reports a difference only if p is below 0.05 and 1 lies outside the interval.
     """
     if interval is None or p_value is None:
         return "–"
@@ -88,18 +89,18 @@ def in_words(interval: Interval | None, p_value: float | None, less: str, more: 
 
 
 def brackets(interval: Interval | None) -> str:
-    """`[1.38, 1.47]`."""
+    """The interval as text: `[1.38, 1.47]`."""
     return "–" if interval is None else f"[{', '.join(format(end, '.2f') for end in interval)}]"
 
 
 def p_in_words(p_value: float | None) -> str:
-    """`.012`, or `<.001`."""
+    """The p-value as text: `.012`, or `<.001`."""
     if p_value is None:
         return "–"
     return "<.001" if p_value < 0.001 else format(p_value, ".3f").removeprefix("0")
 
 
 def _span(low: float, high: float) -> str:
-    """`3–8`, `3.1–3.3`, or `3`."""
+    """A range as text: `3–8`, `3.1–3.3`, or `3`."""
     spans = ([format(end, form) for end in (low, high)] for form in (".0f", ".1f"))
     return next(("–".join(ends) for ends in spans if ends[0] != ends[1]), format(low, ".0f"))

@@ -90,7 +90,7 @@ def test_a_killed_run_goes_on(model, prompts, tmp_path, capsys):
     with pytest.raises(ValueError, match="belongs to a run with other settings"):
         evaluation.run(settings(model, prompts, out=out, sampling=SamplingParams(max_new_tokens=13)))
     out.write_text("{}\n")
-    with pytest.raises(ValueError, match="it is not what `jaxspec eval` left"):
+    with pytest.raises(ValueError, match="are not results of `jaxspec eval`"):
         evaluation.run(settings(model, prompts, out=out))
 
 
@@ -131,7 +131,7 @@ def test_a_question_that_is_too_long(model, tmp_path, capsys):
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"samples": 0}, "samples must be at least 1"),
         ({"samples": 2}, "at temperature 0 all answers"),
-        ({"out": Path("answers.json")}, "--out names a file of JSON lines, such as answers.jsonl"),
+        ({"out": Path("answers.json")}, "--out must name a .jsonl file, such as answers.jsonl"),
     ],
 )
 def test_wrong_settings(more: dict[str, Any], said: str, model, prompts):

@@ -159,12 +159,12 @@ def test_only_questions_of_both_runs_are_tested(tmp_path: Path, capsys: pytest.C
     assert rows["eagle+static"].startswith("unclear .500 unclear .500")
     none = run_of(tmp_path / "none.json")
     log_of(none).write_text(log_of(none).read_text(encoding="utf-8").replace("Say something", "Say nothing"))
-    assert "they share no question" in compared(capsys, first, none)[0]
+    assert "the runs share no question" in compared(capsys, first, none)[0]
     log_of(none).unlink()
     assert "not tested: there is no" in compared(capsys, first, none)[0]
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", "is no JSON"), ("[]", "holds no results"), (None, "cannot be read")])
+@pytest.mark.parametrize(("text", "says"), [("{", "is not JSON"), ("[]", "holds no results"), (None, "cannot be read")])
 def test_what_is_no_result_is_refused(text: str | None, says: str, tmp_path: Path):
     if text is not None:
         (tmp_path / "a.json").write_text(text)

@@ -88,7 +88,7 @@ def test_too_few_answers_for_the_examples(tmp_path: Path):
         shots(tmp_path, -1)
     file = tmp_path / "all.jsonl"
     file.write_text('{"prompt": "a", "reference": "b"}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="no question left beside its worked examples"):
+    with pytest.raises(ValueError, match="no questions besides its worked examples"):
         read_questions(file, shots=1)
 
 

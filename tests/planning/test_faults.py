@@ -85,7 +85,7 @@ def test_a_cache_that_is_written_in_place_is_no_fault():
         ("%m = bf16[1,1,4096,128]{3,2,1,0} copy(%cache)", "copy writes bf16[1, 1, 4096, 128]"),
         (
             '%w = (s32[]) while(%q), condition=%until, body=%row, metadata={op_name="jit(f)/while/body/scatter"}',
-            "a loop of 64 passes",
+            "a sequential loop of 64 iterations",
         ),
         ("%s = bf16[8,8000]{1,0} sort(%logits), dimensions={1}, to_apply=%row", "sort of bf16[8, 8000]"),
         ("%s = f32[16,8,60,4096]{3,2,1,0} exponential(%logits)", "f32[16, 8, 60, 4096] of scores in main memory"),
