@@ -22,18 +22,18 @@ from jaxspec.verify.explanation import explain
 from jaxspec.verify.spread import PLAIN
 from jaxspec.verify.workloads import DISTRIBUTION, GREEDY, KINDS, LARGEST_BATCH, SAMPLED, Source, Workload
 
-PLAIN_KEPT = 8  # texts of so many workloads by plain decoding: methods share them
+PLAIN_KEPT = 8  # workloads whose texts by plain decoding are kept, because methods share them
 MOST_NUMBERS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is compared.
+    """One comparison.
 
     Attributes:
-        kind: `greedy` and `sampled` are compared with plain decoding's text, for `plain` itself with what it says in
-            a batch of one; `distribution` with the target's probabilities.
-        number: of the workload.
+        kind: `greedy` and `sampled` texts are compared with plain decoding's text; those of `plain` itself with its
+            text in a batch of one. `distribution` is compared with the target's probabilities.
+        number: the number of the workload.
     """
 
     method: str
@@ -45,10 +45,10 @@ class Case:
 
 
 def parse_cases(text: str) -> list[Case]:
-    """The cases METHOD/KIND/NUMBERS, such as `ngram+chain/greedy/0-7,9`.
+    """The cases of METHOD/KIND/NUMBERS, such as `ngram+chain/greedy/0-7,9`.
 
     Raises:
-        ValueError: another form, a kind that the method has not, or no method.
+        ValueError: the text has another form, the method has no such kind, or there is no such method.
     """
     found = re.fullmatch(rf"(.+)/({'|'.join(KINDS)})/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)", text)
     if found is None:
@@ -64,7 +64,7 @@ def parse_cases(text: str) -> list[Case]:
 
 
 def joined(cases: Sequence[Case]) -> str:
-    """The cases of one method and kind, as `parse_cases` reads them."""
+    """The text for `parse_cases` of cases of one method and kind."""
     numbers = sorted({case.number for case in cases})
     begins = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
@@ -73,8 +73,11 @@ def joined(cases: Sequence[Case]) -> str:
 
 
 def kinds(method: Method) -> tuple[str, ...]:
-    """The kinds of a method's cases. Where the rule is Gumbel coupling, sampled text is plain decoding's; for other
-    rules, and for plain decoding itself, the distribution is compared."""
+    """The kinds of a method's cases.
+
+    With Gumbel coupling, sampled text must equal plain decoding's. With other rules, and for plain decoding itself, the
+    distribution is tested.
+    """
     if method.drafter.name == PLAIN:
         return KINDS
     return (GREEDY, SAMPLED if isinstance(method.rule(greedy=False), GumbelCoupling) else DISTRIBUTION)
@@ -82,15 +85,15 @@ def kinds(method: Method) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came out of a case: a line of the log.
+    """The result of a case: a line of the log.
 
     Attributes:
-        tokens: that were compared, of each text up to its first difference.
+        tokens: number of compared tokens, in each text up to its first difference.
         divergences: fields of `Divergence`, and `explained`.
-        tenths: of the places (see `power`); empty but for a distribution.
-        impossible: (prompt, position) of tokens that the target cannot say.
-        error: what the method raised, if it did.
-        seconds: that it all took.
+        tenths: number of places in each tenth (see `power`); empty except for `distribution`.
+        impossible: (prompt, position) of tokens that the target cannot generate there.
+        error: the error that the method raised; None without one.
+        seconds: time of the case.
     """
 
     case: Case
@@ -103,16 +106,16 @@ class Result:
 
     @property
     def faults(self) -> int:
-        """Tokens that nothing explains."""
+        """Number of divergences and tokens that rounding does not explain."""
         return len(self.impossible) + sum(not each["explained"] for each in self.divergences)
 
     def to_json(self) -> dict[str, Any]:
-        """As a line of the log."""
+        """The result as a line of the log."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> "Result":
-        """Back from a line of the log."""
+        """The result in a line of the log."""
         pairs = tuple((prompt, position) for prompt, position in line["impossible"])
         tuples = {"divergences": tuple(line["divergences"]), "tenths": tuple(line["tenths"]), "impossible": pairs}
         return cls(**{**line, "case": Case(**line["case"]), **tuples})
@@ -122,7 +125,9 @@ class Checker:
     """Runs cases on one target.
 
     Args:
-        noise: of its logits.
+        source: makes the workloads.
+        seed: seed of the workloads.
+        noise: rounding noise of the target's logits (`explanation.measure_noise`).
     """
 
     def __init__(self, model: Checkpoint, source: Source, seed: int, noise: float):
@@ -132,10 +137,10 @@ class Checker:
         self.plain_texts = functools.lru_cache(PLAIN_KEPT)(self._plain_texts)
 
     def check(self, case: Case) -> Result:
-        """Runs a case. What the method raises meanwhile is a result too.
+        """Runs a case. An error of the method while it decodes becomes part of the result.
 
         Raises:
-            ValueError: the checkpoint has not what the method needs.
+            ValueError: the checkpoint lacks weights that the method needs.
         """
         engine = self.engine(case.method)
         try:
@@ -173,7 +178,7 @@ class Checker:
         return self._decode(self.engine(PLAIN), dataclasses.replace(workload, batch_size=batch_size))
 
     def _decode(self, engine: Engine, workload: Workload) -> list[list[int]]:
-        """The tokens of every text, an EOS included."""
+        """The tokens of every text, with EOS."""
         compilation_cache.make_room(0.5)
         engine.compile(workload.requests, workload.batch_size)
         stops = StopStrings(workload.stops, self.model.tokenizer)
@@ -189,12 +194,14 @@ class Checker:
 
 
 def in_order(names: Sequence[str], first: int, done: dict[Case, Result], exact: bool) -> Iterator[Case]:
-    """Yields cases without end: every method in turn, and between two of them one more of a distribution that has too
-    few tokens, those of the first methods before others. A case may come twice.
+    """Yields cases without end: those of every method in turn. A case may be yielded twice.
+
+    After each method follows one further case of a distribution test that has too few tokens. Tests of the `first`
+    methods take precedence.
 
     Args:
-        first: of the methods, which are checked before any of these.
-        done: results of what was yielded before, which decide what is needed.
+        first: number of methods at the start of `names`; further distribution cases wait until these were checked once.
+        done: results of the cases yielded before. They determine which tests need more tokens.
         exact: as for `tests_of`.
     """
     has = {name: kinds(parse_method(name)) for name in names}
@@ -217,7 +224,9 @@ def in_order(names: Sequence[str], first: int, done: dict[Case, Result], exact: 
 
 
 def tests_of(names: Collection[str], exact: bool) -> int:
-    """Statistical tests of these methods: of distributions, and unless the target is `exact` of how often near-ties
-    flip."""
+    """Number of statistical tests of these methods: of distributions, and of the rate of near-ties.
+
+    With an `exact` (float32) target near-ties are too rare to test.
+    """
     distributions = sum(DISTRIBUTION in kinds(parse_method(name)) for name in names)
     return distributions + (0 if exact else len(names) - 1)

@@ -20,8 +20,8 @@ from jaxspec.model.llama import Llama, forward, unembed
 from jaxspec.verify.power import TENTHS
 
 Text = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a prompt, and of the text generated after it."""
-TOGETHER = 8  # texts that are read at once
+"""Token ids of a prompt, and of the text generated from it."""
+TOGETHER = 8  # texts in one forward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Kept:
     """A distribution over the vocabulary.
 
     Attributes:
-        probability: [V] float64 of each token, 0 where it is cut off by top-k or top-p.
-        surely, maybe: [V] bool, tokens that are kept by any logits within the noise of these, and by some.
+        probability: [V] float64; 0 for tokens removed by top-k or top-p.
+        surely: [V] bool, tokens that are kept for all logits within the noise.
+        maybe: [V] bool, tokens that are kept for some logits within the noise.
     """
 
     probability: np.ndarray
@@ -39,11 +40,11 @@ class Kept:
 
 
 def kept(logits: np.ndarray, how: SamplingParams, noise: float) -> Kept:
-    """The distribution that a token is drawn from: temperature above 0, then top-k, then top-p.
+    """The distribution from which a token is sampled: temperature (above 0), then top-k, then top-p.
 
     Args:
         logits: [V], float32.
-        noise: how far other evaluations of these logits may lie from them.
+        noise: largest difference of a logit in another evaluation.
     """
     scaled = logits.astype(np.float64) / how.temperature
     slack = 2 * noise / how.temperature
@@ -59,7 +60,7 @@ def kept(logits: np.ndarray, how: SamplingParams, noise: float) -> Kept:
         ordered = weight[order]
         before = np.empty_like(weight)
         before[order] = (np.cumsum(ordered) - ordered) / ordered.sum()
-        # Equal logits are kept or cut alike: what lies before the first of them decides.
+        # Equal logits are kept or removed together: the probability before the first of them decides.
         _, group = np.unique(-scaled[order], return_inverse=True)
         before[order] = np.minimum.reduceat(before[order], np.flatnonzero(np.diff(group, prepend=-1)))[group]
         spread = np.expm1(2 * slack)
@@ -71,11 +72,11 @@ def kept(logits: np.ndarray, how: SamplingParams, noise: float) -> Kept:
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where the tokens of some texts lie in the target's probabilities (see `power`).
+    """Places of generated tokens in the target's probabilities (see `power`).
 
     Attributes:
-        tenths: how many of them lie in each tenth.
-        impossible: (text, position) of tokens that the target cannot say there.
+        tenths: number of places in each tenth of [0, 1].
+        impossible: (text, position) of tokens that the target cannot generate there.
     """
 
     tenths: tuple[int, ...]
@@ -85,12 +86,12 @@ class Places:
 def places(
     model: Checkpoint, texts: Sequence[Text], hows: Sequence[SamplingParams], noise: float, draw: np.random.Generator
 ) -> Places:
-    """Reads some texts, and places every generated token.
+    """The places of every generated token of some texts.
 
     Args:
-        hows: how each text was drawn; at temperatures above 0.
-        noise: of the target's logits.
-        draw: for the share of its own probability that a token's place gets.
+        hows: sampling parameters of each text, with temperatures above 0.
+        noise: rounding noise of the target's logits.
+        draw: draws the share of a token's own probability that is part of its place.
     """
     counts, impossible = np.zeros(TENTHS, int), []
     for begin in range(0, len(texts), TOGETHER):
@@ -102,21 +103,23 @@ def places(
                 if not there.probability[token]:
                     if not there.maybe[token]:
                         impossible.append((begin + row, position))
-                    own = 1.0  # past the last token that is kept
+                    own = 1.0  # after the last kept token
                 counts[int(TENTHS * min(place(there.probability, token, own), 1 - 1e-12))] += 1
     return Places(tuple(counts.tolist()), tuple(impossible))
 
 
 def place(probability: np.ndarray, token: int, own: float) -> float:
-    """The probability of all tokens before this one, the likeliest first and equal ones by id, and a share `own` of
-    its."""
+    """The probability of all tokens before this one, plus the share `own` of its own.
+
+    Tokens are ordered by falling probability, then by id.
+    """
     mine = probability[token]
     before = probability[probability > mine].sum() + mine * np.count_nonzero(probability[:token] == mine)
     return float(before + own * mine)
 
 
 def _logits(model: Checkpoint, texts: Sequence[Text]) -> list[np.ndarray]:
-    """[tokens, V] float32 for each text: what the target says before each generated token, in its own dtype."""
+    """[tokens, V] for each text: the logits before each generated token, computed in the target's dtype, as float32."""
     longest = max(len(prompt) + len(tokens) for prompt, tokens in texts)
     with model.context():
         size = -(-TOGETHER // data_parts()) * data_parts()

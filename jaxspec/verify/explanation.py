@@ -19,15 +19,15 @@ from jaxspec.evaluate.divergence import Divergence
 from jaxspec.verify.exact import kept
 from jaxspec.verify.workloads import GREEDY, Source
 
-NOISE_SIZES = (4, 32)  # tokens read at once, as those of small and large trees are
+NOISE_SIZES = (4, 32)  # tokens in one forward: those of a small and of a large tree
 NOISE_TEXTS, NOISE_TOKENS = 8, 48
 
 
 def measure_noise(plain: Engine, source: Source, seed: int) -> float:
-    """How far logits of this target differ between two evaluations, at most: read token by token or several at once,
-    and in a batch of eight or alone.
+    """Largest difference of this target's logits between two evaluations of the same texts.
 
-    On texts whose number and length are fixed: a longer run has no larger tolerance.
+    It compares forwards over one token and over several, and a batch of eight with batches of one. The number and
+    length of the texts are fixed, so a longer run has the same tolerance.
     """
     drawn = source.workload(seed, GREEDY, 0).requests[:NOISE_TEXTS]
     prompts = [request.tokens for request in drawn]
@@ -43,11 +43,11 @@ def measure_noise(plain: Engine, source: Source, seed: int) -> float:
 def explain(
     plain: Engine, request: Request, prompt: int, expected: Sequence[int], tokens: Sequence[int], noise: float
 ) -> Divergence | None:
-    """The divergence of `tokens` from plain decoding's `expected`, None if they are the same.
+    """The divergence of `tokens` from plain decoding's `expected`; None if they are equal.
 
     Args:
         prompt: number of the request in its case.
-        noise: of the target's logits.
+        noise: rounding noise of the target's logits.
     """
     with plain.model.context():
         if not request.sampling.temperature:
@@ -69,7 +69,7 @@ def explain(
 
 
 def gumbel(request: Request, position: int, vocab_size: int) -> np.ndarray:
-    """[V] float64: the noise with which plain decoding draws the token at this position of a text, from 0."""
+    """[V] float64, the Gumbel noise with which plain decoding samples the token at this position (from 0) of a text."""
     own = jax.random.fold_in(jax.random.key(request.sampling.seed), request.index)
     at = jax.random.fold_in(own, len(request.tokens) + position)
     key = jax.random.fold_in(at, VERIFY if position else FIRST)

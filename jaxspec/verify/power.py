@@ -17,24 +17,24 @@ from math import ceil, sqrt
 import numpy as np
 from scipy import optimize, stats
 
-ALPHA = 0.01  # chance that all tests together call a lossless library wrong
+ALPHA = 0.01  # probability that any of the tests rejects a lossless library
 POWER = 0.99
-DEVIATION = 0.01  # total variation that is to be found with this power
+DEVIATION = 0.01  # total variation that the tests must detect with this power
 TENTHS = 10
-FEWEST = 50  # places below which chi-square's distribution is no good approximation
+FEWEST = 50  # fewest places for which the chi-square distribution is a good approximation
 
 
 def chi_square(counts: Sequence[int]) -> float | None:
-    """p-value that places in tenths are uniform; None if there are too few to say."""
+    """p-value of the hypothesis that places are uniform, from the counts in each tenth; None below `FEWEST` places."""
     if sum(counts) < FEWEST:
         return None
     return float(stats.chisquare(np.asarray(counts, float)).pvalue)
 
 
 def more_often(ours: int, our_tokens: int, theirs: int, their_tokens: int) -> float | None:
-    """p-value, one-sided, that near-ties flip no more often in our tokens than in theirs; None without tokens.
+    """One-sided p-value of the hypothesis that near-ties flip no more often in our tokens than in theirs.
 
-    Given how many flipped in all, their number among ours is binomial.
+    Given the total number of flips, the number among ours is binomial. None without tokens.
     """
     if not (our_tokens and their_tokens):
         return None
@@ -42,7 +42,7 @@ def more_often(ours: int, our_tokens: int, theirs: int, their_tokens: int) -> fl
 
 
 def rejected(p_values: Mapping[str, float], alpha: float = ALPHA) -> set[str]:
-    """The hypotheses that Holm's method rejects, with a chance of at most `alpha` that one of them is true."""
+    """The hypotheses that Holm's method rejects. The probability that any of them is true is at most `alpha`."""
     found = set[str]()
     for at, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         if p_values[name] > alpha / (len(p_values) - at):
@@ -52,17 +52,17 @@ def rejected(p_values: Mapping[str, float], alpha: float = ALPHA) -> set[str]:
 
 
 def tokens_needed(tests: int, deviation: float = DEVIATION) -> int:
-    """Tokens of one method that find this total variation, where so many tests share the false alarms."""
+    """Number of tokens with which a method's test detects this total variation, corrected for the number of tests."""
     return ceil(_noncentrality(tests) / (4 * deviation**2))
 
 
 def found_deviation(tokens: int, tests: int) -> float:
-    """The smallest total variation that so many tokens find; at most 1."""
+    """The smallest total variation that a test with this many tokens detects; at most 1."""
     return min(1.0, sqrt(_noncentrality(tests) / (4 * tokens))) if tokens else 1.0
 
 
 def _noncentrality(tests: int) -> float:
-    """Of a chi-square that the strictest of Holm's levels rejects with the chance POWER."""
+    """The noncentrality with which a chi-square test at Holm's strictest level has the power `POWER`."""
     freedom = TENTHS - 1
     critical = stats.chi2.isf(ALPHA / max(tests, 1), freedom)
     missed = lambda size: stats.ncx2.sf(critical, freedom, size) - POWER

@@ -33,7 +33,7 @@ from jaxspec.verify.workloads import Source
 
 
 def run(settings: Verify) -> None:
-    """Checks, prints the verdict and writes it; exits with 1 where something is not lossless."""
+    """Runs the check, prints and writes the verdict. Exits with 1 if it failed."""
     check(settings)
     only = parse_cases(settings.only) if settings.only is not None else []
     methods = spread(locate(settings.target), [case.method for case in only] or settings.methods, settings.seed)
@@ -53,7 +53,7 @@ def run(settings: Verify) -> None:
         file.write(about, lines)
     checker = Checker(model, source, settings.seed, noise)
     for name in methods.names[: methods.first]:
-        checker.engine(name)  # what is missing is said before anything runs
+        checker.engine(name)  # reports missing weights before anything runs
     earlier = {result.case: result for result in (Result.from_json(line) for line in lines if "case" in line)}
     if earlier:
         say(f"cases of an earlier run: {len(earlier)}")
@@ -71,7 +71,7 @@ def run(settings: Verify) -> None:
 
 
 def check(settings: Verify) -> None:
-    """Raises ValueError for options that are wrong whatever the model is."""
+    """Raises ValueError for options that are invalid for any model."""
     if not settings.minutes >= 0:
         raise ValueError(f"minutes must be 0 or above, not {settings.minutes}")
     if settings.seed < 0:
@@ -93,11 +93,13 @@ def work(
     seconds: float,
     file: LineLog | None,
 ) -> Iterator[Result]:
-    """Yields the results of cases that an earlier run has, and of those that are run now.
+    """Yields the result of each case, from an earlier run if it has the case.
 
     Args:
-        only: the cases, where they are named; else as many as `seconds` allow.
-        exact: whether the target's numbers are float32.
+        only: the cases to run; empty: as many as `seconds` permit.
+        exact: whether the target is float32 and not quantised.
+        earlier: results of an earlier run.
+        file: the log; None: nothing is written.
     """
     done: dict[Case, Result] = {}
     first = {Case(name, kind, 0) for name in methods.names[: methods.first] for kind in kinds(parse_method(name))}
@@ -125,7 +127,7 @@ def work(
 
 
 def describe(settings: Verify, model: Checkpoint, source: Source) -> dict[str, Any]:
-    """The first keys of the JSON, which the log begins with too; a log with others is another run's."""
+    """The first keys of the JSON. The log begins with them too, so that a log of another run is recognised."""
     heads = {parse_method(name).head for name in settings.methods if name != "all"} | set(model.heads)
     texts = hashlib.sha256(repr(source.texts).encode()).hexdigest()
     return {
@@ -147,7 +149,7 @@ def describe(settings: Verify, model: Checkpoint, source: Source) -> dict[str, A
 
 
 def command(settings: Verify) -> str:
-    """The command with the options on which its cases depend."""
+    """The command with the options that its cases depend on."""
     words = ["jaxspec", "verify", "--target", str(settings.target), "--seed", str(settings.seed)]
     if str(settings.prompts) != "builtin":
         words += ["--prompts", str(settings.prompts)]

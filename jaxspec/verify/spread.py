@@ -18,8 +18,8 @@ from jaxspec.methods.method import parse_method
 
 PLAIN = "plain"
 COSTS = "verify=1:1/2:1.2/4:1.4/8:1.6"
-# Small trees, since on a CPU every node costs, and controllers that stop often. Costs are given, so that cases do not
-# depend on what was measured. A part that is not named here runs with its defaults.
+# Trees are small, because on a CPU every node costs time, and controllers stop often. Costs are fixed, so that cases do
+# not depend on measurements. A part that is not listed here has its default settings.
 BUILDER_SETTINGS = {
     "chain": ("chain,length=4", "chain,length=1", "chain,length=8"),
     "static": ("static,paths=0:1:2:00:01:10:000", "static"),
@@ -40,11 +40,11 @@ CONTROLLER_SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Methods in the order in which they are checked.
+    """Methods in the order of checking.
 
     Attributes:
         names: the methods, `plain` first.
-        first: how many of them are checked whatever the time.
+        first: number of methods that are checked even if the time is spent.
     """
 
     names: tuple[str, ...]
@@ -52,10 +52,10 @@ class Spread:
 
 
 def spread(target: Path, methods: Sequence[str], seed: int) -> Spread:
-    """The methods that a user named, `all` among them taken apart.
+    """The methods that a user named, with `all` expanded.
 
     Raises:
-        ValueError: no methods, or one that is none.
+        ValueError: there is no method, or a name is not a method.
     """
     if not methods:
         raise ValueError("name at least one method, or `all`")
@@ -68,8 +68,8 @@ def spread(target: Path, methods: Sequence[str], seed: int) -> Spread:
 
 
 def combinations(target: Path, seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Sound combinations of a checkpoint's drafters with builders and controllers, in an order drawn by the seed: a few
-    in which each of these parts occurs, and the others."""
+    """Sound combinations of a checkpoint's drafters with builders and controllers, in an order drawn by the seed: first
+    a few that together contain every part, then all others."""
     rows = sound(target)
     rows = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]
     missing, few = {part for row in rows for part in row}, []
@@ -82,7 +82,7 @@ def combinations(target: Path, seed: int) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def sound(target: Path) -> list[tuple[str, str, str]]:
-    """(drafter, builder, controller) of all methods that the checkpoint can run, each part with its settings."""
+    """(drafter, builder, controller), with settings, of all methods that the checkpoint can run."""
     unusable = unusable_heads(target)
     drafters = {"ngram": None} | {
         typed(drafter_of(target, head).name, head): head
@@ -96,7 +96,7 @@ def sound(target: Path) -> list[tuple[str, str, str]]:
 
 
 def _runs(target: Path, head: str | None, row: tuple[str, str, str]) -> bool:
-    """Whether these parts go together, and have the weights that they need."""
+    """Whether these parts can be combined, and the checkpoint has their weights."""
     try:
         method = parse_method("+".join(row))
     except ValueError:

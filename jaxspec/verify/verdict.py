@@ -11,17 +11,17 @@ from jaxspec.verify.cases import Result, joined
 from jaxspec.verify.spread import PLAIN
 from jaxspec.verify.workloads import DISTRIBUTION, GREEDY
 
-ROWS = 40  # methods on the page
+ROWS = 40  # most methods and failures that are printed
 PASS, FAIL, NOT_ENOUGH = "pass", "fail", "not enough"
 
 
 def summarise(results: Sequence[Result], noise: float, exact: bool, command: str) -> dict[str, Any]:
-    """The values of the JSON, without what describes the run.
+    """The values of the JSON, without the run's description.
 
     Args:
-        noise: of the target's logits.
-        exact: whether its numbers are float32, so that near-ties are too rare to count.
-        command: `jaxspec verify` with the options on which cases depend; what repeats one is put behind it.
+        noise: rounding noise of the target's logits.
+        exact: whether the target is float32 and not quantised, so that near-ties are too rare to test.
+        command: `jaxspec verify` with the options that cases depend on; failures append --only to it.
     """
     by_method: dict[str, list[Result]] = {}
     for result in results:
@@ -45,7 +45,7 @@ def summarise(results: Sequence[Result], noise: float, exact: bool, command: str
         if f"ties {name}" in wrong:
             several = [result for result in by_method[name] if result.divergences]
             ours, theirs = (methods[one]["near_ties_a_thousand"] for one in (name, PLAIN))
-            why = f"near-ties flip {ours:.2f} times in a thousand tokens, and {theirs:.2f} times in plain decoding's"
+            why = f"near-ties flip {ours:.2f} times per thousand tokens, in plain decoding {theirs:.2f} times"
             found += [_failure(command, [one for one in several if one.case.kind == kind], why)
                       for kind in dict.fromkeys(one.case.kind for one in several)]  # fmt: skip
     by_places = [values for values in methods.values() if values["sampled_by_distribution"]]
@@ -69,7 +69,7 @@ def summarise(results: Sequence[Result], noise: float, exact: bool, command: str
 
 
 def _counts(results: Sequence[Result]) -> dict[str, Any]:
-    """What all cases of one method come to."""
+    """Totals over all cases of one method."""
     by_places = [result for result in results if result.case.kind == DISTRIBUTION]
     tenths = [sum(column) for column in zip(*(result.tenths for result in by_places if result.tenths), strict=True)]
     greedy = sum(result.tokens for result in results if result.case.kind == GREEDY)
@@ -93,7 +93,7 @@ def _counts(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _rates(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """p-values that near-ties flip no more often in a method's text than in plain decoding's against itself."""
+    """p-values: near-ties flip no more often in a method's text than between two texts of plain decoding."""
 
     def flips(values):
         return round(values["near_ties_a_thousand"] * values["compared_tokens"] / 1000), values["compared_tokens"]
@@ -104,7 +104,7 @@ def _rates(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _faults(results: Sequence[Result]) -> list[tuple[list[Result], str]]:
-    """The cases of a method that failed by themselves, and why."""
+    """The failed cases of a method without its statistical tests, and why they failed."""
     found = []
     for result in results:
         if result.error is not None:
@@ -113,9 +113,9 @@ def _faults(results: Sequence[Result]) -> list[tuple[list[Result], str]]:
             unexplained = next((each for each in result.divergences if not each["explained"]), None)
             if unexplained is not None:
                 prompt, position = unexplained["prompt"], unexplained["position"]
-                what = "leaves plain decoding's text"
+                what = "differs from plain decoding's text"
             else:
-                (prompt, position), what = result.impossible[0], "says what the target cannot"
+                (prompt, position), what = result.impossible[0], "has a token that the target cannot generate"
             found.append(([result], f"{what} at token {position} of text {prompt}, and rounding does not explain it"))
     return found
 
@@ -126,7 +126,7 @@ def _failure(command: str, results: Sequence[Result], why: str) -> dict[str, str
 
 
 def show(found: Mapping[str, Any], console: Console) -> None:
-    """Prints the page."""
+    """Prints the verdict."""
 
     def line(text: str, style: str | None = None) -> None:
         console.print(text, markup=False, highlight=False, style=style)
@@ -139,33 +139,33 @@ def show(found: Mapping[str, Any], console: Console) -> None:
         table.add_row(name, *_cells(methods[name]))
     console.print(table, markup=False, highlight=False)
     if len(methods) > ROWS:
-        line(f"... and {len(methods) - ROWS} methods more, without a fault of their own")
+        line(f"... and {len(methods) - ROWS} more methods without unexplained divergences")
     line(
         f"\n{found['greedy_tokens']:,} greedy and {found['sampled_tokens']:,} sampled tokens of {len(methods)} "
         "methods. "
-        f"{found['divergences']} texts left plain decoding's; unexplained: {found['unexplained_divergences']}."
+        f"{found['divergences']} texts differ from plain decoding's; unexplained: {found['unexplained_divergences']}."
     )
     line(
-        f"Near-ties count as explained up to {2 * found['noise']:.1e} between logits: twice the largest difference "
-        "between two readings of the same text by this target."
+        f"A near-tie explains a difference if its logits differ by at most {2 * found['noise']:.1e}: twice the largest "
+        "difference between two evaluations of the same text by this target."
     )
     short = [name for name, values in methods.items() if (values["found_deviation"] or 0) > found["deviation"]]
     if found["tests"]:
         line(
-            f"p: {found['tests']} tests, corrected by Holm, with a chance of {found['alpha']:.0%} of a false alarm in "
-            f"all. TV found: the total variation that would have been found with {found['power']:.0%}; one of "
-            f"{found['deviation']} takes {found['tokens_needed']:,} tokens of a method."
+            f"p: {found['tests']} tests with Holm's correction; the probability of any false alarm is "
+            f"{found['alpha']:.0%}. TV found: the total variation that the test detects with {found['power']:.0%} "
+            f"probability; for {found['deviation']} a method needs {found['tokens_needed']:,} tokens."
         )
     for failure in found["failures"][:ROWS]:
         line(f"{failure['method']}: {failure['why']}\n  {failure['command']}", "red")
     if len(found["failures"]) > ROWS:
-        line(f"... and {len(found['failures']) - ROWS} failures more")
+        line(f"... and {len(found['failures']) - ROWS} more failures")
     if found["verdict"] == FAIL:
         line("FAIL: not lossless here", "bold red")
     elif found["verdict"] == NOT_ENOUGH:
         line(
-            f"NOT ENOUGH: nothing unexplained was found, but {len(short)} of the methods whose distribution is tested "
-            f"have too few tokens to find a total variation of {found['deviation']}; give more --minutes",
+            f"NOT ENOUGH: nothing unexplained was found, but {len(short)} methods have too few tokens for their "
+            f"distribution test to detect a total variation of {found['deviation']}; give more --minutes",
             "bold yellow",
         )
     else:

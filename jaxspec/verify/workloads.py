@@ -12,25 +12,25 @@ from jaxspec.engine.stop_strings import text_of
 from jaxspec.evaluate.formats import Question
 
 GREEDY, SAMPLED, DISTRIBUTION = KINDS = ("greedy", "sampled", "distribution")
-SAME_SHAPE = 4  # workloads in a row whose programs are the same: compiling takes longer than decoding
+SAME_SHAPE = 4  # consecutive workloads that share their programs, because compiling takes longer than decoding
 PROMPTS = {GREEDY: 32, SAMPLED: 32, DISTRIBUTION: 64}
 TEMPERATURES = (0.3, 0.7, 1.0, 1.0, 1.4)
 TOP_P = (1.0, 1.0, 0.95, 0.7)
 TOP_K = (0, 0, 0, 40, 5)
 LARGEST_BATCH = 8
-LONG = 1100  # new tokens of a text that fills the model's positions, at most: the cache grows past 512
+LONG = 1100  # most new tokens of a text that fills the model's positions; its cache grows past 512 rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What programs are compiled for.
+    """The properties of a workload that its compiled programs depend on.
 
     Attributes:
-        batch_size: rows, fewer than prompts, so that they are refilled.
+        batch_size: rows of the batch, fewer than prompts, so that rows are refilled.
         longest: tokens of the longest prompt.
-        budget: new tokens of a text, at most.
-        fills: whether one text may go on to the model's last position.
-        truncated: whether some texts are drawn with top-k and top-p.
+        budget: most new tokens of a text.
+        fills: whether one text may reach the model's last position.
+        truncated: whether some texts are sampled with top-k and top-p.
     """
 
     batch_size: int
@@ -42,7 +42,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Requests, how many of them are decoded together, and the strings that end a text."""
+    """Requests, the batch size, and the stop strings."""
 
     requests: tuple[Request, ...]
     batch_size: int
@@ -51,12 +51,13 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What prompts are drawn from.
+    """The source of random prompts.
 
     Attributes:
-        vocab_size: of the model; room: positions that a text may reach.
-        texts: questions as tokens; none where there is no tokenizer.
-        words: of these texts, from which stop strings are cut.
+        vocab_size: the model's vocabulary size.
+        room: most positions of a text.
+        texts: the questions as tokens; empty without a tokenizer.
+        words: these texts as one string, from which stop strings are cut.
     """
 
     vocab_size: int
@@ -66,7 +67,7 @@ class Source:
 
     @classmethod
     def of(cls, model: Checkpoint, questions: Sequence[Question]) -> "Source":
-        """For a checkpoint and the questions of a prompt file."""
+        """The source for a checkpoint and the questions of a prompt file."""
         texts = ()
         if (tokenizer := model.tokenizer) is not None:
             encoded = (tokenizer(question.turns[0])["input_ids"] for question in questions)
@@ -76,12 +77,12 @@ class Source:
         return cls(config.vocab_size, config.usable_length, texts, words)
 
     def workload(self, seed: int, kind: str, number: int) -> Workload:
-        """The workload of this number."""
+        """The workload of this seed, kind and number."""
         shape, prompts = self.shape(seed, kind, number), PROMPTS[kind]
         draw = np.random.default_rng([seed, zlib.crc32(kind.encode()), number])
         lengths = draw.integers(1, shape.longest + 1, prompts)
         budgets = draw.integers(1 if kind != DISTRIBUTION else shape.budget // 2, shape.budget + 1, prompts)
-        lengths[0], budgets[0] = shape.longest, shape.budget  # or programs would be compiled for what is left
+        lengths[0], budgets[0] = shape.longest, shape.budget  # the programs are compiled for these sizes
         if shape.fills:
             lengths[1], budgets[1] = 1, min(self.room - 1, LONG)
         hows = [self._how(draw, kind, shape.truncated, i) for i in range(prompts)]
@@ -93,7 +94,7 @@ class Source:
         return Workload(requests, shape.batch_size, stops)
 
     def shape(self, seed: int, kind: str, number: int) -> Shape:
-        """The same for several numbers in a row."""
+        """The shape, which `SAME_SHAPE` consecutive numbers share."""
         draw = np.random.default_rng([seed, zlib.crc32(kind.encode()), number // SAME_SHAPE, 1])
         longest = min(int(draw.choice([16, 32, 120])), self.room // 3)
         return Shape(
@@ -105,7 +106,7 @@ class Source:
         )
 
     def _prompt(self, draw: np.random.Generator, length: int) -> list[int]:
-        """Random tokens, or as often a piece of a question."""
+        """Random tokens, or with probability 1/2 a piece of a question."""
         text = self.texts[draw.integers(len(self.texts))] if self.texts else ()
         if draw.random() < 0.5 or len(text) < length:
             return draw.integers(0, self.vocab_size, length).tolist()
@@ -116,7 +117,7 @@ class Source:
         temperature, top_p = (values[draw.integers(len(values))] for values in (TEMPERATURES, TOP_P))
         top_k = TOP_K[draw.integers(len(TOP_K))]
         if index == 0:
-            top_p, top_k = TOP_P[-1], TOP_K[-1]  # one at least, as programs depend on whether there is one
+            top_p, top_k = TOP_P[-1], TOP_K[-1]  # at least one text is truncated, because programs depend on that
         if kind == GREEDY or (kind == SAMPLED and draw.random() < 0.1):  # a greedy text among sampled ones
             temperature = 0.0
         if not truncated or kind == GREEDY:
@@ -124,7 +125,7 @@ class Source:
         return SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=int(draw.integers(2**31)))
 
     def _stops(self, draw: np.random.Generator) -> tuple[str, ...]:
-        """Two strings that some of the texts may have, or more often none."""
+        """Up to two strings that may occur in the texts; in most cases none."""
         if draw.random() < 0.7 or len(self.words) < 8:
             return ()
         begins = draw.integers(0, len(self.words) - 7, 2)

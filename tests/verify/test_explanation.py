@@ -1,4 +1,4 @@
-"""What rounding explains of a text that leaves plain decoding's, and what it does not."""
+"""Which differences from plain decoding's text rounding explains, and which it does not."""
 
 from pathlib import Path
 
@@ -87,6 +87,6 @@ def test_near_ties_more_often_than_in_plain_decoding_fail_where_numbers_are_not_
     ]
     found = summarise(results, 0.1, exact=False, command="jaxspec verify")
     assert [failure["method"] for failure in found["failures"]] == ["edd+static"]
-    assert "near-ties flip 3.00 times in a thousand tokens, and 0.25 times" in found["failures"][0]["why"]
+    assert "near-ties flip 3.00 times per thousand tokens, in plain decoding 0.25 times" in found["failures"][0]["why"]
     assert found["unexplained_divergences"] == 0 and found["methods"]["edd+static"]["divergences"] == 60
     assert summarise(results, 0.1, exact=True, command="jaxspec verify")["passed"]

@@ -16,7 +16,7 @@ class Rendered:
     """A conversation as text.
 
     Attributes:
-        spans: from which character and up to which one each turn of the assistant goes, end-of-turn token included.
+        spans: (start, end) in characters of each turn of the assistant, including its end-of-turn token.
     """
 
     text: str
@@ -24,11 +24,11 @@ class Rendered:
 
 
 def render(tokenizer: Any, conversation: Conversation) -> Rendered | BadRecord:
-    """Writes a conversation with the chat template of a transformers tokenizer, which must have one.
+    """Formats a conversation with the chat template of a transformers tokenizer, which must have one.
 
-    The template may say where the assistant speaks, with `{% generation %}`. If it does not, what every turn of the
-    assistant adds to the text is what it says; a template that lets later turns change earlier text will not do then.
-    A last turn that was broken off ends where its words do.
+    A template may mark the assistant's text with `{% generation %}`. Otherwise the assistant's text is the part that
+    each of its turns adds to the output. This requires that later turns do not change earlier output. If the last turn
+    was cut off, its span ends with its text.
     """
     messages = [dataclasses.asdict(message) for message in conversation.messages]
     find = _marked if _MARKS.search(tokenizer.get_chat_template()) else _added
@@ -36,13 +36,13 @@ def render(tokenizer: Any, conversation: Conversation) -> Rendered | BadRecord:
         found = find(tokenizer, messages)
         return found if conversation.complete else _broken_off(found, conversation.messages[-1].content)
     except Exception as error:  # a template may raise anything
-        return BadRecord(conversation.name, f"the chat template will not do: {' '.join(str(error).split())}")
+        return BadRecord(conversation.name, f"the chat template cannot be used: {' '.join(str(error).split())}")
 
 
 def _marked(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:
-    """With a template that marks the assistant's turns.
+    """Formats with a template that marks the assistant's turns.
 
-    `apply_chat_template` has a mask of tokens to return, but misses bytes of a character that ends a turn.
+    The token mask of `apply_chat_template` is not used, because it can miss bytes of the last character of a turn.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -57,7 +57,7 @@ def _marked(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:
 
 
 def _added(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:
-    """With any other template. Raises ValueError if later turns change what is before them."""
+    """Formats with any other template. Raises ValueError if a later turn changes earlier output."""
 
     def write(count: int, prompt: bool = False) -> str:
         return tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=prompt)
@@ -82,6 +82,6 @@ def _broken_off(found: Rendered, content: str) -> Rendered:
 
 
 def _end(tokenizer: Any, text: str) -> int:
-    """Where the last turn ends: white space behind an end-of-turn token is the template's, and never generated."""
+    """End of the last turn. White space after an end-of-turn token is the template's, and is never generated."""
     bare = text.rstrip()
     return len(bare) if bare.endswith(tuple(tokenizer.all_special_tokens)) else len(text)

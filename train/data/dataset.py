@@ -14,19 +14,19 @@ from jaxspec.train.data.sources import Sources, Texts, split
 from jaxspec.train.data.text import Windows, join, take, windows
 from jaxspec.train.settings.recipe import Recipe
 
-ENDLESS = 2**31  # epochs
+ENDLESS = 2**31  # number of epochs
 _FIELDS = ("tokens", "segment", "counted")
-_EVALUATED = 64  # held-out windows, at most
+_EVALUATED = 64  # most held-out windows
 
 
 def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe) -> None:
-    """Packs as much text as the steps take into `place`/train, and a fixed amount of held-out text beside it.
+    """Packs as much text as the steps need into `place`/train, and a fixed amount into `place`/held-out.
 
-    Of two sources, one that is too small for its share is repeated, and stderr says how often.
+    If there are two sources, one that is too small for its share is repeated, and stderr reports how often.
 
     Args:
         tokenizer: a transformers tokenizer.
-        length: of a window, in tokens.
+        length: tokens of a window.
     """
 
     def pack(found: Texts, seed: int, count: int) -> Windows:
@@ -50,28 +50,28 @@ def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: 
 
 
 def load(place: Path) -> tuple[Windows, Windows | None]:
-    """The windows of a run: to train on, and held out where there are any."""
+    """The windows of a run: for training, and held-out ones or None."""
     held_out = place / "held-out"
     return read(place / "train"), read(held_out) if held_out.exists() else None
 
 
 def write(folder: Path, packed: Windows) -> None:
-    """Writes windows, whole or not at all."""
+    """Writes windows atomically."""
     with staged(folder, sum(getattr(packed, name).nbytes for name in _FIELDS)) as place:
         for name in _FIELDS:
             np.save(place / f"{name}.npy", getattr(packed, name))
 
 
 def read(folder: Path) -> Windows:
-    """The windows in a folder, left on disk until they are looked at."""
+    """The windows in a folder, memory-mapped."""
     return Windows(**{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _FIELDS})
 
 
 def batches(packed: Windows, size: int, seed: int) -> grain.DatasetIterator:
-    """Endless batches of windows; every epoch shuffles them anew.
+    """Endless batches of windows, shuffled again in each epoch.
 
     Raises:
-        ValueError: fewer windows than a batch holds.
+        ValueError: there are fewer windows than a batch needs.
     """
     count, length = packed.tokens.shape
     if count < size:
@@ -79,7 +79,7 @@ def batches(packed: Windows, size: int, seed: int) -> grain.DatasetIterator:
             f"there is too little text: it fills {count} windows of {length} tokens and a batch takes {size}; add "
             "text, or lower --batch-size or --context"
         )
-    # An endless length of its own, as grain's does not fit batches of one.
+    # A finite number of epochs, because grain's endless repeat fails for a batch size of 1.
     numbers = grain.MapDataset.range(count).seed(seed).shuffle().repeat(ENDLESS).batch(size)
     batch = numbers.map(lambda rows: dataclasses.replace(take(packed, rows), index=rows.astype(np.int32)))
     return iter(batch.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))

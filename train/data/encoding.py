@@ -10,24 +10,24 @@ from jaxspec.train.data.records import BadRecord, Conversation, usable
 from jaxspec.train.data.sources import Texts
 from jaxspec.train.data.text import Document, Encoded
 
-_AT_ONCE = 64  # documents; what a tokenizer returns weighs fifty times the ids in it
+_AT_ONCE = 64  # documents encoded at once; a tokenizer's result takes fifty times the memory of its ids
 
 
 def encode(tokenizer: Any, found: Texts, enough: int | None = None, strict: bool = False) -> list[Encoded]:
-    """Tokens of documents and conversations; of the first only, where those make `enough` tokens already.
+    """Encodes documents and conversations, in order, until there are `enough` tokens (None: all).
 
-    A document begins as the tokenizer begins a text, mostly with BOS, and ends with EOS where it is complete, and all
-    of it counts. A special token spelt out in it is text there. A conversation is what the chat template writes, and
-    the assistant's turns count, each with the token that ends it.
+    A document starts as the tokenizer starts a text, usually with BOS. It ends with EOS if it is complete. All of its
+    tokens count. A special token's name in it is ordinary text. A conversation is formatted by the chat template, and
+    the assistant's turns count, with their end-of-turn tokens.
 
     Args:
         tokenizer: a transformers tokenizer.
-        strict: to refuse the first conversation that the chat template cannot write, where it is otherwise skipped and
+        strict: raise an error for a conversation that the chat template cannot format. Otherwise it is skipped and
             named on stderr.
 
     Raises:
-        ValueError: there are conversations and the tokenizer cannot do them, or the chat template can write none, or
-            not one and `strict` is set.
+        ValueError: there are conversations, and the tokenizer does not support them, or the chat template can format
+            none of them, or not all and `strict` is set.
     """
     if any(isinstance(each, Conversation) for each in found):
         if not tokenizer.chat_template:
@@ -41,7 +41,7 @@ def encode(tokenizer: Any, found: Texts, enough: int | None = None, strict: bool
 
 
 def _groups(tokenizer: Any, found: Texts, enough: int | None) -> Iterator[Encoded | BadRecord]:
-    """Encodes in their order, so many at once, until there are enough tokens."""
+    """Encodes in order, `_AT_ONCE` at a time, until there are enough tokens."""
     total = 0
     for start in range(0, len(found), _AT_ONCE):
         if enough is not None and total >= enough:
@@ -56,16 +56,16 @@ def _groups(tokenizer: Any, found: Texts, enough: int | None) -> Iterator[Encode
 
 
 def _texts(tokenizer: Any, documents: list[Document]) -> Iterator[Encoded]:
-    """Encodes documents when the first is asked for: a tokenizer takes no empty list."""
+    """Encodes documents lazily, because a tokenizer does not accept an empty list."""
     rows = tokenizer(
         [document.text for document in documents],
         split_special_tokens=True,
         return_attention_mask=False,
-        verbose=False,  # about a text that is longer than the context, which windows cut
+        verbose=False,  # no warning about texts beyond the context; windows cut them
     )["input_ids"]
     eos = tokenizer.eos_token_id
     for document, row in zip(documents, rows, strict=True):
-        bare = row[:-1] if row[-1:] == [eos] else row  # by the tokenizer: in the text it would be spelt out
+        bare = row[:-1] if row[-1:] == [eos] else row  # an EOS here is always the tokenizer's own
         tokens = np.array([*bare, eos] if document.complete and eos is not None else bare, np.int32)
         yield Encoded(tokens, loss_mask.of_document(tokens))
 
@@ -83,11 +83,11 @@ def _chats(tokenizer: Any, conversations: list[Conversation]) -> Iterator[Encode
         if counted.any():
             yield Encoded(tokens, counted)
         else:
-            yield BadRecord(conversation.name, "the chat template will not do: it marks nothing as the assistant's")
+            yield BadRecord(conversation.name, "the chat template cannot be used: it marks no text of the assistant")
 
 
 def _with_offsets(tokenizer: Any, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Tokens [n] of texts with all special tokens in them, and from and up to which character each goes [n, 2]."""
+    """For each text, which includes its special tokens: tokens [T], and their (start, end) in characters [T, 2]."""
     encoded = tokenizer(
         texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False, verbose=False
     )

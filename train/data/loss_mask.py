@@ -7,15 +7,16 @@ from jaxspec.train.data.chat import Span
 
 
 def of_document(tokens: Int32[np.ndarray, " T"]) -> Bool[np.ndarray, " T"]:
-    """Every token counts."""
+    """All tokens of a document count."""
     return np.ones(len(tokens), bool)
 
 
 def of_conversation(offsets: Int[np.ndarray, "T 2"], spans: tuple[Span, ...]) -> Bool[np.ndarray, " T"]:
-    """The tokens count that have a character in one of the spans.
+    """Tokens of a conversation count if they overlap with one of the spans.
 
     Args:
-        offsets: from which character and up to which one each token goes.
+        offsets: (start, end) in characters of each token.
+        spans: (start, end) in characters of the assistant's turns.
     """
     counted = np.zeros(len(offsets), bool)
     for start, end in spans:

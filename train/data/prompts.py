@@ -17,12 +17,12 @@ from jaxspec.train.data.records import ASSISTANT, USER, Conversation, Message
 from jaxspec.train.data.text import Document
 from jaxspec.train.settings.data import Data
 
-_CHARACTERS_A_TOKEN = 32  # read for one; where tokens are longer, a prompt has fewer of them
-_HALF = "\ufffd"  # what half a character is decoded to
+_CHARACTERS_A_TOKEN = 32  # characters read for each token; if tokens are longer, a prompt has fewer of them
+_HALF = "\ufffd"  # the decoded form of a partial character
 
 
 def load_with_tokenizer(target: Path, dtype: str | None, mesh: Mesh | None = None) -> Checkpoint:
-    """The target. Raises ValueError if it has no tokenizer."""
+    """Loads the target. Raises ValueError if it has no tokenizer."""
     model = load(target, dtype, mesh)
     if model.tokenizer is None:
         raise ValueError(f"{model.path} has no tokenizer, so it cannot generate text")
@@ -40,13 +40,13 @@ class ChatPrompt:
 def load_prompts(
     file: Path | None, data: Data, model: Checkpoint, count: int, length: int, seed: int, chat: bool = False
 ) -> list[list[int]]:
-    """Token ids of the first `count` prompts of a file, the first turn of each; without one, cut from the data.
+    """Token ids of prompts: the first turns of the first `count` questions in a file; without one, cut from the data.
 
     Args:
         chat: conversations, as `load_chats` has them.
 
     Raises:
-        ValueError: no readable file of prompts, data that they cannot be cut from, or one leaves no room for a token.
+        ValueError: the file cannot be read, the data cannot be cut, or a prompt leaves no room for a new token.
     """
     if chat:
         return [each.tokens for each in load_chats(file, data, model, count, seed)]
@@ -93,33 +93,33 @@ def load_chats(file: Path | None, data: Data, model: Checkpoint, count: int, see
 
 
 def check_room(prompts: Sequence[list[int]], room: int) -> None:
-    """Raises ValueError for a prompt that leaves no room for a token in a model with so many positions."""
+    """Raises ValueError for a prompt that leaves no room for a new token in a model with `room` positions."""
     for i, prompt in enumerate(prompts):
         if len(prompt) >= room:
             raise ValueError(
-                f"prompt {i} has {len(prompt)} tokens and the model {room} positions, which leaves none for new "
+                f"prompt {i} has {len(prompt)} tokens and the model has {room} positions, so there is no room for new "
                 "tokens; shorten the prompt, or lower --prompt-tokens"
             )
 
 
 def greedy_requests(model: Checkpoint, prompts: Sequence[list[int]], max_new_tokens: int) -> list[Request]:
-    """Requests to go on from prompts greedily, with fewer tokens where the model has no more positions."""
+    """Requests for greedy text after each prompt, at most as long as the model's positions permit."""
     left = lambda prompt: min(max_new_tokens, model.config.model.usable_length - len(prompt))
     return [Request(prompt, SamplingParams(max_new_tokens=left(prompt))) for prompt in prompts]
 
 
 def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
-    """Token ids of `count` pieces, which begin with a line, and as the tokenizer begins a text (mostly with BOS).
+    """Token ids of `count` pieces of the data. Each starts at the beginning of a line, usually with BOS.
 
-    All characters that are not held out are equally likely to be in the line that a piece begins with; the first
-    pieces are the same for any `count`. A special token spelt out in the text is text here.
+    A piece starts at the line of a random character that is not held out; all characters are equally likely. The first
+    pieces are the same for any `count`. A special token's name in the text is ordinary text.
 
     Args:
         tokenizer: a transformers tokenizer.
-        length: tokens of a piece, without BOS; it has fewer where its document ends before.
+        length: tokens of a piece, without BOS; fewer at the end of a document.
 
     Raises:
-        ValueError: there are conversations, or all is held out.
+        ValueError: there are conversations, or all text is held out.
     """
     kept, _ = sources.split(found)
     documents = [each for each in kept if isinstance(each, Document)]
@@ -140,6 +140,6 @@ def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, s
             texts, split_special_tokens=True, add_special_tokens=special, return_attention_mask=False, verbose=False
         )["input_ids"]
 
-    # A cut may go through a character; what is left of it is no text, and the rest is encoded as text is.
+    # A cut may split a character. Its remainder is removed, and the rest is encoded again as text.
     texts = [tokenizer.decode(tokens[:length]).strip(_HALF) for tokens in to_tokens(pieces, False)]
     return to_tokens(texts, True)

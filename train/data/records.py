@@ -28,14 +28,14 @@ _CONVERSATIONS = {"messages": ("role", "content"), "conversations": ("from", "va
 _KEYS = (*_CONVERSATIONS, "text")
 _SUFFIXES = (".json", ".jsonl")
 _NOT_JSON = object()
-_SHOWN = 3  # bad records that are named
+_SHOWN = 3  # most bad records in a message
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """What one of `system`, `user` and `assistant` says."""
+    """One message; its role is `system`, `user` or `assistant`."""
 
     role: str
     content: str
@@ -43,11 +43,11 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-    """The turns of a user and an assistant, who alternate, perhaps after one of the system.
+    """Alternating turns of a user and an assistant, optionally after a system message.
 
     Attributes:
-        name: the file's, then `:line`, counted from 1, or `#index`, counted from 0; the same on every machine.
-        complete: whether the last turn ends where it ends; else it was broken off.
+        name: the file's name with `:line` (from 1) or `#index` (from 0); the same on every machine.
+        complete: whether the last turn is whole; false if it was cut off.
     """
 
     name: str
@@ -57,23 +57,23 @@ class Conversation:
 
 @dataclasses.dataclass(frozen=True)
 class BadRecord:
-    """A record that cannot be used: its name, which says where it is, and why."""
+    """A record that cannot be used: its name, which gives its place, and the reason."""
 
     name: str
     reason: str
 
 
 def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
-    """What a file or folder holds, by name of the file and then in its order.
+    """The documents and conversations of a file or folder, ordered by file name and then as in the file.
 
-    A `.json` or `.jsonl` file named as such holds records. One in a folder does if there is an object with a key of a
-    record in it, and is plain text otherwise, like all other files.
+    If `path` is a `.json` or `.jsonl` file, it holds records. Such a file in a folder holds records if it contains an
+    object with a record's key; otherwise it is plain text, like all other files.
 
     Args:
-        strict: to refuse the first record that cannot be used, where it is otherwise skipped and named on stderr.
+        strict: raise an error for a record that cannot be used. Otherwise it is skipped and named on stderr.
 
     Raises:
-        ValueError: nothing is there or can be used, or one record cannot and `strict` is set.
+        ValueError: there is no usable record, or one is not usable and `strict` is set.
     """
     if path.is_dir():
         return usable(itertools.chain.from_iterable(map(_in_folder, documents(path))), strict)
@@ -81,7 +81,7 @@ def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
     if path.suffix.lower() not in _SUFFIXES:
         return [file]
     if not (records := [_record(*entry) for entry in _entries(file)]):
-        raise ValueError(f"{path} holds no records; a .jsonl file has one a line and a .json file a list of them")
+        raise ValueError(f"{path} holds no records; a .jsonl file has one per line and a .json file has a list of them")
     return usable(records, strict)
 
 
@@ -94,9 +94,9 @@ def _in_folder(file: Document) -> list[Document | Conversation | BadRecord]:
 
 
 def _entries(file: Document) -> Iterator[tuple[str, Any]]:
-    """Name and JSON value of what may be a record; nothing where the file has no lines or list of such."""
+    """Name and JSON value of each possible record: the lines of a .jsonl file, or the list of a .json file."""
     suffix = Path(file.name).suffix.lower()
-    content = file.text.removeprefix("\ufeff")  # which some editors write before everything else
+    content = file.text.removeprefix("\ufeff")  # a byte order mark, which some editors write
     if suffix == ".jsonl":
         for number, line in enumerate(content.split("\n"), 1):
             if line.strip():
@@ -109,19 +109,19 @@ def _entries(file: Document) -> Iterator[tuple[str, Any]]:
 def _json(content: str) -> Any:
     try:
         return json.loads(content)
-    except (ValueError, RecursionError):  # the latter for thousands of brackets
+    except (ValueError, RecursionError):  # RecursionError for deeply nested brackets
         return _NOT_JSON
 
 
 def _record(name: str, value: Any) -> Document | Conversation | BadRecord:
-    """The record in a JSON value, or why there is none."""
+    """The record in a JSON value, or the reason why it is not one."""
     try:
         if value is _NOT_JSON:
             raise ValueError("it is not JSON")
         if not isinstance(value, dict):
             raise ValueError("it is not a JSON object")
         if not isinstance(complete := value.get("complete", True), bool):
-            raise ValueError("its complete is neither true nor false")
+            raise ValueError("its value of complete is neither true nor false")
         for key, (role, content) in _CONVERSATIONS.items():
             if key in value:
                 messages = _messages(key, value[key], role, content)
@@ -136,7 +136,7 @@ def _record(name: str, value: Any) -> Document | Conversation | BadRecord:
 
 
 def _messages(key: str, turns: Any, role: str, content: str) -> tuple[Message, ...]:
-    """Raises ValueError, saying why, where this is no conversation."""
+    """The messages of a conversation. Raises ValueError with the reason if it is not valid."""
     if not isinstance(turns, list):
         raise ValueError(f"its {key} are not a list")
     if not turns:
@@ -156,12 +156,12 @@ def _message(number: int, turn: Any, role: str, content: str) -> Message:
     if not isinstance(turn, dict) or not {role, content} <= turn.keys():
         raise ValueError(f"turn {number} is not an object with {role} and {content}")
     if not isinstance(turn[role], str) or turn[role] not in _ROLES:
-        raise ValueError(f"turn {number} is of {turn[role]!r}, which must be one of {', '.join(_ROLES)}")
+        raise ValueError(f"turn {number} has the role {turn[role]!r}, which must be one of {', '.join(_ROLES)}")
     return Message(_ROLES[turn[role]], _string(f"the {content} of turn {number}", turn[content]))
 
 
 def _string(what: str, value: Any) -> str:
-    """The value, if it is text that can be encoded."""
+    """The value, if it is text that can be encoded. Raises ValueError otherwise."""
     if not isinstance(value, str):
         raise ValueError(f"{what} is not a string")
     if not value.strip():
@@ -174,13 +174,13 @@ def _string(what: str, value: Any) -> str:
 
 
 def usable(results: Iterable[T | BadRecord], strict: bool) -> list[T]:
-    """The results that can be used. The others are named in one line of log.
+    """The usable results. The others are named in one line on stderr.
 
     Args:
-        strict: to refuse the first that cannot be used.
+        strict: raise an error for the first bad record.
 
     Raises:
-        ValueError: one cannot be used and `strict` is set, or none can.
+        ValueError: a record is bad and `strict` is set, or none is usable.
     """
     good: list[T] = []
     bad: list[BadRecord] = []

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int32
 
-HELD_OUT = 40  # one name in so many
+HELD_OUT = 40  # one name in this many is held out
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
 
 Array = np.ndarray | jax.Array
@@ -24,10 +24,11 @@ Array = np.ndarray | jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """The text of a file and its name: the path inside its folder, the same on every machine.
+    """The text of a file.
 
     Attributes:
-        complete: whether the text ends where it ends; else it was broken off, and nothing is known of its end.
+        name: its path inside the folder of data, the same on every machine.
+        complete: whether the text is whole; false if it was cut off.
     """
 
     name: str
@@ -37,10 +38,10 @@ class Document:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Encoded:
-    """The n tokens of one document or conversation.
+    """The tokens of one document or conversation.
 
     Attributes:
-        counted: whether predicting this token counts in the loss.
+        counted: whether the prediction of each token counts in the loss.
     """
 
     tokens: Int32[np.ndarray, " T"]
@@ -49,14 +50,14 @@ class Encoded:
 
 @chex.dataclass(frozen=True)
 class Windows:
-    """Packed tokens, B windows of T.
+    """Packed tokens: B windows of T tokens.
 
     Attributes:
-        segment: number of the document that a token is of.
-        counted: whether predicting this token counts in the loss.
-        index: which of all windows each is, where they came from a stream.
-        features: the target's, where they are not to be computed.
-        taps: beside them, inputs of the target's layers that the drafter reads.
+        segment: number of each token's document.
+        counted: whether the prediction of each token counts in the loss.
+        index: number of each window among all; None if they do not come from `dataset.batches`.
+        features: the target's features, if they are cached; None: to be computed.
+        taps: with `features`, the inputs of the target's layers that the drafter reads.
     """
 
     tokens: Int[Array, "B T"]
@@ -68,10 +69,10 @@ class Windows:
 
 
 def documents(folder: Path) -> list[Document]:
-    """Every text file under a folder, by name. Hidden files and what is not UTF-8 are left out.
+    """All text files in a folder and its subfolders, by name. Hidden, empty and non-UTF-8 files are left out.
 
     Raises:
-        ValueError: not a folder, or no text in it.
+        ValueError: it is not a folder, or holds no text.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name one that holds text files")
@@ -82,10 +83,10 @@ def documents(folder: Path) -> list[Document]:
 
 
 def document(path: Path) -> Document:
-    """One text file, under its own name.
+    """One text file, with its file name.
 
     Raises:
-        ValueError: not a file, or no text in it.
+        ValueError: it is not a file, or holds no text.
     """
     if not path.is_file():
         raise ValueError(f"{path} is neither a file nor a folder; name one that holds text")
@@ -95,12 +96,12 @@ def document(path: Path) -> Document:
 
 
 def standard_library() -> list[Document]:
-    """The source of the running Python's standard library, without its test suites and what was installed beside it.
+    """The source of the running Python's standard library, without test suites and installed packages.
 
-    Nor are `encodings` and `pydoc_data` in it: a sixth of the text, and nearly all of that tables.
+    `encodings` and `pydoc_data` are left out too: they are a sixth of the text, and mostly tables.
 
     Raises:
-        ValueError: this Python came without source.
+        ValueError: this Python has no source files.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     found = _read(folder, "*.py", _NOT_LIBRARY.isdisjoint)
@@ -110,7 +111,7 @@ def standard_library() -> list[Document]:
 
 
 def _read(folder: Path, pattern: str, wanted: Callable[[tuple[str, ...]], bool]) -> list[Document]:
-    """The non-empty UTF-8 files that match, those only whose path inside the folder is wanted."""
+    """The non-empty UTF-8 files that match the pattern, and whose path inside the folder is `wanted`."""
     found = []
     for path in folder.rglob(pattern):
         inside = path.relative_to(folder)
@@ -120,7 +121,7 @@ def _read(folder: Path, pattern: str, wanted: Callable[[tuple[str, ...]], bool])
 
 
 def _text(path: Path) -> str | None:
-    """What a file says; None if it is not text."""
+    """The text of a file; None if it is not text."""
     content = path.read_bytes()
     if b"\0" in content:
         return None
@@ -131,12 +132,12 @@ def _text(path: Path) -> str | None:
 
 
 def is_held_out(name: str) -> bool:
-    """Whether what has this name is kept from training: a hash of it decides, so all runs and machines agree."""
+    """Whether a name is held out from training. A hash of it decides, so it is the same in all runs and machines."""
     return zlib.crc32(name.encode()) % HELD_OUT == 0
 
 
 def windows(encoded: Sequence[Encoded], length: int, fill: int) -> Windows:
-    """Packs encoded documents into windows; the last one is filled up with `fill`, which does not count."""
+    """Packs encoded documents into windows of `length` tokens. The last is padded with `fill`, which does not count."""
     sizes = [len(each.tokens) for each in encoded]
     padding = -sum(sizes) % length
 
@@ -151,7 +152,7 @@ def windows(encoded: Sequence[Encoded], length: int, fill: int) -> Windows:
 
 
 def join(packed: Sequence[Windows]) -> Windows:
-    """The windows of all, one after another."""
+    """Concatenates windows."""
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *packed)
 
 

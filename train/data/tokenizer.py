@@ -10,16 +10,16 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 BOS, EOS = "<s>", "</s>"
 BOS_ID, EOS_ID = 0, 1
 SMALLEST = 256 + len((BOS, EOS))
-_CHARACTERS_A_TOKEN = 2000  # of text to learn from; more takes longer and changes little
+_CHARACTERS_A_TOKEN = 2000  # characters of text for each token of the vocabulary; more text changes little
 
 
 def learn(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """Learns a vocabulary of exactly `vocab_size` tokens from as much of the texts as that takes.
+    """Learns a vocabulary of exactly `vocab_size` tokens, from a sample of the texts if they are long.
 
-    The tokenizer puts BOS before every text, as LLaMA's do.
+    The tokenizer puts BOS before every text, as LLaMA's does.
 
     Raises:
-        ValueError: the size leaves no room for the 256 bytes, or the text yields fewer tokens.
+        ValueError: the size is too small for the 256 bytes, or the text gives fewer tokens.
     """
     if vocab_size < SMALLEST:
         raise ValueError(
@@ -46,7 +46,7 @@ def learn(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json, for every version of transformers."""
+    """Writes tokenizer.json and tokenizer_config.json, readable by versions 4 and 5 of transformers."""
     from transformers import PreTrainedTokenizerFast
 
     PreTrainedTokenizerFast(

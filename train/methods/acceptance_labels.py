@@ -24,13 +24,13 @@ from jaxspec.train.methods.recording_drafter import Recording
 
 @chex.dataclass(frozen=True)
 class Labels:
-    """What was seen and found out in n rounds of K levels."""
+    """Inputs and labels of the predictor, from R rounds."""
 
-    target_hidden: Float[Array | np.ndarray, "R D"]  # the target's feature at the last position verified before
-    draft_hidden: Float[Array | np.ndarray, "R levels E"]  # the hidden state that gave each drafted token
-    log_top: Float[Array | np.ndarray, "R levels"]  # of the largest probability of the distribution that gave it
-    accepted: Bool[Array | np.ndarray, "R levels"]
-    compared: Bool[Array | np.ndarray, "R levels"]  # whether the target looked at it: all before it were accepted
+    target_hidden: Float[Array | np.ndarray, "R D"]  # the target's feature at the last verified position
+    draft_hidden: Float[Array | np.ndarray, "R levels E"]  # the hidden state from which each token was drafted
+    log_top: Float[Array | np.ndarray, "R levels"]  # log of the largest probability in each token's distribution
+    accepted: Bool[Array | np.ndarray, "R levels"]  # whether the target accepted the token
+    compared: Bool[Array | np.ndarray, "R levels"]  # whether the target judged the token: all before it were accepted
 
 
 _FIELDS = ("target_hidden", "draft_hidden", "log_top", "accepted", "compared")
@@ -40,8 +40,7 @@ def collect(engine: Engine, requests: Sequence[Request], batch_size: int, folder
     """The labels of each text, decoded greedily by a `RecordingDrafter`.
 
     Args:
-        folder: keeps the labels of each batch; from those a run that was killed goes on. Of several processes the
-            first writes, and all read.
+        folder: stores the labels of each batch, so that a killed run resumes. The first process writes, all read.
     """
 
     def names() -> list[str]:
@@ -67,7 +66,7 @@ def collect(engine: Engine, requests: Sequence[Request], batch_size: int, folder
 
 
 def labels_of(engine: Engine, requests: Sequence[Request]) -> list[Labels]:
-    """Decodes a batch. The last round of a text is left out: its end may have cut it."""
+    """Decodes a batch. The last round of a text is left out, because the end of the text may have cut it short."""
     session = engine.session(requests)
     while not session.finished:
         session.advance()
@@ -91,7 +90,7 @@ def labels_of(engine: Engine, requests: Sequence[Request]) -> list[Labels]:
 
 
 def write_labels(file: Path, labels: Sequence[Labels]) -> None:
-    """Writes the labels of a batch of texts, whole or not at all."""
+    """Writes the labels of a batch of texts atomically."""
     content = io.BytesIO()
     np.savez(content, **{f"{i}.{name}": getattr(each, name) for i, each in enumerate(labels) for name in _FIELDS})
     write_whole(file, content.getvalue())
@@ -105,5 +104,5 @@ def read_labels(file: Path) -> list[Labels]:
 
 
 def join(labels: Sequence[Labels]) -> Labels:
-    """All of them together."""
+    """The labels of all texts in one."""
     return jax.tree.map(lambda *parts: np.concatenate(parts), *labels)

@@ -31,19 +31,19 @@ from jaxspec.train.methods.recording_drafter import RecordingDrafter
 from jaxspec.train.run.folder import as_typed, open_run, run_folder
 from jaxspec.train.settings.calibrator import Calibrator
 
-HELD_OUT = 10  # one text in so many only measures
+HELD_OUT = 10  # one text in this many is held out
 _EVERY = 50  # steps between measurements
-_FEW = 20.0  # larger steps for the two numbers of the top probability, which many hidden ones stand against
+_FEW = 20.0  # factor of the learning rate for the two weights of the top probability; the hidden states have many
 
 
 def train(settings: Calibrator) -> AcceptancePredictor:
-    """Collects labels for a trained head, fits the predictor, and writes it, whole or not at all.
+    """Collects labels for a trained head, fits the predictor, and writes it atomically.
 
-    Several processes collect together; then each fits the whole predictor, which is small, from the same labels.
+    Several processes decode together. Then each fits the whole predictor from the same labels, because it is small.
 
     Raises:
-        CheckpointError: no such target or head.
-        ValueError: the output exists, a prompt leaves no room for a token, or all labels are of one kind.
+        CheckpointError: there is no such target or head.
+        ValueError: the output exists, a prompt leaves no room for a new token, or all labels are equal.
     """
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
     out = folder_of(model, settings.head, settings.out)
@@ -69,18 +69,18 @@ def train(settings: Calibrator) -> AcceptancePredictor:
             weights = jax.tree.map(lambda array: spread(np.asarray(array)), trained)
             write_head(folder, HeadConfig(NAME, model.config.model, dtype, dtype, shape), weights)
     say(
-        f"wrote {out}: a predictor for {drafter.name}, loss {measured['loss']:.3f} on held-out comparisons, where "
-        f"knowing only their share accepted ({measured['share']:.2f}) gives {measured['base']:.3f}"
+        f"wrote {out}: a predictor for {drafter.name}, loss {measured['loss']:.3f} on held-out comparisons; a constant "
+        f"prediction of their acceptance rate ({measured['share']:.2f}) has {measured['base']:.3f}"
     )
     return trained
 
 
 def folder_of(model: Checkpoint, head: str, out: Path | None) -> Path:
-    """Where a predictor goes: `out`, or into the folder of the head.
+    """The folder of a predictor: `out`, or a folder inside the head's.
 
     Raises:
-        ValueError: that is the package's own.
-        CheckpointError: no such head.
+        ValueError: the head is a builtin one, and there is no `out`.
+        CheckpointError: there is no such head.
     """
     folder = find_head(model.path, head)
     if out is None and BUILTIN in folder.parents:
@@ -89,20 +89,21 @@ def folder_of(model: Checkpoint, head: str, out: Path | None) -> Path:
 
 
 def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[AcceptancePredictor, dict[str, float]]:
-    """Cross-entropy by Adam; of the weights measured now and then, the best on `held_out`.
+    """Minimises the cross-entropy by AdamW, and keeps the weights with the lowest loss on `held_out`.
 
     Returns:
-        the predictor, and its `loss` on `held_out`, the `share` accepted there, and its entropy, `base`.
+        the predictor, and its `loss` on `held_out`, the `share` of accepted comparisons there, and `base`, the entropy
+        of that share.
 
     Raises:
-        ValueError: drafts were always accepted, or never: there is nothing to tell apart.
+        ValueError: all drafts were accepted, or all were rejected.
     """
     accepted, compared = np.asarray(labels.accepted), np.asarray(labels.compared)
     if not 0 < accepted[compared].sum() < compared.sum():
-        raise ValueError("the target accepted all drafts or none, so there is nothing to tell apart; take more text")
+        raise ValueError("the target accepted all drafts or none, so nothing can be learnt; use more text")
     width, (_, _, narrow) = labels.target_hidden.shape[1], labels.draft_hidden.shape
     random: Any = AcceptancePredictor(width, narrow, rngs=nnx.Rngs(settings.seed), inputs=settings.inputs)
-    weights = jax.tree.map(jnp.zeros_like, random)  # it is linear: from there on all that it says is learnt
+    weights = jax.tree.map(jnp.zeros_like, random)  # it is linear, so it can start from zeros
     schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps, 0.1)
     few = jax.tree_util.tree_map_with_path(lambda path, _: "top" in jax.tree_util.keystr(path), weights)
     optimizer = optax.chain(optax.adamw(schedule, weight_decay=0.01), optax.masked(optax.scale(_FEW), few))
@@ -131,7 +132,7 @@ def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[Accepta
 
 
 def loss(weights: AcceptancePredictor, labels: Labels) -> Float[Array, ""]:
-    """Mean cross-entropy over the comparisons made."""
+    """Mean cross-entropy over the compared drafts."""
     levels = jnp.arange(1, labels.accepted.shape[1] + 1)
     target, draft, top = map(jnp.asarray, (labels.target_hidden, labels.draft_hidden, labels.log_top))
     logits = jax.vmap(classify, (None, 0, None, 1, 1), 1)(weights, levels, target, draft, top)

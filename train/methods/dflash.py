@@ -30,7 +30,7 @@ from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import of_target, positions
 from jaxspec.train.settings.heads import Dflash, DflashObjective
 
-_ROWS = 512  # of blocks of a window whose logits exist at once
+_ROWS = 512  # tokens of blocks in each window whose logits are held at once
 
 
 @chex.dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Blocks:
     """The blocks of each window.
 
     Attributes:
-        anchor: where in the window each block's root stands.
-        real: whether there is such a block: a window may have fewer tokens to begin at.
+        anchor: index in the window of each block's root.
+        real: whether the block is used; a window may have fewer possible anchors than blocks.
     """
 
     anchor: Int[Array, "*chunks B anchors"]
@@ -62,19 +62,19 @@ def train(settings: Dflash) -> DflashHead:
 
 
 def initial(target: Llama, random: DflashHead) -> DflashHead:
-    """A head whose final norm begins as the target's, since the target's LM head reads it."""
+    """A head whose final norm starts as the target's, because the target's LM head reads its output."""
     return dict_to_module(random, {**module_to_dict(random), **copies(module_to_dict(target), {"norm": "norm"})})
 
 
 def loss(
     head: DflashHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: DflashObjective
 ) -> Summed:
-    """The weighted cross-entropy of the text's tokens after each anchor.
+    """Weighted cross-entropy of the text's tokens after each anchor.
 
-    `alpha_k` is the share of the tokens at distance k + 1 from their anchor that are the head's first choice.
+    `alpha_k` is the head's accuracy at distance k + 1 from the anchor: the share of tokens that are its first choice.
 
     Args:
-        key: draws the anchors; without one they are spread evenly.
+        key: draws the anchors; None: they are spread evenly.
     """
     _, taps = of_target(target, batch, head.options.taps)
     segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
@@ -82,7 +82,7 @@ def loss(
     context = context_rows(head, fuse(head, taps), positions(segment))
     levels = jnp.arange(1, width)
 
-    @jax.checkpoint  # logits of all blocks at once would be most of the memory
+    @jax.checkpoint  # otherwise the logits of all blocks are kept for the gradient
     def of_chunk(blocks: Blocks) -> tuple[Array, Array, Array, Array]:
         logits = unembed(target, draft(head, target, tokens, segment, blocks.anchor, context))
         at = blocks.anchor[..., None] + levels
@@ -102,7 +102,7 @@ def loss(
     zeros = jnp.float32(0), jnp.float32(0), jnp.zeros(width - 1, jnp.int32), jnp.zeros(width - 1, jnp.int32)
     chunks = in_chunks(draw(segment, counted, objective.anchors, key), max(1, _ROWS // width))
     (total, count, right, rows), _ = jax.lax.scan(add, zeros, chunks)
-    # Sums are divided by `count` in the end.
+    # The trainer divides all sums by `count`.
     alphas = {f"alpha_{k}": right[k] * count / jnp.maximum(rows[k], 1) for k in range(width - 1)}
     return total, {"count": count, **alphas}
 
@@ -115,10 +115,10 @@ def draft(
     anchor: Int[Array, "B anchors"],
     context: tuple[KV, ...],
 ) -> Float[Array, "B anchors levels D"]:
-    """What the LM head reads at each level of each block.
+    """The LM head's input at each level of each block.
 
     Args:
-        context: each layer's keys and values of all tokens; a block sees those of its document before its anchor.
+        context: each layer's keys and values of all tokens. A block sees the tokens of its document before its anchor.
     """
     at, width = positions(segment), head.options.block
 
@@ -147,7 +147,7 @@ def draft(
 
 
 def draw(segment: Int[Array, "B T"], counted: Bool[Array, "B T"], count: int, key: Key[Array, ""] | None) -> Blocks:
-    """Anchors: tokens whose next one is of the same document and counts. No token is drawn twice."""
+    """Draws up to `count` different anchors per window: tokens whose next token is in the same document and counts."""
     ahead = lambda x: jnp.pad(x[:, 1:], [(0, 0), (0, 1)])
     may = ahead(counted) & (jnp.roll(segment, -1, axis=1) == segment)
     count = min(count, segment.shape[1] - 1)
@@ -161,7 +161,7 @@ def draw(segment: Int[Array, "B T"], counted: Bool[Array, "B T"], count: int, ke
 
 
 def in_chunks(blocks: Blocks, size: int) -> Blocks:
-    """The same with an axis in front, of chunks of `size` blocks of each window; the last is filled up."""
+    """The blocks in chunks of `size` blocks per window, on a new first axis; the last chunk is padded."""
     batch, count = blocks.anchor.shape
     size = min(size, count)
     missing = -count % size
@@ -175,11 +175,11 @@ def in_chunks(blocks: Blocks, size: int) -> Blocks:
 def weights(
     objective: DflashObjective, lost: Float[Array, "B anchors levels"], valid: Bool[Array, "B anchors levels"]
 ) -> Float[Array, "B anchors levels"]:
-    """The weight of each level's loss: fixed, or how many tokens are likely to be accepted from it on (D-PACE).
+    """The weight of each level's loss: a fixed decay, or the expected number of accepted tokens from it on (D-PACE).
 
     Args:
         lost: cross-entropy of each level.
-        valid: the levels that count; the others have weight 0.
+        valid: levels that count; all others have weight 0.
     """
     if objective.weighting == "decay":
         levels = lost.shape[-1]

@@ -29,7 +29,7 @@ _SHARED = ("embedding", "head.kernel", "norm")
 def train(settings: DraftModel) -> Llama:
     """Trains a LLaMA with the target's vocabulary; see `heads.train`.
 
-    Where it is as wide as the target, embedding, final norm and LM head start from the target's.
+    If it is as wide as the target, embedding, final norm and LM head start from the target's.
     """
     drafter = DraftModelDrafter()
     with heads.open_job(drafter.name, settings) as job:
@@ -52,7 +52,7 @@ def train(settings: DraftModel) -> Llama:
 
 
 def write_checkpoint(target: Checkpoint, dtype: str, folder: Path, trained: Llama) -> None:
-    """Writes a draft model, in `dtype`, as a checkpoint with the target's tokenizer."""
+    """Writes a draft model as a checkpoint in `dtype`, with the target's tokenizer."""
     described = dataclasses.replace(
         target.config, model=trained.config, dtype=dtype, source_dtype=dtype, source_format="jaxspec", quantize=None
     )

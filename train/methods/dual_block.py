@@ -28,12 +28,12 @@ from jaxspec.train.settings.heads import BlockObjective
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How B windows of T tokens are cut.
+    """The blocks of B windows of T tokens.
 
     Attributes:
-        segment: number of the document that a token is of.
-        length: of each block.
-        longest: what `length` is at most.
+        segment: number of each token's document.
+        length: tokens of a block.
+        longest: upper bound of `length`.
     """
 
     segment: Int[Array, "B T"]
@@ -42,7 +42,7 @@ class Blocks:
 
 
 def draw(segment: Int[Array, "B T"], objective: BlockObjective, key: Key[Array, ""] | None) -> Blocks:
-    """The blocks of a step, their length drawn from those that the objective allows; without a key, the middle one."""
+    """The blocks of a step. The key draws their length from the objective's range; None: the middle of the range."""
     shortest, longest = objective.block_min, objective.block_max
     if key is None:
         return Blocks(segment, jnp.asarray((shortest + longest) // 2), longest)
@@ -50,18 +50,18 @@ def draw(segment: Int[Array, "B T"], objective: BlockObjective, key: Key[Array, 
 
 
 def roots(segment: Int[Array, "B T"], length: Int[Array, ""]) -> Int[Array, "B T"]:
-    """Where in the window the block of each token begins, in blocks of `length` from the beginning of its document."""
+    """Index in the window of the first token of each token's block. Blocks are counted from a document's beginning."""
     return jnp.arange(segment.shape[1]) - positions(segment) % length
 
 
 def mask(
     segment: Int[Array, "B T"], root: Int[Array, "B T"], start: int, end: int, low: int
 ) -> Bool[Array, "B queries keys"]:
-    """What the queries at tokens `start`..`end` see: of hidden states 0..`end`, then of tokens `low`..`end`.
+    """Mask of queries `start` to `end` - 1. Keys are the hidden states 0 to `end` - 1, then tokens `low` to `end` - 1.
 
     Args:
-        root: where the block of each token begins.
-        low: at or before the beginning of the first query's block.
+        root: index of the first token of each token's block.
+        low: at most the first query's `root`.
     """
     query, hidden, token = jnp.arange(start, end)[:, None], jnp.arange(end), jnp.arange(low, end)
     begins = root[:, start:end, None]
@@ -74,8 +74,6 @@ def attention_block(
     layer: Layer, config: LlamaConfig, x: Float[Array, "B T D"], soft: KV, blocks: Blocks
 ) -> Float[Array, "B T D"]:
     """The first half of a decoder layer on embedded tokens: attention over [hidden states ; tokens].
-
-    Of the tokens, a block of queries meets none before its first block.
 
     Args:
         soft: the layer's keys and values of the T verified tokens.

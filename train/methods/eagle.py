@@ -34,10 +34,10 @@ def train(settings: Eagle) -> EagleHead:
 def loss(
     head: EagleHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: EagleObjective
 ) -> Summed:
-    """SmoothL1 of the predicted features + 0.1 · cross-entropy of the tokens read from them, over drafts that count.
+    """SmoothL1 of the predicted features + w · cross-entropy of their token distributions with the target's.
 
-    Pair i is (feature i, token i + 1). Its goal is feature i + 1, and what it drafts is token i + 2: it counts where
-    that token does and is of the same document.
+    w is `objective.cross_entropy`. Input i is the pair (feature i, token i + 1). Its target is feature i + 1, and it
+    drafts token i + 2. It counts if that token counts and belongs to the same document.
     """
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     features, _ = of_target(target, batch)
@@ -72,5 +72,5 @@ def predict(
     features: Float[Array, "B T D"],
     segment: Int[Array, "B T"],
 ) -> Float[Array, "B T D"]:
-    """The feature after each pair of (feature, token of `pair_tokens`); `segment` is that of the features."""
+    """The predicted feature after each pair of (feature, token of `pair_tokens`); `segment` is that of the features."""
     return decoder_layer(head.layer, head.config, fuse(head, target, tokens, features), segment)

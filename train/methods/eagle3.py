@@ -29,7 +29,7 @@ from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import causal, in_blocks, of_target, positions
 from jaxspec.train.settings.heads import Eagle3, Eagle3Objective
 
-_ROWS = 4096  # windows that are counted at once
+_ROWS = 4096  # windows that are read at once to count tokens
 
 
 def train(settings: Eagle3) -> Eagle3Head:
@@ -48,7 +48,8 @@ def train(settings: Eagle3) -> Eagle3Head:
 
 
 def chosen(packed: Windows, target: Checkpoint, size: int) -> list[int]:
-    """The `size` tokens that training counts most often, ascending, and among them those that end a text."""
+    """The draft vocabulary: the ids of the `size` most frequent tokens that count in training, ascending. It always has
+    the EOS tokens."""
     vocab, counts = target.config.model.vocab_size, np.zeros(target.config.model.vocab_size, np.int64)
     for start in range(0, len(packed.tokens), _ROWS):
         rows = slice(start, start + _ROWS)
@@ -57,7 +58,7 @@ def chosen(packed: Windows, target: Checkpoint, size: int) -> list[int]:
 
 
 def initial(target: Llama, random: Eagle3Head) -> Eagle3Head:
-    """A head whose final norm and LM head begin as the target's: of the LM head, the draft vocabulary's part."""
+    """A head whose final norm and LM head start as the target's. The LM head has the draft vocabulary's columns."""
     begun = copies(module_to_dict(target), {"head.kernel": lm_head_of(target.config), "norm": "norm"})
     begun["head.kernel"] = begun["head.kernel"][:, random.ids]
     return dict_to_module(random, {**module_to_dict(random), **begun})
@@ -66,11 +67,12 @@ def initial(target: Llama, random: Eagle3Head) -> Eagle3Head:
 def loss(
     head: Eagle3Head, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: Eagle3Objective
 ) -> Summed:
-    """Σ_k decay^k · cross-entropy of what step k drafts with what the target says there, over the draft vocabulary.
+    """Σ_k decay^k · cross-entropy of step k's distribution with the target's, over the draft vocabulary.
 
-    Row i of step k drafts token i + 2 + k. It counts where that token does and is of the row's document, and where the
-    target's first choice can be drafted at all. `count` is of step 0; later steps have fewer rows, at the ends of
-    documents. `alpha_k` is the share of step k's rows whose first choice is the target's (n-α of EAGLE, Table 2).
+    Row i of step k drafts token i + 2 + k. It counts if that token counts, belongs to the row's document, and the
+    target's first choice is in the draft vocabulary. `count` is the number of rows of step 0; later steps have fewer,
+    because documents end. `alpha_k` is the share of step k's rows whose first choice is the target's (n-α of EAGLE,
+    Table 2).
     """
     features, taps = of_target(target, batch, head.options.taps)
     segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
@@ -80,10 +82,10 @@ def loss(
     counted = jnp.asarray(batch.counted)
 
     def ahead(x: Array, by: int, otherwise: int = 0) -> Array:
-        """x of the token so many further on."""
+        """x shifted by `by` tokens: the value of a later token."""
         return jnp.pad(x[:, by:], [(0, 0), (0, by), *[(0, 0)] * (x.ndim - 2)], constant_values=otherwise)
 
-    @jax.checkpoint  # logits of all steps at once would be most of the memory
+    @jax.checkpoint  # otherwise the logits of all steps are kept for the gradient
     def of_step(out: Array, said: Array, chosen: Array, valid: Array) -> tuple[Array, Array]:
         drafts = draft_logits(head, out)
         lost = optax.softmax_cross_entropy(drafts, jax.nn.softmax(said))
@@ -97,7 +99,7 @@ def loss(
         total += objective.decay**k * lost
         rows.append(valid.sum().astype(jnp.float32))
         right.append(agrees)
-    # Sums are divided by the rows of step 0 in the end.
+    # The trainer divides all sums by the rows of step 0.
     alphas = {f"alpha_{k}": found * rows[0] / jnp.maximum(rows[k], 1) for k, found in enumerate(right)}
     return total, {"count": rows[0], **alphas}
 
@@ -110,10 +112,10 @@ def unroll(
     segment: Int[Array, "B T"],
     steps: int,
 ) -> list[Float[Array, "B T D"]]:
-    """What each step makes of each row: at step k, row i reads token i + 1 + k after what step k - 1 made of it.
+    """The outputs of all drafting steps. At step k, row i reads token i + 1 + k and its own output of step k - 1.
 
-    It attends to the true pairs of rows up to its own, in its document, and to its own row's earlier steps; it stands
-    at rotary position i + k.
+    It attends to step 0 of the rows up to its own, in its document, and to its own row's earlier steps. Its rotary
+    position is i + k, counted in its document.
     """
     at, own, made = positions(segment), [], []
     for k in range(steps):
@@ -134,10 +136,13 @@ def attend(
     start: int,
     end: int,
 ) -> Float[Array, "B K G queries H"]:
-    """The queries `start`..`end` of the last step, over step 0's rows up to their own and their own row's other steps.
+    """Attention of the queries `start` to `end` - 1 of the last step.
+
+    A query sees the rows of step 0 up to its own, and the later steps of its own row.
 
     Args:
-        steps: keys and values of each step.
+        query: the last step's queries of all rows.
+        steps: keys and values of each step so far.
     """
     (key, value), *later = steps
     asked = query[:, :, :, start:end] * query.shape[-1] ** -0.5

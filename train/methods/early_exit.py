@@ -34,7 +34,7 @@ from jaxspec.train.settings.heads import EarlyExit
 
 
 def train(settings: EarlyExit) -> EarlyExitHead:
-    """Trains an exit; see `heads.train`. Without the target nothing can be decoded."""
+    """Trains an exit; see `heads.train`. The whole target is not loaded, so decoding is not measured."""
     drafter, exits = EarlyExitDrafter(), settings.exit_layers
     with heads.open_job(drafter.name, settings, partial(load, first=settings.first)) as job:
         model, first = job.target.config.model, job.target.target.config.num_layers
@@ -46,12 +46,12 @@ def train(settings: EarlyExit) -> EarlyExitHead:
 
 
 def bottom_config(model: LlamaConfig, first: int) -> LlamaConfig:
-    """The target cut after its first layers: embedding and layers, and no LM head."""
+    """The shape of the target's embedding and first layers, without LM head."""
     return dataclasses.replace(model, num_layers=first, tie_embeddings=True)
 
 
 def load_bottom(path: Path, config: CheckpointConfig, first: int, dtype: jnp.dtype) -> Llama:
-    """The embedding and first layers of a checkpoint; nothing else is read."""
+    """Reads only the embedding and the first layers of a checkpoint."""
     cut = parameters.abstract(bottom_config(config.model, first), config.quantize)
     found = parameters.read_arrays(path / "params", module_to_dict(cut).keys())
     as_wanted = lambda name, array: jnp.asarray(array, None if is_quantized(name) else dtype)
@@ -59,19 +59,19 @@ def load_bottom(path: Path, config: CheckpointConfig, first: int, dtype: jnp.dty
 
 
 def load_initial(path: Path, head: EarlyExitHead, model: LlamaConfig) -> EarlyExitHead:
-    """The head, begun with the last layers, final norm and LM head of a checkpoint; nothing else is read."""
+    """The head, initialised with a checkpoint's last layers, final norm and LM head. Nothing else is read."""
     sources = _sources(head, model)
     parts = [name for name in parameters.read_shapes(path / "params") if whole_name(name) in sources.values()]
     return dict_to_module(head, copies(parameters.read_arrays(path / "params", parts), sources))
 
 
 def initial(target: Llama, head: EarlyExitHead) -> EarlyExitHead:
-    """The same from a target in memory."""
+    """`load_initial` from a target in memory."""
     return dict_to_module(head, copies(module_to_dict(target), _sources(head, target.config)))
 
 
 def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
-    """Which of the target's parameters each of the head's begins with."""
+    """The target's parameter that initialises each parameter of the head."""
     offset = model.num_layers - len(head.layers)
 
     def source(name: str) -> str:
@@ -84,17 +84,17 @@ def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
 
 
 def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None) -> Checkpoint:
-    """A checkpoint of whose target nothing is loaded but the embedding and the `first` layers (None: the default).
+    """A checkpoint with only the target's embedding and its `first` layers (None: the default number).
 
     Raises:
-        ValueError: it has no so many layers to exit from.
-        CheckpointError: no such checkpoint, or a damaged one.
+        ValueError: the target has too few layers.
+        CheckpointError: there is no such checkpoint, or it is damaged.
     """
     folder = locate(path)
     config = config_json.read_config(folder)
     count = default_first(config.model.num_layers) if first is None else first
     if config.model.num_layers < 2:
-        raise ValueError(f"{path} has a single layer, so there is none to exit before")
+        raise ValueError(f"{path} has only one layer, so it has no early exit")
     if not 0 < count < config.model.num_layers:
         raise ValueError(f"--first must be from 1 to {config.model.num_layers - 1} for this target, not {count}")
     bottom = load_bottom(folder, config, count, jnp.dtype(dtype))

@@ -28,14 +28,15 @@ from jaxspec.train.settings.generate import Generate
 
 
 def generate(settings: Generate) -> None:
-    """Writes `settings.out`, a text a line: {"text": prompt and what follows, "prompt": …, "complete": if it ended}.
+    """Writes `settings.out`, one text per line: {"text": prompt and generated text, "prompt": …, "complete": whether it
+    ended}.
 
     With `chat` a line has {"messages": [...]} for "text".
 
     Raises:
         ValueError: the output exists or has no folder, the target has no tokenizer, there is no such method, a prompt
-            leaves no room for a token, or OUT.part is of a run with other settings.
-        CheckpointError: no such target or head.
+            leaves no room for a new token, or OUT.part belongs to a run with other settings.
+        CheckpointError: there is no such target or head.
     """
     mesh = settings.devices.open(several=True)
     of_first(lambda: check_new(settings.out))
@@ -55,7 +56,7 @@ def write(
 ) -> None:
     """Writes the texts of prompts, given as token ids; the conversations that these encode, if they are such.
 
-    Until all are there, what there is lies in OUT.part: the same call goes on from it, and ends with the same bytes.
+    Until all texts are complete they are in OUT.part. The same call resumes from it, and ends with the same bytes.
     Several processes decode together, and the first writes.
     """
     out, size = settings.out, settings.batch_size
@@ -70,7 +71,7 @@ def write(
 
     def resume() -> list[dict[str, Any]]:
         there = log.read(decided)
-        whole = there[: len(there) // size * size]  # the batches are those of an unbroken run
+        whole = there[: len(there) // size * size]  # so that batches are those of an uninterrupted run
         log.write(decided, whole)
         return whole
 
@@ -100,7 +101,7 @@ def write(
 
 
 def go_on(engine: Engine, settings: Generate, prompts: Sequence[list[int]], first: int) -> list[list[int]]:
-    """Token ids generated for prompts, of which the first is number `first`: greedy ones, then sampled ones."""
+    """Token ids generated for prompts, greedy ones and then sampled ones. `first` is the first prompt's number."""
     room, sampling = engine.model.config.model.usable_length, settings.sampling
     texts: list[list[int]] = [[] for _ in prompts]
     for temperature, length in ((0.0, settings.greedy_tokens), (sampling.temperature, sampling.max_new_tokens)):
@@ -117,25 +118,25 @@ def go_on(engine: Engine, settings: Generate, prompts: Sequence[list[int]], firs
 
 
 def is_complete(engine: Engine, text: Sequence[int]) -> bool:
-    """Whether the target has ended a text."""
+    """Whether a text ends with EOS."""
     return bool(text) and text[-1] in engine.model.config.eos
 
 
 def record(engine: Engine, prompt: list[int], generated: list[int]) -> dict[str, Any]:
-    """The line of a text: without special tokens, and without half a character where it is broken off."""
+    """The line of a text, without special tokens, and without a partial character at the end of an incomplete text."""
     text, complete = shown(engine, prompt, generated)
     return {"text": text, "prompt": text_of(engine.model.tokenizer, prompt), "complete": complete}
 
 
 def chat_record(engine: Engine, chat: ChatPrompt, generated: list[int]) -> dict[str, Any]:
-    """The line of a conversation with the answer generated to it."""
+    """The line of a conversation with its generated answer."""
     answer, complete = shown(engine, [], generated)
     messages = (*chat.messages, Message(ASSISTANT, answer))
     return {"messages": [dataclasses.asdict(each) for each in messages], "complete": complete}
 
 
 def shown(engine: Engine, prompt: list[int], generated: list[int]) -> tuple[str, bool]:
-    """Prompt and what follows as text, and whether the target ended it."""
+    """The text of prompt and generated tokens, and whether the target ended it."""
     complete = is_complete(engine, generated)
     text = text_of(engine.model.tokenizer, prompt + generated[: len(generated) - complete])
     return (text if complete else text.rstrip("\ufffd")), complete

@@ -34,15 +34,15 @@ from jaxspec.train.settings.heads import BlockObjective, LayerSkip
 
 
 def train(settings: LayerSkip) -> KeptBlocks:
-    """Trains the blocks that a set keeps; see `heads.train`.
+    """Trains the blocks that a skip set keeps; see `heads.train`.
 
     Raises:
-        ValueError: as `heads.train`, and where the run was started with another set.
+        ValueError: as `heads.train`; or the run was started with another skip set.
     """
     drafter = LayerSkipDrafter()
     with heads.open_job("layer-skip-trained", settings) as job:
         target, skips = job.target.config, choose(settings, job.target)
-        begun = job.run.folder / "set"  # a search that went on since may choose otherwise
+        begun = job.run.folder / "set"  # stored, because a search that was extended since may give another set
         if begun.exists() and read_skip_set(begun, target) != skips:
             raise ValueError(
                 f"the run in {job.run.folder} was started with another set, the one in {begun}: name it with --set and "
@@ -56,7 +56,7 @@ def train(settings: LayerSkip) -> KeptBlocks:
 
 
 def choose(settings: LayerSkip, target: Checkpoint) -> SkipMask:
-    """The set that is asked for: one on disk, or one from the trials of a search."""
+    """The skip set to train: one on disk, or with --aggressive one from the trials of a search."""
     searched = target.path / "heads" / LayerSkipDrafter.name
     if not settings.aggressive:
         return read_skip_set(settings.skip_set or searched, target.config)
@@ -65,7 +65,7 @@ def choose(settings: LayerSkip, target: Checkpoint) -> SkipMask:
 
 
 def initial(target: Llama, skips: SkipMask) -> KeptBlocks:
-    """The target's own blocks, float32: what they draft before any training is what the set drafts."""
+    """The target's own blocks, float32. Before training they draft exactly as the skip set does."""
     blocks = nnx.eval_shape(lambda: KeptBlocks(target.config, rngs=nnx.Rngs(0), skips=skips))
     return dict_to_module(blocks, copies(module_to_dict(target), {name: name for name in module_to_dict(blocks)}))
 
@@ -75,7 +75,7 @@ def loss(
 ) -> Summed:
     """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count.
 
-    With a key, the length of the mask's blocks is drawn from it; without, it is the middle one.
+    The key draws the length of the mask's blocks; None: the middle of their range.
     """
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     verified, features = jax.lax.stop_gradient(encode(target, blocks.skips, tokens, segment))
@@ -86,7 +86,7 @@ def loss(
 def encode(
     target: Llama, skips: SkipMask, tokens: Int[Array, "B T"], segment: Int[Array, "B T"]
 ) -> tuple[tuple[KV | None, ...], Float[Array, "B T D"]]:
-    """The target's keys and values a layer, None if attention is left out, and its features, in one forward."""
+    """The target's keys and values of each layer (None if drafting skips its attention), and its features."""
     (*into, last), at = residual_streams(target, tokens, segment), positions(segment)
     verified = tuple(
         None if skipped else keys_and_values(layer, target.config, x, at)
@@ -98,7 +98,11 @@ def encode(
 def predict(
     blocks: KeptBlocks, target: Llama, tokens: Int[Array, "B T"], verified: tuple[KV | None, ...], cut: Blocks
 ) -> Float[Array, "B T V"]:
-    """Logits, float32, after each token, drafted in windows that are cut so."""
+    """Logits after each token, drafted in the blocks `cut`; float32.
+
+    Args:
+        verified: the target's keys and values of each layer, from `encode`.
+    """
     x, config = embed(target, tokens), target.config
     for layer, prefix, no_mlp in zip(blocks.layers, verified, blocks.skips.mlp, strict=True):
         if prefix is not None:

@@ -35,9 +35,13 @@ from jaxspec.train.settings.recipe import Recipe
 def shape(
     vocab_size: int, layers: int, hidden_size: int, head_dim: int, context: int, tied: bool = False
 ) -> LlamaConfig:
-    """A LLaMA with the family's proportions: the MLP 8/3 as wide as the stream, up to a multiple of 32."""
+    """A LLaMA with the family's proportions: the MLP's width is 8/3 of `hidden_size`, rounded up to a multiple of 32.
+
+    Raises:
+        ValueError: `context` is below 2, or `hidden_size` is not a multiple of `head_dim`.
+    """
     if context < 2:
-        raise ValueError(f"--context must be at least 2, one token to see and one to predict, not {context}")
+        raise ValueError(f"--context must be at least 2, one token to read and one to predict, not {context}")
     if head_dim < 1 or hidden_size < 1 or hidden_size % head_dim:
         raise ValueError(f"--hidden-size {hidden_size} is not a multiple of --head-dim {head_dim}")
     return LlamaConfig(
@@ -54,12 +58,11 @@ def shape(
 
 
 def train(settings: Lm) -> None:
-    """Trains a model on text and writes it as a checkpoint, whole or not at all.
+    """Trains a model on text and writes it atomically as a checkpoint.
 
     Raises:
-        ValueError: too little text, a learning rate that makes the loss overflow, or `settings.out` exists or has no
-            folder to lie in.
-        DiskFullError: no room.
+        ValueError: there is too little text, the loss overflows, or `settings.out` exists or its parent does not.
+        DiskFullError: the disk has too little space.
     """
     compilation_cache.keep_compilations()
     out, recipe, dtype = settings.out, settings.recipe, settings.save_dtype
@@ -92,9 +95,9 @@ def train(settings: Lm) -> None:
 
 
 def learn(place: Path, found: sources.Texts, model: LlamaConfig, recipe: Recipe) -> None:
-    """Learns the tokenizer and packs the text into `place`: what a run that goes on finds ready."""
+    """Learns the tokenizer and packs the text into `place`, from which a resumed run reads them."""
     if any(isinstance(each, Conversation) for each in found):
-        raise ValueError("the data holds conversations, and a tokenizer learnt here has no chat template; give text")
+        raise ValueError("the data holds conversations, but the new tokenizer has no chat template; give plain text")
     kept, _ = sources.split(found)
     say(f"learning a vocabulary of {model.vocab_size} tokens from {len(kept)} files")
     with staged(place, 0) as folder:
@@ -106,7 +109,7 @@ def learn(place: Path, found: sources.Texts, model: LlamaConfig, recipe: Recipe)
 
 
 def describe(model: LlamaConfig, dtype: str) -> CheckpointConfig:
-    """The `config.json` of a model that was made here."""
+    """The `config.json` of a newly trained model."""
     return CheckpointConfig(
         family="llama",
         model=model,
@@ -126,10 +129,11 @@ def loss(model: Llama, frozen: None, batch: Windows, key: Key[Array, ""] | None,
 
 
 def kept_layers(key: Key[Array, ""], layers: int, dropout: float) -> Bool[Array, " L"]:
-    """Layers to run, one draw a batch: layer l is left out with probability `dropout` · (2^(l/(L-1)) - 1).
+    """The layers to run: layer l is left out with probability `dropout` · (2^(l/(L-1)) - 1).
 
-    That is 0 for the first layer and `dropout` for the last, as in LayerSkip (arXiv:2404.16710, Eq. 2), so that early
-    exits and skipped layers keep their sense. One draw a batch, where LayerSkip has one per row, saves the time too.
+    This is 0 for the first layer and `dropout` for the last, as in LayerSkip (arXiv:2404.16710, Eq. 2), so that the
+    model works with early exits and skipped layers. There is one draw per batch, which saves the skipped layers' time;
+    LayerSkip has one per row.
     """
     depth = jnp.arange(layers) / max(layers - 1, 1)
     return jax.random.uniform(key, (layers,)) >= dropout * (2.0**depth - 1)

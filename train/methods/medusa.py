@@ -32,7 +32,7 @@ def train(settings: Medusa) -> MedusaHeads:
 
 
 def initial(target: Llama, count: int) -> MedusaHeads:
-    """Heads that begin as the target's LM head, behind a residual block that does nothing yet: W and b are 0."""
+    """Heads that start as the target's LM head. Their residual blocks start as the identity: W and b are 0."""
     drafter = MedusaDrafter()
     blank = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target.config, heads=count), nnx.Rngs(0)))
     leaves = module_to_dict(blank)
@@ -42,14 +42,15 @@ def initial(target: Llama, count: int) -> MedusaHeads:
 
 
 def loss(model: MedusaHeads, target: Llama, batch: Windows, key: Key[Array, ""] | None, decay: float) -> Summed:
-    """Σ_k decay^k · cross-entropy of what head k predicts, over the tokens that count (Eq. 1, with λ_k = decay^k).
+    """Σ_k decay^k · cross-entropy of head k's prediction, over the tokens that count (Eq. 1, with λ_k = decay^k).
 
-    The paper counts heads from 1, where this counts from 0: a constant factor. `count` is the number of head 0's
-    tokens; the others have a few less, at the ends of documents.
+    The paper counts heads from 1 and this function from 0, which is a constant factor. `count` is the number of head
+    0's tokens; other heads have slightly fewer, because documents end.
 
-    Logits of all heads and positions would be K · [B, T, V] in float32. So the positions are cut into K blocks, one
-    after another (`lax.map`), each of which computes its logits again for its gradient (`jax.checkpoint`): never are
-    more alive than one head has. Taking the heads one by one instead leaves XLA free to keep them all, and it does.
+    Logits of all K heads and positions would take K · [B, T, V] float32. So positions are split into K blocks, which
+    run one after another (`lax.map`) and recompute their logits for the gradient (`jax.checkpoint`). Then only the
+    logits of one block are alive at a time, as many as one head has. A loop over heads does not achieve this: XLA keeps
+    the logits of all heads alive.
     """
     (features, _), count = of_target(target, batch), len(model.heads)
     goal, valid = goals(batch, count)
@@ -70,9 +71,9 @@ def loss(model: MedusaHeads, target: Llama, batch: Windows, key: Key[Array, ""] 
 
 
 def goals(batch: Windows, count: int) -> tuple[Int[Array, "B T heads"], Bool[Array, "B T heads"]]:
-    """The token that each of `count` heads is to predict at each position, and whether that counts.
+    """The token that each of `count` heads must predict at each position, and whether it counts.
 
-    The LM head predicts the next token; head k the one k + 1 after that, where it is of the same document.
+    The LM head predicts the next token, and head k the one k + 1 tokens later. It counts only in the same document.
     """
     segment = jnp.asarray(batch.segment)
 
@@ -87,7 +88,7 @@ def goals(batch: Windows, count: int) -> tuple[Int[Array, "B T heads"], Bool[Arr
 def of_head(
     head: MedusaHead, features: Float[Array, "B T D"], goal: Int[Array, "B T"], valid: Bool[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Summed cross-entropy of a head, and how often its argmax is the text's token."""
+    """Summed cross-entropy of a head, and the number of positions where its argmax is the text's token."""
     logits, _ = predict(head, features)
     each = optax.softmax_cross_entropy_with_integer_labels(logits, goal)
     right = (logits.argmax(-1) == goal) & valid

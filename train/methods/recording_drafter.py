@@ -16,24 +16,24 @@ from jaxspec.model.llama import Output
 
 @chex.dataclass(frozen=True)
 class Recording:
-    """The drafter's own state, and a row a round of what there was to judge its drafts by; R rows fit."""
+    """The inner drafter's state, the current round, and records of up to R rounds."""
 
     inner: Any
-    drafting: Bool[Array, " B"]  # whether something was drafted since the last observation
-    hidden: Float[Array, "B levels E"]  # of this round, by level
-    top: Float[Array, "B levels"]  # the log of the largest probability, likewise
-    feature: Float[Array, "B D"]  # the target's, at the last position that it verified
+    drafting: Bool[Array, " B"]  # whether anything was drafted since the last `observe`
+    hidden: Float[Array, "B levels E"]  # `draft_hidden` of the current round
+    top: Float[Array, "B levels"]  # `log_top` of the current round
+    feature: Float[Array, "B D"]  # the target's feature at the last verified position
     round: Int[Array, " B"]
-    draft_hidden: Float[Array, "B R levels E"]  # the hidden state that gave the token of each level
-    log_top: Float[Array, "B R levels"]  # the log of the largest probability of the distribution that gave it
+    draft_hidden: Float[Array, "B R levels E"]  # the hidden state from which each level's token was drafted
+    log_top: Float[Array, "B R levels"]  # log of the largest probability in that token's distribution
     target_hidden: Float[Array, "B R D"]  # the feature before the round
-    committed: Int[Array, "B R"]  # tokens of the round, bonus included; 0: the row was done
+    committed: Int[Array, "B R"]  # tokens of the round with the bonus token; 0: the row had ended
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class RecordingDrafter(Drafter):
-    """Drafts as another does, chains of `length`, and remembers its hidden states."""
+    """Drafts chains of `length` with another drafter, and records its hidden states."""
 
     name: ClassVar[str] = "recording"
     inner: Drafter
@@ -41,7 +41,7 @@ class RecordingDrafter(Drafter):
 
     @property
     def reuses_drafting(self) -> bool:
-        """As the inner one does, whose `target_forward` it is."""
+        """The inner drafter's, because `target_forward` is the inner drafter's too."""
         return self.inner.reuses_drafting
 
     def taps(self, models: Models) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class RecordingDrafter(Drafter):
 
     def observe(self, models: Models, state: Recording, committed: Committed) -> Recording:
         batch, rows = state.committed.shape
-        # Not after a chunk of the prompt: nothing was drafted there. A round outside is dropped.
+        # Index `rows` drops the write: nothing was drafted before a chunk of the prompt.
         at = jnp.arange(batch), jnp.where(state.drafting, state.round, rows)
 
         def put(kept, new):
@@ -115,7 +115,7 @@ class RecordingDrafter(Drafter):
 
 
 def _keep(state: Recording, drafts: Drafts, level: Int[Array, ""]) -> Recording:
-    """The state with what gave the token of a level, from 0, of the chain."""
+    """The state with the hidden state and `log_top` of one level (from 0) of the chain."""
     assert drafts.hidden is not None, "a drafter without hidden states has no predictor"
     hidden = state.hidden.at[:, level].set(drafts.hidden[:, 0].astype(state.hidden.dtype))
     top = state.top.at[:, level].set(log_top(drafts, jnp.zeros((len(hidden), 1), jnp.int32)))

@@ -15,7 +15,7 @@ KEPT, ATTENTION, MLP = "0.85", "tab:red", "tab:blue"
 
 
 def draw(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
-    """Draws all trials (the paper's Figure 4) and the map of the best set (Figure 6); says where that cannot be."""
+    """Draws all trials (the paper's Figure 4) and the map of the best set (Figure 6). It needs matplotlib."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.patches import Rectangle
@@ -28,7 +28,7 @@ def draw(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
     speedups = [each.speedup for each in trials]
     above.scatter(skipped, speedups, s=10, color="0.5")
     most = {count: max(s for n, s in zip(skipped, speedups, strict=True) if n == count) for count in sorted({*skipped})}
-    above.plot(list(most), list(most.values()), "--", color="tab:red", label="best of as many blocks")
+    above.plot(list(most), list(most.values()), "--", color="tab:red", label="best for this number of blocks")
     above.axhline(1, color="0.8", linewidth=1, zorder=0)
     above.set(xlabel="blocks left out", ylabel="speedup over plain decoding", title="Trials of the search")
     above.legend(frameon=False, fontsize="small")

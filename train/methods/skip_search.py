@@ -34,14 +34,14 @@ LOG = "the log of a skip search"
 
 
 def search(settings: SkipSearch) -> SkipMask:
-    """Searches, compares the best set with plainer choices, and writes it, whole or not at all.
+    """Searches for a skip set, compares the best one with simpler choices, and writes it atomically.
 
-    Every trial is kept in the run; from those a search that was killed goes on, and ends with the same set. So does one
-    that is to have more trials.
+    The run stores every trial. A killed search resumes from the trials and ends with the same set. A finished search
+    can be extended in the same way.
 
     Raises:
-        ValueError: another drafter than layer-skip, a package that is not installed, a prompt that leaves no room for a
-            token, an output that exists, or the log of a search with another target or other prompts.
+        ValueError: the drafter is not layer-skip, a package is not installed, a prompt leaves no room for a new token,
+            the output exists, or the log belongs to a search with another target or other prompts.
     """
     method = parse_method(settings.method)
     if not isinstance(method.drafter, LayerSkip):
@@ -96,22 +96,22 @@ def search(settings: SkipSearch) -> SkipMask:
             with deferred():
                 write_skip_set(folder, model.config, best.skips)
     if best.speedup <= 1:
-        say("no set made this model faster than plain decoding: what leaving blocks out saves, wrong drafts cost")
+        say("no set is faster than plain decoding on this model: rejected drafts cost more than skipped blocks save")
     say(f"the other sets of the table are in {run.folder / 'sets'}, for `jaxspec bench`")
     say(f"wrote {out}: {describe(best)}, with --method {settings.method}")
     return best.skips
 
 
 def identity(model: Checkpoint) -> dict[str, str]:
-    """Which target a log is of."""
+    """The keys by which a log recognises its target."""
     return {"dtype": model.target.norm[...].dtype.name, "the hash of the target": fingerprint(model.target)}
 
 
 def read_trials(folder: Path, model: Checkpoint) -> list[Trial]:
-    """What a search has tried, from the folder of its run.
+    """The trials of a search, from the folder of its run.
 
     Raises:
-        ValueError: nothing was tried there, or with another target or in another dtype.
+        ValueError: there are no trials, or they are for another target or dtype.
     """
     lines = LineLog(Run(folder).trials, LOG, "another --search").read(identity(model))[1:]  # costs come first
     if not lines:
@@ -122,7 +122,7 @@ def read_trials(folder: Path, model: Checkpoint) -> list[Trial]:
 
 
 def measure(model: Checkpoint, method: Method, kind: Objectives, requests: Sequence[Request]) -> dict[str, Any]:
-    """What the objective needs to know of this device, ready for JSON."""
+    """The measurements on this device that the objective needs, as JSON values."""
     if kind == "measured":
         return {"plain": trial.plain_seconds(model, requests)}
     say("measuring what a block costs on this device, which takes a minute or so")
@@ -132,16 +132,16 @@ def measure(model: Checkpoint, method: Method, kind: Objectives, requests: Seque
 def objective_of(
     model: Checkpoint, method: Method, kind: Objectives, requests: Sequence[Request], costs: dict[str, Any]
 ) -> Objective:
-    """What judges a set, with what was measured before the first trial."""
+    """The objective: a function that runs a trial of a set. `costs` were measured before the first trial."""
     if kind == "measured":
         return trial.measured(model, method, requests, costs["plain"])
     return trial.modelled(model, method, requests, BlockCosts(**costs))
 
 
 def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, objective: Objective, log: LineLog) -> None:
-    """Adds trials to `found` until there are as many as planned, each to the log too as soon as it is there.
+    """Adds trials to `found` until there are `settings.trials`, and writes each to the log.
 
-    Of several processes the first suggests what to try: of another processor the last bits of a fit may differ.
+    The first process suggests the sets for all: on another processor the last bits of a fit may differ.
     """
     kernel, before, began = None, len(found), time.monotonic()
 
@@ -165,13 +165,13 @@ def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, object
 
 
 def describe(best: Trial) -> str:
-    """A set in a few words."""
+    """The speedup of a set and its number of skipped blocks, in words."""
     count, attention, mlp = len(best.skips.mlp), sum(best.skips.attention), sum(best.skips.mlp)
     return f"{best.speedup:.3f}x plain without {attention} of {count} attention and {mlp} of {count} MLP blocks"
 
 
 def show(compared: dict[str, Trial], objective: str, console: Console) -> None:
-    """Prints the paper's Table 8: the searched set beside plainer choices of as many blocks."""
+    """Prints the paper's Table 8: the searched set, and simpler choices of equally many blocks."""
     shown = Table("blocks left out", "attention", "MLP", "acceptance", "tau", f"speedup,\n{objective}", box=None)
     for name, each in compared.items():
         layers = [" ".join(map(str, chosen)) or "–" for chosen in layers_of(each.skips).values()]

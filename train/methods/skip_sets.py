@@ -18,19 +18,19 @@ from jaxspec.train.methods.trial import Trial
 
 
 def write_skip_set(path: Path, target: CheckpointConfig, skips: SkipMask) -> None:
-    """Writes a set into the folder `path`, which may be there already; methods can name it by its path."""
+    """Writes a set into the folder `path`, which may exist. A method can refer to it by its path."""
     path.mkdir(parents=True, exist_ok=True)
     heads.write_config(path, head_config(LayerSkip(), HeadShape(target.model, layers_of(skips)), target))
 
 
 def read_skip_set(path: Path, target: CheckpointConfig) -> SkipMask:
-    """The set at `path`, trained or not. Raises CheckpointError if it is none, or another target's."""
+    """The set at `path`, trained or not. Raises CheckpointError if there is none, or it is for another target."""
     shape = read_shape(path, LayerSkip(), target.model)
     return skip(target.model.num_layers, shape.settings["attention"], shape.settings["mlp"])
 
 
 def strategies(best: SkipMask, seed: int) -> dict[str, SkipMask]:
-    """As many blocks left out as in `best`, chosen otherwise: the paper's Table 8, and evenly spread ones."""
+    """Other sets with as many skipped blocks as `best`: those of the paper's Table 8, and evenly spread blocks."""
     layers, rng = len(best.attention), np.random.default_rng(seed)
     choose: dict[str, Callable[[int], Sequence[int]]] = {
         "first": lambda count: range(count),
@@ -44,10 +44,10 @@ def strategies(best: SkipMask, seed: int) -> dict[str, SkipMask]:
 
 
 def aggressive(trials: Sequence[Trial], attention: float, mlp: float) -> SkipMask:
-    """Leaves out these shares of the attention and of the MLP blocks, rounded, those of the largest gain (Appendix E).
+    """The set that skips these shares (rounded) of attention and of MLP blocks, those with the largest gains.
 
-    More of them than in the best set of a search, in the order in which its trials speak for leaving them out. The
-    paper goes by the "probabilities" of its optimiser and says no more; here a block's gain is read from all trials.
+    It skips more blocks than the best set of a search (Draft & Verify, Appendix E). The paper ranks blocks by
+    "probabilities" of its optimiser, without details; here the ranking is by `gains` over all trials.
     """
     layers = len(trials[0].skips.attention)
 
@@ -59,11 +59,12 @@ def aggressive(trials: Sequence[Trial], attention: float, mlp: float) -> SkipMas
 
 
 def gains(trials: Sequence[Trial]) -> np.ndarray:
-    """[2 L] how much faster drafting is without each attention block, then each MLP block, the others as they are.
+    """[2 L], the gain in speedup from skipping each attention block, then each MLP block, the others unchanged.
 
-    The slopes of a linear regression of the trials' speedups on their switches. A search tries mostly sets near its
-    best ones, so that blocks are left out together: a plain difference of means would credit each with what the others
-    bring. A ridge, as if one trial had found that a block makes no difference, decides where trials are too few.
+    These are the slopes of a linear regression of the trials' speedups on their switches. A difference of means would
+    not do: a search mostly tries sets near its best ones, so blocks are skipped together, and each would be credited
+    with the gain of the others. A ridge term, like one trial in which a block made no difference, keeps the solution
+    unique when there are few trials.
     """
     switches = np.array([each.corner for each in trials], float)
     speedups = np.array([each.speedup for each in trials])

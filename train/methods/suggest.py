@@ -19,27 +19,30 @@ from scipy.stats import norm
 
 from jaxspec.train.methods.trial import Corner, Trial
 
-FIRST = 10  # trials of random sets, before there is anything to fit
-REFIT = 10  # trials from one fit to the next
+FIRST = 10  # trials before the first fit
+REFIT = 10  # trials between fits
 _CANDIDATES = 1024
 _PARENTS = 5  # the best sets, whose neighbours are candidates
-_FLIPS = 4  # switches that a neighbour may differ in, at most
-_NOISE = 1e-2  # variance of a trial, where that of all trials is 1
+_FLIPS = 4  # most switches in which a neighbour differs
+_NOISE = 1e-2  # variance of one trial's noise; the variance of all trials is normalised to 1
 
 Corners = Bool[np.ndarray, "N D"]
 
 
 def suggest(tried: Sequence[Trial], size: int, seed: int, kernel: Any) -> Corner:
-    """A set of `size` switches that was not tried before: at first none at all, then random ones.
+    """The next set of `size` switches to try. The first is empty, the next are random.
 
-    It follows from the arguments alone, so that a search which is broken off goes on as if it had not been.
+    It depends on the arguments only, so that a resumed search continues as an uninterrupted one.
 
     Args:
-        kernel: `fit` to the trials that there were at the last multiple of REFIT; None before FIRST.
+        kernel: the result of `fit` on the trials at the last multiple of REFIT; None before `FIRST` trials.
+
+    Raises:
+        ValueError: all sets were tried.
     """
     rng = np.random.default_rng((seed, len(tried)))
     if not tried:
-        return np.zeros(size, bool)  # what everything else is to beat
+        return np.zeros(size, bool)  # the baseline: nothing is skipped
     known = {each.corner.tobytes() for each in tried}
 
     def fresh(corners):
@@ -50,25 +53,25 @@ def suggest(tried: Sequence[Trial], size: int, seed: int, kernel: Any) -> Corner
         best = [each.corner for each in sorted(tried, key=lambda each: -each.speedup)[:_PARENTS]]
         corners = np.concatenate([corners, fresh(neighbours(rng, _CANDIDATES, best))])
     if not len(corners):
-        raise ValueError(f"all sets of {size} blocks were tried; ask for fewer --trials")
+        raise ValueError(f"all sets of {size} blocks were tried; lower --trials")
     return corners[0] if kernel is None else most_promising(tried, corners, kernel)
 
 
 def check_installed() -> None:
-    """Raises ValueError if the package of the optimisation is not installed."""
+    """Raises ValueError if scikit-learn is not installed."""
     if importlib.util.find_spec("sklearn") is None:
         raise ValueError("the search needs the package scikit-learn: pip install 'jax-specdec[search]'")
 
 
 def fit(tried: Sequence[Trial]) -> Any:
-    """The kernel of a Gaussian process, its length scale fitted to these trials."""
+    """The kernel of a Gaussian process, with its length scale fitted to these trials."""
     from sklearn.gaussian_process.kernels import Matern
 
     return _process(Matern(nu=2.5, length_scale_bounds=(0.1, 1e3)), tried, fitted=False).kernel_
 
 
 def scattered(rng: np.random.Generator, count: int, size: int) -> Corners:
-    """Random sets, as likely to be small as large."""
+    """Random sets, each with a random density."""
     return rng.random((count, size)) < rng.random((count, 1))
 
 
@@ -80,7 +83,7 @@ def neighbours(rng: np.random.Generator, count: int, parents: Sequence[Corner]) 
 
 
 def most_promising(tried: Sequence[Trial], corners: Corners, kernel: Any) -> Corner:
-    """The corner where most improvement over the best trial is expected."""
+    """The corner with the largest expected improvement over the best trial."""
     mean, deviation = _process(kernel, tried, fitted=True).predict(corners.astype(float), return_std=True)
     best = max(each.speedup for each in tried)
     return corners[expected_improvement(mean, np.maximum(deviation, 1e-9), best).argmax()]
@@ -101,5 +104,5 @@ def _process(kernel: Any, tried: Sequence[Trial], fitted: bool) -> Any:
     optimizer: Any = None if fitted else "fmin_l_bfgs_b"
     process = GaussianProcessRegressor(kernel, alpha=_NOISE, normalize_y=True, optimizer=optimizer)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a fit that ends early, or at a bound: it is good enough
+        warnings.simplefilter("ignore")  # a fit that stops early or at a bound is good enough
         return process.fit(np.array([each.corner for each in tried], float), [each.speedup for each in tried])

@@ -27,15 +27,15 @@ Corner = Bool[np.ndarray, " D"]
 
 @dataclasses.dataclass(frozen=True)
 class BlockCosts:
-    """Seconds that the pieces of a round take, of one sequence.
+    """Seconds of the pieces of a round, for one sequence.
 
     Attributes:
         plain: one forward of the target over one token.
-        verify: verification by the number of tree nodes, as a string, for that is what JSON has.
-        level: a drafted level with nothing left out.
-        attention, mlp: what leaving out one block saves of that; every layer's are the same.
-        control_level, control_round: the controller's.
-        rest, plain_rest: of a round, and of one of plain decoding; 0 in runs of earlier versions.
+        verify: verification, by the number of tree nodes, which is a string as in JSON.
+        level: a drafted level without skipped blocks.
+        attention, mlp: seconds saved by skipping one block, equal for all layers.
+        control_level, control_round: the controller's decision after a level, and its update after a round.
+        rest, plain_rest: the rest of a round, and of a round of plain decoding; 0 in runs of earlier versions.
     """
 
     plain: float
@@ -49,7 +49,7 @@ class BlockCosts:
     plain_rest: float = 0.0
 
     def of_pieces(self, skips: SkipMask) -> PieceCosts:
-        """What the pieces of a round cost where drafting leaves out a set."""
+        """Costs of the pieces of a round if drafting skips this set."""
         saved = sum(skips.attention) * self.attention + sum(skips.mlp) * self.mlp
         return PieceCosts(
             plain=self.plain,
@@ -64,7 +64,7 @@ class BlockCosts:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A set, and what came out: time per verified token as a speedup over plain decoding, and the drafts' quality."""
+    """A set and its results: the speedup over plain decoding (by time per verified token), acceptance rate and tau."""
 
     skips: SkipMask
     speedup: float
@@ -73,11 +73,11 @@ class Trial:
 
     @property
     def corner(self) -> Corner:
-        """Whether each attention block, then each MLP block, is left out."""
+        """Whether each attention block, then each MLP block, is skipped."""
         return np.array([*self.skips.attention, *self.skips.mlp])
 
     def to_json(self) -> dict[str, Any]:
-        """A line of the log."""
+        """The trial as a line of the log."""
         skips = layers_of(self.skips)
         return {**skips, "speedup": self.speedup, "acceptance_rate": self.acceptance_rate, "tau": self.tau}
 
@@ -93,19 +93,19 @@ Objective = Callable[[SkipMask], Trial]
 
 
 def engine(model: Checkpoint, method: Method, skips: SkipMask) -> Engine:
-    """Drafts with the set, traced."""
+    """An engine that drafts with the set, as traced values."""
     return Engine(model, method, draft=skips.traced())
 
 
 def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]) -> BlockCosts:
-    """Times the pieces of a round on this device, the drafted level with and without all attention and all MLPs."""
+    """Times the pieces of a round on this device; a drafted level also without all attention or all MLP blocks."""
     layers = model.config.model.num_layers
     none, all_ = (), range(layers)
     sets = {"whole": (none, none), "no attention": (all_, none), "no mlp": (none, all_), "bare": (all_, all_)}
     engines = {name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}
     found = piece_times.measure({**engines, "plain": Engine(model, "plain")}, requests)
     whole, no_attention, no_mlp, bare = (found.level[name] for name in sets)
-    # Each kind is seen twice, beside the other kind and alone; both together never cost more than was measured.
+    # Each kind is measured twice, with and without the other kind. Their sum must not exceed the time of both.
     both = max(whole - bare, 0.0)
     attention = min(max((whole - no_attention + no_mlp - bare) / 2, 0.0), both)
     return BlockCosts(
@@ -122,20 +122,21 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
 
 
 def modelled(model: Checkpoint, method: Method, requests: Sequence[Request], costs: BlockCosts) -> Objective:
-    """What the rounds of decoding cost, from measured pieces: nothing else on the machine moves it."""
+    """An objective that computes time from the rounds of decoding and `costs`. Other work on the machine does not
+    disturb it."""
 
     def objective(skips: SkipMask) -> Trial:
         drafting = engine(model, method, skips)
         sizes = method.speculation(greedy=True, tree_sizes=drafting.tree_sizes).verify_sizes
         found = drafting.run(requests)
-        spent = run_costs([[each.history] for each in found], costs.of_pieces(skips), sizes)  # as if each ran alone
+        spent = run_costs([[each.history] for each in found], costs.of_pieces(skips), sizes)  # batches of one
         return outcome(skips, spent.speedup, found)
 
     return objective
 
 
 def measured(model: Checkpoint, method: Method, requests: Sequence[Request], plain: float) -> Objective:
-    """The wall time of decoding, one prompt after another; `plain` is `seconds_per_token` of plain decoding."""
+    """An objective that measures wall-clock time, one prompt after another; `plain` is from `plain_seconds`."""
 
     def objective(skips: SkipMask) -> Trial:
         found = one_by_one(engine(model, method, skips), requests)
@@ -145,22 +146,22 @@ def measured(model: Checkpoint, method: Method, requests: Sequence[Request], pla
 
 
 def plain_seconds(model: Checkpoint, requests: Sequence[Request]) -> float:
-    """Wall time of a token of plain decoding."""
+    """Wall-clock seconds per token of plain decoding."""
     return seconds_per_token(one_by_one(Engine(model, parse_method("plain")), requests))
 
 
 def one_by_one(decoding: Engine, requests: Sequence[Request]) -> list[Generation]:
-    """Each request decoded alone, without the time of compiling."""
+    """Decodes each request alone; times exclude compilation."""
     return [warm(decoding, [request], [None])[0] for request in requests]
 
 
 def seconds_per_token(found: Sequence[Generation]) -> float:
-    """Seconds of decoding by tokens committed; of several processes those of the slowest."""
+    """Seconds of decoding per committed token; with several processes, those of the slowest."""
     tokens = statistics_of([each.history for each in found]).tokens
     return largest(ratio(sum(each.decode_seconds for each in found), tokens))
 
 
 def outcome(skips: SkipMask, speedup: float, found: Sequence[Generation]) -> Trial:
-    """With the counts of all texts."""
+    """The trial of a set, with acceptance rate and tau over all texts."""
     counts = statistics_of([each.history for each in found])
     return Trial(skips, speedup, counts.acceptance_rate, counts.tau)

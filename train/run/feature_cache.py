@@ -27,14 +27,14 @@ _KNOWN = "known.npy"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cache:
-    """The target's features of N windows of T tokens, and the inputs of tapped layers, filled in as they are asked for.
+    """The target's features of N windows of T tokens, and the inputs of tapped layers, computed on first use.
 
-    Of several processes the first writes, and all see the folder.
+    The first process writes; all processes must see the folder.
 
     Attributes:
-        files: of the features, then of each tap: [N, T, D], as the integers of the same width where NumPy cannot name
-            their dtype.
-        known: [N], which are there; the same in all processes, and on disk.
+        files: file names of the features, then of each tap: [N, T, D], stored as unsigned integers of the same width,
+            because NumPy has no bfloat16.
+        known: [N] bool, the windows that are stored; the same in all processes, and on disk.
         compute: (target, tokens, segment) → features and taps.
     """
 
@@ -45,19 +45,19 @@ class Cache:
     compute: Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]]
 
     def complete(self, batch: Windows) -> Windows:
-        """The batch with its features and taps, computed and kept where they are not known."""
+        """The batch with its features and taps. Those that are not stored yet are computed and stored."""
         assert batch.index is not None, "the windows are not numbered"
         index = np.asarray(batch.index)
         if not self.known[index].all():
-            # All rows, although some may be known: of another batch size a row may differ in its last bits.
+            # All rows are computed, because results may differ in the last bits for another batch size.
             features, taps = processes.fetch(self.compute(self.target, *put_rows((batch.tokens, batch.segment))))
             if processes.is_first():
                 for name, found in zip(self.files, (features, *taps), strict=True):
                     self._write(name, index, found)
-                self._write(_KNOWN, index, np.ones(len(index), bool))  # last: a killed run believes nothing too early
+                self._write(_KNOWN, index, np.ones(len(index), bool))  # last, so that a kill leaves no false mark
             self.known[index] = True
             processes.wait()
-        # Opened anew, since on a shared file system others' writes are seen by those who open after.
+        # Opened again, because a shared file system may show another process's writes only after that.
         rows = (np.load(self.folder / name, mmap_mode="r")[index] for name in self.files)
         features, *taps = (found.view(self.target.norm[...].dtype) for found in rows)
         return dataclasses.replace(batch, features=features, taps=tuple(taps))
@@ -70,22 +70,23 @@ class Cache:
 
 
 def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int] = ()) -> Cache:
-    """The cache in a folder, made if there is none.
+    """The cache in a folder, created if there is none.
 
     Args:
-        taps: layers of the target whose inputs it keeps beside the features.
+        packed: all windows.
+        taps: layers of the target whose inputs are stored too.
 
     Raises:
         ValueError: the folder holds features of another target or text, or other taps.
-        DiskFullError: no room for them.
+        DiskFullError: the disk has too little space.
     """
     dtype, shape = target.norm[...].dtype, (*packed.tokens.shape, target.config.hidden_size)
     of = {"shape": [*shape], "dtype": dtype.name, "of": fingerprint(target, packed.tokens, packed.segment)}
-    of |= {"taps": [*taps]} if taps else {}  # which caches of features alone never named
+    of |= {"taps": [*taps]} if taps else {}  # a cache without taps has no such key
     file, names = folder / "features.json", ("features.npy", *(f"tap-{tap}.npy" for tap in taps))
     if processes.is_first() and not file.exists():
         _make(folder, names, shape, dtype)
-        write_whole(file, json.dumps(of) + "\n")  # last: without it the folder holds no cache
+        write_whole(file, json.dumps(of) + "\n")  # written last: it marks the cache as complete
     processes.wait()
     if json.loads(file.read_text(encoding="utf-8")) != of:
         raise ValueError(
@@ -97,7 +98,7 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
 
 
 def _make(folder: Path, names: Sequence[str], shape: tuple[int, ...], dtype: jnp.dtype) -> None:
-    """Files of this shape, of which nothing is known; what a killed run left of them is written over."""
+    """Creates empty files, and overwrites those of a killed run."""
     size = math.prod(shape) * dtype.itemsize * len(names)
     say(f"the features of {shape[0] * shape[1]:,} tokens will take {filesize.decimal(size)} in {folder}")
     folder.mkdir(parents=True, exist_ok=True)

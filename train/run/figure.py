@@ -11,7 +11,7 @@ from jaxspec.train.run.log import read
 
 
 def draw(metrics: Path, out: Path) -> None:
-    """Draws the metrics of a run as SVG; says so where matplotlib is not installed."""
+    """Draws the metrics of a run as SVG. It needs matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -18,7 +18,7 @@ _FREE = (*_PLACES, "evaluate_every", "save_every", "trials", "coordinator", "pro
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Where a run keeps what it needs to go on, and what it measured."""
+    """The folder of a run, and the paths in it."""
 
     folder: Path
 
@@ -28,7 +28,7 @@ class Run:
 
     @property
     def started(self) -> bool:
-        """Whether there is something to go on from: a checkpoint, which Orbax names by its step, labels or trials."""
+        """Whether the run can be resumed: it has a checkpoint (named by its step), labels or trials."""
         saved = any(path.name.isdecimal() for path in self.checkpoints.glob("*"))
         return saved or any(self.labels.glob("*.npz")) or self.trials.exists()
 
@@ -39,17 +39,17 @@ class Run:
 
     @property
     def labels(self) -> Path:
-        """What Cali-TS's predictor is trained on, a file a batch of texts."""
+        """Training labels of Cali-TS's predictor, one file for each batch of texts."""
         return self.folder / "labels"
 
     @property
     def trials(self) -> Path:
-        """What a search has tried, a line of JSON each."""
+        """Trials of a search, one line of JSON each."""
         return self.folder / "trials.jsonl"
 
     @property
     def metrics(self) -> Path:
-        """A line of JSON a step and an evaluation."""
+        """Metrics: one line of JSON for each step and each evaluation."""
         return self.folder / "metrics.jsonl"
 
     @property
@@ -58,7 +58,10 @@ class Run:
 
 
 def as_typed(name: str, settings: Any) -> dict[str, Any]:
-    """What decides a run, as it was typed: every option but places, how often to measure and save, how far to go."""
+    """The settings that determine a run's result, by option.
+
+    A resumed run may change the others: output paths, the intervals of evaluation and saving, and the number of trials.
+    """
 
     def flat(value: Any) -> dict[str, Any]:
         found = {}
@@ -74,19 +77,19 @@ def as_typed(name: str, settings: Any) -> dict[str, Any]:
 
 
 def run_folder(out: Path, chosen: Path | None) -> Path:
-    """Where the run of an output is kept."""
+    """The folder of the run that makes `out`."""
     return chosen or out.with_name(out.name + ".run")
 
 
 @contextlib.contextmanager
 def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
-    """The run in a folder, new or to go on with. It stays there, unless it is broken off before its first checkpoint.
+    """Opens the run in a folder, new or resumed. The folder stays, unless the run ends before its first checkpoint.
 
     Args:
-        settings: what decides the run, ready for JSON.
+        settings: from `as_typed`.
 
     Raises:
-        ValueError: the folder is another run's, or none.
+        ValueError: the folder belongs to a run with other settings, or is not the folder of a run.
     """
     run = Run(folder)
     if not processes.is_first():
@@ -100,8 +103,8 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
     if file.exists() and run.started:
         _check_same(file, settings)
     elif folder.exists():
-        shutil.rmtree(folder)  # killed before its first checkpoint: nothing is lost
-    first = not folder.parent.exists()  # of a checkpoint's heads
+        shutil.rmtree(folder)  # killed before its first checkpoint, so nothing is lost
+    first = not folder.parent.exists()  # the folder `heads` of a checkpoint may be new
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(".*.part"):
@@ -113,12 +116,12 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
         if not run.started:
             shutil.rmtree(folder, ignore_errors=True)
             if first:
-                with contextlib.suppress(OSError):  # there is something in it by now
+                with contextlib.suppress(OSError):  # it may not be empty
                     folder.parent.rmdir()
 
 
 def _check_same(file: Path, settings: dict[str, Any]) -> None:
-    """Raises ValueError if a run was started with other settings."""
+    """Raises ValueError if the run was started with other settings, or its settings cannot be read."""
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

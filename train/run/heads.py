@@ -35,16 +35,18 @@ from jaxspec.train.settings.heads import HeadSettings
 
 Head = TypeVar("Head", bound=nnx.Module)
 Load = Callable[[Path, str, Mesh | None], Checkpoint]
-LONGEST = 2048  # tokens of a window, if not told otherwise
+LONGEST = 2048  # most tokens of a window by default
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What to train a head on, and where to put it.
+    """The inputs and outputs of a head's training.
 
     Attributes:
-        out: folder of the head, to be made.
-        settings: as they were asked for.
+        sources: the training data.
+        out: folder of the new head.
+        run: the run's own folder.
+        settings: the options of the command.
     """
 
     target: Checkpoint
@@ -56,10 +58,10 @@ class Job:
 
 @contextlib.contextmanager
 def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> Iterator[Job]:
-    """Loads of the target what `load` does, and opens the run.
+    """Loads the target by `load`, and opens the run.
 
     Args:
-        name: of the head, under TARGET/heads.
+        name: the head's default name in TARGET/heads.
     """
     where = settings.where
     mesh = where.devices.open(several=True)
@@ -71,22 +73,22 @@ def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> It
 
 
 def folder_of(target: Path, name: str, out: Path | None) -> Path:
-    """Where a head goes: `out`, or TARGET/heads/NAME."""
+    """The folder of a new head: `out`, or TARGET/heads/NAME. Raises ValueError for a builtin target without `out`."""
     if out is None and target == FOLDER:
         raise ValueError("a head for the builtin target needs --out, because the package itself is never changed")
     return out or target / "heads" / name
 
 
 def prepared(job: Job) -> tuple[Windows, Windows | None]:
-    """The windows of text to train on and those held out, made by the first process if the run has none yet.
+    """The windows of text for training, and held-out ones. The first process makes them if the run has none yet.
 
     Raises:
-        ValueError: too little text, a target without a tokenizer, or a head that is there already.
+        ValueError: there is too little text, the target has no tokenizer, or the head exists already.
     """
     target, data = job.target, job.run.data
     check_new(job.out)
     if target.tokenizer is None:
-        raise ValueError(f"{target.path} has no tokenizer, so text cannot become tokens for it")
+        raise ValueError(f"{target.path} has no tokenizer, so it cannot encode the text")
     length = min(job.settings.where.context or LONGEST, target.config.model.usable_length)
     if length < 4:
         raise ValueError(f"--context must be at least 4, not {length}")
@@ -98,10 +100,10 @@ def prepared(job: Job) -> tuple[Windows, Windows | None]:
 
 
 def built(mesh: Mesh | None, build: Callable[[], Head]) -> Head:
-    """A head of random weights, each made where it will lie: the whole of a large one may fit on no chip.
+    """A head with random weights. On a mesh each is made in parts, because a large head may not fit on one chip.
 
     Args:
-        build: makes it.
+        build: makes the head.
     """
     if mesh is None:
         return build()
@@ -120,20 +122,20 @@ def train(
     decodes: bool = True,
     write: Callable[[Path, Head], None] | None = None,
 ) -> Head:
-    """Trains a head beside its frozen target and writes it to `job.out`, whole or not at all.
+    """Trains a head with a frozen target, and writes it atomically to `job.out`.
 
     Args:
-        drafter: what drafts with it.
-        shape: of the head, as its config.json will have it.
+        drafter: the drafter that uses the head.
+        shape: the head's shape, for its config.json.
         head: initial weights, float32; donated.
-        decodes: the whole target is there, so that it is measured how many drafts are accepted; of two heads that with
-            the larger `tau` is better then, and otherwise that with the smaller held-out loss.
-        write: writes the trained head into a folder, where that is no head but a checkpoint.
+        loss: the training loss.
+        decodes: whether the whole target is loaded, so that acceptance can be measured. Then the weights with the
+            largest `tau` are kept, otherwise those with the smallest held-out loss.
+        write: writes the trained weights into a folder; None: as a head.
 
     Raises:
-        ValueError: too little text, a learning rate that makes the loss overflow, or `job.out` exists or has no folder
-            to lie in.
-        DiskFullError: no room.
+        ValueError: there is too little text, the loss overflows, or `job.out` exists or its parent does not.
+        DiskFullError: the disk has too little space.
     """
     compilation_cache.keep_compilations()
     where, recipe, run, target = job.settings.where, job.settings.recipe, job.run, job.target
@@ -151,7 +153,7 @@ def train(
             chain = measure_chain(target, drafter, held_out) if decodes else None
             measure = measurement(loss, held_out, recipe, target.target, chain)
         else:
-            say("no text is held out, so nothing is measured, and the last weights are used")
+            say("no text is held out, so nothing is measured, and the last weights are kept")
         trained, measured = fit(loss, head, target.target, packed, recipe, run, measure=measure, complete=complete)
         if first:
             figure.draw(run.metrics, run.figure)

@@ -30,9 +30,9 @@ Measured = dict[str, Any]
 def measurement(
     loss: Loss, held_out: Windows, recipe: Recipe, frozen: Any, chain: Callable[[Params], Measured] | None = None
 ) -> Callable[[Params], Measured]:
-    """Parameters → the loss, what `chain` measures of them, and a `score`: how good they are, higher being better.
+    """A function from parameters to the held-out `loss`, the measurements of `chain`, and a `score` (higher is better).
 
-    That is the `tau` of the chains, if there are any, and otherwise the loss decides.
+    The score is the chains' `tau`; without `chain` it is minus the loss.
     """
     lost = mean_loss(loss, held_out, recipe.batch_size // recipe.accumulate)
 
@@ -45,9 +45,9 @@ def measurement(
 
 
 def mean_loss(loss: Loss, packed: Windows, batch_size: int) -> Callable[[Params, Any], float]:
-    """(parameters, what is frozen) → the mean loss over all windows, without noise; compiled once.
+    """A function (parameters, frozen) → mean loss over all windows, without noise. It is compiled once.
 
-    The rows that fill up the last batch do not count.
+    Rows that pad the last batch do not count.
     """
     compiled = jax.jit(lambda params, frozen, batch: loss(params, frozen, batch, None))
 
@@ -66,10 +66,9 @@ def mean_loss(loss: Loss, packed: Windows, batch_size: int) -> Callable[[Params,
 
 
 def measure_chain(model: Checkpoint, drafter: Drafter, held_out: Windows) -> Callable[[Params], Measured]:
-    """Weights of a drafter → tau and n-α (EAGLE, Table 2) of a chain of 5, decoded by the engine itself.
+    """A function from a drafter's weights to `tau` and n-α (EAGLE, Table 2) of chains of 5, decoded by the engine.
 
-    The chains are drafted along the target's own greedy text. The prompts begin at the beginnings of held-out windows;
-    the same ones each time.
+    Decoding is greedy. The prompts are the beginnings of held-out windows, the same each time.
     """
     rows = np.unique(np.linspace(0, len(held_out.tokens) - 1, PROMPTS).astype(int))
     room = min(model.config.model.usable_length - CHAIN - 1, held_out.tokens.shape[1])

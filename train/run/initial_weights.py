@@ -11,18 +11,18 @@ from jaxspec.model.quantization import LM_HEAD, dense
 
 
 def lm_head_of(target: LlamaConfig) -> str:
-    """The target's parameter that an LM head begins with."""
+    """The name of the target's parameter that initialises an LM head."""
     return "embedding" if target.tie_embeddings else LM_HEAD
 
 
 def copies(params: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Array]:
-    """Parameters of a head by their names, float32, each a copy of the target's that `sources` names.
+    """Parameters of a head by name, float32, copied from the target's.
 
-    Copies, for training donates its arrays and the target needs its own. An embedding that is to be an LM head is
-    turned.
+    They are copies because training donates its arrays. An embedding that becomes an LM head is transposed.
 
     Args:
-        params: the target's, quantised or not.
+        params: the target's parameters, quantised or not.
+        sources: the name of the target's parameter, by the head's name.
     """
     found = dense(params, set(sources.values()))
     is_turned = lambda name, source: source == "embedding" and name.endswith(".kernel")

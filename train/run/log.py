@@ -16,19 +16,18 @@ from jaxspec.host.atomic import write_whole
 from jaxspec.host.progress import Progress, progress
 from jaxspec.host.terminal import say
 
-_AHEAD = 2  # steps that the host may be ahead of the device
+_AHEAD = 2  # most steps that the host runs ahead of the device
 
 
 class Log:
-    """Writes `{"step": 1, "loss": …}` a step and `{"step": 500, "evaluation": {…}}` an evaluation.
+    """Writes a line `{"step": 1, "loss": …}` per step and `{"step": 500, "evaluation": {…}}` per evaluation.
 
-    Measures wait on the device until they are shown or flushed, so that it need not wait for the host in between; the
-    host waits for it, a few steps behind.
+    Metrics stay on the device until they are shown or flushed, so that the device never waits for the host.
 
     Args:
         done: steps done before.
-        steps: that the run will have made in the end.
-        tokens: of a step.
+        steps: steps of the whole run.
+        tokens: tokens per step.
     """
 
     def __init__(self, file: IO[str], shown: Progress, done: int, steps: int, tokens: int):
@@ -38,17 +37,17 @@ class Log:
         self.began, self.since = time.monotonic(), done
 
     def step(self, step: int, measures: Mapping[str, jax.Array]) -> None:
-        """Takes what a step measured.
+        """Takes the metrics of a step.
 
         Raises:
-            ValueError: the loss is not finite; seen when it is shown or flushed.
+            ValueError: the loss is not finite. This is noticed when metrics are shown or flushed.
         """
         if self.since == self.done and step == self.done + 1:
-            # The first step compiles: what is said of speed begins after it.
+            # The first step compiles, so the speed is measured after it.
             jax.block_until_ready(measures)
             self.began, self.since = time.monotonic(), step
         self.waiting.append((step, measures))
-        if len(self.waiting) > _AHEAD:  # so that what is shown is true, and a signal is heeded soon
+        if len(self.waiting) > _AHEAD:  # keeps the shown speed correct, and the reaction to signals fast
             jax.block_until_ready(self.waiting[-1 - _AHEAD][1])
         if self.shown.due() or step == self.steps:
             self.flush()
@@ -57,14 +56,14 @@ class Log:
             self.shown.show(step, said, (self.steps - step) / rate if rate else 0.0)
 
     def evaluation(self, step: int, measured: Mapping[str, Any]) -> None:
-        """Takes what was measured on held-out text. The time that it took counts in no speed."""
+        """Takes the measurements on held-out text. Their time does not count in the speed."""
         self.file.write(json.dumps({"step": step, "evaluation": measured}) + "\n")
         shown = ", ".join(f"{name} {_short(value)}" for name, value in measured.items() if name != "score")
         say(f"step {step}: held out: {shown}")
         self.began, self.since = time.monotonic(), step
 
     def flush(self) -> None:
-        """Waits for the measures of all steps so far and writes them to disk."""
+        """Waits for the metrics of all steps so far and writes them to disk."""
         for step, measures in self.waiting:
             values = {name: float(value) for name, value in measures.items()}
             if not math.isfinite(values["loss"]):
@@ -77,10 +76,11 @@ class Log:
 
 @contextlib.contextmanager
 def open_log(file: Path | None, done: int, steps: int, tokens: int) -> Iterator[Log]:
-    """The log of a run; what its file says of steps after `done`, which are done again, is cut off.
+    """Opens the log of a run. Lines of steps after `done` are removed, because these steps are repeated.
 
     Args:
-        file: None writes nothing: another process does.
+        file: the file of metrics; None: nothing is written, because another process writes.
+        done, steps, tokens: as for `Log`.
     """
     if file is not None and file.exists():
         write_whole(file, "".join(json.dumps(line) + "\n" for line in read(file) if line["step"] <= done))
@@ -91,7 +91,7 @@ def open_log(file: Path | None, done: int, steps: int, tokens: int) -> Iterator[
 
 
 def read(file: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file of metrics; one that a killed process left half written is left out."""
+    """The lines of a file of metrics, without a line that a killed process left incomplete."""
     for line in file.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(ValueError):
             yield json.loads(line)

@@ -14,9 +14,9 @@ from jaxspec.train.settings.heads import Distillation
 Params = Any  # a pytree of float32 arrays: an nnx.Module
 Sums = dict[str, Float[Array, ""]]
 Summed = tuple[Float[Array, ""], Sums]
-"""What is minimised, and more sums over the same tokens: `count` is their number."""
+"""The loss, and further sums over the same tokens; `count` is the number of tokens."""
 Loss = Callable[[Params, Any, Windows, Key[Array, ""] | None], Summed]
-"""(parameters, what is frozen, batch, key) → the loss. Without a key there is no noise and no dropout."""
+"""(parameters, frozen model, batch, key) → summed loss. Without a key there is no noise and no dropout."""
 
 
 def cross_entropy(logits: Float[Array, "B T V"], batch: Windows) -> Summed:
@@ -28,11 +28,13 @@ def cross_entropy(logits: Float[Array, "B T V"], batch: Windows) -> Summed:
 def distil(
     objective: Distillation, drafts: Float[Array, "B T V"], says: Float[Array, "B T V"], batch: Windows
 ) -> Summed:
-    """KL(target ‖ draft) of the next token's distribution, the target at its temperature, or the text's cross-entropy.
+    """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, as `objective.goal` says.
+
+    The KL divides the target's logits by `objective.teacher_temperature`.
 
     Args:
-        drafts, says: logits of the drafter and of the target after each token. Cross-entropy reads nothing of the
-            target's: under `jax.jit` they are not computed then.
+        drafts: the drafter's logits after each token.
+        says: the target's logits after each token. Cross-entropy does not use them, and `jax.jit` then removes them.
     """
     if objective.goal == "cross-entropy":
         return cross_entropy(drafts, batch)
@@ -41,6 +43,6 @@ def distil(
 
 
 def _over_counted(each: Float[Array, "B drafts"], batch: Windows) -> Summed:
-    """The sum of what predicting each token but the first costs, over those that count."""
+    """The sum of the losses of all tokens but the first, over the tokens that count."""
     counted = jnp.asarray(batch.counted)[:, 1:]
     return (each * counted).sum(), {"count": counted.sum().astype(jnp.float32)}

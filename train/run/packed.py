@@ -19,20 +19,20 @@ from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 
-_QUERIES = 128  # of a block
+_QUERIES = 128  # queries in a block
 
 
 def hidden_states(
     model: Llama, tokens: Int[Array, "B T"], segment: Int[Array, "B T"], keep: Bool[Array, " L"] | None = None
 ) -> Float[Array, "B T D"]:
-    """The hidden states after the final norm: of a target, its features. Arguments as for `residual_streams`."""
+    """The hidden states after the final norm; a target's features. Arguments as for `residual_streams`."""
     return final_norm(model, residual_streams(model, tokens, segment, keep)[-1])
 
 
 def features_and_taps(
     target: Llama, tokens: Int[Array, "B T"], segment: Int[Array, "B T"], taps: Sequence[int] = ()
 ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...]]:
-    """The target's features, and the inputs of the layers that `taps` names, in one forward."""
+    """The target's features, and the inputs of the layers `taps`, in one forward."""
     streams = residual_streams(target, tokens, segment)
     return final_norm(target, streams[-1]), tuple(streams[tap] for tap in taps)
 
@@ -40,7 +40,7 @@ def features_and_taps(
 def of_target(
     target: Llama, batch: Windows, taps: Sequence[int] = ()
 ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...]]:
-    """Features and taps of a batch, which no gradient reaches: computed here, unless they came with it."""
+    """Features and taps of a batch: those stored in it, otherwise computed here. No gradient flows through them."""
     if batch.features is not None:
         return jnp.asarray(batch.features), tuple(map(jnp.asarray, batch.taps))
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
@@ -50,11 +50,11 @@ def of_target(
 def residual_streams(
     model: Llama, tokens: Int[Array, "B T"], segment: Int[Array, "B T"], keep: Bool[Array, " L"] | None = None
 ) -> tuple[Float[Array, "B T D"], ...]:
-    """The input of each of the model's layers, and after these the output of the last one.
+    """The inputs of all layers, and the output of the last layer: L + 1 arrays.
 
     Args:
-        segment: number of the document that a token is of.
-        keep: layers to run; the residual stream passes by the others. None runs them all.
+        segment: number of each token's document.
+        keep: whether each layer runs; None: all run. A layer that does not run passes its input on.
     """
     x, config = embed(model, tokens), model.config
     streams = [x]
@@ -71,7 +71,7 @@ def residual_streams(
 def decoder_layer(
     layer: Layer, config: LlamaConfig, x: Float[Array, "B T D"], segment: Int[Array, "B T"]
 ) -> Float[Array, "B T D"]:
-    """One decoder layer on the residual stream, its attention causal inside each document."""
+    """One decoder layer on the residual stream, with causal attention inside each document."""
     into = attention_input(layer, config, x)
     query, key, value = project(layer.attention, config, into, *rotary(config, positions(segment)))
 
@@ -83,7 +83,7 @@ def decoder_layer(
 
 
 def in_blocks(block: Callable[[int, int], Array], length: int) -> Float[Array, "B T O"]:
-    """What `block(start, end)` returns for each block of queries, [B K G Q H] as `attend`, one after another."""
+    """Runs `block(start, end)` for each block of queries, and joins the results [B K G queries H] to [B T K·G·H]."""
     blocks = [block(start, min(start + _QUERIES, length)) for start in range(0, length, _QUERIES)]
     out = jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4)
     return out.reshape(*out.shape[:2], -1)
@@ -95,20 +95,23 @@ def attend(
     value: Float[Array, "B K keys H"],
     seen: Bool[Array, "B queries keys"],
 ) -> Float[Array, "B K G queries H"]:
-    """A block of queries over the keys that each of them sees."""
+    """Attention of a block of queries over the keys that `seen` permits."""
     scores = jnp.einsum("bkgwh,bksh->bkgws", query * query.shape[-1] ** -0.5, key, preferred_element_type=jnp.float32)
     scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)
     return jnp.einsum("bkgws,bksh->bkgwh", jax.nn.softmax(scores).astype(value.dtype), value)
 
 
 def causal(segment: Int[Array, "B T"], start: int, end: int) -> Bool[Array, "B queries keys"]:
-    """Which rows up to `end` (the keys) the rows `start`..`end` see: those of their document up to their own."""
+    """Causal mask inside documents, of queries `start` to `end` - 1 and keys 0 to `end` - 1."""
     before = jnp.arange(start, end)[:, None] >= jnp.arange(end)
     return before & (segment[:, start:end, None] == segment[:, None, :end])
 
 
 def positions(segment: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """How many tokens of its document stand before each token in its window; a document's tokens stand together."""
+    """The position of each token in its document, counted from the document's first token in the window.
+
+    The tokens of a document must be contiguous.
+    """
     index = jnp.arange(segment.shape[1])
     begins = jnp.concatenate([jnp.ones_like(segment[:, :1], bool), segment[:, 1:] != segment[:, :-1]], axis=1)
     return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)

@@ -13,38 +13,38 @@ State = TypeVar("State")
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """A folder of them. One holds a state of training, the place of the data, and what was measured.
+    """The checkpoints of a run. Each holds the training state, the position in the data, and the measurements.
 
-    One that was not finished when the process was killed does not count.
+    A checkpoint that was not complete when the process was killed is ignored.
     """
 
     orbax: Any
 
     def save(self, step: int, state: Any, place: Any, measured: dict[str, Any] | None) -> None:
-        """Begins to write; waits only for the one before.
+        """Starts to write a checkpoint. It waits only for the previous one.
 
         Args:
-            place: of the data, ready for JSON.
-            measured: with a `score`, higher being better; None if nothing was measured.
+            place: position in the data, as JSON values.
+            measured: measurements with a `score` (higher is better); None if nothing was measured.
         """
         self.wait()
         self.orbax.save_async(step, flat(state), custom_metadata={"data": place}, metrics=measured)
 
     def wait(self) -> None:
-        """Waits until all is on disk."""
+        """Waits until all checkpoints are on disk."""
         self.orbax.wait()
 
     def restore(self, state: State) -> tuple[State, Any]:
-        """The last state and the place of its data; `state` itself and None if there is none."""
+        """The last state and its position in the data; `state` and None without a checkpoint."""
         if self.orbax.latest is None:
             return state, None
         about: Any = self.orbax.metadata().custom_metadata
         return self._load(self.orbax.latest.step, state), about["data"]
 
     def best(self, state: State) -> tuple[State, dict[str, Any] | None]:
-        """The state that measured best, the last of several, and what was measured.
+        """The state with the best score (the latest of equal ones), and its measurements.
 
-        `state` itself and None if nothing was measured.
+        Returns `state` and None if nothing was measured.
         """
         measured = [each for each in self.orbax.checkpoints if each.metrics]
         if not measured:
@@ -61,7 +61,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def open_checkpoints(folder: Path) -> Iterator[Checkpoints]:
-    """Those in a folder, of which the last one and the best one are kept."""
+    """Opens the checkpoints in a folder. The last and the best one are kept."""
     import orbax.checkpoint.experimental.v1 as ocp
 
     policies: Any = ocp.training.preservation_policies
@@ -73,7 +73,7 @@ def open_checkpoints(folder: Path) -> Iterator[Checkpoints]:
 
 
 def flat(state: Any) -> dict[str, jax.Array]:
-    """A name for every array."""
+    """The arrays of a pytree by name."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
 
 

@@ -27,7 +27,7 @@ from jaxspec.train.settings.recipe import Recipe
 
 @chex.dataclass(frozen=True)
 class State:
-    """What a step turns into the next."""
+    """The state of training."""
 
     step: Int[Array, ""]
     params: Params
@@ -45,18 +45,19 @@ def fit(
     measure: Callable[[Params], Measured] | None = None,
     complete: Callable[[Windows], Windows] | None = None,
 ) -> tuple[Params, Measured | None]:
-    """Trains, going on where the run stopped, and returns the best parameters and what was measured of them.
+    """Trains, or resumes training, and returns the best parameters and their measurements.
 
-    The last parameters and None if nothing is measured.
+    If nothing is measured, it returns the last parameters and None.
 
     Args:
-        params: donated.
-        measure: parameters → measurements on held-out text for the log. `score` is the one that says how good they
-            are, higher being better. None if nothing was held out.
-        complete: gets every batch before its step.
+        params: initial parameters; donated.
+        frozen: passed to `loss`, such as the target.
+        measure: parameters → measurements on held-out text, for the log. Their `score` (higher is better) selects the
+            best parameters. None: nothing is held out.
+        complete: completes every batch before its step, such as with cached features.
 
     Raises:
-        ValueError: too little text, or a loss that is not finite.
+        ValueError: there is too little text, or the loss is not finite.
     """
     optimizer = make_optimizer(recipe)
     state, data = spread(start(params, optimizer)), dataset.batches(packed, recipe.batch_size, recipe.seed)
@@ -79,9 +80,9 @@ def fit(
                     measured = measure(state.params)
                     log.evaluation(done, measured)
                 due = measured is not None or done % recipe.save_every == 0 or done == recipe.steps
-                due |= interrupts.pending and alone  # of a signal to one process the others know nothing
+                due |= interrupts.pending and alone  # other processes do not know of a signal to this one
                 if due:
-                    log.flush()  # what is in the log by now is never trained again
+                    log.flush()  # steps before a checkpoint are never repeated
                     checkpoints.save(done, state, data.get_state(), measured)
                 if due and interrupts.pending:
                     checkpoints.wait()
@@ -98,7 +99,7 @@ def start(params: Params, optimizer: optax.GradientTransformation) -> State:
 
 
 def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
-    """The optimizer that a recipe asks for, under a warm-up and a cosine, its gradient clipped."""
+    """The optimizer of a recipe: gradient clipping, then AdamW or Muon with warm-up and a cosine schedule."""
     rate = optax.warmup_cosine_decay_schedule(
         init_value=0.0,
         peak_value=recipe.learning_rate,
@@ -114,7 +115,7 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
 
 
 def _muon(rate: optax.Schedule, others: optax.GradientTransformation, recipe: Recipe) -> optax.GradientTransformation:
-    """Muon for hidden matrices; embeddings, LM heads and vectors keep to `others`."""
+    """Muon for hidden matrices; `others` for embeddings, LM heads and vectors."""
     from optax import contrib
 
     muon = contrib.muon(rate, weight_decay=recipe.weight_decay, consistent_rms=0.2)
@@ -134,10 +135,10 @@ def kinds_of(params: Params) -> Params:
 def make_step(
     loss: Loss, optimizer: optax.GradientTransformation, recipe: Recipe
 ) -> Callable[[State, Any, Windows], tuple[State, Sums]]:
-    """One step of training, compiled; the state that goes in is donated to the one that comes out.
+    """A compiled training step: (state, frozen, batch) → (state, metrics). The state is donated.
 
-    A batch is computed in `recipe.accumulate` parts. Gradient and measures are means over all tokens that count, the
-    same however the batch is cut.
+    A batch is computed in `recipe.accumulate` parts. Gradient and metrics are means over all tokens of the batch that
+    count, so they do not depend on the number of parts, except for rounding.
     """
     parts, root, dtype = recipe.accumulate, jax.random.key(recipe.seed), compute_dtype(recipe.dtype)
 

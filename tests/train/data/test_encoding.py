@@ -178,7 +178,7 @@ def test_a_template_without_an_end_of_turn_ends_it_with_the_line(folder: Path):
             talk("hi", "hello", name="a:7"),
             "its output up to turn 2 depends on later turns",
         ),
-        (UNMARKED, talk("hi", "hello", name="a:7"), "it marks nothing as the assistant's"),
+        (UNMARKED, talk("hi", "hello", name="a:7"), "it marks no text of the assistant"),
     ],
     ids=["refuses", "rewrites", "prompts otherwise", "marks nothing"],
 )
@@ -187,7 +187,7 @@ def test_conversations_that_the_template_cannot_write(
 ):
     loaded, document = with_template(folder, template), Document("b", "text")
     assert len(encoding.encode(loaded, [bad, document])) == 1
-    reason = f"a:7: the chat template will not do: {reason}"
+    reason = f"a:7: the chat template cannot be used: {reason}"
     assert capsys.readouterr().err == f"skipped 1 of 2 records: {reason}\n"
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
         encoding.encode(loaded, [document, bad], strict=True)

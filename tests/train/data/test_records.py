@@ -109,10 +109,10 @@ BAD = {
     '{"messages": ["hi"]}': "turn 1 is not an object with role and content",
     '{"conversations": [{"role": "user", "content": "hi"}]}': "turn 1 is not an object with from and value",
     '{"messages": [{"role": "tool", "content": "hi"}]}': (
-        "turn 1 is of 'tool', which must be one of system, user, human, assistant, gpt, chatgpt"
+        "turn 1 has the role 'tool', which must be one of system, user, human, assistant, gpt, chatgpt"
     ),
     '{"messages": [{"role": [], "content": "hi"}]}': (
-        "turn 1 is of [], which must be one of system, user, human, assistant, gpt, chatgpt"
+        "turn 1 has the role [], which must be one of system, user, human, assistant, gpt, chatgpt"
     ),
     '{"messages": [{"role": "user", "content": ["hi"]}]}': "the content of turn 1 is not a string",
     '{"conversations": [{"from": "human", "value": ""}]}': "the value of turn 1 is empty",
@@ -159,7 +159,7 @@ def test_nothing_good_is_left(tmp_path: Path):
         records.read(path)
     for name, content in (("b.json", '{"text": "hi"}'), ("c.json", "[]"), ("d.json", '{"text": "hi"}\n{}')):
         (tmp_path / name).write_text(content)
-        with pytest.raises(ValueError, match=f"{name} holds no records; a .jsonl file has one a line and a .json file"):
+        with pytest.raises(ValueError, match=f"{name} holds no records; a .jsonl file has one per line and a"):
             records.read(tmp_path / name)
 
 

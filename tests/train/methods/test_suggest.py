@@ -54,7 +54,7 @@ def test_a_search_that_is_broken_off_goes_on_as_if_it_had_not_been(broken_off: i
 
 def test_all_sets_of_few_blocks():
     tried = [trial(np.array(bits, bool), 0.0) for bits in np.ndindex(2, 2)]
-    with pytest.raises(ValueError, match="all sets of 2 blocks were tried; ask for fewer --trials"):
+    with pytest.raises(ValueError, match="all sets of 2 blocks were tried; lower --trials"):
         suggest.suggest(tried, 2, 0, None)
 
 
