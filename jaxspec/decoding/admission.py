@@ -14,7 +14,7 @@ from jaxspec.model.kv_cache import AXES, KV
 from jaxspec.model.mesh_rules import on_each_device
 
 OF_A_TEXT = ("tokens", "length", "limit", "done", "keys", "sampling", "cache", "feature", "drafter", "log_prob")
-"""What a row's text alone decides. Counts and trees of its rounds stay, where the rounds of the next do not reach."""
+"""Fields that a new text replaces. The row's counts and trees of earlier rounds stay, in columns of their own."""
 
 
 @partial(jax.jit, donate_argnames="state")
@@ -24,15 +24,15 @@ def admit(
     row: Int[Array | np.ndarray, " D"],
     chosen: Bool[Array | np.ndarray, " D"],
 ) -> DecodeState:
-    """Writes prompts that were read into rows of the batch, in place.
+    """Writes prefilled prompts into rows of the batch, in place.
 
-    Each row is written whole, with zeros after what was read, so that nothing of its last text is left.
+    Each row is overwritten whole, with zeros after the prompt, so that nothing of its last text remains.
 
     Args:
-        fresh: after prefill, D rows: one for each of the D parts that the mesh cuts a batch into. Without a controller
-            (None) the row's goes on with what it has learnt.
-        row: in its part, to be written.
-        chosen: whether that part gets its prompt.
+        fresh: state after prefill with D rows, one for each of the D parts that the mesh's axis `data` makes of a
+            batch. If its controller is None, the row keeps its controller's state.
+        row: index of the row to overwrite in each part.
+        chosen: whether each part's row is overwritten.
     """
     names = [*OF_A_TEXT, *["controller"] * (fresh.controller is not None)]
     old, new = ({name: getattr(each, name) for name in names} for each in (state, fresh))
@@ -51,7 +51,7 @@ def _written(pairs: list[tuple[Any, Any]], axes: tuple[str | None, ...], row: An
 
 
 def _write(old: Any, new: Any, row: Int[Array, " 1"], chosen: Bool[Array, " 1"]) -> Any:
-    """The only row of `new` at `row` of `old`, where it is chosen."""
+    """Writes the only row of `new` to `row` of `old`, if it is chosen."""
 
     def put(into, values):
         room = [(0, most - length) for most, length in zip(into.shape[1:], values.shape[1:], strict=True)]

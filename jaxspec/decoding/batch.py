@@ -18,19 +18,17 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.host.processes import fetch, put_like
 
 IDLE = Request([0], SamplingParams(max_new_tokens=1))
-"""What fills a batch up."""
-
-
-MOST = 2**31 - 1  # of an int32
+"""The request that pads a batch."""
+MOST = 2**31 - 1  # the largest int32
 
 
 def within_float32(temperature: float) -> float:
-    """The same, but neither so low nor so high that logits divided by it overflow: 0, or from 1e-30 to 1e30."""
+    """The temperature, limited to 1e-30 to 1e30 unless it is 0, so that dividing logits by it cannot overflow."""
     return min(max(temperature, 1e-30), 1e30) if temperature else 0.0
 
 
 def data_parts() -> int:
-    """Parts that the rows of a batch are cut into on the current mesh."""
+    """Number of parts into which the current mesh shards the rows of a batch."""
     return jax.sharding.get_abstract_mesh().shape.get("data", 1)
 
 
@@ -44,10 +42,12 @@ def start(
 ) -> DecodeState:
     """Puts a batch of requests on the device, or on the current mesh.
 
-    The batch is filled up with rows that are done: to a power of two, which the mesh's axis `data` must divide.
+    The batch is padded with finished rows to a power of two, and then to a multiple of the mesh's axis `data`.
 
     Args:
-        later: requests that will take rows of this batch when their texts are done; see `start_rows`.
+        eos: token ids that end a text.
+        rows: rows of the caches, S.
+        later: requests that will refill rows of this batch; see `start_rows`.
     """
     batch = power_of_two(len(requests))
     batch += -batch % data_parts()
@@ -63,11 +63,11 @@ def start_rows(
     rows: int,
     among: Sequence[Request],
 ) -> DecodeState:
-    """The state of exactly these requests; rows of IDLE are done.
+    """The state of exactly these requests; rows of IDLE are finished.
 
     Args:
-        among: requests whose states have to be alike: where one of them asks for top-k or top-p, each has an array of
-            it.
+        among: requests whose states must have the same structure: if one of them uses top-k or top-p, all states have
+            an array for it.
     """
     tokens = np.zeros((len(requests), rows), np.int32)
     for row, request in enumerate(requests):
@@ -98,7 +98,7 @@ def start_rows(
 
 
 def restore_controller(controller: Any, learnt: Sequence[Any]) -> Any:
-    """A controller's state of B rows, of which the first go on from what was learnt, where it is not None."""
+    """A controller's state of B rows, in which row i is replaced by `learnt[i]` if that is not None."""
     state = jax.tree.map(np.array, fetch(controller))
     for row, known in enumerate(learnt):
         if known is not None:

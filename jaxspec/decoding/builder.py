@@ -11,12 +11,12 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection
 
 
 class TreeBuilder(Strategy):
-    """Decides which nodes a tree gets.
+    """Decides the shape of the tree.
 
     Attributes:
-        prunes: drops nodes, or leaves out siblings, by their own value: sound where children are coupled, never where
-            they are drawn.
-        varies: how many nodes it leaves depends on the text, even where every row drafts to full depth.
+        prunes: it drops nodes or siblings by their own value. This is sound with Gumbel coupling and greedy decoding,
+            but not if children are sampled.
+        varies: the number of nodes depends on the text, even if every row drafts to full depth.
     """
 
     prunes: ClassVar[bool] = False
@@ -25,42 +25,42 @@ class TreeBuilder(Strategy):
     @property
     @abc.abstractmethod
     def depth(self) -> int:
-        """Most levels below the root."""
+        """Largest number of levels below the root."""
 
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """Nodes while growing, root included."""
+        """Largest number of nodes before `prune`, root included."""
 
     @property
     def verified(self) -> int:
-        """Most nodes left after `prune`, root included."""
+        """Largest number of nodes after `prune`, root included."""
         return self.size
 
     @property
     def is_chain(self) -> bool:
-        """Whether all its trees are single paths, which have one leaf and no gaps."""
+        """Whether all its trees are single paths."""
         return self.size == self.depth + 1
 
     @property
     def at_temperature_0(self) -> "TreeBuilder":
-        """What a batch of greedy texts is drafted with."""
+        """The builder for a batch of greedy texts."""
         return self
 
     @abc.abstractmethod
     def grow(
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
     ) -> tuple[DraftTree, Frontier]:
-        """Adds the next level to the `active` rows, and says what to expand after it.
+        """Adds the next level to the `active` rows, and returns the nodes to expand after it.
 
-        Without `prunes`, every live child that `propose` gives goes into the tree, in its order among its siblings, or
-        is left out for a reason other than its token or its own value.
+        Without `prunes`, every live child from `propose` is added to the tree, in the order of siblings. A child may
+        only be left out for a reason that does not depend on its token or its own value.
 
         Returns:
-            The tree with nodes at slots below `size`, each after its parent (`tree.add_nodes`); and a frontier of them,
-            its level one deeper, as wide after every level. The root's frontier alone may differ: it is 1 wide.
+            The tree with new nodes at slots below `size`, each after its parent (`tree.add_nodes`); and the frontier of
+            nodes to expand, one level deeper. All frontiers have the same width, except the root's, which has width 1.
         """
 
     def prune(self, tree: DraftTree) -> Selection | None:
-        """The nodes to verify, at most `verified`, live ones first; None: all. Asked only where the rule allows it."""
+        """The nodes to verify, at most `verified`, live ones first; None: all. Called only if the rule permits it."""
         return None

@@ -14,12 +14,13 @@ from jaxspec.decoding.strategy import Strategy
 
 
 class Controller(Strategy):
-    """Decides whether a sequence drafts on. It may end a path, never take a drafted node back.
+    """Decides whether a sequence drafts another level. It never removes a drafted node.
 
     Attributes:
         stops: it may end drafting before the builder's full depth.
-        looks_beyond_row: it decides by more than the row's own text, such as the other rows or measured costs. Above
-            temperature 0 such a method needs the rule under which no draft changes the text (`Method.rule`).
+        looks_beyond_row: its decisions depend on more than the row's own text, such as other rows or measured costs.
+            Above temperature 0 such a method needs Gumbel coupling, under which drafts never change the text
+            (`Method.rule`).
     """
 
     stops: ClassVar[bool] = True
@@ -27,19 +28,19 @@ class Controller(Strategy):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether it brings weights of its own.
+        """Whether it has weights of its own.
 
-        They are an `AcceptancePredictor`'s in HEAD/calibrator, as `jaxspec-train calibrator` writes it for `cali-ts`;
-        any others are given as `Engine(..., control=)`.
+        By default they are the `AcceptancePredictor` in HEAD/calibrator, from `jaxspec-train calibrator`. Other weights
+        are given as `Engine(..., control=)`.
         """
         return False
 
     def build_weights(self, target_hidden: int, draft_hidden: int, dtype: jnp.dtype = FLOAT32) -> Any:
-        """Random weights, for hidden states of these widths."""
+        """Random weights for hidden states of these widths. Raises ValueError if it has no weights."""
         raise ValueError(f"{self.name} has no weights")
 
     def init(self, batch: int) -> State:
-        """State of `batch` sequences that have seen nothing."""
+        """Initial state of `batch` sequences."""
         return ()
 
     def begin(
@@ -50,26 +51,26 @@ class Controller(Strategy):
         unfinished: Bool[Array, " B"],
         builder: TreeBuilder,
     ) -> tuple[State, Bool[Array, " B"]]:
-        """Before a round: a state that may hold what was drawn for it, and whether each row drafts at all.
+        """Called before a round. Returns the state, perhaps with values for this round, and whether each row drafts.
 
-        In rows that are done neither counts: their state stays, and they draft nothing.
+        Finished rows keep their state and do not draft, whatever is returned for them.
 
         Args:
-            unfinished: the rows that are not done.
-            builder: of the round's trees.
+            unfinished: rows that are not finished.
+            builder: the builder of the round's trees.
         """
         return state, jnp.ones(keys.shape, bool)
 
     def note(self, state: State, signals: DraftSignals) -> State:
-        """Once a level is drafted: a state that may hold what it showed. It stays in rows that drafted none."""
+        """Called after each drafted level. Returns the updated state; rows that drafted no node keep theirs."""
         return state
 
     @abc.abstractmethod
     def keep_drafting(
         self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals
     ) -> Bool[Array, " B"]:
-        """Whether each row drafts another level. What it has drafted so far is verified either way."""
+        """Whether each row drafts another level. Nodes drafted so far are verified in either case."""
 
     def update(self, state: State, counts: RoundCounts) -> State:
-        """Learns from a round, by its counts [B]; all are 0 in a row that was done."""
+        """Learns from a round's counts [B]; all counts of a finished row are 0."""
         return state

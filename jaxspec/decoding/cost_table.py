@@ -6,21 +6,24 @@ import math
 import numpy as np
 
 MEASURED = "measured"
-"""How a cost is written that is to be measured on the device in use."""
+"""The setting of a cost that is measured on the current device."""
 
 
-Seconds = tuple[tuple[int, float], ...]  # by a number of nodes, in rising order
-Ratios = tuple[tuple[int, float], ...]  # the same in units of s_t(1)
+Seconds = tuple[tuple[int, float], ...]  # (number of nodes, seconds), ascending
+Ratios = tuple[tuple[int, float], ...]  # (number of nodes, cost in units of s_t(1)), ascending
 
 
 @dataclasses.dataclass(frozen=True)
 class CostTable:
-    """Seconds that the pieces of a round take, for a batch of one size; nodes are counted a sequence.
+    """Seconds of the pieces of a round, for one batch size. Numbers of nodes are per sequence.
 
     Attributes:
         plain: s_t(1): one forward of the target over one token.
-        verify: by n: verification of n tree nodes, s_t(n), and the rest of a round, for every tree size compiled.
-        level: s_d(w) by w: one drafted level, as it occurs in a round, in which w nodes are expanded at once.
+        verify: by n: verification of n tree nodes, s_t(n), with the rest of a round; for every compiled tree size.
+        level: s_d(w) by w: one drafted level as it occurs in a round, with w nodes expanded at once.
+
+    Raises:
+        ValueError: a table is empty, or a time is not positive and finite.
     """
 
     plain: float
@@ -30,21 +33,21 @@ class CostTable:
     def __post_init__(self) -> None:
         seconds = [self.plain, *(taken for _, taken in (*self.verify, *self.level))]
         if not (self.verify and self.level and all(0 < taken < math.inf for taken in seconds)):
-            raise ValueError("times must be there and positive")
+            raise ValueError("a cost table needs times for verification and levels, all of them positive")
 
     def level_cost(self, width: int) -> float:
-        """s_d(width) / s_t(1), by linear interpolation; beyond the widest that was measured, as there."""
+        """s_d(width) / s_t(1), linearly interpolated; outside the measured widths, the value at the nearest one."""
         widths, seconds = zip(*self.level, strict=True)
         return float(np.interp(width, widths, seconds)) / self.plain
 
 
 def round_ratio(value: float) -> float:
-    """Three significant digits: what a timing is worth."""
+    """Rounds to three significant digits, the precision of a measured time."""
     return float(f"{value:.3g}")
 
 
 def read_ratio(text: str) -> float | None:
-    """Reads a cost in forwards of the target over one token, or `measured`."""
+    """Reads a cost in units of s_t(1), the target's forward over one token; None for `measured`. Raises ValueError."""
     if text == MEASURED:
         return None
     try:
@@ -62,7 +65,7 @@ def show_ratio(value: float | None) -> str:
 
 
 def read_ratios(text: str) -> Ratios | None:
-    """Reads `1:1/2:1.45/4:1.7`, costs by the number of nodes, or `measured`."""
+    """Reads costs by number of nodes, such as `1:1/2:1.45/4:1.7`; None for `measured`. Raises ValueError."""
     if text == MEASURED:
         return None
     try:

@@ -20,37 +20,37 @@ from jaxspec.model.mesh import platform
 
 @chex.dataclass(frozen=True)
 class DecodeState:
-    """Everything that a generation is, between two rounds. S rows fit; `tokens` past `length` have no meaning."""
+    """The state of a batch between two rounds. Caches have S rows. `tokens` past `length` have no meaning."""
 
     tokens: Int[Array, "B S"]
     length: Int[Array, " B"]  # committed tokens, the root included
     limit: Int[Array, " B"]  # length at which the budget is spent
     done: Bool[Array, " B"]
     keys: Key[Array, " B"]
-    eos: Int[Array, " eos"]  # token ids that end a text; -1 for none
+    eos: Int[Array, " eos"]  # token ids that end a text, padded with -1
     sampling: Sampling
-    cache: tuple[kv.KV, ...]  # the target's: length - 1 rows
-    feature: Float[Array, "B D"]  # the target's hidden state at the last position that it computed and kept
+    cache: tuple[kv.KV, ...]  # the target's; length - 1 rows are valid
+    feature: Float[Array, "B D"]  # the target's feature at the last verified position
     drafter: Any
     controller: Any
-    round: Int[Array, ""]  # rounds run, whatever texts the rows have had
-    history: RoundCounts  # [B R], round i in column i % R; R = S, as each commits a token
-    log_prob: Float[Array, "B S"] | None  # of tokens[:, i], given those before
+    round: Int[Array, ""]  # number of rounds so far; refilling a row does not reset it
+    history: RoundCounts  # [B R], round i in column i % R; R = S, because each round commits a token
+    log_prob: Float[Array, "B S"] | None  # log p of tokens[:, i], given the tokens before
     trace: Trace | None
 
     @property
     def prefix(self) -> Prefix:
-        """What drafting and verification see of it."""
+        """The part of the state that drafting and verification read."""
         return Prefix(token=self.tokens, length=self.length, cache=self.cache, unfinished=~self.done)
 
 
 def margin(spec: Speculation) -> int:
-    """Rows past the length that a round may write: the accepted path and what a drafter re-reads."""
+    """Rows past the length that a round may write: the accepted path, and the tokens that a drafter reads again."""
     return spec.builder.depth + 3
 
 
 def needs_room(spec: Speculation, state: DecodeState) -> Bool[Array, ""]:
-    """Whether some unfinished row could not finish a round within its rows."""
+    """Whether an unfinished row has too few rows left for another round."""
     return (jnp.where(state.done, 0, state.length).max() + margin(spec)) > state.tokens.shape[1]
 
 
@@ -65,7 +65,7 @@ def new_state(
     eos: Int[Array, " eos"],
     sampling: Sampling,
 ) -> DecodeState:
-    """State before prefill: `tokens` holds the prompts, left-aligned, `length` tokens of each row."""
+    """State before prefill. `tokens` holds the prompts, left-aligned; `length` is the length of each."""
     batch, rows = tokens.shape
     config, dtype = models.target.config, models.target.norm[...].dtype
     return DecodeState(
@@ -88,7 +88,7 @@ def new_state(
 
 
 def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
-    """The same state with room for `rows` rows. The old one's caches are deleted, each as it is replaced."""
+    """The same state with caches of `rows` rows. Each old cache is deleted as soon as it is replaced."""
     tokens, log_prob = _with_columns((state.tokens, state.log_prob), rows)
     history, trace = _with_rounds((state.history, state.trace), rows, state.round)
     return dataclasses.replace(
@@ -104,18 +104,18 @@ def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
 
 @partial(jax.jit, static_argnames="rows")
 def _with_columns(arrays: Any, rows: int) -> Any:
-    """Arrays [B S ...] with zeros up to `rows` columns."""
+    """Pads arrays [B S ...] with zeros to `rows` columns."""
     return jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)]), arrays)
 
 
 @partial(jax.jit, static_argnames="rows")
 def _with_rounds(arrays: Any, rows: int, before: Int[Array, ""]) -> Any:
-    """Arrays of rounds [B R ...] with `rows` columns."""
+    """Arrays of rounds [B R ...], enlarged to `rows` columns."""
     return jax.tree.map(lambda x: more_columns(x, rows, before), arrays)
 
 
 def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
-    """Writes block[b] at rows[b, start[b]:]; what lies past the new length is never read."""
+    """Writes block[b] to rows[b, start[b]:]. Columns past the new length are never read."""
     if platform() == "tpu":
         return _choose_block(rows, block, start)
     put = lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new.astype(row.dtype), at, 0)
@@ -123,7 +123,7 @@ def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
 
 
 def _choose_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
-    """The same column by column, by choosing: of updates at places of their own a TPU makes a loop over rows."""
+    """`write_block` by selects, column by column. On a TPU, updates at a different place in each row become a loop."""
     at = (jnp.arange(rows.shape[1]) - start[:, None]).reshape(rows.shape[:2] + (1,) * (rows.ndim - 2))
     for column in range(block.shape[1]):
         rows = jnp.where(at == column, block[:, column : column + 1].astype(rows.dtype), rows)
@@ -131,6 +131,6 @@ def _choose_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
 
 
 def select_rows(chosen: Bool[Array, " B"], these: State, others: State) -> State:
-    """These in the chosen rows, the others elsewhere; every leaf begins with B."""
+    """The state `these` in the chosen rows, `others` in the remaining ones. Every leaf has B as its first axis."""
     pick = lambda this, other: jnp.where(chosen.reshape(chosen.shape + (1,) * (this.ndim - 1)), this, other)
     return jax.tree.map(pick, these, others)

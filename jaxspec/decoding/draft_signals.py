@@ -11,26 +11,28 @@ from jaxspec.decoding.tree import DraftTree, Frontier, take
 
 @chex.dataclass(frozen=True)
 class DraftSignals:
-    """What a controller knows after a drafted level, along each row's most confident path."""
+    """Inputs of a controller after a drafted level, along each row's most confident path to that level."""
 
-    level: Int[Array, ""]  # of the newest nodes, from 1
+    level: Int[Array, ""]  # depth of the newest nodes, from 1
     drafted: Bool[Array, " B"]  # whether the row has nodes of this level
-    active: Bool[Array, " B"]  # whether its builder would expand any of them
-    top_prob: Float[Array, " B"]  # largest probability of the distribution that produced the newest node
-    token_prob: Float[Array, " B"]  # that of the newest node's own token
-    log_confidence: Float[Array, " B"]  # of the path to it
-    log_coverage: Float[Array, " B"]  # the sum of the level's confidences: that any of its nodes is accepted
-    draft_hidden: Float[Array, "B E"] | None  # the draft hidden state whose logits gave it; None: there is none
-    target_hidden: Float[Array, "B D"]  # the target's feature at the last position that it verified
+    active: Bool[Array, " B"]  # whether the builder would expand any of them
+    top_prob: Float[Array, " B"]  # largest probability in the newest node's distribution
+    token_prob: Float[Array, " B"]  # probability of the newest node's token
+    log_confidence: Float[Array, " B"]  # log confidence of the path to the newest node
+    log_coverage: Float[Array, " B"]  # log of the sum of the level's confidences: that any of its nodes is accepted
+    draft_hidden: Float[Array, "B E"] | None  # hidden state from which the newest node was drafted; None: there is none
+    target_hidden: Float[Array, "B D"]  # the target's feature at the last verified position
 
 
 def draft_signals(
     tree: DraftTree, newest: Frontier, expanded: Frontier, drafts: Drafts, feature: Float[Array, "B D"]
 ) -> DraftSignals:
-    """Along the most confident path of each row that reaches the newest level.
+    """The signals along each row's most confident path to the newest level.
 
     Args:
-        expanded: the nodes that `drafts` are of.
+        newest: the newest nodes that the builder would expand.
+        expanded: the nodes of `drafts`.
+        feature: the target's feature at the last verified position.
     """
     at_level = tree.live & (tree.depth == newest.level)
     tip = jnp.where(at_level, tree.log_confidence, -jnp.inf).argmax(axis=1)[:, None]

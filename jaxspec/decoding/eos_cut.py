@@ -7,12 +7,12 @@ from jaxtyping import Array, Bool, Int
 def cut(
     next_token: Int[Array, "B P"], accepted: Int[Array, " B"], eos: Int[Array, " eos"], room: Int[Array, " B"]
 ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
-    """How many of a round's tokens are committed, and whether the last of them ends the text.
+    """The number of a round's tokens that are committed, and whether the last of them is an EOS.
 
     Args:
-        next_token: the accepted drafts, then the bonus token; what follows means nothing.
-        accepted: drafts, so that there are `accepted` + 1 tokens.
-        eos: token ids that end a text; -1 for none.
+        next_token: the accepted drafts, then the bonus token; the rest has no meaning.
+        accepted: number of accepted drafts; the round has `accepted` + 1 tokens.
+        eos: token ids that end a text, padded with -1.
         room: tokens left in the budget; 0 commits nothing.
     """
     offset = jnp.arange(next_token.shape[1])

@@ -18,19 +18,19 @@ from jaxspec.model.placement import placed_leaf
 
 
 def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
-    """The state, of arrays or abstract, as `jax.ShapeDtypeStruct`s: rows along `data`, KV heads along `kv`."""
+    """The state, real or abstract, as sharded `jax.ShapeDtypeStruct`s: rows along `data`, KV heads along `kv`."""
     return _with_axes(lambda leaf, axes: placed_leaf(leaf, mesh, axes), state)
 
 
 @partial(jax.jit, static_argnames="spec")
 def new_state(spec: Speculation, models: Models, **begin: Any) -> DecodeState:
-    """`decode_state.new_state` in one program; on a mesh each array is made where `place_state` has it."""
+    """`decode_state.new_state` in one program; on a mesh each array has the sharding of `place_state`."""
     return _with_axes(lambda leaf, axes: constrain(leaf, *axes), decode_state.new_state(spec, models, **begin))
 
 
 def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeState) -> DecodeState:
-    """What `use` makes of every array of a state and its logical axes."""
-    eos = jax.tree_util.GetAttrKey("eos")  # the one array that is not of rows
+    """Applies `use` to every array of a state and its logical axes."""
+    eos = jax.tree_util.GetAttrKey("eos")  # the only array without the axis B
 
     def of(path: tuple, leaf: Any) -> Any:
         if isinstance(leaf, KV):

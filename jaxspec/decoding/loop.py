@@ -32,24 +32,24 @@ from jaxspec.decoding.tree import (
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.llama import unembed
 
-# What a round's random numbers are for; each purpose has its own stream.
+# Purposes of a round's random numbers; each has its own stream.
 DRAFT, VERIFY, CONTROL, FIRST, BEGIN = range(5)
 
 DRAFTING, LEVEL, VERIFICATION = "draft", "level", "verify"
-"""Scopes that name the parts of a round in traced and compiled programs: drafting, in it a level, and verification of n
-nodes (`verify8`); the rest is committing."""
+"""Named scopes of the parts of a round in traced and compiled programs: drafting, a level inside it, and verification
+of n nodes (`verify8`). The rest is committing."""
 
 
 @chex.dataclass(frozen=True)
 class Verified:
-    """What the target accepted, and what it computed there: P = depth + 1 positions, padded with the last accepted."""
+    """The verdict, and the target's results on the accepted path: P = depth + 1 positions, padded with the last one."""
 
     verdict: Verdict
-    next_token: Int[Array, "B P"]  # after each position: the accepted drafts, then the bonus token
+    next_token: Int[Array, "B P"]  # the token after each position: the accepted drafts, then the bonus token
     hidden: Float[Array, "B P D"]
     taps: tuple[Float[Array, "B P D"], ...]
     rows: tuple[kv.KV, ...]
-    log_prob: Float[Array, "B P"] | None  # of `next_token`
+    log_prob: Float[Array, "B P"] | None  # log p of `next_token`
 
 
 @partial(jax.jit, static_argnames="spec", donate_argnames="state")
@@ -60,7 +60,8 @@ def decode(
     rounds: Int[Array, ""],
     enough: Int[Array, ""] | None = None,
 ) -> DecodeState:
-    """Runs up to `rounds` rounds; stops sooner when `enough` rows are done (None: all) or one needs a larger cache."""
+    """Runs up to `rounds` rounds. It stops earlier if `enough` rows are finished (None: all) or a row needs a larger
+    cache. The state is donated."""
     last = state.round + rounds
     most = jnp.int32(state.done.shape[0]) if enough is None else enough
 
@@ -71,8 +72,8 @@ def decode(
 
 
 def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeState:
-    """Draft a tree, verify it in one forward of the target, commit the accepted path."""
-    keys = fold(state.keys, state.length)  # by position: the same draws whatever the batch
+    """One round: drafts a tree, verifies it in one forward of the target, and commits the accepted path."""
+    keys = fold(state.keys, state.length)  # by position, so that draws do not depend on the batch
     prefix = state.prefix
     with jax.named_scope(DRAFTING):
         grown, state = draft(spec, models, state, keys)
@@ -91,7 +92,7 @@ def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeSt
 def draft(
     spec: Speculation, models: Models, state: DecodeState, keys: Key[Array, " B"]
 ) -> tuple[DraftTree, DecodeState]:
-    """Grows the tree level by level, until no row of the batch drafts on."""
+    """Grows the tree level by level, until no row of the batch drafts another level."""
     builder, prefix = spec.builder, state.prefix
     root = jnp.take_along_axis(prefix.token, prefix.length[:, None] - 1, axis=1)[:, 0]
     vocab_size = models.target.config.vocab_size if spec.rule.keeps_probs and builder.depth else None
@@ -140,7 +141,7 @@ def draft(
 
 
 def noise(models: Models, keys: Key[Array, " B"], position: Int[Array, " B"]) -> Float[Array, "B V"]:
-    """Gumbel noise of a position of each text: what plain decoding draws the token there with."""
+    """Gumbel noise of one position of each text, with which plain decoding samples the token there."""
     return gumbel(fold(fold(keys, position), VERIFY), (models.target.config.vocab_size,))
 
 
@@ -155,7 +156,7 @@ def verify(
     drafter: State,
     slots: Int[Array, "B M"],
 ) -> Verified:
-    """Judges a tree whose live nodes are among the first `size`. Reads the cache, returns none of it."""
+    """Verifies a tree whose live nodes are among the first `size`. It reads the cache and does not return it."""
     tree, slots = first_nodes(tree, size), slots[:, :size]
     leaves = 1 if spec.builder.is_chain else max(1, size - 1)  # the root is always expanded
     out = spec.drafter.target_forward(models, drafter, prefix, tree, slots, leaves)
@@ -216,7 +217,7 @@ def commit(
 
 
 def path_tokens(tree: DraftTree, verdict: Verdict) -> Int[Array, "B P"]:
-    """The tokens after each position of the accepted path: the accepted drafts, then the bonus token."""
+    """The token after each position of the accepted path: the accepted drafts, then the bonus token."""
     drafted = jnp.roll(take(tree.token, verdict.path), -1, axis=1)
     at_end = jnp.arange(drafted.shape[1]) >= verdict.accepted[:, None]
     return jnp.where(at_end, verdict.next_token[:, None], drafted)

@@ -18,53 +18,57 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import forward, unembed
 
-END = 2**30  # past every prompt
+END = 2**30  # beyond the end of any prompt
 FIRST_TOKEN = "first"
-"""Scope of drawing the token after a prompt: in the chunk that ends one, and in no other."""
+"""Named scope of sampling the token after a prompt, which happens in the prompt's last chunk only."""
 
 
 def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> DecodeState:
     """Reads the prompts, `chunk` tokens at a time, and commits the first token of each row.
 
-    Rows may have any lengths. Needs room for the longest prompt rounded up to whole chunks, and `margin` rows.
+    Prompts may have different lengths. The cache needs rows for the longest prompt, rounded up to whole chunks, and
+    `margin` further rows.
     """
     return read(drafter, models, state, chunk, 0, END)
 
 
 def read(drafter: Drafter, models: Models, state: DecodeState, chunk: int, begin: int, end: int) -> DecodeState:
-    """Reads the chunks of the prompts that begin at positions from `begin` on and below `end`, multiples of `chunk`.
+    """Reads the chunks of the prompts that start at `begin` to `end` - 1. Both must be multiples of `chunk`, or `END`.
 
-    The first tokens are committed, and the rows are ready to be decoded, once the longest prompt is read.
+    After the longest prompt is read, the first tokens are committed and the rows are ready for decoding.
     """
     after = _read(drafter, models, _without_strategy(state), chunk, jnp.int32(begin), jnp.int32(end))
     return dataclasses.replace(after, controller=state.controller, trace=state.trace)
 
 
 def compile_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> None:
-    """Compiles `prefill` without running it, for an abstract state on one device."""
+    """Compiles `prefill` for an abstract state on one device, without running it."""
     trace_prefill(drafter, models, state, chunk).lower().compile()
 
 
 def trace_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> Any:
-    """Traces `prefill`, for abstract arguments in their places."""
+    """Traces `prefill` for abstract, sharded arguments."""
     places = {path: leaf.sharding for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
 
     def put(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places[path], weak_type=leaf.weak_type)
 
     bare = jax.tree_util.tree_map_with_path(put, jax.eval_shape(_without_strategy, state))
-    # NumPy's numbers: JAX would put its own on the mesh's devices, which need not be there.
+    # NumPy scalars, because JAX would put its own on the mesh's devices, which may be absent.
     return _read.trace(drafter, models, bare, chunk, np.int32(0), np.int32(END))
 
 
 def on_device(abstract: DecodeState, device: Any) -> DecodeState:
-    """An abstract state whose arrays are on a device, given as its sharding: JAX compiles anew for others."""
+    """The abstract state with all arrays on one device, given as a sharding, as the real state will have them.
+
+    Otherwise JAX would compile again for the real state.
+    """
     put = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device, weak_type=leaf.weak_type)
     return jax.tree.map(put, abstract)
 
 
 def _without_strategy(state: DecodeState) -> DecodeState:
-    """What prefill reads and writes: the same whatever builder and controller are, so that they share a program."""
+    """The part of the state that prefill uses. All builders and controllers share it, and so the compiled program."""
     return dataclasses.replace(state, controller=None, trace=None)
 
 
@@ -123,6 +127,6 @@ def _read(
     _, state = jax.lax.while_loop(unread, read_chunk, (begin, state))
     first = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
     begun = ~state.done & (prompt.max() <= end)
-    length = prompt + (begun & (prompt < state.limit))  # a text of no tokens keeps not even the first
+    length = prompt + (begun & (prompt < state.limit))  # with a budget of 0 the first token is dropped too
     done = state.done | (begun & ((first == state.eos).any(axis=1) | (length >= state.limit)))
     return dataclasses.replace(state, length=length, done=done)

@@ -8,31 +8,31 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.model.mesh import platform
 
 SMALLEST_CACHE = 64
-FIRST_STAGE = 512  # new tokens that the first cache has room for; it grows as the text does
-CPU_CHUNKS = (32, 128)  # whose products are no faster for more rows, and every row of a chunk that is not full costs
+FIRST_STAGE = 512  # new tokens that fit in the first cache; the cache grows with the text
+CPU_CHUNKS = (32, 128)  # larger products are not faster on a CPU, and padding costs time
 ACCELERATOR_CHUNKS = (32, 128, 512)
-TOGETHER = 4096  # tokens that an accelerator reads at once, of all sequences
+TOGETHER = 4096  # most tokens of all sequences in one chunk on an accelerator
 
 
 def shapes(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
-    """Tokens a chunk of prefill, and rows of the first cache."""
+    """Tokens per chunk of prefill, and rows of the first cache."""
     longest = max(len(r.tokens) for r in requests)
     chunk = chunk_for(longest, CPU_CHUNKS) if platform() == "cpu" else accelerator_chunk(longest, len(requests))
     return chunk, power_of_two(rows_needed(spec, requests, chunk), SMALLEST_CACHE)
 
 
 def rows_needed(spec: Speculation, requests: Sequence[Request], chunk: int) -> int:
-    """Rows of a first cache that has room for each of the requests."""
+    """Rows that the first cache needs for these requests."""
     longest = max(len(r.tokens) for r in requests)
     ends = (len(r.tokens) + min(r.sampling.max_new_tokens, FIRST_STAGE) for r in requests)
     return max(whole_chunks(longest, chunk), *ends) + margin(spec)
 
 
 def rows_refilled(spec: Speculation, first: Sequence[Request], later: Sequence[Request]) -> int:
-    """Rows of the first cache where later requests take the rows of the first ones.
+    """Rows of the first cache if later requests refill the rows of the first ones.
 
-    One program decodes them all, so it pays to fit it closer than to a power of two: to an eighth of one. Attention on
-    a CPU reads every row.
+    They are rounded up to eighths of a power of two, not to a power of two: one program decodes all requests, and
+    attention on a CPU reads every row.
     """
     everybody = [*first, *later]
     chunks, _ = shapes_ahead(spec, everybody)
@@ -41,8 +41,11 @@ def rows_refilled(spec: Speculation, first: Sequence[Request], later: Sequence[R
 
 
 def shapes_ahead(spec: Speculation, requests: Sequence[Request]) -> tuple[tuple[int, ...], int]:
-    """Tokens of a chunk, and rows, for prompts that are read one by one while others are decoded, who wait for a chunk
-    at a time. What is left of a prompt at last is read in chunks of the second size, if there is one."""
+    """Chunk sizes, and rows of the cache, for prompts that are prefilled one by one between decoding rounds.
+
+    The other rows wait for one chunk at a time. The rest of a prompt is read in chunks of the second size, if there is
+    one.
+    """
     longest = max(len(r.tokens) for r in requests)
     sizes = CPU_CHUNKS if platform() == "cpu" else ACCELERATOR_CHUNKS[:2]
     chunk = chunk_for(longest, sizes)
@@ -51,7 +54,7 @@ def shapes_ahead(spec: Speculation, requests: Sequence[Request]) -> tuple[tuple[
 
 
 def whole_chunks(tokens: int, chunk: int) -> int:
-    """So many tokens, rounded up to whole chunks."""
+    """The number of tokens, rounded up to whole chunks."""
     return -(-tokens // chunk) * chunk
 
 
@@ -61,10 +64,11 @@ def chunk_for(longest: int, chunks: Sequence[int]) -> int:
 
 
 def accelerator_chunk(longest: int, batch: int) -> int:
-    """Twice the largest where few sequences are long: weights are read half as often, for padding of an eighth at most.
+    """Tokens per chunk on an accelerator: twice the largest size if the batch is small and a prompt is long.
 
-    By a TPU's compiler a chunk of 1,024 reads one prompt of 8k tokens at 45 % of peak, and one of 512 at 40 %; for
-    eight prompts it is the other way round, since what norms read and write no longer fits into fast memory.
+    Then weights are read half as often, and padding is at most an eighth. By the estimates of a TPU's compiler, a chunk
+    of 1,024 reads one prompt of 8k tokens at 45 % of peak, one of 512 at 40 %. For eight prompts it is the other way
+    round, because the norms' inputs and outputs no longer fit into fast memory.
     """
     twice = 2 * ACCELERATOR_CHUNKS[-1]
     if longest >= 4 * twice and batch * twice <= TOGETHER:
@@ -79,5 +83,5 @@ def eighths(number: int) -> int:
 
 
 def power_of_two(number: int, least: int = 1) -> int:
-    """The smallest power of two that is no less than either."""
+    """The smallest power of two that is at least `number`; at least `least`."""
     return max(least, 1 << (number - 1).bit_length())

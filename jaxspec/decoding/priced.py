@@ -8,22 +8,25 @@ from jaxspec.decoding.strategy import Strategy
 
 COST = {"parse": read_ratio, "show": show_ratio}
 VERIFY = {"parse": read_ratios, "show": show_ratios}
-"""Metadata of the two settings."""
+"""Metadata of the settings `cost` and `verify`."""
 
 
 class Priced(Strategy):
-    """A strategy with the settings `cost`, of a drafted level, and `verify`, by nodes; None: as measured."""
+    """A strategy with two settings in units of s_t(1): `cost` of a drafted level, and `verify` by number of nodes.
+
+    None: to be measured on the device.
+    """
 
     cost: float | None
     verify: Ratios | None
 
     @property
     def level_width(self) -> int:
-        """Nodes expanded at once in the level that `cost` is of."""
+        """Number of nodes expanded at once in the level that `cost` refers to."""
         return 1
 
     def check_costs(self) -> None:
-        """Raises ValueError for a table of `verify` that cannot be."""
+        """Raises ValueError if the table `verify` is not valid."""
         nodes, costs = zip(*self.verify or [(1, 1.0)], strict=True)
         if list(nodes) != sorted({*nodes}) or not all(0 < cost < float("inf") for cost in costs):
             raise ValueError(
@@ -36,7 +39,7 @@ class Priced(Strategy):
         return self.cost is None or self.verify is None
 
     def with_costs(self, table: CostTable) -> "Priced":
-        """The same with those of `cost` and `verify` measured that are not given."""
+        """The same strategy; `cost` and `verify` are taken from the table if they are not given."""
         cost = round_ratio(table.level_cost(self.level_width)) if self.cost is None else self.cost
         measured = tuple((nodes, round_ratio(seconds / table.plain)) for nodes, seconds in table.verify)
         unpriced: Any = self  # a dataclass, as every strategy
@@ -47,6 +50,6 @@ class Priced(Strategy):
         """`cost` and `verify`. Raises ValueError if they are still to be measured."""
         if self.cost is None or self.verify is None:
             raise ValueError(
-                f"{self.name}: its costs are not measured yet; give cost= and verify=, or take Engine.calibrated"
+                f"{self.name}: its costs are not measured yet; give cost= and verify=, or use Engine.calibrated"
             )
         return self.cost, self.verify

@@ -7,7 +7,7 @@ from jaxspec.host.arguments import integer, number
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are sampled."""  # each field is an option on the command line, its docstring the help
+    """How tokens are sampled."""  # each field is an option on the command line, and its docstring is the help
 
     max_new_tokens: int = 128
     """Largest number of generated tokens."""
@@ -28,7 +28,7 @@ class SamplingParams:
             "top_k": integer("top_k", self.top_k),
             "seed": integer("seed", self.seed),
         }
-        for name, value in checked.items():  # what NumPy made becomes Python's, so that equal settings are equal
+        for name, value in checked.items():  # NumPy scalars become Python's
             object.__setattr__(self, name, value)
         if self.temperature < 0:
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
@@ -43,7 +43,8 @@ class Request:
     """One prompt, ready to run.
 
     Attributes:
-        index: place of the prompt in the call. Its random key is fold_in(key(seed), index).
+        tokens: token ids of the prompt.
+        index: index of the prompt in the call. Its random key is fold_in(key(seed), index).
     """
 
     tokens: list[int]

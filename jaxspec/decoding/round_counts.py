@@ -14,36 +14,39 @@ from jaxspec.decoding.tree import DraftTree, levels
 
 @chex.dataclass(frozen=True)
 class RoundCounts:
-    """Counts of rounds, after the cut at EOS and budget except `uncut`; all 0 where a row was done.
+    """Counts of rounds. A round that EOS or the budget cuts short counts up to the cut. Finished rows count 0.
 
-    Of one round the axes are [B], of a generation on the device [B R], of a text on the host [rounds].
+    The axes are [B] for one round, [B R] for a generation on the device, [rounds] for a text on the host.
 
-    `uncut` is EAGLE's count, its accept_length + 1: what the round would have committed had nothing cut it, neither
-    EOS, nor a stop string, nor the budget. EAGLE's code looks for an EOS after it has counted the whole round. It is
-    more than `committed` in the last round of a text only.
+    `uncut` is EAGLE's count, its accept_length + 1: the tokens of the round without a cut by EOS, stop string or
+    budget. EAGLE's code looks for EOS after it has counted the round. `uncut` can exceed `committed` only in the last
+    round of a text.
     """
 
-    committed: Int[Array | np.ndarray, "*rounds"]  # tokens, the bonus token included
-    accepted: Int[Array | np.ndarray, "*rounds"]  # drafts
-    levels: Int[Array | np.ndarray, "*rounds"]  # drafted: the deepest live path, before pruning
-    drafted: Int[Array | np.ndarray, "*rounds"]  # nodes, before pruning
-    verified: Int[Array | np.ndarray, "*rounds"]  # nodes, without the root
-    uncut: Int[Array | np.ndarray, "*rounds"] | None = None  # tokens; None in logs of earlier versions
+    committed: Int[Array | np.ndarray, "*rounds"]  # committed tokens, the bonus token included
+    accepted: Int[Array | np.ndarray, "*rounds"]  # accepted drafts
+    levels: Int[Array | np.ndarray, "*rounds"]  # drafted levels: depth of the deepest live node, before pruning
+    drafted: Int[Array | np.ndarray, "*rounds"]  # drafted nodes, before pruning
+    verified: Int[Array | np.ndarray, "*rounds"]  # verified nodes, without the root
+    uncut: Int[Array | np.ndarray, "*rounds"] | None = None  # tokens without a cut; None in logs of earlier versions
 
 
 FIELDS = ("committed", "accepted", "levels", "drafted", "verified", "uncut")
-"""In the order of a row of the logs; those of earlier versions end before `uncut`."""
+"""The columns of a row in logs; in earlier versions `uncut` is missing."""
 
 
 def no_rounds(batch: int, rounds: int) -> RoundCounts:
-    """Room for the counts of `rounds` rounds."""
+    """Zeroed counts for `rounds` rounds."""
     return RoundCounts(**{name: jnp.zeros((batch, rounds), jnp.int32) for name in FIELDS})
 
 
 def count_round(
     done: Bool[Array, " B"], grown: DraftTree, verified: DraftTree, verdict: Verdict, count: Int[Array, " B"]
 ) -> RoundCounts:
-    """The counts of one round that committed `count` tokens. A cut inside the accepted run hides the levels beyond."""
+    """The counts of one round that committed `count` tokens.
+
+    If the round was cut inside the accepted path, deeper levels do not count.
+    """
     accepted = jnp.minimum(verdict.accepted, count)
     depth = jnp.where(count <= accepted, jnp.minimum(levels(grown), count), levels(grown))
 
@@ -64,18 +67,18 @@ def count_round(
 
 
 def write_round(history: RoundCounts, counts: RoundCounts, at: Int[Array, ""]) -> RoundCounts:
-    """The history [B R] with the counts of round `at`, [B]."""
+    """The history [B R] with the counts [B] of round `at`."""
     return jax.tree.map(lambda rows, new: write_column(rows, new, at), history, counts)
 
 
 def write_column(rows: Array, new: Array, at: Int[Array, ""]) -> Array:
-    """rows [B R ...] with new [B ...] as that of round `at`, in column at % R: no text has more than R rounds."""
+    """Writes new [B ...] to column at % R of rows [B R ...]. No text has more than R rounds."""
     return jax.lax.dynamic_update_slice_in_dim(rows, new[:, None].astype(rows.dtype), at % rows.shape[1], 1)
 
 
 def more_columns(rows: Array, columns: int, before: Int[Array, ""]) -> Array:
-    """rows [B R ...] with more columns; of the rounds below `before`, those that it still has are where they belong."""
-    latest = before - 1 - (before - 1 - jnp.arange(columns)) % columns  # the last round of each new column
+    """rows [B R ...] with more columns. Each stored round before round `before` moves to its new column."""
+    latest = before - 1 - (before - 1 - jnp.arange(columns)) % columns  # the latest round of each new column
     known = (latest >= 0) & (latest >= before - rows.shape[1])
     moved = jnp.take(rows, latest % rows.shape[1], axis=1)
     return jnp.where(known.reshape(1, -1, *[1] * (rows.ndim - 2)), moved, jnp.zeros((), rows.dtype))
@@ -85,7 +88,7 @@ def more_columns(rows: Array, columns: int, before: Int[Array, ""]) -> Array:
 
 
 def to_rows(counts: RoundCounts) -> list[list[int]]:
-    """[rounds][6], as logs have it; [rounds][5] where `uncut` is not known."""
+    """The counts as rows of a log: [rounds][6], or [rounds][5] without `uncut`."""
     return np.stack(list(known(counts).values()), axis=-1).tolist()
 
 
@@ -97,7 +100,7 @@ def from_rows(rows: Sequence[Sequence[int]]) -> RoundCounts:
 
 
 def known(counts: RoundCounts) -> dict[str, np.ndarray]:
-    """The columns by name, without `uncut` where it is not known."""
+    """The columns by name; without `uncut` if it is None."""
     columns = ((name, getattr(counts, name)) for name in FIELDS)
     return {name: np.asarray(column) for name, column in columns if column is not None}
 
@@ -112,9 +115,9 @@ def join(several: Sequence[RoundCounts]) -> RoundCounts:
 
 
 def first_tokens(counts: RoundCounts, tokens: int) -> RoundCounts:
-    """The rounds that led to the first `tokens` tokens (the first of which prefill gave), the last one cut to fit.
+    """The rounds of the first `tokens` tokens; the last round is cut to fit, except its `uncut`.
 
-    Its `uncut` stays, as its name says.
+    Prefill gives the first token, so no round counts for it.
     """
     before = 1 + np.cumsum(counts.committed) - counts.committed
     kept = (counts.committed > 0) & (before < tokens)

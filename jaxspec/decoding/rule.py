@@ -25,73 +25,73 @@ from jaxspec.decoding.tree import DraftTree, Frontier
 
 @chex.dataclass(frozen=True)
 class Draws:
-    """What the tokens of a level, or those after a tree's nodes, are drawn with."""
+    """Sampling parameters and random numbers for proposing a level, or for verifying a tree."""
 
     sampling: Sampling
-    keys: Key[Array, " B"]  # of this level or verification of this round, for draws that nothing else shares
-    noise: Float[Array, "B *P V"]  # Gumbel noise of positions in the text, the same in every round and at every node
+    keys: Key[Array, " B"]  # keys of this level, or of this round's verification, for independent draws
+    noise: Float[Array, "B *P V"]  # Gumbel noise of positions in the text, the same in every round and for every node
     level: Int[Array, ""] | None = None  # depth of the nodes that are expanded; None: a tree is verified
 
 
 @chex.dataclass(frozen=True)
 class Verdict:
-    """What the target accepted of a tree."""
+    """The target's verdict on a tree."""
 
-    path: Int[Array, "B P"]  # node ids from the root down, padded with the last accepted node; P = depth + 1
-    accepted: Int[Array, " B"]  # accepted drafts, 0 … P - 1
-    next_token: Int[Array, " B"]  # the bonus token, which follows the path
+    path: Int[Array, "B P"]  # accepted nodes from the root down, padded with the last one; P = depth + 1
+    accepted: Int[Array, " B"]  # number of accepted drafts, 0 … P - 1
+    next_token: Int[Array, " B"]  # the bonus token, after the path
 
 
 @chex.dataclass(frozen=True)
 class Proposal:
-    """C children for each of W expanded nodes."""
+    """C children of each of W expanded nodes."""
 
     token: Int[Array, "B W C"]
     log_prob: Float[Array, "B W C"]
     live: Bool[Array, "B W C"]
 
 
-Propose = Callable[[int], Proposal]  # C -> C children for each node of the frontier, fewer in a small vocabulary
+Propose = Callable[[int], Proposal]  # C → C children of each node of the frontier; fewer if the vocabulary is smaller
 
 
 class Rule(abc.ABC):
-    """A way to propose children and a way to verify them that together leave the target's text unchanged."""
+    """A way to propose children and the matching way to verify them, which together are lossless."""
 
-    keeps_probs: ClassVar[bool]  # whether verification needs q
+    keeps_probs: ClassVar[bool]  # whether verification needs the draft distribution q
     may_prune: ClassVar[bool]  # whether nodes may be dropped by their own value before verification
 
     def draft_probs(self, sampling: Sampling, drafts: Drafts) -> Float[Array, "B Q support"]:
-        """q that `propose` draws from, over what the drafts are of. Asked only where `keeps_probs`."""
-        raise ValueError(f"{type(self).__name__} draws no children")
+        """The distribution q that `propose` samples from, over the drafts' candidates. Called only if `keeps_probs`."""
+        raise ValueError(f"{type(self).__name__} does not sample children")
 
     @abc.abstractmethod
     def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
-        """`count` children for each of `width` nodes.
+        """Proposes `count` children for each of `width` nodes.
 
         Args:
-            draws: its noise [B V] is that of the children's position.
+            draws: its noise [B V] belongs to the children's position.
         """
 
     @abc.abstractmethod
     def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:
-        """Judges a tree of at most `depth` levels by the target's logits after each of its nodes.
+        """Verifies a tree of at most `depth` levels by the target's logits after each node.
 
         Args:
-            draws: its noise [B P V] is that of the positions that follow nodes at depth 0, 1, …, P - 1, the deepest.
+            draws: its noise [B P V] belongs to the positions after nodes at depth 0, 1, …, P - 1.
         """
 
 
 def keep_probs(
     tree: DraftTree, frontier: Frontier, probs: Float[Array, "B Q support"], token: Int[Array, "#B #Q support"] | None
 ) -> DraftTree:
-    """Remembers q of the expanded nodes: over candidates with these ids, or over the whole vocabulary."""
+    """Stores q of the expanded nodes in the tree: over candidates with ids `token`, or over the whole vocabulary."""
     assert tree.draft_probs is not None
     width = frontier.node.shape[1]
     rows = jnp.arange(frontier.node.shape[0])[:, None]
     node, probs = jnp.where(frontier.live, frontier.node, tree.token.shape[1]), for_each(probs, width)
     if token is None:
         kept = tree.draft_probs.at[rows, node].set(probs, mode="drop")
-    else:  # zeros before: no node is expanded twice. Added, since ids that pad the candidates may come again
+    else:  # `add`, not `set`, because padding candidates may repeat an id; the rows were zero
         at = (rows[..., None], node[..., None], for_each(token, width))
         kept = tree.draft_probs.at[at].add(probs, mode="drop")
     return dataclasses.replace(tree, draft_probs=kept)

@@ -12,9 +12,9 @@ from jaxspec.decoding.top_p import keep_top_k, keep_top_p
 
 @chex.dataclass(frozen=True)
 class Sampling:
-    """What a caller asked for, a value a row. Traced: another temperature compiles nothing."""
+    """Sampling parameters, one value per row. They are traced, so other values cause no compilation."""
 
-    temperature: Float[Array, " B"]  # 0: the argmax, always
+    temperature: Float[Array, " B"]  # 0: greedy
     top_k: Int[Array, " B"] | None  # 0: no limit; None: no row has one
     top_p: Float[Array, " B"] | None  # 1: no limit; None: no row has one
 
@@ -22,9 +22,9 @@ class Sampling:
 def probabilities(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[Array, "B *W V"]:
     """The sampling distribution, float32: temperature, then top-k, then top-p, then softmax.
 
-    Used for plain sampling, draft proposals, verification, the residual and the bonus token alike. At temperature 0
-    it is one at the first largest logit. A row of logits that is -inf throughout has no distribution: all zeros.
-    Ties with the last token kept are kept too.
+    It serves plain sampling, proposals, verification, the residual and the bonus token. At temperature 0 it is 1 at the
+    first of the largest logits. If all logits of a row are -inf, all its probabilities are 0. Tokens that tie with the
+    last kept token are kept too.
     """
     kept = kept_logits(logits, sampling)
     peak = kept.max(axis=-1, keepdims=True)
@@ -35,9 +35,9 @@ def probabilities(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[A
 
 
 def kept_logits(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[Array, "B *W V"]:
-    """Logits of the sampling distribution, float32 and not normalised: -inf for what top-k and top-p leave out.
+    """Unnormalised logits of the sampling distribution, float32; -inf for tokens that top-k and top-p remove.
 
-    At temperature 0 the logits as they are, or the largest of them.
+    At temperature 0 the logits are not scaled.
     """
     temperature = _per_row(sampling.temperature, logits)
     scaled = logits.astype(jnp.float32) / jnp.where(temperature > 0, temperature, 1.0)
@@ -47,42 +47,46 @@ def kept_logits(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[Arr
 
 
 def _per_row(values: Shaped[Array, " B"], logits: Float[Array, "B *W V"]) -> Shaped[Array, "B *ones"]:
-    """Values [B], of shape [B 1 … 1] as many axes as the logits have."""
+    """Values [B] reshaped to [B 1 … 1], with as many axes as the logits."""
     return values.reshape(-1, *[1] * (logits.ndim - 1))
 
 
 def never_greedy(sampling: Sampling) -> Sampling:
-    """For drafting, which may go by any q: with a temperature of 1 where it is 0, so that q is not one-hot."""
+    """The parameters with temperature 1 instead of 0, so that the draft distribution q is not one-hot.
+
+    Drafting may use any q.
+    """
     return dataclasses.replace(sampling, temperature=jnp.where(sampling.temperature > 0, sampling.temperature, 1.0))
 
 
 def fold(keys: Key[Array, " B"], data: Int[Array, " B"] | Int[Array, ""] | int) -> Key[Array, " B"]:
-    """One key a row, bound to `data`."""
+    """One key per row, folded with `data`."""
     data = jnp.broadcast_to(jnp.asarray(data, jnp.uint32), keys.shape)
     return jax.vmap(jax.random.fold_in)(keys, data)
 
 
 def gumbel(keys: Key[Array, " B"], shape: tuple[int, ...]) -> Float[Array, "B *shape"]:
-    """Standard Gumbel noise: adding it to log-probabilities and taking the k largest draws k without replacement."""
+    """Standard Gumbel noise. The k largest of log-probabilities plus this noise are k draws without replacement."""
     return jax.vmap(lambda key: jax.random.gumbel(key, shape, jnp.float32))(keys)
 
 
 def bernoulli(keys: Key[Array, " B"], chance: Float[Array, " B"]) -> Bool[Array, " B"]:
-    """A coin a row, true with the given chance."""
+    """One random bool per row, true with the given probability."""
     return jax.vmap(jax.random.uniform)(keys) < chance
 
 
 def argmax(scores: Float[Array, "*B V"]) -> Int[Array, "*B"]:
-    """The first of the largest, as `argmax`, which takes a CPU three times as long; among NaN, the last token."""
+    """Index of the first largest score; the last index if a score is NaN. `jnp.argmax` takes three times as long on a
+    CPU."""
     last, best = scores.shape[-1] - 1, scores.max(axis=-1, keepdims=True)
     return jnp.where(scores == best, jnp.arange(last + 1), last).min(axis=-1).astype(jnp.int32)
 
 
 def sample(keys: Key[Array, " B"], probs: Float[Array, "B *W V"]) -> Int[Array, "B *W"]:
-    """A token from each distribution. Where all mass is on one token, that token, whatever the key."""
+    """Samples a token from each distribution. If one token has all the mass, it is always this token."""
     return argmax(jnp.log(probs) + gumbel(keys, probs.shape[1:]))
 
 
 def log_prob_of(logits: Float[Array, "B P V"], token: Int[Array, "B P"]) -> Float[Array, "B P"]:
-    """log p(token) at temperature 1, whatever the text was drawn with."""
+    """log p(token) at temperature 1, whatever the sampling parameters."""
     return jnp.take_along_axis(jax.nn.log_softmax(logits), token[..., None], axis=-1)[..., 0]

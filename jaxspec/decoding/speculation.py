@@ -9,19 +9,19 @@ from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.tree import sizes_up_to
 from jaxspec.model.mesh import platform
 
-CPU_SIZES = (1, 2, 4, 6, 8, 16, 32, 64)  # on a CPU every node of a tree costs
+CPU_SIZES = (1, 2, 4, 6, 8, 16, 32, 64)  # finer steps, because every node costs time on a CPU
 ACCELERATOR_SIZES = (8, 16, 32, 64)
 
 
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """A method, whole and static: one compilation of the loop for each.
+    """A complete method as a static value. The loop is compiled once for each.
 
     Attributes:
-        tree_sizes: verification is compiled for those of these sizes that fit, and the smallest that holds the live
-            nodes of a round is taken.
-        log_probs: keep log p(token) of the output under the target's own distribution (temperature 1).
-        record: keep every round's tree and verdict.
+        tree_sizes: sizes for which verification is compiled, as far as they are below the tree's. Each round uses the
+            smallest that holds its live nodes.
+        log_probs: store log p(token) of the output under the target's own distribution (temperature 1).
+        record: store every round's tree and verdict.
     """
 
     drafter: Drafter
@@ -34,11 +34,11 @@ class Speculation:
 
     @property
     def verify_sizes(self) -> tuple[int, ...]:
-        """The sizes that verification is compiled for: one, where trees do not vary."""
+        """The sizes for which verification is compiled; a single one if all trees have the same size."""
         varies = self.drafter.abstains or self.controller.stops or self.builder.varies
         return sizes_up_to(self.builder.verified, self.tree_sizes if varies else ())
 
 
 def tree_sizes() -> tuple[int, ...]:
-    """The sizes to compile verification for on what runs them: the current mesh, or JAX's own device."""
+    """The sizes to compile verification for, on the current mesh's platform or JAX's default."""
     return CPU_SIZES if platform() == "cpu" else ACCELERATOR_SIZES

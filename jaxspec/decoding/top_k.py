@@ -9,18 +9,18 @@ from jaxspec.decoding.ordered import LEAST, ordered, values_of
 from jaxspec.model.mesh import platform
 from jaxspec.model.mesh_rules import constrain, cuts
 
-GROUP = 128  # values
-FEW = 8192  # of so few values sorting is quicker on a CPU
-ROUNDS = 16  # values that a TPU finds one after the other
+GROUP = 128  # values in a group
+FEW = 8192  # with fewer values, sorting is faster on a CPU
+ROUNDS = 16  # largest count for which a TPU finds the values one after the other
 
-Found = tuple[Shaped[Array, "*B C"], Int[Array, "*B C"]]  # the values, and where they are
+Found = tuple[Shaped[Array, "*B C"], Int[Array, "*B C"]]  # the values, and their indices
 
 
 def top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
-    """The C = min(count, V) largest values in falling order, of equals the first; and where they are.
+    """The C = min(count, V) largest values in falling order, and their indices. Equal values keep their order.
 
-    As `jax.lax.top_k`, which sorts a whole vocabulary on a TPU. Where the vocabulary is cut over devices, each finds
-    the largest of its part, and only those are compared with each other.
+    The result is that of `jax.lax.top_k`, which sorts a whole vocabulary on a TPU. If the vocabulary is sharded, each
+    device finds the largest values of its part, and only these are compared.
     """
     size = values.shape[-1]
     parts, count = cuts("vocab", size), min(count, size)
@@ -31,16 +31,16 @@ def top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
     found, place = _top_k(cut, count)
     place += jnp.arange(parts)[:, None] * (size // parts)
     found, place = (constrain(x.reshape(*lead, parts * count), "batch", *whole) for x in (found, place))
-    best, rank = _top_k(found, count)  # parts stand in order: of equals the first
+    best, rank = _top_k(found, count)  # parts are in order, so equal values keep theirs
     return best, jnp.take_along_axis(place, rank, axis=-1)
 
 
 def _top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
-    """Of values that each device has whole."""
+    """`top_k` of values that are not sharded along V."""
     size = values.shape[-1]
     if platform() == "tpu" and count <= ROUNDS:
         return _by_rounds(values, count)
-    # On one device XLA selects in a matrix, and sorts whole rows of any other array; a mesh may cut several axes.
+    # On one device XLA has a fast selection for matrices only. On a mesh no axes are merged: several may be sharded.
     rows = values.reshape(-1, size) if jax.sharding.get_abstract_mesh().empty else values
     found, place = _by_groups(rows, count) if _many(size, count) else jax.lax.top_k(rows, count)
     shape = (*values.shape[:-1], count)
@@ -48,14 +48,14 @@ def _top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
 
 
 def _many(size: int, count: int) -> bool:
-    """Whether `_by_groups` is quicker, and possible."""
+    """Whether `_by_groups` is possible and faster."""
     return size >= FEW and size % GROUP == 0 and size >= count * GROUP
 
 
 def _by_rounds(values: Shaped[Array, "*B V"], count: int) -> Found:
-    """The largest, then the largest of the others, and so on: a TPU is quick to go through values, and slow to sort.
+    """Finds the largest value, then the largest of the others, and so on. A TPU is slow at sorting.
 
-    By its compiler's estimate a v5e takes 214 µs for ten of 8,016, 160 times; a bitonic sort has 91 passes.
+    By its compiler's estimate a v5e takes 214 µs for 160 times ten of 8,016 values. A bitonic sort has 91 passes.
     """
     place = jnp.broadcast_to(jnp.arange(values.shape[-1], dtype=jnp.int32), values.shape)
     left, found, at = ordered(values.astype(jnp.float32)), [], []
@@ -68,20 +68,18 @@ def _by_rounds(values: Shaped[Array, "*B V"], count: int) -> Found:
 
 
 def _larger(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The larger of two values with its place; of equals the first."""
+    """The larger of two values with its index; the first of equal ones."""
     (value, at), (than, there) = one, other
     wins = (value > than) | ((value == than) & (at < there))
     return jnp.where(wins, value, than), jnp.where(wins, at, there)
 
 
 def _by_groups(values: Shaped[Array, "*B V"], count: int) -> Found:
-    """The C groups of the largest maxima, of equals the first, hold the C largest values.
-
-    For before any other value come C of those maxima.
-    """
+    """Searches only the C groups with the largest maxima (the first of equal ones). They hold the C largest values:
+    any value outside is preceded by C of these maxima."""
     size = values.shape[-1]
     groups = values.reshape(*values.shape[:-1], size // GROUP, GROUP)
-    group = jnp.sort(jax.lax.top_k(groups.max(axis=-1), count)[1], axis=-1)  # in order: of equals the first
+    group = jnp.sort(jax.lax.top_k(groups.max(axis=-1), count)[1], axis=-1)  # sorted: keeps the order of equal values
     held = jnp.take_along_axis(groups, group[..., None], axis=-2)
     found, place = jax.lax.top_k(held.reshape(*values.shape[:-1], count * GROUP), count)
     return found, jnp.take_along_axis(group, place // GROUP, axis=-1) * GROUP + place % GROUP

@@ -19,17 +19,17 @@ BITS = 32
 
 
 def keep_top_k(logits: Float[Array, "*B V"], limit: Int[Array, "*#B 1"]) -> Float[Array, "*B V"]:
-    """-inf for all but the `limit` largest logits (0: no limit); ties with the last one kept are kept too."""
-    count = jnp.clip(limit, 1, logits.shape[-1]).astype(jnp.float32)  # exact, as are sums of ones
+    """The logits, with -inf for all but the `limit` largest (0: no limit). Ties with the last kept one are kept too."""
+    count = jnp.clip(limit, 1, logits.shape[-1]).astype(jnp.float32)  # exact in float32, like sums of ones
     least = threshold(logits, jnp.ones_like(logits), count)
     return jnp.where((logits < least) & (limit > 0), -jnp.inf, logits)
 
 
 def keep_top_p(logits: Float[Array, "*B V"], share: Float[Array, "*#B 1"]) -> Float[Array, "*B V"]:
-    """-inf for all but the largest logits that make up this probability (1: no limit).
+    """The logits, with -inf for all but the largest that together have the probability `share` (1: no limit).
 
-    Ties with the last one kept are kept too, and the largest always. A row that has a NaN, or nothing but -inf, stays
-    as it is.
+    The largest logit is always kept, and so are ties with the last kept one. A row with a NaN, or with only -inf, is
+    not changed.
     """
     weight = jnp.exp(logits - logits.max(axis=-1, keepdims=True))
     enough = jnp.maximum(share * weight.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
@@ -39,14 +39,15 @@ def keep_top_p(logits: Float[Array, "*B V"], share: Float[Array, "*#B 1"]) -> Fl
 def threshold(
     values: Float[Array, "*B V"], weight: Float[Array, "*B V"], enough: Float[Array, "*#B 1"]
 ) -> Float[Array, "*B 1"]:
-    """The largest number such that the values not below it weigh at least `enough`; NaN where all of them do not.
+    """The largest of the values such that the weights of all values not below it sum to at least `enough`.
 
-    It is one of the values. Found digit by digit, from the highest: some passes over the values, each of which weighs
-    what lies above every number that the next digit may make. Rounded sums of weights that are not negative never fall
-    when another is added, so there is one such number whatever the rounding.
+    NaN if the sum of all weights is less. The threshold is found digit by digit, from the highest. Each pass over the
+    values computes the sum of weights above each candidate for the next digit. Rounded sums of non-negative weights
+    never decrease when a weight is added, so the threshold is unique despite rounding.
     """
     places = ordered(values)
-    digit_bits = 1 if platform() == "cpu" else 4  # a pass is a message between chips, and a CPU works for each sum
+    # On a CPU every sum costs time. On a mesh every pass is a message, so fewer passes with more sums are better.
+    digit_bits = 1 if platform() == "cpu" else 4
     digits = range(1, 2**digit_bits)
 
     def find_digit(number: Int[Array, ""], found: Int[Array, "*B 1"]) -> Int[Array, "*B 1"]:

@@ -11,7 +11,7 @@ from jaxspec.decoding.tree import DraftTree
 
 @chex.dataclass(frozen=True)
 class Trace:
-    """R rounds of N nodes."""
+    """The verified trees of R rounds, with N nodes each."""
 
     token: Int[Array, "B R N"]
     parent: Int[Array, "B R N"]
@@ -21,7 +21,7 @@ class Trace:
 
 
 def empty_trace(batch: int, rounds: int, nodes: int) -> Trace:
-    """A trace with nothing in it."""
+    """A trace without rounds."""
     shape = (batch, rounds, nodes)
     return Trace(
         token=jnp.zeros(shape, jnp.int32),

@@ -13,16 +13,16 @@ NO_PARENT = -1
 class DraftTree:
     """Padded draft tree of N nodes. Node 0 is the root (the last committed token); a parent precedes its children.
 
-    Siblings stand in the order in which they were proposed: by confidence, or, where they were drawn, as drawn.
+    Siblings are in the order of their proposal: by confidence, or if they were sampled, in the order of sampling.
     """
 
     token: Int[Array, "B N"]
     parent: Int[Array, "B N"]  # NO_PARENT for the root and for padding
     depth: Int[Array, "B N"]
-    log_confidence: Float[Array, "B N"]  # of the whole path
+    log_confidence: Float[Array, "B N"]  # log confidence of the whole path
     live: Bool[Array, "B N"]  # False: padding
     ancestors: Bool[Array, "B N N"]  # [i, j]: j is i or above i; what node i attends to
-    draft_probs: Float[Array, "B N V"] | None  # q that each node's children were drawn from; None: they were not
+    draft_probs: Float[Array, "B N V"] | None  # distribution q of each node's children; None: they were not sampled
 
 
 @chex.dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Frontier:
 
 @chex.dataclass(frozen=True)
 class Selection:
-    """Some nodes of a tree in the order in which they are verified: the root first, parents before children."""
+    """Some nodes of a tree, in the order of verification: the root first, parents before children."""
 
-    node: Int[Array, "B M"]  # any node where not live
+    node: Int[Array, "B M"]  # any index if not live
     live: Bool[Array, "B M"]
 
 
 def init_tree(root: Int[Array, " B"], size: int, vocab_size: int | None) -> DraftTree:
-    """A tree of the root alone, with room for `size` nodes; `vocab_size` where draft probabilities are kept."""
+    """A tree with only the root, and room for `size` nodes. `vocab_size` is given if draft probabilities are stored."""
     batch = root.shape[0]
     first = jnp.broadcast_to(jnp.arange(size) == 0, (batch, size))
     return DraftTree(
@@ -65,7 +65,7 @@ def root_frontier(batch: int) -> Frontier:
 
 
 def take(values: Array, node: Int[Array, "B W"]) -> Array:
-    """values[b, node[b, w]] for values [B N ...]; a missing node (NO_PARENT) reads the root."""
+    """values[b, node[b, w]] for values [B N ...]; NO_PARENT reads the root."""
     index = jnp.maximum(node, 0).reshape(node.shape + (1,) * (values.ndim - 2))
     return jnp.take_along_axis(values, index, axis=1, mode="promise_in_bounds")
 
@@ -78,7 +78,7 @@ def add_nodes(
     log_confidence: Float[Array, "B C"],
     live: Bool[Array, "B C"],
 ) -> DraftTree:
-    """Writes C nodes at `slots`, the same for every row; a slot past the end is dropped, a dead node is padding."""
+    """Writes C nodes to `slots`, the same for every row. Slots past the end are dropped; nodes not live are padding."""
 
     def put(values: Array, new: Array) -> Array:
         return put_at(values, slots, new)
@@ -96,16 +96,16 @@ def add_nodes(
 
 
 def put_at(values: Array, slots: Int[Array, " C"], new: Array) -> Array:
-    """values [B N ...] with new [B C ...] at `slots`, the same for every row; a slot past the end is dropped."""
+    """Writes new [B C ...] to `slots` of values [B N ...], the same for every row. Slots past the end are dropped."""
     new = new.astype(values.dtype)
     if len(slots) > 1:
         return values.at[:, slots].set(new, mode="drop")
-    here = slots == jnp.arange(values.shape[1])  # choosing is cheaper than a scatter, a loop on a CPU
+    here = slots == jnp.arange(values.shape[1])  # cheaper than a scatter, which is a loop on a CPU
     return jnp.where(here.reshape(-1, *[1] * (values.ndim - 2)), new, values)
 
 
 def subtree(tree: DraftTree, selection: Selection) -> DraftTree:
-    """The selected nodes, in that order."""
+    """The tree of the selected nodes, in the selection's order."""
     node, live = selection.node, selection.live
     size = tree.token.shape[1]
     rows = jnp.arange(node.shape[0])[:, None]
@@ -127,13 +127,13 @@ def subtree(tree: DraftTree, selection: Selection) -> DraftTree:
 
 
 def compaction(tree: DraftTree) -> Selection:
-    """The live nodes at the front, order kept, so that verification can take a shorter tree."""
+    """A selection with the live nodes first, in their order, so that verification can use a smaller tree."""
     order = jnp.argsort(~tree.live, axis=1, stable=True)
     return Selection(node=order, live=jnp.take_along_axis(tree.live, order, axis=1))
 
 
 def first_nodes(tree: DraftTree, size: int) -> DraftTree:
-    """The first `size` nodes."""
+    """The tree of the first `size` nodes."""
     return DraftTree(
         token=tree.token[:, :size],
         parent=tree.parent[:, :size],
@@ -146,7 +146,7 @@ def first_nodes(tree: DraftTree, size: int) -> DraftTree:
 
 
 def levels(tree: DraftTree) -> Int[Array, " B"]:
-    """Depth of the deepest live path: how many levels were drafted."""
+    """Number of drafted levels: the depth of the deepest live node."""
     return jnp.where(tree.live, tree.depth, 0).max(axis=1)
 
 
@@ -158,7 +158,7 @@ def path_to(tree: DraftTree, node: Int[Array, " B"], length: int) -> Int[Array, 
 
 
 def sizes_up_to(size: int, steps: Sequence[int]) -> tuple[int, ...]:
-    """Tree sizes to compile verification for: those of `steps` well below `size`, and `size` itself."""
+    """Tree sizes to compile verification for: `size`, and those of `steps` that are at most 3/4 of it."""
     return (*(s for s in steps if s * 4 <= size * 3), size)
 
 

@@ -10,8 +10,8 @@ def tree_mask(tree: DraftTree, node: Int[Array, "B W"], *, root_is_cached: bool 
     """Each of W nodes sees itself and its ancestors.
 
     Args:
-        root_is_cached: the root's keys and values stand in the cache of committed tokens, so it is not looked for among
-            the nodes.
+        root_is_cached: the root's keys and values are in the drafter's cache, so the root is not visible among the
+            nodes.
     """
     seen = take(tree.ancestors, node)
     return seen & (jnp.arange(tree.token.shape[1]) > 0) if root_is_cached else seen

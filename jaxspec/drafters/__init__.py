@@ -15,7 +15,7 @@ from jaxspec.drafters.plain import Plain
 DRAFTERS: dict[str, type[Drafter]] = {
     kind.name: kind for kind in (Plain, DraftModel, Ngram, Dflash, Eagle, Eagle3, EarlyExit, Edd, Medusa, LayerSkip)
 }
-"""By the name that users type."""
+"""Drafters by the name that users type."""
 
 __all__ = [
     "DRAFTERS",

@@ -35,20 +35,20 @@ from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary
 
 LAYERS, BLOCK = 5, 16
-"""Of the heads that DFlash's authors publish, most of them."""
+"""The sizes of most heads that DFlash's authors publish."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DflashOptions:
-    """What decides a head besides its layers' shape.
+    """Options of a head, besides the shape of its layers.
 
     Attributes:
         taps: layers of the target whose inputs are fused, in order.
-        block: tokens of a block in training, the root included: the longest that it drafts.
-        mask_token: id whose embedding stands for each token that is not known yet.
-        draft_vocabulary: mask of the tokens that it can draft, as `draft_vocabulary.to_mask` makes it; None: all.
-        own_embedding, own_head: it has an embedding, an LM head of its own beside the target's; an LM head also with a
-            draft vocabulary.
+        block: tokens of a block in training, the root included. Drafting cannot use longer blocks.
+        mask_token: id whose embedding stands for each unknown token.
+        draft_vocabulary: mask of the tokens that it can draft, from `draft_vocabulary.to_mask`; None: all.
+        own_embedding: it has its own embedding instead of the target's.
+        own_head: it has its own LM head instead of the target's. A head with a draft vocabulary always has one.
     """
 
     taps: tuple[int, ...]
@@ -66,7 +66,7 @@ class DflashOptions:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "DflashOptions":
-        """From `HeadShape.settings`, whose taps JSON makes a list."""
+        """The options in `HeadShape.settings`, where taps are a list, as in JSON."""
         return cls(**{**settings, "taps": tuple(settings["taps"])})
 
     @property
@@ -76,12 +76,12 @@ class DflashOptions:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The options as JSON values."""
         return {**dataclasses.asdict(self), "taps": list(self.taps)}
 
 
 class DflashHead(nnx.Module):
-    """Weights of a head."""
+    """Weights of a DFlash head."""
 
     def __init__(self, config: LlamaConfig, options: DflashOptions, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
         self.config, self.options = config, options
@@ -102,17 +102,17 @@ class DflashHead(nnx.Module):
 
 @chex.dataclass(frozen=True)
 class DflashState:
-    """Each layer's keys and values of the context, and what the block says, while drafting."""
+    """Each layer's keys and values of the context, and during drafting the outputs of the block."""
 
-    cache: tuple[kv.KV, ...]  # a row a committed token, the root not included
-    logits: Float[Array, "B levels C"] | None  # of the tokens that the head can draft
-    hidden: Float[Array, "B levels D"] | None  # that they were computed from
+    cache: tuple[kv.KV, ...]  # one row for each committed token, except the root
+    logits: Float[Array, "B levels C"] | None  # logits of each level, over the tokens that the head can draft
+    hidden: Float[Array, "B levels D"] | None  # hidden states that gave the logits
 
 
 def official_taps(num_layers: int, count: int) -> tuple[int, ...]:
-    """Taps of a head with `count` layers, as DFlash's own code spreads them: from layer 2 to layer n - 2.
+    """Default taps of a head with `count` layers, as in DFlash's own code: spread from layer 2 to layer n - 2.
 
-    It names the layers before, whose outputs these inputs are. In targets of few layers some coincide.
+    That code names the layer before each, whose output is the tap. If the target has few layers, some taps coincide.
     """
     if count == 1:
         outputs = [num_layers // 2]
@@ -122,31 +122,31 @@ def official_taps(num_layers: int, count: int) -> tuple[int, ...]:
 
 
 def fuse(head: DflashHead, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
-    """The context that the target's hidden states make, the same for all layers."""
+    """The context: the target's hidden states, fused and normalised. It is the same for all layers."""
     joined = constrain(jnp.concatenate(taps, axis=-1), *STREAM)
     return constrain(rms_norm(linear(joined, head.fc), head.context_norm[...], head.config.norm_eps), *STREAM)
 
 
 def context_rows(head: DflashHead, context: Float[Array, "B T D"], positions: Int[Array, "B T"]) -> tuple[kv.KV, ...]:
-    """Each layer's keys and values of verified tokens; the context goes past its input norm."""
+    """Each layer's keys and values of verified tokens. The context does not pass the layers' input norms."""
     cos, sin = rotary(head.config, positions)
     found = [project(layer.attention, head.config, context, cos, sin) for layer in head.layers]
     return tuple(kv.KV(k=key.swapaxes(2, 3), v=value) for _, key, value in found)
 
 
 def masked_block(head: DflashHead, root: Int[Array, " B"], width: int) -> Int[Array, "B W"]:
-    """The tokens of a block: the root, and mask tokens."""
+    """The tokens of a block: the root, then mask tokens."""
     return jnp.where(jnp.arange(width) == 0, root[:, None], head.options.mask_token)
 
 
 def run_block(
     head: DflashHead, target: Llama, tokens: Int[Array, "B W"], attend: Attend, cache: tuple[kv.KV, ...]
 ) -> Float[Array, "B W D"]:
-    """What the LM head reads of a block's tokens, of which row j says what stands at its own position; row 0 nothing.
+    """The LM head's input for a block. Row j predicts the token at position j of the block; row 0 is not used.
 
     Args:
-        attend: that shows every token of the block all of it.
-        cache: of the context; it is read alone, and the block's own keys and values are dropped.
+        attend: lets every token of the block see the whole block.
+        cache: keys and values of the context. It is only read; those of the block are dropped.
     """
     table = target.embedding if head.embedding is None else head.embedding
     x = look_up(table, tokens).astype(head.norm[...].dtype)
@@ -156,15 +156,15 @@ def run_block(
 
 
 def draft_logits(head: DflashHead, target: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
-    """Logits, float32, of the tokens that the head can draft."""
+    """Logits of the tokens that the head can draft, float32."""
     return unembed(target, hidden) if head.head is None else lm_head(hidden, head.head)
 
 
 def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int) -> Drafts:
-    """What may follow every node at this depth; nothing below the block."""
+    """The drafts after every node at depth `level`; none beyond the block."""
     assert state.logits is not None and state.hidden is not None, "root comes before expand"
 
-    def at(values: Array) -> Array:  # past the last it takes the last one
+    def at(values: Array) -> Array:  # past the last level, the slice is the last one
         return jax.lax.dynamic_slice_in_dim(values, level, 1, axis=1)
 
     mask, vocab = head.options.draft_vocabulary, head.config.vocab_size
@@ -175,10 +175,10 @@ def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int) 
 @final
 @dataclasses.dataclass(frozen=True)
 class Dflash(Drafter):
-    """Drafts a whole block at once, each level by a marginal that is the same after every node (DFlash).
+    """Drafts a whole block in one pass. All nodes of a level share one marginal distribution (DFlash).
 
     Attributes:
-        block: tokens of a block at most, the root included; a head that was trained with shorter ones drafts those.
+        block: most tokens of a block, the root included. The head's own limit applies too.
     """
 
     name: ClassVar[str] = "dflash"
@@ -208,13 +208,14 @@ class Dflash(Drafter):
     ) -> HeadShape:
         """Layers of the target's shape without biases, with norms of queries and keys.
 
-        Their rope has the target's base and is not scaled.
+        Their rope has the target's base and no scaling.
 
         Args:
-            block: tokens of a block, the root included; None: as many as `block` of the drafter.
-            taps: layers of the target whose inputs it reads, from 0; None: those of DFlash's own code.
-            mask_token: None: the last of the vocabulary. Any will do, even one of the text: the root stands first in a
-                block, and no other token of the text in it.
+            layers: decoder layers of the head.
+            block: tokens of a block, the root included; None: the drafter's `block`.
+            taps: layers of the target whose inputs it reads, from 0; None: as in DFlash's own code.
+            mask_token: id of the mask token; None: the last of the vocabulary. Any id works, because a block contains
+                no token of the text except the root, which comes first.
         """
         model = dataclasses.replace(
             target.without_experts,
@@ -235,18 +236,18 @@ class Dflash(Drafter):
         try:
             options = DflashOptions.from_settings(shape.settings)
         except (TypeError, KeyError) as error:
-            raise ValueError(f"has settings that are no DFlash head's: {error}") from error
+            raise ValueError(f"does not have the settings of a DFlash head: {error}") from error
         if outside := [tap for tap in options.taps if not 0 <= tap < target.num_layers]:
             raise ValueError(
-                f"reads the input of layer {outside[0]} (from 0) and this target has {target.num_layers}: it is "
-                "another's"
+                f"reads the input of layer {outside[0]} (from 0) and this target has {target.num_layers}: it is for "
+                "another target"
             )
         if options.mask_token >= target.vocab_size:
             raise ValueError(
                 f"has the mask token {options.mask_token}, and the target's ids go from 0 to {target.vocab_size - 1}"
             )
         if not shape.model.qk_norm:
-            raise ValueError("has no norms of queries and keys, and DFlash's layers have them")
+            raise ValueError("has no norms of queries and keys, but a DFlash head needs them")
 
     # --- its part in the loop
 
@@ -260,7 +261,7 @@ class Dflash(Drafter):
     def observe(self, models: Models, state: DflashState, committed: Committed) -> DflashState:
         context = fuse(models.draft, committed.taps)
         new = context_rows(models.draft, context, committed.position)
-        # What is verified follows from what was drafted, and so from what was read of the cache.
+        # The context depends on the verdict, and so on the reads of the cache.
         cache = kv.append(state.cache, new, committed.start, after=context[:, 0].argmax(-1))
         return DflashState(cache=cache, logits=None, hidden=None)
 

@@ -22,12 +22,12 @@ from jaxspec.model.quantization import KINDS, quantized
 
 @chex.dataclass(frozen=True)
 class DraftModelState:
-    """The draft model's own cache of committed tokens, the root included, and what it says after the root."""
+    """The draft model's own cache of committed tokens, the root included, and its logits after the root."""
 
     cache: tuple[kv.KV, ...]
-    logits: Float[Array, "B C"]  # of the tokens that it can draft
-    hidden: Float[Array, "B E"]
-    nodes: tuple[kv.KV, ...] | None  # keys and values of this round's nodes, while drafting
+    logits: Float[Array, "B C"]  # over the tokens that it can draft
+    hidden: Float[Array, "B E"]  # hidden state that gave the logits
+    nodes: tuple[kv.KV, ...] | None  # keys and values of this round's nodes; None outside drafting
 
 
 @final
@@ -35,7 +35,7 @@ class DraftModelState:
 class DraftModel(Drafter):
     """A smaller LLaMA with the same vocabulary.
 
-    Its head is a checkpoint, as every LLaMA's, unless its LM head was cut to a draft vocabulary.
+    Its head on disk is a checkpoint like any LLaMA's, unless its LM head was cut to a draft vocabulary.
     """
 
     name: ClassVar[str] = "draft-model"
@@ -65,7 +65,7 @@ class DraftModel(Drafter):
         )
 
     def observe(self, models: Models, state: DraftModelState, committed: Committed) -> DraftModelState:
-        # From the token at `start` on, although it may be known already: so position 0 needs no case of its own.
+        # The token at `start` may be in the cache already. It is read again, so that position 0 is no special case.
         tokens = jnp.concatenate([committed.token[:, :1], committed.next_token], axis=1)
         batch, width = tokens.shape
         at = committed.start[:, None] + jnp.arange(width)

@@ -19,14 +19,14 @@ from jaxspec.model.linear import Linear
 from jaxspec.model.llama import Llama
 
 LARGEST = 32_000
-"""Of the heads that EAGLE's authors publish."""
+"""Size of the draft vocabularies of the heads that EAGLE's authors publish."""
 
 
 def to_mask(ids: Iterable[int], vocab_size: int) -> str | None:
     """The mask of these ids; None if they are the whole vocabulary.
 
     Raises:
-        ValueError: there are none, one is twice there, or one is outside the vocabulary.
+        ValueError: there are no ids, an id occurs twice, or is outside the vocabulary.
     """
     given = np.array(list(ids), np.int64)
     if not given.size:
@@ -47,7 +47,7 @@ def ids_of(mask: str | None, vocab_size: int) -> np.ndarray:
     """The ids of a mask, ascending, int32 [Vd], read-only.
 
     Raises:
-        ValueError: the mask is not one of a vocabulary of this size.
+        ValueError: it is not a mask for a vocabulary of this size.
     """
     if mask is None:
         ids = np.arange(vocab_size, dtype=np.int32)
@@ -55,57 +55,57 @@ def ids_of(mask: str | None, vocab_size: int) -> np.ndarray:
         try:
             packed = np.frombuffer(bytes.fromhex(mask), np.uint8)
         except (ValueError, TypeError) as error:
-            raise ValueError("has a draft_vocabulary that is no mask in hexadecimal") from error
+            raise ValueError("has a draft_vocabulary that is not a hexadecimal mask") from error
         if packed.size != -(-vocab_size // 8):
-            raise ValueError(f"has a draft_vocabulary of {packed.size} bytes, which is no mask of {vocab_size} tokens")
+            raise ValueError(f"has a draft_vocabulary of {packed.size} bytes, which does not fit {vocab_size} tokens")
         bits = np.unpackbits(packed)
         if bits[vocab_size:].any() or not bits.any():
-            raise ValueError(f"has a draft_vocabulary of no tokens, or of some beyond {vocab_size - 1}")
+            raise ValueError(f"has a draft_vocabulary without tokens, or with tokens above {vocab_size - 1}")
         ids = np.flatnonzero(bits).astype(np.int32)
     ids.setflags(write=False)
     return ids
 
 
 def size_of(mask: str | None, vocab_size: int) -> int:
-    """How many tokens a mask has, Vd."""
+    """Number of tokens in a mask, Vd."""
     return len(ids_of(mask, vocab_size))
 
 
 def with_lm_head(model: Llama, mask: str | None, rngs: nnx.Rngs, dtype: jnp.dtype) -> Llama:
-    """The same draft model, whose LM head has the columns of these tokens only; itself where the mask is None."""
+    """The draft model with an LM head that has only the columns of the mask's tokens; unchanged if the mask is None."""
     if mask is not None:
         head = build_lm_head(model.config.hidden_size, mask, model.config.vocab_size, rngs, dtype)
-        model.head = nnx.data(head)  # where the embedding is tied, there was none
+        model.head = nnx.data(head)  # it may have had none, with a tied embedding
         model.draft_vocabulary = mask
     return model
 
 
 def build_lm_head(width: int, mask: str | None, vocab_size: int, rngs: nnx.Rngs, dtype: jnp.dtype) -> Linear:
-    """Random columns for the tokens of a mask."""
+    """An LM head with random columns for the tokens of a mask."""
     return Linear(rngs, (width, size_of(mask, vocab_size)), ("embed", "vocab"), bias=False, dtype=dtype)
 
 
 def drafts_of(
     mask: str | None, vocab_size: int, logits: Float[Array, "B Q C"], hidden: Float[Array, "B Q E"]
 ) -> Drafts:
-    """What logits over a draft vocabulary say: candidates with one list of ids; of all tokens logits as they are."""
+    """Drafts from logits over a draft vocabulary: candidates that share one list of ids. Without a mask: all tokens."""
     if mask is None:
         return Drafts(logits=logits, hidden=hidden)
     return Drafts(logits=log_probs(logits), token=jnp.asarray(ids_of(mask, vocab_size))[None, None], hidden=hidden)
 
 
 def log_probs(logits: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
-    """Log-probabilities; what proposes nothing, all -inf, stays so."""
+    """Log-probabilities of logits. Rows with only -inf, which propose nothing, are not changed."""
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     return jnp.where(total == -jnp.inf, -jnp.inf, logits - total)
 
 
 def most_frequent(counts: Int[np.ndarray, " V"], size: int, always: Collection[int] = ()) -> Int[np.ndarray, " C"]:
-    """The `size` ids that were counted most often, ascending; of equals the lowest id, also of those never seen.
+    """The `size` ids with the largest counts, ascending. Among equal counts, also 0, the lowest ids are selected.
 
     Args:
-        counts: of each id.
-        always: ids that are taken however rare they are, such as those that end a text.
+        counts: the count of each id.
+        always: ids that are always selected, such as EOS.
     """
     wanted = counts.astype(np.int64)
     wanted[list(always)] = np.iinfo(np.int64).max
@@ -113,8 +113,8 @@ def most_frequent(counts: Int[np.ndarray, " V"], size: int, always: Collection[i
 
 
 def check(settings: Mapping[str, Any], vocab_size: int) -> None:
-    """Raises ValueError, said of a head, where its draft vocabulary is none of this target's."""
+    """Raises ValueError, worded for a head, if its draft vocabulary does not fit this target."""
     mask = settings.get("draft_vocabulary")
     if not isinstance(mask, str | None):
-        raise ValueError("has a draft_vocabulary that is no mask in hexadecimal")
+        raise ValueError("has a draft_vocabulary that is not a hexadecimal mask")
     ids_of(mask, vocab_size)

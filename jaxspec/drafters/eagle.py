@@ -27,13 +27,12 @@ INPUTS = ("shifted", "unshifted", "feature", "token")
 
 
 class EagleHead(nnx.Module):
-    """Weights of a head: `fc` (2D → D) and a decoder layer without input norm.
+    """Weights of an EAGLE head: `fc` (2D → D) and a decoder layer without input norm.
 
-    `inputs` names what `fc` reads, for the paper's ablation (its Figures 3 and 9): `shifted`, a feature and the token
-    after its own, as EAGLE does; `unshifted`, a feature and its own token; or `feature` or `token` (the shifted one)
-    alone, where there is no `fc`.
-    `embedding` is its own table of tokens, where a published head comes with one that is not the target's; mostly None.
-    `head` are the columns of the target's LM head that a draft vocabulary has; None: it is read with the target's.
+    `inputs` selects the input of `fc`, for the paper's ablation (its Figures 3 and 9): `shifted`, a feature and the next
+    token, as in EAGLE; `unshifted`, a feature and its own token; `feature`, or `token` (the next one) alone, without
+    `fc`. `embedding` is the head's own embedding; None: the target's, as for most published heads. `head` has the draft
+    vocabulary's columns of the target's LM head; None: the target's LM head is used.
     """
 
     def __init__(
@@ -61,10 +60,7 @@ class EagleHead(nnx.Module):
 def fuse(
     head: EagleHead, target: Llama, tokens: Int[Array, "B W"], features: Float[Array, "B W D"]
 ) -> Float[Array, "B W D"]:
-    """The input of the head's layer: fc of (embedding of the token, feature before it), in that order.
-
-    A head without fc reads one of them as it is.
-    """
+    """The input of the head's layer: fc of [embedding of the token ; feature before it]; without fc, one of the two."""
     if head.inputs == "feature":
         return features
     token = look_up(target.embedding if head.embedding is None else head.embedding, tokens).astype(features.dtype)
@@ -80,7 +76,7 @@ def pair_tokens(head: EagleHead, own: Int[Array, "B T"], after: Int[Array, "B T"
 
 
 def reader(models: Models) -> PairReader:
-    """How a head reads pairs: by its layer, and by the target's LM head or the columns that it has of it."""
+    """The layer and the LM head with which an EAGLE head reads pairs."""
     head: EagleHead = models.draft
 
     def layer(
@@ -96,7 +92,7 @@ def reader(models: Models) -> PairReader:
 
 
 def drafts_of(head: EagleHead, logits: Float[Array, "B W V"], hidden: Float[Array, "B W D"]) -> Drafts:
-    """What logits of the tokens that a head can draft say."""
+    """Drafts from logits over the tokens that a head can draft."""
     return vocabulary.drafts_of(head.draft_vocabulary, head.config.vocab_size, logits, hidden)
 
 
@@ -110,11 +106,11 @@ class Eagle(Drafter):
     has_head: ClassVar[bool] = True
 
     def head_for(self, target: LlamaConfig, bias: bool = False, inputs: str = INPUTS[0]) -> HeadShape:
-        """One layer of the target's shape, as a LLaMA has it: without experts and without norms of queries and keys.
+        """One LLaMA layer of the target's shape, without experts and without norms of queries and keys.
 
         Args:
-            bias: of `fc`; some published heads have one.
-            inputs: of `fc`; see `EagleHead`.
+            bias: whether `fc` has a bias, as in some published heads.
+            inputs: input of `fc`; see `EagleHead`.
         """
         layer = dataclasses.replace(target.without_experts, num_layers=1, qk_norm=False)
         settings = {"bias": bias, "own_embedding": False}

@@ -32,16 +32,16 @@ from jaxspec.model.rms_norm import rms_norm
 
 @dataclasses.dataclass(frozen=True)
 class Eagle3Options:
-    """What decides a head besides its layer's shape.
+    """Options of a head, besides the shape of its layer.
 
     Attributes:
         taps: layers of the target whose inputs are fused, in order.
-        draft_vocabulary: mask of the tokens that it can draft, as `draft_vocabulary.to_mask` makes it; None: all.
-        own_embedding: it has an embedding of its own beside the target's.
-        tap_norm: RMSNorm before the taps are fused: of each, or of all as one vector (`fc_norm`, `norm_before_fc`).
-        norm_before_residual: the residual stream begins with the normed feature, not with the feature.
-        final_norm: an RMSNorm stands before the LM head.
-        returns_normed: what is fed back is that norm's output, not its input (`norm_output` of speculators and vLLM).
+        draft_vocabulary: mask of the tokens that it can draft, from `draft_vocabulary.to_mask`; None: all.
+        own_embedding: it has its own embedding instead of the target's.
+        tap_norm: RMSNorm of the taps before fusion: of each, or of all as one vector (`fc_norm`, `norm_before_fc`).
+        norm_before_residual: the residual stream starts with the normed feature, not with the feature itself.
+        final_norm: there is an RMSNorm before the LM head.
+        returns_normed: the next feature is that norm's output, not its input (`norm_output` of speculators and vLLM).
     """
 
     taps: tuple[int, ...]
@@ -60,14 +60,15 @@ class Eagle3Options:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "Eagle3Options":
-        """From `HeadShape.settings`, whose taps JSON makes a list."""
+        """The options in `HeadShape.settings`, where taps are a list, as in JSON."""
         return cls(**{**settings, "taps": tuple(settings["taps"])})
 
 
 class Eagle3Head(nnx.Module):
-    """Weights of a head.
+    """Weights of an EAGLE-3 head.
 
-    `layer.attention_norm` is of the token's embedding and `feature_norm` of the feature; attention reads both, 2D wide.
+    `layer.attention_norm` normalises the token's embedding, and `feature_norm` the feature. Attention reads both, so
+    its input has width 2D.
     """
 
     def __init__(self, config: LlamaConfig, options: Eagle3Options, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
@@ -89,12 +90,12 @@ class Eagle3Head(nnx.Module):
 
     @property
     def ids(self) -> np.ndarray:
-        """Ids of the tokens that it can draft, ascending, int32 [Vd]."""
+        """Ids of the draft vocabulary, ascending, int32 [Vd]."""
         return draft_vocabulary.ids_of(self.options.draft_vocabulary, self.config.vocab_size)
 
 
 def fuse(head: Eagle3Head, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
-    """The feature that the target's hidden states make: fc of all of them, in order."""
+    """The fused feature: fc of the target's hidden states, in order."""
     eps, norms = head.config.norm_eps, [scale[...] for scale in head.tap_norms]
     if head.options.tap_norm == "each":
         taps = tuple(rms_norm(tap, scale, eps) for tap, scale in zip(taps, norms, strict=True))
@@ -107,7 +108,7 @@ def fuse(head: Eagle3Head, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Arr
 def layer_input(
     head: Eagle3Head, target: Llama, tokens: Int[Array, "B W"], features: Float[Array, "B W D"]
 ) -> tuple[Float[Array, "B W I"], Float[Array, "B W D"]]:
-    """What attention reads of pairs, I = 2D: the token's embedding, then the feature; and the residual stream."""
+    """The input of attention for pairs, [embedding ; feature] with I = 2D, and the residual stream."""
     token = look_up(target.embedding if head.embedding is None else head.embedding, tokens).astype(features.dtype)
     normed = rms_norm(features, head.feature_norm[...], head.config.norm_eps)
     scale = head.layer.attention_norm
@@ -117,13 +118,13 @@ def layer_input(
 
 
 def layer_output(head: Eagle3Head, stream: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """What is fed back as the next feature, of the residual stream after attention."""
+    """The next feature, from the residual stream after attention."""
     out = mlp_block(head.layer, head.config, constrain(stream, *STREAM))
     return _normed(head, out) if head.options.returns_normed else out
 
 
 def draft_logits(head: Eagle3Head, features: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-    """Logits, float32, of the V tokens of the draft vocabulary, from what the layer fed back."""
+    """Logits over the draft vocabulary (V here), float32, from the features of `layer_output`."""
     normed = features if head.options.returns_normed else _normed(head, features)
     return lm_head(normed, head.head)
 
@@ -133,12 +134,12 @@ def _normed(head: Eagle3Head, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
 
 
 def official_taps(num_layers: int) -> tuple[int, ...]:
-    """The inputs of layers 2, n/2 and n - 3, as in EAGLE's own code; of fewer than 7 layers some coincide."""
+    """Layers 2, n/2 and n - 3, as in EAGLE's own code. If the target has fewer than 7 layers, some coincide."""
     return tuple(min(max(tap, 0), num_layers - 1) for tap in (2, num_layers // 2, num_layers - 3))
 
 
 def reader(models: Models) -> PairReader:
-    """How a head reads pairs."""
+    """The layer and the LM head with which an EAGLE-3 head reads pairs."""
     head: Eagle3Head = models.draft
 
     def layer(
@@ -152,7 +153,7 @@ def reader(models: Models) -> PairReader:
 
 
 def drafts_of(head: Eagle3Head, logits: Float[Array, "B W V"], hidden: Float[Array, "B W D"]) -> Drafts:
-    """What logits over the draft vocabulary say."""
+    """Drafts from logits over the draft vocabulary."""
     return draft_vocabulary.drafts_of(head.options.draft_vocabulary, head.config.vocab_size, logits, hidden)
 
 
@@ -168,12 +169,12 @@ class Eagle3(Drafter):
     def head_for(
         self, target: LlamaConfig, ids: Iterable[int] | None = None, taps: Iterable[int] | None = None
     ) -> HeadShape:
-        """One layer of the target's shape without biases and norms of queries and keys.
+        """One layer of the target's shape without biases and without norms of queries and keys.
 
-        Its rope has the target's base and is not scaled, which official configs have no words for.
+        Its rope has the target's base and no scaling, because the official config format has no field for scaling.
 
         Args:
-            ids: of the draft vocabulary; None: the first 32,000.
+            ids: ids of the draft vocabulary; None: the first 32,000.
             taps: layers of the target whose inputs it reads, from 0; None: the official three.
         """
         layer = dataclasses.replace(
@@ -194,11 +195,11 @@ class Eagle3(Drafter):
         try:
             options = Eagle3Options.from_settings(shape.settings)
         except (TypeError, KeyError) as error:
-            raise ValueError(f"has settings that are no EAGLE-3 head's: {error}") from error
+            raise ValueError(f"does not have the settings of an EAGLE-3 head: {error}") from error
         if outside := [tap for tap in options.taps if not 0 <= tap < target.num_layers]:
             raise ValueError(
-                f"reads the input of layer {outside[0]} (from 0) and this target has {target.num_layers}: it is "
-                "another's, or its ids of layers were read by the wrong convention (--taps)"
+                f"reads the input of layer {outside[0]} (from 0) and this target has {target.num_layers}: it is for "
+                "another target, or its layer numbers follow another convention (--taps)"
             )
 
     def taps(self, models: Models) -> tuple[int, ...]:

@@ -29,9 +29,9 @@ from jaxspec.model.rms_norm import rms_norm
 
 
 class EarlyExitHead(nnx.Module):
-    """Weights of an exit after the target's first `first` layers: decoder layers, norm and LM head of its own.
+    """Weights of an exit after the target's first `first` layers: its own decoder layers, norm and LM head.
 
-    Without a layer, the LM head reads what the first layers give (the paper's ablation, Table 4).
+    Without a layer, norm and LM head read the output of the first layers (the paper's ablation, Table 4).
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class EarlyExitHead(nnx.Module):
         draft_vocabulary: str | None = None,
         dtype: jnp.dtype = FLOAT32,
     ):
-        """`config.num_layers` is the number of exit layers, mostly one; without `exit_layer` there is none."""
+        """`config.num_layers` is the number of exit layers, usually one. If `exit_layer` is false there is none."""
         self.config, self.first, self.draft_vocabulary = config, first, draft_vocabulary
         width = config.hidden_size
         self.layers = nnx.List([Layer(rngs, config, dtype) for _ in range(config.num_layers * exit_layer)])
@@ -54,29 +54,29 @@ class EarlyExitHead(nnx.Module):
 
 @chex.dataclass(frozen=True)
 class LowerLayers:
-    """What drafting computed of the target's first layers, for the N nodes of the tree that it grew."""
+    """Results of the target's first layers for the N nodes of the drafted tree."""
 
-    nodes: tuple[kv.KV, ...]  # keys and values, one a layer
-    hidden: Float[Array, "B N D"]  # the input of the layer after them
-    known: Bool[Array, "B N"]  # nodes that it was computed for: those expanded
+    nodes: tuple[kv.KV, ...]  # keys and values of each of these layers
+    hidden: Float[Array, "B N D"]  # output of these layers
+    known: Bool[Array, "B N"]  # nodes with results: the expanded ones
 
 
 @chex.dataclass(frozen=True)
 class EarlyExitState:
-    """The exit layers' cache of committed tokens, the root not included, and this round's nodes while drafting."""
+    """The exit layers' cache of committed tokens, without the root, and during drafting this round's nodes."""
 
-    cache: tuple[kv.KV, ...]  # one an exit layer
-    nodes: tuple[kv.KV, ...] | None  # of expanded nodes, one an exit layer
+    cache: tuple[kv.KV, ...]  # one per exit layer
+    nodes: tuple[kv.KV, ...] | None  # keys and values of expanded nodes, one per exit layer
     lower: LowerLayers | None
 
 
 def default_first(num_layers: int) -> int:
-    """Layers of the target before the exit: 6.5 % of them, hence the paper's 3 of 40 and 5 of 80; at least one."""
+    """Number of target layers before the exit: 6.5 % of them, but at least one; as in the paper 3 of 40 and 5 of 80."""
     return max(1, round(0.065 * num_layers))
 
 
 def predict(head: EarlyExitHead, x: Float[Array, "B W D"]) -> tuple[Float[Array, "B W V"], Float[Array, "B W D"]]:
-    """Logits, float32, and the hidden states that gave them, from the exit layers' output (Eq. 1)."""
+    """Logits (float32) and the hidden states that gave them, from the exit layers' output (Eq. 1)."""
     hidden = rms_norm(x, head.norm[...], head.config.norm_eps)
     return linear(hidden, head.head).astype(jnp.float32), hidden
 
@@ -92,7 +92,7 @@ class EarlyExit(Drafter):
     reuses_drafting: ClassVar[bool] = True
 
     def head_for(self, target: LlamaConfig, first: int | None = None, exit_layers: int = 1) -> HeadShape:
-        """An exit of `exit_layers` decoder layers after the first ones; None: as many as `default_first` has it."""
+        """An exit of `exit_layers` (0 or more) decoder layers after `first` target layers (None: `default_first`)."""
         settings: dict[str, Any] = {"first": default_first(target.num_layers) if first is None else first}
         if exit_layers == 0:
             settings["exit_layer"] = False
@@ -103,7 +103,7 @@ class EarlyExit(Drafter):
 
     def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
         if not 0 < (first := shape.settings["first"]) < target.num_layers:
-            raise ValueError(f"comes after layer {first} and this target has {target.num_layers}: it is another's")
+            raise ValueError(f"exits after {first} layers and this target has {target.num_layers}: it is for another")
 
     def taps(self, models: Models) -> tuple[int, ...]:
         return (models.draft.first,) if models.draft.layers else ()
@@ -124,7 +124,7 @@ class EarlyExit(Drafter):
         for layer, old in zip(head.layers[:-1], state.cache, strict=False):
             x, new = decoder_layer(layer, head.config, x, attend, old, None)
             news.append(new)
-        # Of the last exit layer nothing but keys and values will be asked for.
+        # Only keys and values of the last exit layer are needed.
         news.append(keys_and_values(head.layers[-1], head.config, x, at))
         cache = kv.append(state.cache, tuple(news), committed.start, after=x[:, 0].argmax(-1))
         return EarlyExitState(cache=cache, nodes=None, lower=None)
@@ -176,14 +176,14 @@ class EarlyExit(Drafter):
         slots: Int[Array, "B N"],
         leaves: int,
     ) -> Output:
-        """The target over all nodes of a tree, from what is known of its first layers."""
+        """Runs the target over all nodes of a tree, and reuses the known results of its first layers."""
         if state.lower is None:  # nothing was drafted
             return super().target_forward(models, state, prefix, tree, slots, leaves)
         model, bottom = models.target, state.lower
         config, first = model.config, len(bottom.nodes)
         at, cached, rows = positions(prefix, tree.depth), prefix.length - 1, kv.capacity(prefix.cache)
         missing = tree.live & ~take(bottom.known, slots)
-        found, leaf = jax.lax.top_k(missing.astype(jnp.float32), leaves)  # of equals it takes the first: an order
+        found, leaf = jax.lax.top_k(missing.astype(jnp.float32), leaves)  # equal values keep their order
         put_at = jnp.where(found > 0, leaf, tree.token.shape[1])
         known = tuple(kv.gather_path(layer, slots) for layer in bottom.nodes)
         attend = attend_to(config, take(at, leaf), tree_mask(tree, leaf), cached, rows, put_at)

@@ -26,7 +26,7 @@ from jaxspec.model.llama import Llama, forward, keys_and_values, unembed
 
 
 class EddHead(nnx.Module):
-    """Weights of a head: a whole LLaMA of one layer, which reads the output of layer `tap` of its target, from 0."""
+    """Weights of an EDD head: a LLaMA of one layer, which reads the output of the target's layer `tap` (from 0)."""
 
     def __init__(
         self,
@@ -43,22 +43,22 @@ class EddHead(nnx.Module):
 
 @chex.dataclass(frozen=True)
 class EddState:
-    """The layer's keys and values: of verified tokens, made of hidden states, and of this round's nodes meanwhile."""
+    """Keys and values of verified tokens, computed from hidden states; during drafting also of this round's nodes."""
 
-    cache: tuple[kv.KV, ...]  # of one layer, a row a committed token, the root not included
-    nodes: tuple[kv.KV, ...] | None  # of expanded nodes, the root among them
+    cache: tuple[kv.KV, ...]  # one layer, one row for each committed token, except the root
+    nodes: tuple[kv.KV, ...] | None  # keys and values of expanded nodes, the root included
 
 
 def default_tap(num_layers: int) -> int:
-    """The fourth-to-last layer, the best one in the paper (§4.3.1); of fewer than four layers, the first.
+    """The fourth-to-last layer, the best in the paper (§4.3.1); the first if there are fewer than four.
 
-    Layer 28 of LLaMA2-7B's 32, counted from 0: its output is Hugging Face's `hidden_states[-4]`.
+    For LLaMA2-7B with 32 layers it is layer 28, counted from 0. Its output is Hugging Face's `hidden_states[-4]`.
     """
     return max(0, num_layers - 4)
 
 
 def soft_prompt(head: EddHead, hidden: Float[Array, "B W D"], positions: Int[Array, "B W"]) -> kv.KV:
-    """Keys and values of tokens whose hidden states are known."""
+    """Keys and values of verified tokens, computed from the target's hidden states."""
     return keys_and_values(head.decoder.layers[0], head.config, hidden, positions)
 
 
@@ -67,8 +67,8 @@ def soft_prompt(head: EddHead, hidden: Float[Array, "B W D"], positions: Int[Arr
 class Edd(Drafter):
     """EDD: a one-layer LLaMA that reads the target's hidden states.
 
-    Of the target's last layer, should that be tapped, it reads the features: after the final norm, as Hugging Face's
-    `hidden_states[-1]` are.
+    If the tap is the target's last layer, it reads the features, after the final norm, like Hugging Face's
+    `hidden_states[-1]`.
     """
 
     name: ClassVar[str] = "edd"
@@ -76,7 +76,7 @@ class Edd(Drafter):
     has_head: ClassVar[bool] = True
 
     def head_for(self, target: LlamaConfig, tap: int | None = None) -> HeadShape:
-        """One layer of the target's shape. `tap`: layer whose output it reads, from 0; None: the fourth-to-last."""
+        """One layer of the target's shape. `tap` is the layer (from 0) whose output it reads; None: `default_tap`."""
         tap = default_tap(target.num_layers) if tap is None else tap
         return HeadShape(dataclasses.replace(target, num_layers=1), {"tap": tap})
 
@@ -85,7 +85,7 @@ class Edd(Drafter):
 
     def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
         if not 0 <= (tap := shape.settings["tap"]) < target.num_layers:
-            raise ValueError(f"reads layer {tap} (from 0) and this target has {target.num_layers}: it is another's")
+            raise ValueError(f"reads layer {tap} (from 0) and this target has {target.num_layers}: it is for another")
 
     def taps(self, models: Models) -> tuple[int, ...]:
         after = models.draft.tap + 1

@@ -22,25 +22,25 @@ from jaxspec.model.config import LlamaConfig
 
 @chex.dataclass(frozen=True)
 class PairState:
-    """Keys and values of true pairs, and what the head predicts after the root."""
+    """Keys and values of true pairs, and the head's prediction after the root."""
 
-    cache: tuple[kv.KV, ...]  # of one layer, a row a pair: one less than there are committed tokens
-    logits: Float[Array, "B C"]  # of the tokens that the head can draft
+    cache: tuple[kv.KV, ...]  # one layer, one row per pair: one fewer than committed tokens
+    logits: Float[Array, "B C"]  # logits after the root, over the tokens that the head can draft
     hidden: Float[Array, "B D"]  # the predicted feature of the root
-    nodes: tuple[kv.KV, ...] | None  # of this round's expanded nodes, while drafting
-    features: Float[Array, "B N D"] | None  # predicted, of the root and of each expanded node
+    nodes: tuple[kv.KV, ...] | None  # keys and values of this round's expanded nodes; None outside drafting
+    features: Float[Array, "B N D"] | None  # predicted features of the root and of each expanded node
 
 
 @dataclasses.dataclass(frozen=True)
 class PairReader:
-    """How a head reads pairs.
+    """The functions with which a head reads pairs.
 
     Attributes:
         config: shape of its layer.
-        layer: (tokens [B W], the features before them [B W D], what they attend to, cache, nodes) → predicted features
-            [B W D], and the nodes with the new keys and values.
-        logits: [*B C], float32, of predicted features [*B D].
-        shifted: the token of a pair is the one after its feature's; else it is the feature's own.
+        layer: (tokens [B W], features before them [B W D], `Attend`, cache, nodes) → predicted features [B W D], and
+            the nodes with the new keys and values.
+        logits: predicted features [*B D] → logits [*B C], float32.
+        shifted: whether the token of a pair is the one after its feature's token; false: the feature's own token.
     """
 
     config: LlamaConfig
@@ -50,7 +50,7 @@ class PairReader:
 
 
 def empty(config: LlamaConfig, batch: int, rows: int, tokens: int, dtype: jnp.dtype) -> PairState:
-    """State before the first pair, for a head that can draft so many different tokens."""
+    """State before the first pair, for a head with `tokens` tokens in its draft vocabulary."""
     return PairState(
         cache=kv.allocate(config, batch, rows, dtype, num_layers=1),
         logits=jnp.zeros((batch, tokens), jnp.float32),
@@ -61,7 +61,7 @@ def empty(config: LlamaConfig, batch: int, rows: int, tokens: int, dtype: jnp.dt
 
 
 def observe(reader: PairReader, state: PairState, committed: Committed, features: Float[Array, "B T D"]) -> PairState:
-    """Keeps the true pairs of what was committed, whose features are given."""
+    """Adds the pairs of newly committed tokens, with their true features, to the cache."""
     batch, width = committed.token.shape
     at, mask = committed.position, causal_mask(batch, width)
     attend = attend_to(reader.config, at, mask, committed.start, kv.capacity(state.cache))
@@ -80,7 +80,7 @@ def observe(reader: PairReader, state: PairState, committed: Committed, features
 
 
 def begin(reader: PairReader, state: PairState, tree: DraftTree) -> PairState:
-    """The state with room for the pairs of a tree's nodes. After the root it has logits already."""
+    """The state with room for the pairs of a tree's nodes."""
     batch, size = tree.token.shape
     nodes = kv.allocate(reader.config, batch, size, state.hidden.dtype, num_layers=1)
     features = jnp.zeros((batch, size, state.hidden.shape[-1]), state.hidden.dtype).at[:, 0].set(state.hidden)
@@ -90,7 +90,7 @@ def begin(reader: PairReader, state: PairState, tree: DraftTree) -> PairState:
 def expand(
     reader: PairReader, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
 ) -> tuple[Float[Array, "B W C"], Float[Array, "B W D"], PairState]:
-    """Logits after each node of the frontier, and the features that they were read from."""
+    """Logits after each node of the frontier, the predicted features that gave them, and the new state."""
     assert state.nodes is not None and state.features is not None, "root comes before expand"
     node, slots = frontier.node, slots_of(tree, frontier)
     parent = take(tree.parent, node)
@@ -104,5 +104,5 @@ def expand(
 
 
 def _positions(prefix: Prefix, tree: DraftTree, node: Int[Array, "B W"]) -> Int[Array, "B W"]:
-    """A pair stands where its feature does: one before its token."""
+    """Rotary positions of pairs: those of their features, one before their tokens."""
     return positions(prefix, take(tree.depth, node)) - 1

@@ -26,46 +26,47 @@ from jaxspec.drafters.suffix_match import Continuation, MatchState
 from jaxspec.model.llama import Output
 
 LONGEST = 16
-"""Tokens of a match, at most: of longer ones the latest wins."""
+"""Most tokens of a match that are compared. Among equally long matches the latest wins."""
+
 AGAINST_THE_HEAD = 0.25
-"""What a match is expected to be worth where the head says otherwise, as a share of what it is worth at all: a guess,
-on the side of the head, that comparisons in the text soon replace."""
+"""Prior chance of a match if the head prefers another token, relative to its prior chance in general. It is a guess in
+favour of the head, which comparisons in the text soon replace."""
 LEAST = -1e30
 """Below every logit but -inf."""
 
 
 @chex.dataclass(frozen=True)
 class HistoryState:
-    """The head's own state, what followed before, what that has been worth, and where this round's drafts are from."""
+    """The head's own state, and the state of history."""
 
     head: State
-    ahead: Continuation | None  # while drafting
-    against: MatchState  # matches at whose end the head, asked for the token after the root, said otherwise
-    copied: Bool[Array, " B"]  # rows that draft from history
-    skipped: Bool[Array, " B"]  # whether a pass of the head was left out, the same for every row
+    ahead: Continuation | None  # the earlier continuation of the text; None outside drafting
+    against: MatchState  # success of matches for which the head preferred another token after the root
+    copied: Bool[Array, " B"]  # rows that copy earlier text in this round
+    skipped: Bool[Array, " B"]  # whether a pass of the head was skipped, the same for every row
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class WithHistory(Drafter):
-    """Drafts what followed the text's last tokens before, where `history` of them or more match; else as the head does.
+    """Copies earlier text if at least `history` of the last tokens match it; otherwise drafts with the head.
 
-    A match gives a chain, each token the only child of the one before, as deep as the builder goes. Of a shorter match
-    the head's own tree has more: at the nodes that go on as the text did, the next token has at least the weight of how
-    often, in this text, matches of this length were right where the head said otherwise.
+    A copy is a chain: each token is the only child of the one before, down to the builder's depth. With a shorter match
+    the head drafts, but the match raises probabilities: at nodes that continue like the earlier text, the earlier next
+    token gets at least the rate at which such matches were right in this text when the head preferred another token.
 
-    `observe` always runs, so the head's keys and values have no gaps. A pass of the head runs where any row needs it,
-    which decides for no row what it drafts.
+    `observe` always runs, so the head's keys and values have no gaps. The head's pass runs if any row needs it. This
+    does not change the drafts of any row.
     """
 
     name: ClassVar[str] = "history"
-    abstains: ClassVar[bool] = True  # a node of a copy has one child
+    abstains: ClassVar[bool] = True  # a copied node has one child
     head: Drafter
     history: int
 
     @property
     def reuses_drafting(self) -> bool:
-        """As the head does."""
+        """The head's."""
         return self.head.reuses_drafting
 
     def taps(self, models: Models) -> tuple[int, ...]:
@@ -122,7 +123,7 @@ class WithHistory(Drafter):
     def _ask(
         self, state: HistoryState, frontier: Frontier, ask: Callable[[State], tuple[Drafts, State]]
     ) -> tuple[Drafts, HistoryState]:
-        """What the head says, if a live row that does not copy needs it."""
+        """Runs the head's pass if a live row that does not copy needs it."""
         needed = (frontier.live.any(axis=1) & ~state.copied).any()
         drafts, head = ask_if(needed, ask, state.head)
         return drafts, dataclasses.replace(state, head=head, skipped=state.skipped | ~needed)
@@ -146,9 +147,10 @@ class WithHistory(Drafter):
 
 
 def ask_if(needed: Bool[Array, ""], ask: Callable[[State], tuple[Drafts, State]], state: State) -> tuple[Drafts, State]:
-    """What a head says, and its state after that, where it is needed; else zeros, and its state as it was.
+    """Runs the head's pass if it is needed; otherwise returns zeros and the old state.
 
-    What the pass leaves as it is never goes through the branches: a cache that one returned would be copied.
+    Arrays that the pass does not change do not go through the branches of the conditional: XLA would copy a cache that
+    a branch returns.
     """
     traced, shapes = jax.make_jaxpr(ask, return_shape=True)(state)
     said, after = shapes
@@ -177,7 +179,7 @@ def ask_if(needed: Bool[Array, ""], ask: Callable[[State], tuple[Drafts, State]]
 
 
 def first_choice(drafts: Drafts) -> Int[Array, " B"]:
-    """The token that the head finds likeliest after the root."""
+    """The head's most probable token after the root."""
     best = argmax(drafts.logits[:, :1].astype(jnp.float32))
     if drafts.token is None:
         return best[:, 0]
@@ -186,7 +188,7 @@ def first_choice(drafts: Drafts) -> Int[Array, " B"]:
 
 
 def beside(state: HistoryState, tree: DraftTree, frontier: Frontier, drafts: Drafts) -> Drafts:
-    """The head's drafts of a level together with what the text did before."""
+    """The head's drafts of a level, combined with the earlier continuation of the text."""
     ahead = state.ahead
     assert ahead is not None, "root comes before expand"
     matched = jnp.where(ahead.matched > 0, ahead.matched + frontier.level, 0)
@@ -197,7 +199,7 @@ def beside(state: HistoryState, tree: DraftTree, frontier: Frontier, drafts: Dra
 
 
 def repeats(tree: DraftTree, frontier: Frontier, ahead: Continuation) -> Bool[Array, "B W"]:
-    """Whether the path to each node of the frontier goes on as the text did before."""
+    """Whether the path to each node of the frontier equals the earlier continuation."""
     agrees = (tree.depth == 0) | (tree.token == take(ahead.token, tree.depth - 1))
     return (agrees[:, None] | ~take(tree.ancestors, frontier.node)).all(axis=-1)
 
@@ -205,10 +207,10 @@ def repeats(tree: DraftTree, frontier: Frontier, ahead: Continuation) -> Bool[Ar
 def with_copies(
     drafts: Drafts, token: Int[Array, "B W"], chance: Float[Array, "B W"], copied: Bool[Array, " B"]
 ) -> Drafts:
-    """The head's drafts after W nodes, in which each node's `token` has at least this weight; of a copied row it alone.
+    """The head's drafts after W nodes, with the probability of each node's `token` raised to at least `chance`.
 
-    Where that is more than the head gives it, the weights of all are normalised again. A token that the head cannot
-    draft takes the place of its last candidate.
+    If it is raised, the distribution is normalised again. A token that the head cannot draft replaces the head's last
+    candidate. In copied rows `token` is the only draft.
     """
     width, count = token.shape[1], drafts.logits.shape[-1]
     logits = for_each(drafts.logits.astype(jnp.float32), width)
@@ -232,5 +234,5 @@ def with_copies(
 
 
 def _mass(log_prob: Float[Array, "B W C"], of: Bool[Array, "B W C"]) -> Float[Array, "B W"]:
-    """The probability of the one candidate in each row."""
+    """The probability of the candidate marked in each row; 0 if none is marked."""
     return jnp.exp(jnp.where(of, log_prob, -jnp.inf).max(axis=-1))

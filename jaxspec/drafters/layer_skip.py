@@ -31,14 +31,14 @@ from jaxspec.model.llama import Layer, Llama, attention_block, embed, lm_head, m
 from jaxspec.model.rms_norm import rms_norm
 
 SEARCHED = (0.6, 0.3)
-"""Shares of attention and of MLP blocks that Draft & Verify's search left out of LLaMA-2-13B (arXiv:2309.08168,
-appendix C: 24 and 12 of 40), for targets for which nobody searched. Which blocks these are does not change the cost."""
+"""Shares of attention and of MLP blocks that Draft & Verify's search skips in LLaMA-2-13B (arXiv:2309.08168, appendix
+C: 24 and 12 of 40). They serve for targets without a search. The cost does not depend on which blocks are skipped."""
 
 
 class KeptBlocks(nnx.Module):
-    """Weights of their own for the blocks that a set keeps, each with its norm, and for the final norm.
+    """Trained weights of the blocks that a skip set keeps, each with its norm, and of the final norm.
 
-    The parameters are named as the target's are. Embedding and LM head stay the target's.
+    Parameters have the names of the target's. Embedding and LM head are the target's.
     """
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, skips: SkipMask, dtype: jnp.dtype = FLOAT32):
@@ -54,7 +54,7 @@ class KeptBlocks(nnx.Module):
 
 
 class WithDraftVocabulary(nnx.Module):
-    """A skip set, with weights of its own or without, and the columns of the target's LM head for some tokens."""
+    """A skip set, with or without trained weights, and the draft vocabulary's columns of the target's LM head."""
 
     def __init__(
         self,
@@ -71,13 +71,14 @@ class WithDraftVocabulary(nnx.Module):
 
 @chex.dataclass(frozen=True)
 class LayerSkipState:
-    """Keys and values of this round's root and expanded nodes, while drafting; one per layer, left out or not."""
+    """Keys and values of this round's root and expanded nodes, one KV for each layer, skipped or not; None outside
+    drafting."""
 
     nodes: tuple[kv.KV, ...] | None
 
 
 def unless(skipped: bool | Array, block: Callable[..., tuple], *stream: Any) -> tuple:
-    """What the block makes of the stream, or the stream as it is. A bool is decided now, an array when it runs."""
+    """block(*stream), or the stream itself if skipped. A bool decides at trace time, an array at run time."""
     if isinstance(skipped, bool):
         return stream if skipped else block(*stream)
     return jax.lax.cond(skipped, lambda *stream: stream, block, *stream)
@@ -92,7 +93,10 @@ def run_layer(
     prefix: kv.KV,
     nodes: kv.KV,
 ) -> tuple[Float[Array, "B W D"], kv.KV]:
-    """A layer on the residual stream, its attention, its MLP left out or not; `prefix` and `nodes` hold it alone."""
+    """One layer on the residual stream; `skipped` says whether its attention and its MLP are skipped.
+
+    `prefix` and `nodes` are this layer's keys and values.
+    """
     no_attention, no_mlp = skipped
     x, nodes = unless(no_attention, lambda x, nodes: attention_block(layer, config, x, attend, prefix, nodes), x, nodes)
     (x,) = unless(no_mlp, lambda x: (mlp_block(layer, config, x),), x)
@@ -104,8 +108,8 @@ def run_layer(
 class LayerSkip(Drafter):
     """Draft & Verify: the target without some of its blocks.
 
-    What drafts (`models.draft`) is a skip mask, static or traced, or the blocks that one keeps with weights of their
-    own; either of them may have a draft vocabulary.
+    `models.draft` is a skip mask, static or traced, or the trained blocks that a mask keeps; either may have a draft
+    vocabulary.
     """
 
     name: ClassVar[str] = "layer-skip"
@@ -115,7 +119,7 @@ class LayerSkip(Drafter):
     def head_for(
         self, target: LlamaConfig, attention_share: float = SEARCHED[0], mlp_share: float = SEARCHED[1]
     ) -> HeadShape:
-        """A set that leaves out these shares of the blocks, evenly spread; it has no weights."""
+        """A skip set with these shares of the blocks, evenly spread, without weights."""
         skips = spread(target.num_layers, attention_share, mlp_share)
         return HeadShape(target, layers_of(skips))
 

@@ -27,7 +27,7 @@ from jaxspec.model.mesh_rules import constrain
 
 
 class MedusaHead(nnx.Module):
-    """One head: a residual block (D → D) and an LM head of its own (D → vocabulary)."""
+    """One head: a residual block (D → D) and its own LM head (D → vocabulary)."""
 
     def __init__(self, width: int, vocab: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
         self.residual = Linear(rngs, (width, width), ("input", "embed"), bias=True, dtype=dtype)
@@ -35,7 +35,7 @@ class MedusaHead(nnx.Module):
 
 
 class MedusaHeads(nnx.Module):
-    """Weights of all heads for a target with `width` = D, random until loaded or begun."""
+    """Weights of all heads for a target of width D, random until loaded or initialised."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class MedusaState:
 
 
 def predict(head: MedusaHead, x: Float[Array, "*B D"]) -> tuple[Float[Array, "*B V"], Float[Array, "*B D"]]:
-    """Logits, float32, and the hidden states that gave them: x + SiLU(W x + b)."""
+    """Logits (float32) and the hidden states that gave them: x + SiLU(W x + b)."""
 
-    def whole(x):  # else chips that each have it share it out
+    def whole(x):  # replicated, because the partitioner would otherwise shard it
         return constrain(x, "batch", *[None] * (x.ndim - 1))
 
     hidden = whole(x + jax.nn.silu(whole(linear(x, head.residual))))
@@ -69,7 +69,7 @@ def predict(head: MedusaHead, x: Float[Array, "*B D"]) -> tuple[Float[Array, "*B
 
 
 def abstain(tokens: int, x: Float[Array, "B D"]) -> tuple[Float[Array, "B V"], Float[Array, "B D"]]:
-    """The head that proposes nothing."""
+    """Logits of -inf: no proposal, for levels beyond the last head."""
     return jnp.full((x.shape[0], tokens), -jnp.inf), x
 
 
@@ -87,7 +87,7 @@ class Medusa(Drafter):
     abstains: ClassVar[bool] = True
 
     def head_for(self, target: LlamaConfig, heads: int = 5) -> HeadShape:
-        """Five heads, as many as the tokens of the chain that EDD's paper compares with."""
+        """Five heads by default: EDD's paper compares drafters on chains of five tokens."""
         return HeadShape(target, {"heads": heads})
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> MedusaHeads:
@@ -107,13 +107,13 @@ class Medusa(Drafter):
     def expand(
         self, models: Models, state: MedusaState, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, MedusaState]:
-        # A switch and not a slice of stacked weights, which would be copied. Past the last head it takes the last one.
+        # A switch, because a slice of stacked weights would be copied. Levels beyond the last branch take the last one.
         heads = [partial(predict, head) for head in models.draft.heads]
         nothing = partial(abstain, size_of(models.draft.draft_vocabulary, models.target.config.vocab_size))
         return _drafts_of(models, *jax.lax.switch(frontier.level, [*heads, nothing], state.feature)), state
 
 
 def _drafts_of(models: Models, logits: Float[Array, "B C"], hidden: Float[Array, "B D"]) -> Drafts:
-    """What a head says, the same after every node of a level."""
+    """Drafts from one head's logits, the same for every node of a level."""
     vocab = models.target.config.vocab_size
     return drafts_of(models.draft.draft_vocabulary, vocab, logits[:, None], hidden[:, None])

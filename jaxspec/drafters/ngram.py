@@ -13,23 +13,22 @@ from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
 from jaxspec.drafters import suffix_match
 from jaxspec.drafters.suffix_match import MatchState
 
-CANDIDATES = 10  # different tokens that a node may be followed by
+CANDIDATES = 10  # most different tokens that are proposed after a node
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Ngram(Drafter):
-    """Prompt lookup: drafts what followed an earlier match.
+    """Prompt lookup: drafts the tokens that followed an earlier match of the last tokens.
 
-    It matches the last tokens against all committed ones. The longest match wins, and of equal ones the most recent.
-
-    All candidates of a node together have the chance that its longest match has had in this text: its state counts for
-    each length of a match how often the text went on as it did before.
+    It compares the last tokens with all committed tokens. The longest match wins, and among equal ones the latest. All
+    candidates of a node together have the success rate of its longest match: the state counts, for each match length,
+    how often the text continued as before.
 
     Attributes:
-        longest: most tokens compared.
-        shortest: fewest that must match before anything is proposed; with no match a row drafts nothing.
-        sharpness: nats between a match and one that is a token shorter, where the draft is sampled.
+        longest: most tokens that are compared.
+        shortest: fewest tokens that must match; a row without such a match drafts nothing.
+        sharpness: for sampled drafts, the difference in nats between a match and one that is a token shorter.
     """
 
     name: ClassVar[str] = "ngram"
@@ -39,7 +38,7 @@ class Ngram(Drafter):
     sharpness: float = 4.0
 
     def __post_init__(self) -> None:
-        self.require(most=64, shortest=1, longest=0)  # each is a pass over the text
+        self.require(most=64, shortest=1, longest=0)  # limited, because each token is a pass over the text
         if self.shortest > self.longest:
             raise ValueError(f"ngram: 1 <= shortest <= longest, not {self.shortest} and {self.longest}")
         if not 1 < self.sharpness < float("inf"):
@@ -65,7 +64,7 @@ class Ngram(Drafter):
         size = history.shape[1]
         place = jnp.where(matched >= self.shortest, matched * size + jnp.arange(size), -1)
         follows, tokens, best = jnp.roll(history, -1, axis=1)[:, None], [], []
-        for _ in range(CANDIDATES):  # the longest match, then the latest; then the best that another token follows
+        for _ in range(CANDIDATES):  # the longest, then latest match; then the next one with another next token
             best.append(place.max(axis=-1))
             tokens.append(jnp.take_along_axis(follows[:, 0], best[-1] % size, axis=1))
             place = jnp.where(follows == tokens[-1][..., None], -1, place)
@@ -80,7 +79,7 @@ class Ngram(Drafter):
 def path_ends(
     tree: DraftTree, node: Int[Array, "B W"], committed: Int[Array, "B 1 longest"]
 ) -> Int[Array, "B W longest"]:
-    """The last tokens of each node's path, backwards: drafted ones, then `committed`, whose first is the root's."""
+    """The last tokens of each node's path, last first: drafted ones, then `committed`, which starts with the root."""
     drafted, longest = take(tree.depth, node), committed.shape[-1]
     tokens = []
     for i in range(longest):

@@ -11,11 +11,11 @@ from jaxspec.decoding.tree import DraftTree, Frontier
 @final
 @dataclasses.dataclass(frozen=True)
 class Plain(Drafter):
-    """Drafts nothing: the baseline."""
+    """Plain decoding, the baseline: it does not draft."""
 
     name: ClassVar[str] = "plain"
 
     def expand(
         self, models: Models, state: State, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, State]:
-        raise ValueError("plain drafts nothing: its builder is Chain(length=0)")
+        raise ValueError("plain decoding does not draft: its builder is Chain(length=0)")

@@ -13,26 +13,26 @@ from jaxtyping import Array, Bool
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class SkipMask:
-    """Whether each of L layers leaves out its attention, and its MLP. Static: every set is a program of its own."""
+    """Whether each of L layers skips its attention, and its MLP. It is static, so each set has its own program."""
 
     attention: tuple[bool, ...]
     mlp: tuple[bool, ...]
 
     def traced(self) -> "TracedSkipMask":
-        """The same, traced."""
+        """The same set as traced arrays."""
         return TracedSkipMask(attention=jnp.asarray(self.attention), mlp=jnp.asarray(self.mlp))
 
 
 @chex.dataclass(frozen=True)
 class TracedSkipMask:
-    """What a `SkipMask` says, traced: one program serves all sets, which a search tries by the hundred."""
+    """A `SkipMask` as traced arrays: one program serves all sets that a search tries."""
 
     attention: Bool[Array, " L"]
     mlp: Bool[Array, " L"]
 
 
 def skip(num_layers: int, attention: Collection[int], mlp: Collection[int]) -> SkipMask:
-    """The set that leaves out the attention and the MLP of these layers, counted from 0."""
+    """The set that skips the attention and the MLP of these layers, counted from 0."""
 
     def among(chosen):
         return tuple(i in chosen for i in range(num_layers))
@@ -41,17 +41,17 @@ def skip(num_layers: int, attention: Collection[int], mlp: Collection[int]) -> S
 
 
 def numbers(switches: Collection[bool]) -> list[int]:
-    """The layers whose switch is on."""
+    """The indices of true values."""
     return [i for i, skipped in enumerate(switches) if skipped]
 
 
 def layers_of(skips: SkipMask) -> dict[str, list[int]]:
-    """The layers whose attention and whose MLP are left out."""
+    """The layers whose attention, and whose MLP, is skipped."""
     return {"attention": numbers(skips.attention), "mlp": numbers(skips.mlp)}
 
 
 def spread(num_layers: int, attention_share: float, mlp_share: float) -> SkipMask:
-    """Leaves out these shares of the attention and of the MLP blocks, evenly over the layers."""
+    """The set that skips these shares of attention and of MLP blocks, evenly spread over the layers."""
 
     def chosen(share):
         return [i for i in range(num_layers) if int((i + 1) * share) > int(i * share)]
@@ -60,7 +60,7 @@ def spread(num_layers: int, attention_share: float, mlp_share: float) -> SkipMas
 
 
 def check_layers(settings: dict[str, Any], num_layers: int) -> None:
-    """Raises ValueError where a head's settings do not name layers of a target."""
+    """Raises ValueError if a head's settings are not a skip set of a target with this number of layers."""
     found = {"trained": False, "draft_vocabulary": None, **settings}
     are_layers = lambda some: isinstance(some, list) and all(type(i) is int and 0 <= i < num_layers for i in some)
     lists = [found.get(name) for name in ("attention", "mlp")]

@@ -10,35 +10,35 @@ from jaxspec.decoding.tree import take
 
 NO_TOKEN = -1
 TRUST = 4.0
-"""How many comparisons the expectation of a text that nothing is known of is worth."""
+"""Weight of the prior expectation, in comparisons."""
 
 
 @chex.dataclass(frozen=True)
 class Continuation:
-    """What followed where as many last tokens as possible stood together before; of several places, at the latest."""
+    """The tokens that followed the longest earlier match of the last tokens; among equal ones, the latest."""
 
     token: Int[Array, "B ahead"]
-    matched: Int[Array, " B"]  # how many last tokens stood there; 0: none, and `token` means nothing
+    matched: Int[Array, " B"]  # length of the match; 0: there is none, and `token` has no meaning
 
 
 @chex.dataclass(frozen=True)
 class MatchState:
-    """How often the token that followed a match of 1, 2, … tokens came again, and this round's guess."""
+    """For matches of 1, 2, … tokens: how often the text continued as before; and this round's guess."""
 
-    compared: Int[Array, "B matched"]
-    came: Int[Array, "B matched"]
-    ahead: Continuation | None  # while drafting
+    compared: Int[Array, "B matched"]  # number of comparisons, by match length
+    came: Int[Array, "B matched"]  # number of them in which the same token followed
+    ahead: Continuation | None  # the guess; None outside drafting
 
 
 def unmatched(batch: int, longest: int) -> MatchState:
-    """State of `batch` sequences in which nothing was compared, for matches of up to `longest` tokens."""
+    """Initial state of `batch` sequences, for matches of up to `longest` tokens."""
     return MatchState(
         compared=jnp.zeros((batch, longest), jnp.int32), came=jnp.zeros((batch, longest), jnp.int32), ahead=None
     )
 
 
 def last_tokens(text: Int[Array, "B S"], length: Int[Array, " B"], count: int) -> Int[Array, "B 1 count"]:
-    """The last `count` of the first `length` tokens, backwards; NO_TOKEN before the first."""
+    """The last `count` of the first `length` tokens, last first; NO_TOKEN before the beginning of the text."""
     at = length[:, None] - 1 - jnp.arange(count)
     return jnp.where(at >= 0, take(text, at), NO_TOKEN)[:, None]
 
@@ -46,12 +46,12 @@ def last_tokens(text: Int[Array, "B S"], length: Int[Array, " B"], count: int) -
 def match_lengths(
     text: Int[Array, "B S"], length: Int[Array, " B"], ends: Int[Array, "B W longest"]
 ) -> Int[Array, "B W S"]:
-    """How many of the last tokens of W texts stand before and at each position of what is committed.
+    """For each committed position, the number of tokens up to it that equal the last tokens of each of W texts.
 
-    0 at the last of the `length` committed tokens, which nothing follows yet, and after it.
+    It is 0 at the last committed token, which has no next token yet, and after it.
 
     Args:
-        ends: the last tokens, backwards; NO_TOKEN where a text is shorter.
+        ends: the last tokens of each text, last first; NO_TOKEN if a text is shorter.
     """
     longest, size = ends.shape[-1], text.shape[1]
     before = jnp.pad(text, [(0, 0), (longest - 1, 0)], constant_values=NO_TOKEN - 1)
@@ -65,9 +65,9 @@ def match_lengths(
 
 
 def continuation(text: Int[Array, "B S"], length: Int[Array, " B"], longest: int, ahead: int) -> Continuation:
-    """`ahead` tokens that followed the longest match of up to `longest` of the last of `length` tokens.
+    """The `ahead` tokens after the longest earlier match of the last tokens, which compares up to `longest` tokens.
 
-    Where fewer follow, they are taken to go on as they did so far: a text that repeats after so many tokens.
+    If fewer tokens follow the match, they are repeated: the text is assumed to be periodic.
     """
     size = text.shape[1]
     matched = match_lengths(text, length, last_tokens(text, length, longest))[:, 0]
@@ -79,10 +79,13 @@ def continuation(text: Int[Array, "B S"], length: Int[Array, " B"], longest: int
 
 
 def chance(state: MatchState, matched: Int[Array, "B *W"], share: float = 1.0) -> Float[Array, "B *W"]:
-    """The chance that what followed a match of so many tokens comes again: as often as in this text; 0 where none.
+    """The estimated probability that the token after a match of this length follows again; 0 without a match.
+
+    It is the rate in this text so far, with `share * expectation` as prior.
 
     Args:
-        share: of `expectation` to begin with, where not every match is compared.
+        matched: lengths of matches.
+        share: factor of the prior, for states that compare only some matches.
     """
     longest = state.came.shape[1]
     expected = share * expectation(jnp.arange(1, longest + 1))
@@ -93,14 +96,14 @@ def chance(state: MatchState, matched: Int[Array, "B *W"], share: float = 1.0) -
 
 
 def expectation(matched: Int[Array, " matched"]) -> Float[Array, " matched"]:
-    """The same of a text that nothing is known of."""
+    """The prior probability, by length of the match."""
     return matched / (matched + 2.0)
 
 
 def learn(state: MatchState, next_token: Int[Array, "B T"], count: Int[Array, " B"]) -> MatchState:
-    """The state after a round that committed the first `count` of these tokens. A chunk of a prompt changes nothing.
+    """The state after a round that committed the first `count` of these tokens. Chunks of a prompt do not change it.
 
-    Each token that the text had in common with the guess makes the match longer by one.
+    Each token that equals the guess makes the match one token longer.
     """
     guess = state.ahead
     if guess is None:
@@ -108,7 +111,7 @@ def learn(state: MatchState, next_token: Int[Array, "B T"], count: Int[Array, " 
     most, longest = min(next_token.shape[1], guess.token.shape[1]), state.came.shape[1]
     place = jnp.arange(most)
     came = (next_token[:, :most] == guess.token[:, :most]) & (place < count[:, None])
-    before = jnp.cumprod(jnp.pad(came, [(0, 0), (1, 0)], constant_values=1), axis=1)  # all so far, of none on
+    before = jnp.cumprod(jnp.pad(came, [(0, 0), (1, 0)], constant_values=1), axis=1)  # whether all earlier tokens came
     compared = (before[:, :-1] > 0) & (place < count[:, None]) & (guess.matched > 0)[:, None]
     bucket = jnp.minimum(guess.matched[:, None] + place, longest)
     here = bucket[..., None] == jnp.arange(1, longest + 1)

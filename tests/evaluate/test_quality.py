@@ -144,7 +144,7 @@ def test_two_runs_are_tested_question_by_question(tmp_path: Path, capsys: pytest
     """Of 8 questions, all of them faster: p is 2 / 2^8."""
     first, second = run_of(tmp_path / "a.json"), run_of(tmp_path / "b.json", faster=1.25)
     printed, rows = compared(capsys, first, second)
-    assert "Over the 8 questions" in printed
+    assert "over the 8 questions of both" in printed
     assert rows["plain"] == "the same 1.000 the same 1.000 the same 1.000"
     assert rows["eagle+static"] == "25 % higher .008 25 % higher .008 the same 1.000"
     _, rows = compared(capsys, second, first)
@@ -155,7 +155,7 @@ def test_only_questions_of_both_runs_are_tested(tmp_path: Path, capsys: pytest.C
     """Five questions in batches of four are two batches, of which one test can say nothing."""
     first = run_of(tmp_path / "a.json")
     printed, rows = compared(capsys, first, run_of(tmp_path / "b.json", 2.0, questions=5, batch_size=4))
-    assert "Over the 5 questions" in printed
+    assert "over the 5 questions of both" in printed
     assert rows["eagle+static"].startswith("unclear .500 unclear .500")
     none = run_of(tmp_path / "none.json")
     log_of(none).write_text(log_of(none).read_text(encoding="utf-8").replace("Say something", "Say nothing"))

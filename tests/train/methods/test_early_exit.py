@@ -154,7 +154,7 @@ def test_an_exit_is_trained_and_used(target, source, tmp_path):
     assert [each.tokens for each in drafted] == [each.tokens for each in plain]
     config = json.loads((copy / "heads/early-exit/config.json").read_text())
     (copy / "heads/early-exit/config.json").write_text(json.dumps({**config, "settings": {"first": 9}}))
-    with pytest.raises(config_json.CheckpointError, match="comes after layer 9 and this target has 2"):
+    with pytest.raises(config_json.CheckpointError, match="exits after 9 layers and this target has 2"):
         jaxspec.Engine(model, "early-exit")
 
 
