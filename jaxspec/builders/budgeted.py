@@ -24,30 +24,30 @@ class Budgeted(Priced, ConfidencePower):
 
     Their number depends on the draft's confidence and the device's costs.
 
-    A round that drafted D levels and verifies the kept nodes K is worth
+    A round that drafted D levels and verifies the set K of nodes has the rate
 
         rate(D, K) = (1 + Σ_{i in K} p_i) / (D · cost + verify(smallest compiled size that holds K))
 
-    expected tokens, the bonus token included, by time in forwards of the target over one token; p_i is the chance of
-    path i to be accepted: the product over its nodes of the drafter's probability of each, given its parent, raised to
-    `power` where it is the first of its siblings. The tree's confidences are these. Of all sets that hold the
-    parents of their nodes, the one kept has the highest rate: the most confident nodes, as many as fill the best size.
-    Drafting is over by then, but its time counts.
+    which is expected tokens, with the bonus token, per time in units of s_t(1). p_i is the probability that the path to
+    node i is accepted: the product of the drafter's probabilities of its nodes, each given its parent. The probability
+    of a first sibling is raised to `power`. These products are the tree's confidences. K is the set with the highest
+    rate among all sets that contain the parents of their nodes: the most confident nodes, as many as fill the best
+    size. Drafting is over by then, but its time counts.
 
-    A row drafts on while some number of further levels is expected to raise the rate: were each node of the frontier
-    to have one child, that one another, and so on, each as probable, given its parent, as a token of the most confident
-    path to the frontier is on (geometric) average. One level ahead would not do: where two tokens take much longer to
-    verify than one, and eight hardly longer than two, none would ever pay.
+    A row drafts another level if some number of further levels is expected to raise the rate. The expectation assumes
+    that a chain follows each node of the frontier, and that each token in it has the geometric mean probability of the
+    tokens on the most confident path to the frontier. Looking only one level ahead is not enough: if two tokens take
+    much longer to verify than one, but eight hardly longer than two, a single level never pays.
 
-    Each row decides as if it were alone.
+    Each row decides as if it were alone in the batch.
 
     Attributes:
-        width: nodes expanded at once, and children of each.
-        depth: levels, at most.
-        total: nodes verified at most, the root included.
+        width: largest number of nodes expanded at once, and children of each.
+        depth: largest number of levels.
+        total: largest number of verified nodes, the root included.
         power, greedy_power: see `ConfidencePower`.
-        cost: s_d / s_t(1), the time of a drafted level; None: as measured on the device in use.
-        verify: s_t(n) / s_t(1) by n, for every tree size that is compiled; None: as measured.
+        cost: s_d / s_t(1), the time of a drafted level; None: measured on the device.
+        verify: s_t(n) / s_t(1) by n, for every compiled tree size; None: measured on the device.
     """
 
     name: ClassVar[str] = "budgeted"
@@ -80,7 +80,7 @@ class Budgeted(Priced, ConfidencePower):
 
     @property
     def buckets(self) -> Ratios:
-        """The sizes that verification is compiled for, and the cost of each."""
+        """The compiled tree sizes, and the cost of each."""
         _, verify = self.known
         enough = lambda size: next((cost for nodes, cost in verify if nodes >= size), verify[-1][1])
         return tuple((size, enough(size)) for size in sizes_up_to(self.verified, [nodes for nodes, _ in verify]))
@@ -88,14 +88,19 @@ class Budgeted(Priced, ConfidencePower):
     def rates(
         self, log_confidence: Float[Array, "B M"], drafted: Int[Array, " B"] | Int[Array, ""]
     ) -> Float[Array, "B sizes"]:
-        """Of each size, filled from M nodes in falling order of confidence, the root the first."""
+        """The rate of each compiled size, filled with the most confident of M nodes.
+
+        Args:
+            log_confidence: of the nodes, in falling order; the root is the first.
+            drafted: number of drafted levels.
+        """
         (level, _), (full, verify) = self.known, zip(*self.buckets, strict=True)
         expected = jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, jnp.array(full) - 1]
         return expected / (drafted[..., None] * level + jnp.array(verify))
 
     @property
     def lookahead(self) -> Int[Array, " lookahead"]:
-        """How many levels to look ahead; those that would end below the deepest one are left out later."""
+        """Numbers of levels to look ahead. `expected_rates` excludes those beyond `depth`."""
         return jnp.arange(1, max(self.depth, 2))
 
     def grow(
@@ -117,8 +122,9 @@ class Budgeted(Priced, ConfidencePower):
         level: Int[Array, ""],
         more: Int[Array, ""],
     ) -> Float[Array, "B sizes"]:
-        """The rates expected after `more` levels below a frontier at `level` that reached these log confidences."""
-        mean = reached[:, :1] / level  # of a token; the frontier begins with its most confident node
+        """The expected rates after `more` levels below a frontier at `level`, whose nodes have the log confidences
+        `reached`."""
+        mean = reached[:, :1] / level  # mean log probability of a token on the best path
         below = reached[..., None] + self.lookahead * mean[..., None]
         below = jnp.where(self.lookahead <= more, below, -jnp.inf).reshape(len(reached), -1)
         best = jax.lax.top_k(jnp.concatenate([log_confidence, below], axis=1), self.verified)[0]

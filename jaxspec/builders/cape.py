@@ -11,20 +11,20 @@ from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, take
 
 WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))
-"""(largest token probability up to which, children)."""
+"""(upper bound of the top probability, number of children)."""
 MOST = max(width for _, width in WIDTHS)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Cape(TreeBuilder):
-    """CAPE: a path with siblings, fewer where the draft is confident.
+    """CAPE: a path with siblings, fewer if the draft is confident.
 
-    Each level hangs under the first node of the one above, the most probable. How many nodes it has is decided by that
-    node's probability p: 7 for p <= 0.3, 5 for p <= 0.6, 3 for p <= 0.8, and else 1.
+    Each level consists of children of the first, most probable node of the level above. Their number depends on the
+    largest of their probabilities, p: 7 for p <= 0.3, 5 for p <= 0.6, 3 for p <= 0.8, otherwise 1.
 
     Attributes:
-        depth: levels.
+        depth: number of levels.
     """
 
     name: ClassVar[str] = "cape"

@@ -13,25 +13,25 @@ from jaxspec.decoding.rule import Proposal, Propose
 
 
 class ConfidencePower(TopPaths):
-    """A builder that raises the probability of the first child of each node to a power.
+    """A builder that raises the probability of each node's first child to a power.
 
     Attributes:
-        power: 1 takes a probability for the chance to be accepted. At a temperature above 0 it is that of a token given
-            the noise that the text is drawn with (`rules/gumbel_coupling.py`), and rather too low than too high.
-        greedy_power: the same at temperature 0.
+        power: exponent above temperature 0. With 1 the probability itself is the estimate of the acceptance rate. It is
+            the probability given the shared Gumbel noise (`rules/gumbel_coupling.py`), which tends to be too low.
+        greedy_power: exponent at temperature 0.
     """
 
     power: float
     greedy_power: float
 
     def require_powers(self) -> None:
-        """Raises ValueError for a power that is none."""
+        """Raises ValueError if a power is not positive and finite."""
         for name in ("power", "greedy_power"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{self.name}: {name} must be above 0, not {getattr(self, name)}")
 
     def with_power(self, propose: Propose) -> Propose:
-        """Proposals whose first child is as probable as `power` has it."""
+        """`propose`, with the first child's probability raised to `power`."""
 
         def proposed(count: int) -> Proposal:
             found = propose(count)

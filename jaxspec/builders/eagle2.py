@@ -16,12 +16,13 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection
 class Eagle2(TopPaths):
     """EAGLE-2: expands the best `width` nodes, verifies the best `total`.
 
-    Nodes are ranked by the confidence of their path. Each expanded node has `width` children, of which a level keeps
-    those that can still be among the kept.
+    Nodes are ranked by the confidence of their path. Each expanded node has `width` children. A level stores only
+    children that can still be among the best `total`.
 
     Attributes:
-        total: nodes verified, the root included.
-        depth: levels.
+        total: number of verified nodes, the root included.
+        depth: number of levels.
+        width: number of nodes expanded at once, and children of each.
     """
 
     name: ClassVar[str] = "eagle2"

@@ -29,20 +29,19 @@ class Pruned(ConfidencePower):
 
     It expands paths whose confidence is at least `cost`, and drops nodes whose confidence is below `leaf`.
 
-    How deep a tree grows is up to each row: it ends where no path is likely enough. The probabilities of a level sum to
-    1 at most, so at most 1 / cost of its nodes are expanded; a static bound, which is also cut to `total` - 1, since
-    only that many of a level can be kept. Under a power below 1 more nodes may be worth it: then the most confident of
-    them are expanded.
+    Each row's tree ends when no path is likely enough. The probabilities of a level sum to at most 1, so at most
+    1 / cost of its nodes are expanded. This bound is static. It is also at most `total` - 1, because no more nodes of a
+    level can be kept. With a power below 1 more nodes may qualify; then the most confident of them are expanded.
 
     Attributes:
         width: children of an expanded node.
-        depth: levels, at most.
-        leaf: least confidence that is verified. 0: every drafted node is verified (the paper's ablation, Table 3).
-        cost: s_d / s_t, the time of a drafted level in forwards of the target over one token; None: as measured on
-            the device in use, for a level of as many nodes as are then expanded at most.
-        total: nodes verified at most, the root included; the most confident, and of equals the less deep. With `leaf` 0
-            it has no meaning.
-        power, greedy_power: see `ConfidencePower`; at 1 the confidences are the paper's.
+        depth: largest number of levels.
+        leaf: smallest confidence of a verified node. 0: every drafted node is verified (the paper's ablation, Table 3).
+        cost: s_d / s_t, the time of a drafted level in units of s_t(1); None: measured on the device, for a level with
+            the largest number of nodes that are then expanded.
+        total: largest number of verified nodes, the root included: the most confident, and among equal ones the less
+            deep. Not used with `leaf` 0.
+        power, greedy_power: see `ConfidencePower`; with 1 the confidences are the paper's.
     """
 
     name: ClassVar[str] = "pruned"
@@ -74,7 +73,8 @@ class Pruned(ConfidencePower):
         return self.cost is None
 
     def with_costs(self, table: CostTable) -> "Pruned":
-        """The same with `cost`, unless given, as measured: that of the narrowest level that holds what is worth it."""
+        """The same builder; `cost`, if not given, is the measured one of the narrowest level that holds all nodes which
+        this cost lets expand."""
         if self.cost is not None:
             return self
         widest = table.level[-1][0]

@@ -19,7 +19,7 @@ Path = tuple[int, ...]
 
 
 def parse_paths(text: str) -> tuple[Path, ...]:
-    """Reads `0:1:00:01`, one digit a level; with dots between them, `0.:10.:0.1:10.3`, ranks may go above 9."""
+    """Reads paths such as `0:1:00:01`, one digit per level. With dots, as in `0.:10.:0.1:10.3`, ranks can exceed 9."""
     try:
         paths = [tuple(int(rank) for rank in (p.strip(".").split(".") if "." in p else p)) for p in text.split(":")]
     except ValueError:
@@ -30,13 +30,13 @@ def parse_paths(text: str) -> tuple[Path, ...]:
 def show_paths(paths: tuple[Path, ...]) -> str:
     """Inverse of `parse_paths`."""
     wide = any(rank > 9 for path in paths for rank in path)
-    if wide:  # a lone rank needs its dot too
+    if wide:  # a path of one rank needs a dot too
         return ":".join(".".join(map(str, path)) + ("." if len(path) == 1 else "") for path in paths)
     return ":".join("".join(map(str, path)) for path in paths)
 
 
 EAGLE_TREE = parse_paths("0:1:2:3:00:01:02:10:11:20:21:30:000:001:002:010:011:020:021:100:0000:0001:0002:00000:00001")
-"""The 25 draft nodes of EAGLE's figure of its tree: more probable branches deeper and wider (arXiv:2401.15077)."""
+"""The 25 draft nodes of the tree in EAGLE's paper (arXiv:2401.15077). More probable branches are deeper and wider."""
 
 
 @final
@@ -95,13 +95,13 @@ class Static(TreeBuilder):
 
 @dataclasses.dataclass(frozen=True)
 class _Tables:
-    """The tree level by level; node ids are in breadth-first order, `size` stands for "none"."""
+    """The tree level by level. Node ids are in breadth-first order; `size` means no node."""
 
-    slot: np.ndarray  # [depth, C] which frontier node a new node hangs under
-    rank: np.ndarray  # [depth, C] which of its children it is
-    node: np.ndarray  # [depth, C] its id
-    expand: np.ndarray  # [depth, W] ids to expand after this level
-    branching: int  # most children of a node
+    slot: np.ndarray  # [depth, C] index in the frontier of each new node's parent
+    rank: np.ndarray  # [depth, C] rank of each new node among its siblings
+    node: np.ndarray  # [depth, C] id of each new node
+    expand: np.ndarray  # [depth, W] ids of the nodes to expand after this level
+    branching: int  # largest number of children of a node
 
 
 @functools.cache

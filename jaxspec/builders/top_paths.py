@@ -20,13 +20,13 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection, add_nodes, tak
 
 @dataclasses.dataclass(frozen=True)
 class TreeLimits:
-    """What such a tree needs while it grows.
+    """The static sizes of such a tree.
 
     Attributes:
         branching: children of an expanded node.
-        frontier: nodes expanded at once, at most.
-        depth: levels.
-        total: nodes verified, the root included. A level keeps only those that can still be among them.
+        frontier: largest number of nodes expanded at once.
+        depth: number of levels.
+        total: number of verified nodes, the root included. A level stores only nodes that can still be among them.
     """
 
     branching: int
@@ -36,17 +36,17 @@ class TreeLimits:
 
     @property
     def first_level(self) -> int:
-        """Nodes right below the root, at most."""
+        """Largest number of nodes in the first level."""
         return min(self.branching, self.per_level)
 
     @property
     def per_level(self) -> int:
-        """Nodes that another level adds, at most."""
+        """Largest number of nodes in each further level."""
         return min(self.frontier * self.branching, max(self.total - 1, self.frontier))
 
     @property
     def size(self) -> int:
-        """Nodes of all levels, the root included."""
+        """Largest number of nodes of all levels, the root included."""
         return 1 + self.first_level + (self.depth - 1) * self.per_level
 
     @property
@@ -62,7 +62,7 @@ class TopPaths(TreeBuilder):
     @property
     @abc.abstractmethod
     def limits(self) -> TreeLimits:
-        """What its settings come to."""
+        """The tree's sizes, from the builder's settings."""
 
     @property
     def size(self) -> int:
@@ -74,7 +74,7 @@ class TopPaths(TreeBuilder):
 
 
 def widest(branching: int, depth: int, most: int) -> int:
-    """Nodes that a level above the last can have, if that is less than `most`."""
+    """Largest number of nodes in a level above the last one, but at most `most`."""
     levels = depth - 1
     return most if levels * math.log(branching) > math.log(most) else max(1, min(most, branching**levels))
 
@@ -82,7 +82,7 @@ def widest(branching: int, depth: int, most: int) -> int:
 def add_level(
     limits: TreeLimits, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
 ) -> tuple[DraftTree, Frontier]:
-    """Adds a level to the `active` rows; the new frontier has the top nodes of it, in falling order."""
+    """Adds a level to the `active` rows. The new frontier has the top nodes of this level, in falling order."""
     proposal = propose(limits.branching)
     batch, expanded, offered = proposal.token.shape
     live = proposal.live & frontier.live[..., None] & active[:, None, None]
@@ -91,7 +91,7 @@ def add_level(
     def flat(values):
         return values.reshape(batch, expanded * offered)
 
-    # The root has `first_level` children; the buffer's slots for later levels begin after those.
+    # Slots of later levels begin after the root's `first_level` children.
     count = min(limits.per_level, expanded * offered)
     score, best = jax.lax.top_k(flat(jnp.where(live, log_confidence, -jnp.inf)), count)
 
@@ -110,16 +110,16 @@ def add_level(
 
 
 def top_nodes(tree: DraftTree, count: int) -> tuple[Float[Array, "B M"], Int[Array, "B M"]]:
-    """Of the M = `count` live nodes of highest log confidence, in falling order: it (-inf where none is left), and ids.
+    """Log confidences and ids of the M = `count` most confident live nodes, in falling order; -inf if there are fewer.
 
-    The root, whose confidence is 1, is the first.
+    The root is the first, as its confidence is 1.
     """
     score, node = jax.lax.top_k(jnp.where(tree.live, tree.log_confidence, -jnp.inf), count)
     return score, node
 
 
 def keep(tree: DraftTree, node: Int[Array, "B M"], wanted: Bool[Array, "B M"]) -> Selection:
-    """The `wanted` ones of M nodes, parents before children."""
+    """The selection of the `wanted` ones among M nodes, parents before children."""
     size = tree.token.shape[1]
     order = jnp.sort(jnp.where(wanted, node, size), axis=1)
     live = order < size
@@ -127,6 +127,6 @@ def keep(tree: DraftTree, node: Int[Array, "B M"], wanted: Bool[Array, "B M"]) -
 
 
 def keep_top(tree: DraftTree, count: int) -> Selection:
-    """The `count` nodes of highest confidence."""
+    """The selection of the `count` most confident nodes."""
     score, node = top_nodes(tree, count)
     return keep(tree, node, score > -jnp.inf)

@@ -15,10 +15,10 @@ from jaxspec.decoding.tree import DraftTree, Frontier
 
 @functools.cache
 def likely_paths(width: int, depth: int, count: int) -> tuple[Path, ...]:
-    """The first `count` paths of the uniform tree, fewer if it is smaller, parents before children.
+    """The first `count` paths of the uniform tree (all, if it has fewer), parents before children.
 
-    The order is that of Σ (rank + 1) over a path's levels, then of depth, then of the ranks from the root down: one
-    rank further is taken to be as unlikely as one level deeper.
+    They are ordered by Σ (rank + 1) over a path's levels, then by depth, then by the ranks from the root down. So one
+    more rank is assumed to be as unlikely as one more level.
     """
     found: list[Path] = []
     waiting: list[tuple[int, int, Path]] = [(1, 1, (0,))]
@@ -37,12 +37,14 @@ def likely_paths(width: int, depth: int, count: int) -> tuple[Path, ...]:
 class Uniform(TreeBuilder):
     """A tree of fixed width and depth, cut to `total` nodes by rank.
 
-    The papers' tree of width 3 and depth 5 has 363 nodes below the root; by default the 63 of lowest ranks are grown
-    (`likely_paths`), so that the tree fills the largest size which is usual for verification. Which nodes those are
-    does not depend on what they hold, so children may be sampled.
+    The papers' tree of width 3 and depth 5 has 363 nodes below the root. By default only the 63 nodes of lowest rank
+    are grown (`likely_paths`), which fills a usual size of verification. The choice of nodes does not depend on their
+    tokens, so children can be sampled.
 
     Attributes:
-        total: nodes verified at most, the root included.
+        width: children of a node.
+        depth: number of levels.
+        total: largest number of verified nodes, the root included.
     """
 
     name: ClassVar[str] = "uniform"

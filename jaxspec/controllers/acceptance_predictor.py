@@ -16,15 +16,15 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.linear import Linear, linear
 
 NAME = "cali-ts"
-FOLDER = "calibrator"  # inside the folder of the head whose drafts it judges
-LEVELS = 10  # with a matrix of their own; deeper ones share the last
+FOLDER = "calibrator"  # in the folder of the drafter's head
+LEVELS = 10  # levels with their own matrix; deeper levels use the last one
 INPUTS = ("hidden", "both", "top-probability")
 
 
 class AcceptancePredictor(nnx.Module):
-    """Logits of (rejected, accepted), linear in hidden states, in the log of the draft's top probability, or in both.
+    """Weights for logits of (rejected, accepted), linear in hidden states, the log of the top probability, or both.
 
-    D is `target_hidden` and E `draft_hidden`, which may differ; `inputs` is one of INPUTS, the paper's by default.
+    D is `target_hidden` and E is `draft_hidden`. `inputs` is one of INPUTS; the default is the paper's.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class AcceptancePredictor(nnx.Module):
         hidden, top = inputs != "top-probability", inputs != "hidden"
         self.target = vectors() if hidden else None
         self.draft = of_draft() if hidden else None
-        self.top = nnx.Param(jnp.zeros((2, 2), dtype), axes=(None, "label")) if top else None  # of 1, of the logarithm
+        self.top = nnx.Param(jnp.zeros((2, 2), dtype), axes=(None, "label")) if top else None  # of 1 and the log
 
     @property
     def inputs(self) -> str:
-        """What it looks at, one of INPUTS."""
+        """Its inputs, one of INPUTS."""
         if self.target is None:
             return "top-probability"
         return "hidden" if self.top is None else "both"
 
 
 class UnfoldedPredictor(nnx.Module):
-    """W^i [10, D, D] and W_p [D + E, 2], as the paper has them and files of earlier versions do."""
+    """W^i [10, D, D] and W_p [D + E, 2], as in the paper and in files of earlier versions."""
 
     def __init__(self, target_hidden: int, draft_hidden: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
         shape = (LEVELS, target_hidden, target_hidden)
@@ -69,7 +69,7 @@ class UnfoldedPredictor(nnx.Module):
 
 
 def fold(weights: UnfoldedPredictor) -> AcceptancePredictor:
-    """The predictor that says the same."""
+    """The equivalent predictor with one matrix [D, 2] per level."""
     transform, head = weights.transform[...], weights.head.kernel[...]
     width, dtype = transform.shape[1], transform.dtype
     target = jnp.einsum("ldo,oc->ldc", transform.astype(FLOAT32), head[:width].astype(FLOAT32)).astype(dtype)
@@ -84,7 +84,7 @@ def classify(
     draft_hidden: Float[Array, "B E"],
     log_top: Float[Array, " B"],
 ) -> Float[Array, "B 2"]:
-    """Logits of (rejected, accepted), float32; `level` is from 1."""
+    """Logits of (rejected, accepted), float32; `level` counts from 1."""
     logits = jnp.zeros((len(log_top), 2), jnp.float32)
     if weights.target is not None and weights.draft is not None:
         matrix = weights.target[...][jnp.clip(level, 1, LEVELS) - 1]
@@ -103,24 +103,24 @@ def predict(
     draft_hidden: Float[Array, "B E"],
     log_top: Float[Array, " B"],
 ) -> Float[Array, " B"]:
-    """theta_M: the chance that the target accepts the token drafted at `level`.
+    """theta_M: the predicted probability that the target accepts the token drafted at `level`.
 
-    A softmax over two classes; the paper prints a sigmoid, of two numbers.
+    It is a softmax over two classes. The paper prints a sigmoid of two numbers.
 
     Args:
         level: from 1.
-        target_hidden: the target's feature at the last position that it verified.
-        draft_hidden: the drafter's hidden state whose logits gave the token.
-        log_top: of the largest probability of the distribution that gave it.
+        target_hidden: the target's feature at the last verified position.
+        draft_hidden: the drafter's hidden state that gave the token's distribution.
+        log_top: log of the largest probability in that distribution.
     """
     return jax.nn.softmax(classify(weights, level, target_hidden, draft_hidden, log_top))[:, 1]
 
 
 def draft_width(drafter: Drafter, models: Models) -> int:
-    """Width E of the hidden states that a drafter's logits come from. Traced only: nothing is computed.
+    """Width E of the hidden states that give a drafter's logits. It is traced, not computed.
 
     Raises:
-        ValueError: the drafter has none.
+        ValueError: the drafter has no hidden states.
     """
 
     def hidden(models: Models) -> Array:

@@ -16,11 +16,11 @@ from jaxspec.decoding.round_counts import RoundCounts
 
 @chex.dataclass(frozen=True)
 class AdaptiveState:
-    """Where each sequence's threshold is, and how much was accepted of late."""
+    """Threshold and smoothed acceptance rate of each sequence."""
 
     gamma: Float[Array, " B"]
-    rate: Float[Array, " B"]  # AR; means nothing before the first round
-    begun: Bool[Array, " B"]  # whether a round has drafted anything
+    rate: Float[Array, " B"]  # AR; no meaning before the first round with drafts
+    begun: Bool[Array, " B"]  # whether there was a round with drafts
 
 
 @final
@@ -28,18 +28,20 @@ class AdaptiveState:
 class Adaptive(Controller):
     """Draft & Verify: adapts the threshold to a target acceptance rate.
 
-    A round with a of D drafted levels accepted, AR_e = a / D, changes (Eqs. 2 to 4)
+    After a round in which a of D drafted levels were accepted, AR_e = a / D, the update is (Eqs. 2 to 4)
 
-        AR ← beta1 AR + (1 - beta1) AR_e, of the first round AR_e alone
-        gamma ← beta2 gamma + (1 - beta2) (gamma ± epsilon), + where AR <= alpha
+        AR ← beta1 AR + (1 - beta1) AR_e; after the first round AR_e
+        gamma ← beta2 gamma + (1 - beta2) (gamma ± epsilon), with + if AR <= alpha
 
-    So gamma moves by 0.001 a round, which is little within one text: `--keep-state` carries it over prompts. A round
-    without drafts changes nothing. Nothing keeps gamma within [0, 1]; beyond, a single draft is made, or all of them.
+    With the default settings gamma moves by 0.001 per round, which is little within one text; `--keep-state` keeps it
+    between prompts. A round without drafts changes nothing. gamma is not limited to [0, 1]: above 1 each round drafts
+    one level, below 0 all levels.
 
     Attributes:
         gamma: the threshold before the first round.
-        alpha: the acceptance rate to hold; the paper takes 0.7 to 0.9 by model and text (Table 7).
-        epsilon, beta1, beta2: step and smoothing.
+        alpha: the target acceptance rate; the paper uses 0.7 to 0.9, depending on model and text (Table 7).
+        epsilon: step of gamma.
+        beta1, beta2: smoothing of AR and of gamma.
         confidence: as for `threshold`.
     """
 
@@ -60,7 +62,7 @@ class Adaptive(Controller):
                 raise ValueError(f"adaptive: {name} must be from 0 to 1, not {getattr(self, name)}")
 
     def init(self, batch: int) -> AdaptiveState:
-        # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
+        # Separate arrays, because the loop's state is donated and a buffer can be donated only once.
         return AdaptiveState(
             gamma=jnp.full(batch, self.gamma, jnp.float32),
             rate=jnp.zeros(batch, jnp.float32),

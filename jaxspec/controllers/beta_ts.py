@@ -19,7 +19,7 @@ READINGS = ("compared", "printed", "bonus")
 
 @chex.dataclass(frozen=True)
 class BetaState:
-    """The posterior Beta(alpha, beta) of each sequence's chance that a drafted token is accepted."""
+    """The posterior Beta(alpha, beta) of each sequence's acceptance rate."""
 
     alpha: Float[Array, " B"]
     beta: Float[Array, " B"]
@@ -30,21 +30,22 @@ class BetaState:
 class BetaTS(Controller):
     """EESD: Thompson sampling of the acceptance rate.
 
-    After each level it draws whether to draft another one. The posterior is a Beta.
+    After each level it draws at random whether to draft another one. The posterior is a Beta distribution.
 
-    A round with a of D drafted levels accepted adds r to alpha and n - r to beta (Eqs. 3 and 4). The paper prints
-    r = |Q_v| - 1 and n = min(|Q_v| + 1, |Q_d|) and leaves open what Q_v holds; a round without drafts changes nothing.
+    A round in which a of D drafted levels were accepted adds r to alpha and n - r to beta (Eqs. 3 and 4). The paper
+    prints r = |Q_v| - 1 and n = min(|Q_v| + 1, |Q_d|) without defining Q_v exactly. A round without drafts changes
+    nothing.
 
-    The paper draws theta ~ Beta(alpha, beta) and then chi ~ Bernoulli(theta), anew for every token. No theta is used
-    twice, so the chi of a round are independent, each with chance E[theta] = alpha / (alpha + beta): a coin with that
-    chance has the very same distribution, and needs no draw from a Beta inside the loop.
+    The paper draws theta ~ Beta(alpha, beta) and then chi ~ Bernoulli(theta) for every token. No theta is used twice,
+    so the chi of a round are independent with probability E[theta] = alpha / (alpha + beta). A Bernoulli variable with
+    this probability has the same distribution, and needs no Beta sampling in the loop.
 
     Attributes:
-        prior_alpha, prior_beta: the posterior before the first round. The paper gives none; these draft four tokens on
-            average, and weigh as much as four comparisons.
-        reading: `compared`: r = a, n = min(a + 1, D), the comparisons that were really made; `printed`, with Q_v inside
-            Q_d: r = a - 1, which is -1 where nothing was accepted, and n = min(a + 1, D); `bonus`, with the bonus
-            token inside Q_v: r = a, n = min(a + 2, D).
+        prior_alpha, prior_beta: parameters before the first round. The paper gives none. With the defaults the mean
+            draft length is four, and the prior weighs as much as four comparisons.
+        reading: how to read the paper's Q_v. `compared`: r = a, n = min(a + 1, D), the comparisons that were made.
+            `printed`, if Q_v is part of Q_d: r = a - 1 (-1 if nothing was accepted) and n = min(a + 1, D). `bonus`, if
+            Q_v includes the bonus token: r = a, n = min(a + 2, D).
     """
 
     name: ClassVar[str] = "beta-ts"

@@ -23,11 +23,11 @@ PREDICTIONS = ("both", "model", "sampled")
 
 @chex.dataclass(frozen=True)
 class CaliState:
-    """What each sequence has seen: the estimate theta_hat is a mean over the prior, counted once, and `trials`."""
+    """Estimates of each sequence. theta_hat is the mean over `trials`, with the prior as one more trial."""
 
     estimate: Float[Array, " B"]
     trials: Float[Array, " B"]
-    rounds: Float[Array, " B"]  # n: those in which something was drafted
+    rounds: Float[Array, " B"]  # n: number of rounds with drafts
 
 
 @final
@@ -35,28 +35,28 @@ class CaliState:
 class CaliTS(Controller):
     """EESD: Thompson sampling that starts from a trained predictor.
 
-    After each level it draws whether to draft another one. At first the predictor gives the chance, later the observed
-    acceptance.
+    After each level it draws at random whether to draft another one. The probability comes from the predictor at first,
+    and later from the observed acceptance.
 
-    Where the predictor says theta_M, the estimate is theta_hat, and n rounds were verified (Eqs. 6, 7 and 9):
+    With the prediction theta_M, the estimate theta_hat and n verified rounds (Eqs. 6, 7 and 9):
 
         mu = (sigma_S² theta_M + n sigma_M² theta_hat) / (n sigma_M² + sigma_S²)
         sigma² = sigma_M² sigma_S² / (n sigma_M² + sigma_S²)
 
-    The paper draws theta ~ N(mu, sigma²), clipped to [0, 1], and then chi ~ Bernoulli(theta), anew for every token. No
-    theta is used twice, so a coin with the mean of the clipped theta as its chance has the very same distribution.
+    The paper draws theta ~ N(mu, sigma²), clipped to [0, 1], and then chi ~ Bernoulli(theta) for every token. No theta
+    is used twice, so a Bernoulli variable with the mean of the clipped theta has the same distribution.
 
     Attributes:
         sigma_model, sigma_sample: standard deviations of the predictor's error and of a round's mean. The paper gives
-            none; with these the estimate outweighs the predictor after a hundred rounds ((0.5 / 0.05)²). Where tokens
-            of a text differ in how likely they are accepted, only the predictor can tell, and trusting it for longer
-            was better in simulation (benchmarks/thompson_simulation.py); where they do not, it made no difference.
-        prior: theta_hat before the first round, which the paper does not give either.
-        estimate: `compared`: accepted drafts / comparisons made, of which a round with a of D levels accepted makes
-            min(a + 1, D). `printed`: Eqs. 8 and 10 to the letter, whose trials are the accepted drafts alone; that
-            goes to 1 whatever is accepted, as 1 - theta_hat = (1 - prior) / (accepted + 1).
-        prediction: `both`, or one alone as in the paper's Table 4: `model` (n stays 0), or `sampled`, which needs no
-            predictor: theta ~ N(theta_hat, sigma_S² / (n + 1)), the prior counted as a round.
+            none. With the defaults the estimate outweighs the predictor after a hundred rounds ((0.5 / 0.05)²). If the
+            acceptance rate differs between tokens of a text, only the predictor knows it, and longer trust in it was
+            better in simulation (benchmarks/thompson_simulation.py). If it does not differ, trust made no difference.
+        prior: theta_hat before the first round; the paper does not give it.
+        estimate: `compared`: accepted drafts / comparisons. A round in which a of D levels were accepted makes
+            min(a + 1, D) comparisons. `printed`: Eqs. 8 and 10 literally, where only accepted drafts count as trials.
+            This estimate tends to 1 in any case, because 1 - theta_hat = (1 - prior) / (accepted + 1).
+        prediction: `both`, or one alone as in the paper's Table 4: `model` (n stays 0), or `sampled`, without a
+            predictor: theta ~ N(theta_hat, sigma_S² / (n + 1)), where the prior counts as a round.
     """
 
     name: ClassVar[str] = "cali-ts"
@@ -78,15 +78,15 @@ class CaliTS(Controller):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether it asks a trained predictor."""
+        """Whether it uses a trained predictor."""
         return self.prediction != "sampled"
 
     def build_weights(self, target_hidden: int, draft_hidden: int, dtype: jnp.dtype = FLOAT32) -> AcceptancePredictor:
-        """A predictor for hidden states of these widths, not trained."""
+        """An untrained predictor for hidden states of these widths."""
         return AcceptancePredictor(target_hidden, draft_hidden, rngs=nnx.Rngs(0), dtype=dtype)
 
     def init(self, batch: int) -> CaliState:
-        # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
+        # Separate arrays, because the loop's state is donated and a buffer can be donated only once.
         def of(value):
             return jnp.full(batch, value, jnp.float32)
 

@@ -19,36 +19,38 @@ from jaxspec.decoding.priced import COST, VERIFY, Priced
 from jaxspec.decoding.round_counts import RoundCounts
 
 DISCOUNT = 0.98
-"""What the round before counts for: the last fifty matter."""
+"""Weight of each round relative to the next one, so that about fifty rounds count."""
 
 PRIOR = (1.0, 0.5)
-"""Before the first round: log-odds of acceptance where the draft's own are 0, and what each of its own adds."""
+"""Prior mean of a and b: log-odds of acceptance = a + b · the draft's own log-odds."""
+
 CERTAINTY = (2.0, 4.0)
-"""Of the prior: the inverses of its variances."""
+"""Prior precisions of a and b, the inverses of their variances."""
+
 MOST = 6.0
-"""Log-odds of a draft count no further than this."""
+"""The draft's log-odds are clipped to this absolute value."""
+
 PRIOR_LEVELS = (3.0, 1.0)
-"""Levels accepted and rejected before the first round."""
+"""Prior numbers of accepted and rejected levels."""
 
 
 @chex.dataclass(frozen=True)
 class GainState:
-    """What each sequence has learnt, with older rounds counted for less, and what this round has shown so far."""
+    """What each sequence has learnt (all sums are discounted), and the values of the current round."""
 
-    weights: Float[Array, "B 2"]  # of 1 and of the draft's log-odds, in the log-odds of acceptance
+    weights: Float[Array, "B 2"]  # a and b
     precision: Float[Array, "B 2 2"]  # the inverse of their covariance
-    accepted: Float[Array, " B"]  # levels
-    rejected: Float[Array, " B"]  # levels
-    tokens: Float[Array, " B"]  # committed
-    time: Float[Array, " B"]  # of the rounds, in forwards of the target over one token
+    accepted: Float[Array, " B"]  # number of accepted levels
+    rejected: Float[Array, " B"]  # number of rejected levels
+    tokens: Float[Array, " B"]  # number of committed tokens
+    time: Float[Array, " B"]  # time of the rounds, in units of s_t(1)
     density: Density
-
-    costs: Float[Array, "B lengths"]  # of this round, by its levels
-    earned: Float[Array, " B"]  # tokens by time of late, of all unfinished rows together
-    theta: Float[Array, " B"]  # the chance that a level not drafted yet is accepted, given the one before
+    costs: Float[Array, "B lengths"]  # cost of this round, by its number of levels
+    earned: Float[Array, " B"]  # tokens per time of recent rounds, summed over all unfinished rows
+    theta: Float[Array, " B"]  # probability that a level not drafted yet is accepted, given the level before
     coverage: Float[Array, " B"]  # log of the sum of the last level's confidences
-    chance: Float[Array, " B"]  # the chance that all levels so far are accepted
-    odds: Float[Array, "B positions"]  # the draft's own log-odds of each level, given the one before
+    chance: Float[Array, " B"]  # probability that all levels of this round so far are accepted
+    odds: Float[Array, "B positions"]  # the draft's own log-odds of each level, given the level before
 
 
 @final
@@ -58,24 +60,24 @@ class ExpectedGain(Priced, Controller):
 
     It compares the expected tokens per second of further levels with those of recent rounds.
 
-    The draft's own chance that a level is accepted, given that the level before it is, is the sum of the level's
-    confidences by that of the level before. Its log-odds x become a + b x, the log-odds that are believed, where a and
-    b are learnt from what was accepted (logistic regression). The product of these chances over the levels drafted is
-    the chance that all of them are accepted. A level that is not drafted yet has the chance theta, which is drawn once
-    a round from its Beta posterior. A row drafts on while for some number of further levels
+    The draft's own probability that a level is accepted, given that the level before is, is the ratio of the sums of
+    their confidences. If its log-odds are x, the estimated log-odds are a + b x. a and b are learnt from verdicts
+    (logistic regression). The product of these probabilities over the drafted levels is the probability that all of
+    them are accepted. Levels that are not drafted yet have the probability theta, which is drawn once per round from
+    its Beta posterior. A row drafts another level if for some number of further levels
 
         expected tokens of these levels > (tokens / time of recent rounds) * (price of drafting and verifying them)
 
-    One level ahead is not enough: where two tokens take much longer to verify than one, and eight hardly longer than
-    two, no single level would ever pay. Older rounds count for less, and the prior for more, after every round, also
-    one without drafts. So a row that has stopped drafting tries again.
+    Looking only one level ahead is not enough: if two tokens take much longer to verify than one, but eight hardly
+    longer than two, a single level never pays. Every round, also one without drafts, discounts older rounds in favour
+    of the prior. So a row that has stopped drafting tries again.
 
-    A level costs the same for one row or all, so the rows of a batch decide together: the tokens are those of all rows
-    that can draft on.
+    A level costs the same for one row as for all. So the rows of a batch decide together: the expected tokens are
+    summed over all rows that can draft another level.
 
     Attributes:
-        cost: a drafted level, in forwards of the target over one token; None: as measured on the device in use.
-        verify: verification of a row's nodes, by their number, likewise.
+        cost: s_d / s_t(1), the time of a drafted level; None: measured on the device.
+        verify: s_t(n) / s_t(1) by a row's number n of nodes; None: measured on the device.
     """
 
     name: ClassVar[str] = "expected-gain"
@@ -167,14 +169,14 @@ class ExpectedGain(Priced, Controller):
 
 
 def chance_of(weights: Float[Array, "B 2"], odds: Float[Array, "B positions"]) -> Float[Array, "B positions"]:
-    """The chance that a level is accepted, given that the one before it is; `odds` are the draft's own log-odds."""
+    """The probability that a level is accepted, given the level before; `odds` are the draft's own log-odds."""
     return jax.nn.sigmoid(weights[:, :1] + weights[:, 1:] * odds)
 
 
 def pays(state: GainState, active: Bool[Array, " B"], level: Int[Array, ""]) -> Bool[Array, " B"]:
-    """Whether some number of levels after `level` is expected to earn the active rows more tokens than their time did.
+    """Whether some number of levels after `level` is expected to give more tokens per time than recent rounds.
 
-    Each level that is not drafted yet has the chance theta.
+    Each level that is not drafted yet is accepted with probability theta. Only `active` rows can draft.
     """
     lengths = jnp.arange(state.costs.shape[1])
     theta = state.theta[:, None]
@@ -193,7 +195,14 @@ def learn(
     made: Int[Array, " B"],
     seen: Bool[Array, " B"],
 ) -> tuple[Float[Array, "B 2"], Float[Array, "B 2 2"]]:
-    """Logistic regression on the comparisons of a round: a Newton step of the discounted log-posterior."""
+    """Logistic regression on the comparisons of a round: one Newton step on the discounted log-posterior.
+
+    Args:
+        odds: the draft's own log-odds of each level.
+        accepted: number of accepted levels.
+        made: number of comparisons.
+        seen: rows that were not finished; the others do not change.
+    """
     position = jnp.arange(odds.shape[1])
     valid = position < made[:, None]
     inputs = jnp.stack([jnp.ones_like(odds), odds], axis=2)
@@ -208,7 +217,7 @@ def learn(
 
 
 def inverse(matrix: Float[Array, "B 2 2"]) -> Float[Array, "B 2 2"]:
-    """The inverses of symmetric matrices."""
+    """The inverses of symmetric 2 x 2 matrices."""
     a, b, c = matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 1, 1]
     rows = jnp.stack([jnp.stack([c, -b], axis=1), jnp.stack([-b, a], axis=1)], axis=1)
     return rows / (a * c - b * b)[:, None, None]

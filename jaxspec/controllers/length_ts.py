@@ -19,14 +19,16 @@ from jaxspec.decoding.priced import COST, VERIFY, Priced
 from jaxspec.decoding.round_counts import RoundCounts
 
 DISCOUNT = 0.98
-"""What a comparison of the round before counts for: the last fifty rounds matter."""
+"""Weight of each round relative to the next one, so that about fifty rounds count."""
+
 LIKENESS = 10.0
-"""How many comparisons the position before is worth; 30 was no better in simulation, 4 and none were worse."""
+"""Weight, in comparisons, of the previous position's mean as a prior. In simulation 30 was no better, 4 and 0 were
+worse."""
 
 
 @chex.dataclass(frozen=True)
 class LengthState:
-    """What the target said of the drafts at each position, older rounds counted for less, and this round's length."""
+    """Discounted verdicts at each position, and this round's draft length."""
 
     accepted: Float[Array, "B positions"]
     rejected: Float[Array, "B positions"]
@@ -39,23 +41,23 @@ class LengthState:
 class LengthTS(Priced, Controller):
     """Thompson sampling of the length with the most tokens per cost.
 
-    The draft at position i is accepted, once those before it were, with a chance theta_i. Its posterior is a Beta: that
-    of a prior with the mean of the position before, and of the comparisons made at i. Once a round all theta are drawn,
-    and the round drafts the L levels that maximise
+    The draft at position i is accepted with probability theta_i if all drafts before it are. The posterior of theta_i
+    is a Beta distribution, from the comparisons at position i and a prior whose mean is that of position i - 1. Once
+    per round all theta are drawn, and the round drafts the number L of levels that maximises
 
         (1 + theta_1 + theta_1 theta_2 + ... + theta_1 ... theta_L) / (L cost + verify(nodes of L levels))
 
-    expected tokens by their cost. So a theta that is hardly known is tried now and then, and where drafting costs more
-    than it gives, L is 0. Before a round is counted, all earlier ones are discounted, those that drafted nothing too: a
-    row that has stopped drafting falls back to the prior, and tries again.
+    which is expected tokens per cost. So positions with few comparisons are tried now and then, and L is 0 if drafting
+    does not pay. Every round, also one without drafts, discounts all earlier rounds. So a row that has stopped drafting
+    returns to the prior and tries again.
 
-    Drafting lasts while any row of a batch drafts on, so a batch drafts one length, which maximises the expected tokens
-    of all unfinished rows by the cost of all rows.
+    A level costs the same for one row as for all. So all rows of a batch draft the same length, which maximises the
+    expected tokens of all unfinished rows per cost of the batch.
 
     Attributes:
         prior_alpha, prior_beta: the prior of the first position.
-        cost: a drafted level, in forwards of the target over one token; None: as measured on the device in use.
-        verify: verification of a row's nodes, by their number, likewise.
+        cost: s_d / s_t(1), the time of a drafted level; None: measured on the device.
+        verify: s_t(n) / s_t(1) by a row's number n of nodes; None: measured on the device.
     """
 
     name: ClassVar[str] = "length-ts"
@@ -72,7 +74,7 @@ class LengthTS(Priced, Controller):
         self.check_costs()
 
     def init(self, batch: int) -> LengthState:
-        # Arrays of their own: the loop's state is donated, and no buffer can be given twice.
+        # Separate arrays, because the loop's state is donated and a buffer can be donated only once.
         return LengthState(
             accepted=jnp.zeros((batch, LONGEST)),
             rejected=jnp.zeros((batch, LONGEST)),
@@ -98,7 +100,7 @@ class LengthTS(Priced, Controller):
         return signals.level < state.length
 
     def posterior(self, state: LengthState) -> tuple[Float[Array, "B positions"], Float[Array, "B positions"]]:
-        """Alpha and beta of each position."""
+        """Alpha and beta of each position's posterior."""
         weights = jnp.full(LONGEST, LIKENESS).at[0].set(self.prior_alpha + self.prior_beta)
 
         def position(mean: Float[Array, " B"], here: tuple) -> tuple:
@@ -126,7 +128,7 @@ class LengthTS(Priced, Controller):
 def best_length(
     theta: Float[Array, "B positions"], costs: Float[Array, " lengths"], unfinished: Bool[Array, " B"]
 ) -> Int[Array, ""]:
-    """The length, from 0, at which the unfinished rows expect most tokens by the cost of the round."""
+    """The draft length (0 or more) with the most expected tokens of unfinished rows per cost of the round."""
     reached = jnp.cumprod(theta, axis=1) * unfinished[:, None]
     tokens = unfinished.sum() + jnp.concatenate([jnp.zeros(1), jnp.cumsum(reached.sum(axis=0))])
     return jnp.argmax(tokens / costs).astype(jnp.int32)

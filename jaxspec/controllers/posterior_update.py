@@ -7,11 +7,11 @@ from jaxtyping import Array, Float, Int, Key
 from jaxspec.decoding.sampling import fold
 
 BETA_FLOOR = 0.01
-"""alpha and beta never fall below this: one reading of the paper takes from alpha, and a Beta needs both above 0."""
+"""Lower bound of alpha and beta. One reading of the paper can decrease alpha, and a Beta needs both above 0."""
 
 
 def compared(accepted: Int[Array, " B"], levels: Int[Array, " B"]) -> Int[Array, " B"]:
-    """Comparisons that a round with `accepted` of `levels` drafts made: up to the first that was not accepted."""
+    """Number of comparisons in a round: those of all accepted drafts, and of the first rejected one."""
     return jnp.minimum(accepted + 1, levels)
 
 
@@ -29,13 +29,13 @@ def update_beta(
 def draw_beta(
     keys: Key[Array, " B"], alpha: Float[Array, "B positions"], beta: Float[Array, "B positions"]
 ) -> Float[Array, "B positions"]:
-    """A draw from each Beta(alpha, beta), approximate: its distribution function is off by less than 0.005.
+    """Approximate draws from Beta(alpha, beta): the error of the distribution function is below 0.005.
 
-    X / (X + Y) of two Gamma variables, each by Wilson and Hilferty's cube of a normal one. `jax.random.beta` is exact,
-    but rejects in a loop, which takes several times as long (`benchmarks/README.md`).
+    It is X / (X + Y) of two Gamma variables, each by Wilson and Hilferty's cube of a normal variable.
+    `jax.random.beta` is exact, but its rejection loop takes several times as long (`benchmarks/README.md`).
     """
     shape = jnp.stack([alpha, beta], axis=1)
-    more = shape + 1  # Gamma(a) is Gamma(a + 1) times U^(1 / a), and the cube is good from 1 on
+    more = shape + 1  # Gamma(a) is Gamma(a + 1) times U^(1 / a), and the approximation is good for shapes above 1
     third = 1 / (9 * more)
     normal = jax.vmap(lambda key: jax.random.normal(key, shape.shape[1:]))(fold(keys, 0))
     uniform = jax.vmap(lambda key: jax.random.uniform(key, shape.shape[1:], minval=1e-20))(fold(keys, 1))
@@ -47,9 +47,9 @@ def draw_beta(
 def update_mean(
     mean: Float[Array, " B"], counted: Float[Array, " B"], successes: Int[Array, " B"], trials: Int[Array, " B"]
 ) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-    """The mean over a prior, counted once, and all trials so far; and their number (Eqs. 8 and 10)."""
+    """The mean over all trials so far, with the prior as one more trial; and the number of trials (Eqs. 8 and 10)."""
     total = counted + trials
-    return mean + (successes - trials * mean) / (total + 1), total  # exact where nothing is new
+    return mean + (successes - trials * mean) / (total + 1), total  # exact if there are no new trials
 
 
 def combine(

@@ -9,24 +9,24 @@ from jaxspec.decoding.priced import Priced
 from jaxspec.decoding.round_counts import RoundCounts
 
 LONGEST = 16
-"""Levels that a controller plans for at most; a builder that is deeper is stopped there."""
+"""Most levels that a controller plans for; it stops deeper builders there."""
 
 
 @chex.dataclass(frozen=True)
 class Density:
-    """Nodes that a row verified in the levels that it drafted, both counted with older rounds for less."""
+    """Discounted sums of verified nodes and of drafted levels; their ratio is a tree's density."""
 
     nodes: Float[Array, " B"]
     levels: Float[Array, " B"]
 
 
 def chain_density(batch: int) -> Density:
-    """Of rows that drafted nothing yet: a node a level, as chains have it."""
+    """The initial density: one node per level, as in a chain."""
     return Density(nodes=jnp.ones(batch), levels=jnp.ones(batch))
 
 
 def count_density(density: Density, counts: RoundCounts, discount: float) -> Density:
-    """With another round; the same in rows that drafted nothing."""
+    """The density after another round; rows that drafted nothing keep theirs."""
     levels = jnp.asarray(counts.levels)
     kept = jnp.where(levels > 0, discount, 1.0)
     return Density(nodes=kept * density.nodes + counts.verified, levels=kept * density.levels + levels)
@@ -35,11 +35,11 @@ def count_density(density: Density, counts: RoundCounts, discount: float) -> Den
 def round_cost(
     part: Priced, levels: Int[Array, "*lengths"], nodes: Float[Array, "*lengths"]
 ) -> Float[Array, "*lengths"]:
-    """Of rounds that draft so many levels and verify so many nodes per row, the root included.
+    """The cost of rounds with these numbers of levels and of verified nodes per row (the root included).
 
-    In forwards of the target over one token of each row. Verification takes the smallest size in the table that holds a
-    row's nodes; beyond the table it goes on as between its last two sizes. The root is drafted below even where nothing
-    of it is wanted: so does the loop.
+    The unit is s_t(1). Verification costs as much as the smallest size in the table that holds a row's nodes; beyond
+    the table it is extrapolated from the last two sizes. At least one level is counted, because the loop always drafts
+    after the root.
     """
     level, table = part.known
     sizes, costs = (jnp.array(column, jnp.float32) for column in zip(*table, strict=True))
@@ -52,7 +52,7 @@ def round_cost(
 def costs_by_length(
     part: Priced, builder: TreeBuilder, density: Density, unfinished: Bool[Array, " B"]
 ) -> Float[Array, " lengths"]:
-    """The cost of a round of 0, 1, ... levels, were its trees as dense as of late; infinite beyond the builder's."""
+    """The cost of a round of 0, 1, ... levels with the recent density of trees; infinite beyond the builder's depth."""
     levels = jnp.arange(LONGEST + 1)
     densest = jnp.where(unfinished, density.nodes / density.levels, 1.0).max()
     nodes = jnp.minimum(1 + levels * densest, builder.verified)

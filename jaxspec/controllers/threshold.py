@@ -20,10 +20,10 @@ class Threshold(Controller):
     That last draft is still verified.
 
     Attributes:
-        gamma: the threshold. The paper tries 0.2 to 0.8 (Table 4); how good one is depends on model and text.
-        confidence: `largest`: the largest probability of the distribution that the draft came from, at temperature 1,
-            as in Algorithms 3 and 4; `token`: the draft's own probability, with the temperature and truncation that it
-            was drawn with, as in §3.4. Of a greedy chain they are the same.
+        gamma: the threshold. The paper tries 0.2 to 0.8 (Table 4); the best value depends on model and text.
+        confidence: `largest`: the largest probability in the draft's distribution at temperature 1, as in Algorithms 3
+            and 4. `token`: the draft's own probability, after temperature and truncation, as in §3.4. For a greedy
+            chain they are equal.
     """
 
     name: ClassVar[str] = "threshold"
@@ -40,12 +40,12 @@ class Threshold(Controller):
 
 
 def confidence(signals: DraftSignals, kind: str) -> Float[Array, " B"]:
-    """How sure the drafter is of the newest node; `kind` is one of CONFIDENCES."""
+    """The drafter's confidence in the newest node; `kind` is one of CONFIDENCES."""
     return signals.top_prob if kind == "largest" else signals.token_prob
 
 
 def check_confidence(name: str, gamma: float, kind: str) -> None:
-    """Raises ValueError for a threshold or a kind of confidence that the controller `name` cannot have."""
+    """Raises ValueError, naming the controller, for an invalid threshold or kind of confidence."""
     if not 0 <= gamma <= 1:
         raise ValueError(f"{name}: gamma is a probability, so it must be from 0 to 1, not {gamma}")
     if kind not in CONFIDENCES:

@@ -22,19 +22,19 @@ from jaxspec.host.processes import is_first, of_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 
-WIDTHS = (1, 4, 16)  # nodes expanded at once; what lies between is interpolated
+WIDTHS = (1, 4, 16)  # nodes expanded at once; costs of other widths are interpolated
 DEPTH = 5
-TOKENS = 128  # of a prompt, and as many new ones: attention reads that many rows on average
+TOKENS = 128  # tokens of the prompt and of the new text; so attention reads 128 rows on average
 
 
 def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -> CostTable:
-    """The table of the method's drafter on this device: the one that is kept, else measured now, which stderr says.
+    """The cost table of the method's drafter on this device: the stored one, otherwise it is measured now.
 
-    Several processes measure in step, and keep the table with the first.
+    stderr reports a measurement. Several processes measure together, and the first stores the table.
 
     Args:
-        weights: of the drafter.
-        batch_size: sequences decoded together; measured is the power of two that a batch is filled up to.
+        weights: the drafter's weights.
+        batch_size: sequences decoded together. The measured size is the next power of two, to which batches are padded.
     """
     subject = describe(model, method, batch_size)
 
@@ -42,7 +42,7 @@ def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -
         try:
             return {"table": dataclasses.asdict(kept_tables.read(subject))}
         except FileNotFoundError:
-            return {"missing": f"{method} needs to know what drafting and verification cost on this device"}
+            return {"missing": f"{method} needs the costs of drafting and verification on this device"}
         except ValueError as error:
             return {"missing": str(error)}
 
@@ -56,7 +56,7 @@ def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -
 
 
 def keep(subject: kept_tables.Subject, table: CostTable) -> None:
-    """Writes the table into the cache folder of the first process, if that can be written, and says where."""
+    """Stores the table in the first process's cache folder, and reports the file, or that the folder is read-only."""
     if not is_first():
         return
     try:
@@ -67,7 +67,7 @@ def keep(subject: kept_tables.Subject, table: CostTable) -> None:
 
 
 def describe(model: Checkpoint, method: Method, batch_size: int) -> kept_tables.Subject:
-    """What the times of a method's drafter depend on."""
+    """The subject of a table: everything that the times of a method's drafter depend on."""
 
     def digest(folder):
         return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
@@ -85,9 +85,9 @@ def describe(model: Checkpoint, method: Method, batch_size: int) -> kept_tables.
 
 
 def measure(model: Checkpoint, method: Method, weights: Any, batch_size: int) -> CostTable:
-    """Times drafted levels and verification, of sequences of half as many tokens as their cache has rows.
+    """Times drafted levels and verification, with half-filled caches.
 
-    Levels are EAGLE-2's, since the builders that use the table grow theirs in the same way.
+    Levels are EAGLE-2's, because the builders that use the table grow their levels in the same way.
     """
     sizes, models = tree_sizes(), Models(target=model.target, draft=weights)
     tokens = min(TOKENS, model.config.model.usable_length // 2)
@@ -107,7 +107,7 @@ def measure(model: Checkpoint, method: Method, weights: Any, batch_size: int) ->
         wide, resumes = WIDTHS[-1], method.drafter.reuses_drafting
         resume = lambda size: resume_job(spec(wide), models, states[wide], size)
         verify = {size: resume(size) if resumes else forwards[size] for size in timed}
-        # What is one and the same is timed once: verifying one node takes exactly a forward, unless drafting did part.
+        # Equal jobs are timed once. Verifying one node is a forward over one token, unless it reuses drafting's layers.
         rounds = [job for pair in pairs.values() for job in (pair.short, pair.full)]
         distinct = list(dict.fromkeys([forwards[1], *rounds, *verify.values()]))
         seconds = dict(zip(distinct, seconds_per_unit(distinct), strict=True))

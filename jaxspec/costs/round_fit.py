@@ -7,18 +7,18 @@ from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.speculation import Speculation
 
-TINY = 1e-9  # seconds: what noise hides is not nothing
+TINY = 1e-9  # seconds; the smallest time of a level, if noise hides it
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundPair:
-    """Two rounds of a method that differ in their levels alone: of one level, and of full depth.
+    """Two rounds of a method that differ only in their levels: one level, and full depth.
 
     Attributes:
-        nodes: that both verify.
-        short, full: the two.
-        short_levels, full_levels: that they draft. They are the same where the tree has one level, or goes no deeper
-            on the text at hand; for `plain` both are 0.
+        nodes: number of nodes that both verify.
+        short, full: jobs that time the two rounds.
+        short_levels, full_levels: number of levels that they draft. They are equal if the tree has only one level, or
+            grows no deeper on this text; for `plain` both are 0.
     """
 
     nodes: int
@@ -28,13 +28,13 @@ class RoundPair:
     full_levels: int
 
     def split(self, short: float, full: float, verification: float) -> tuple[float, float]:
-        """Seconds of a level, and of the rest of a round: commit, verdict, bookkeeping, what is learnt from tokens.
+        """Seconds of a level, and of the rest of a round: commit, verdict, bookkeeping, and the drafter's update.
 
-        Where the two rounds do not differ, the rest counts as the level's.
+        If the two rounds have the same levels, the rest counts as part of the level.
 
         Args:
             short, full: seconds of the two rounds.
-            verification: seconds of a forward of the target over `nodes`.
+            verification: seconds of the verification of `nodes` nodes.
         """
         further = self.full_levels - self.short_levels
         if further:
@@ -45,7 +45,7 @@ class RoundPair:
 
 
 def round_pair(spec: Speculation, models: Models, state: DecodeState) -> RoundPair:
-    """The rounds to time for a method; compiles them."""
+    """The rounds to time for a method. It compiles them."""
     depth = spec.builder.depth
 
     def job(levels):

@@ -41,20 +41,20 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, Output, forward, unembed
 
-Job = Callable[[int], int]  # iterations to run -> units of work done
+Job = Callable[[int], int]  # number of iterations → units of work done
 
 
 def target_job(target: Llama, batch: int, size: int, rows: int) -> Job:
-    """Iterations are forwards of the target over `size` nodes per sequence, over a half-filled cache of `rows` rows."""
+    """A job of forwards of the target over `size` nodes per sequence, with a half-filled cache of `rows` rows."""
     cache = kv.allocate(target.config, batch, rows, target.norm[...].dtype)
     tokens, cached = jnp.zeros((batch, size), jnp.int32), jnp.full((batch,), rows // 2, jnp.int32)
     return _job(lambda iterations: _verify_many(target, tokens, cache, cached, iterations))
 
 
 def half_way(spec: Speculation, models: Models, requests: Sequence[Request], rows: int) -> DecodeState:
-    """A state of decoding `requests`, its cache half filled."""
+    """A state in the middle of decoding `requests`, with a half-filled cache."""
     state = start(spec, models, requests, (), rows)
-    # One token over and over: it lets prompt lookup match, so that it drafts to its full depth too.
+    # The text repeats one token, so that prompt lookup drafts to full depth too.
     return dataclasses.replace(
         state,
         tokens=jnp.zeros_like(state.tokens),
@@ -65,32 +65,32 @@ def half_way(spec: Speculation, models: Models, requests: Sequence[Request], row
 
 
 def round_job(spec: Speculation, models: Models, state: DecodeState, levels: int) -> Job:
-    """Iterations are whole rounds that draft `levels` levels where the tree goes as deep, whatever the controller."""
+    """A job of whole rounds that draft `levels` levels, if the tree is deep enough, whatever the controller."""
     return _job(lambda iterations: rounds(to_depth(spec), models, to_level(state, levels), iterations))
 
 
 def levels_drafted(spec: Speculation, models: Models, state: DecodeState, levels: int) -> int:
-    """Levels that a round of `round_job` really drafts."""
+    """Number of levels that a round of `round_job` drafts in fact."""
     return int(rounds(to_depth(spec), models, to_level(state, levels), jnp.int32(1)))
 
 
 def resume_job(spec: Speculation, models: Models, state: DecodeState, size: int) -> Job:
-    """Iterations are verifications of `size` nodes that go on from what drafting computed."""
+    """A job of verifications of `size` nodes that reuse drafting's layers."""
     return _job(lambda iterations: _resume_many(spec, size, models, state, iterations))
 
 
 def judge_job(spec: Speculation, models: Models, state: DecodeState) -> Job:
-    """Iterations are levels after which the controller decides."""
+    """A job of the controller's decisions after a level."""
     return _job(lambda iterations: judge(spec, models, state, iterations))
 
 
 def learn_job(spec: Speculation, state: DecodeState) -> Job:
-    """Iterations are rounds that the controller learns from."""
+    """A job of the controller's updates after a round."""
     return _job(lambda iterations: learn(spec, state, iterations))
 
 
 def _job(run: Callable[[Int[Array, ""]], Any]) -> Job:
-    """A job whose units are its iterations."""
+    """A job in which each iteration is a unit of work."""
 
     def job(iterations: int) -> int:
         jax.block_until_ready(run(jnp.int32(iterations)))
@@ -107,7 +107,7 @@ def _verify_many(
     cached: Int[Array, " B"],
     iterations: Int[Array, ""],
 ) -> Int[Array, "B N"]:
-    """`iterations` forwards, each over the tokens that the one before says."""
+    """`iterations` forwards, each over the tokens that the forward before predicted."""
     batch, size = tokens.shape
     mask = causal_mask(batch, size)
 
@@ -115,7 +115,7 @@ def _verify_many(
         tokens, cache = carry
         out = forward(target, tokens, cached[:, None] + jnp.arange(size), mask, cache, cached)
         best = argmax(unembed(target, out.hidden))
-        # A row is written, as in decoding, so that nothing computed from the cache can be kept between iterations.
+        # A row is written, as in decoding, so that XLA cannot reuse results from the cache between iterations.
         return best, kv.append(cache, _first_row(out), cached, after=best[:, 0])
 
     return jax.lax.fori_loop(0, iterations, once, (tokens, cache))[0]
@@ -131,12 +131,12 @@ def _first_row(out: Output) -> tuple[kv.KV, ...]:
 def _resume_many(
     spec: Speculation, size: int, models: Models, state: DecodeState, iterations: Int[Array, ""]
 ) -> Int[Array, "B N"]:
-    """`iterations` verifications, each of the tokens that the one before says; the last node is always a leaf."""
+    """`iterations` verifications, each of the tokens that the one before predicted. The last node is always a leaf."""
     fixed, builder = dataclasses.replace(spec, controller=Fixed()), spec.builder
     grown, drafted = loop.draft(fixed, models, state, state.keys)
     selection = builder.prune(grown) or compaction(grown)
     tree = first_nodes(subtree(grown, selection), size)
-    slots = selection.node[:, :size].at[:, -1].set(builder.size - 1)  # of the last level: never expanded
+    slots = selection.node[:, :size].at[:, -1].set(builder.size - 1)  # in the last level, never expanded
     leaves = 1 if builder.is_chain else max(1, size - 1)
 
     def once(_: Int[Array, ""], carry: tuple) -> tuple:
@@ -153,7 +153,7 @@ def _resume_many(
 @final
 @dataclasses.dataclass(frozen=True)
 class ToLevel(Controller):
-    """Drafts down to the level that its state says, so that one program has rounds of any number of levels."""
+    """Drafts down to the level in its state, so that one program can run rounds of any depth."""
 
     name: ClassVar[str] = "to-level"
 
@@ -169,7 +169,7 @@ class ToLevel(Controller):
 @final
 @dataclasses.dataclass(frozen=True)
 class FullDepth(TopPaths):
-    """A tree of top paths that never ends early, whatever its confidences are: in place of one that may."""
+    """A tree of top paths that never ends early, in place of a builder that may end early."""
 
     name: ClassVar[str] = "full-depth"
     within: TreeLimits
@@ -192,19 +192,19 @@ class FullDepth(TopPaths):
 
 
 def to_depth(spec: Speculation) -> Speculation:
-    """The method under `ToLevel`, its trees as deep as that says, and verified in one size, whatever their nodes."""
+    """The method with the controller `ToLevel`, trees of full depth, and a single size of verification."""
     builder = FullDepth(spec.builder.limits) if isinstance(spec.builder, TopPaths) else spec.builder
     return dataclasses.replace(spec, builder=builder, controller=ToLevel(), tree_sizes=())
 
 
 def to_level(state: DecodeState, levels: int) -> DecodeState:
-    """The state of `to_depth`'s program in which every row drafts `levels` levels."""
+    """The state for `to_depth`'s program in which every row drafts `levels` levels."""
     return dataclasses.replace(state, controller=jnp.full_like(state.length, levels))
 
 
 @partial(jax.jit, static_argnames="spec")
 def rounds(spec: Speculation, models: Models, state: DecodeState, iterations: Int[Array, ""]) -> Int[Array, ""]:
-    """Levels of the last of `iterations` rounds, all at the same length of the text."""
+    """Runs `iterations` rounds at the same length of the text, and returns the number of levels of the last one."""
 
     def once(_: Int[Array, ""], before: DecodeState) -> DecodeState:
         after = loop.one_round(spec, models, before)
@@ -216,7 +216,7 @@ def rounds(spec: Speculation, models: Models, state: DecodeState, iterations: In
 
 @partial(jax.jit, static_argnames="spec")
 def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int[Array, ""]) -> Int[Array, " B"]:
-    """How often each row would draft on, in `iterations` decisions after the first level."""
+    """Runs `iterations` decisions after the first level, and returns how often each row would draft another level."""
     root = root_frontier(state.length.shape[0])
     vocab_size = models.target.config.vocab_size if spec.rule.keeps_probs else None
     tree = init_tree(state.tokens[:, 0], spec.builder.size, vocab_size)
@@ -228,7 +228,7 @@ def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int
     tree, newest = spec.builder.grow(propose, tree, root, ~state.done)
 
     def once(at, kept):
-        # Behind the barrier nothing is the same in every iteration, so that XLA computes all of it in each.
+        # The barrier keeps XLA from computing the decision only once.
         seen, now, kept = jax.lax.optimization_barrier(((tree, newest, root, drafts, state.feature), controller, kept))
         signals = draft_signals(*seen)
         now = spec.controller.note(now, signals)
@@ -239,7 +239,7 @@ def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int
 
 @partial(jax.jit, static_argnames="spec")
 def learn(spec: Speculation, state: DecodeState, iterations: Int[Array, ""]) -> Any:
-    """The controller's state after `iterations` rounds of full depth, with none of the drafts accepted, one, two, …"""
+    """The controller's state after `iterations` rounds of full depth, in which 0, 1, 2, … drafts were accepted."""
     depth = jnp.full_like(state.length, spec.builder.depth)
 
     def once(at: Int[Array, ""], learnt: Any) -> Any:

@@ -9,15 +9,15 @@ from jaxspec.costs.round_pieces import Job
 from jaxspec.host.processes import largest
 
 REPEATS = 7
-LEAST_SECONDS = 0.1  # that one timed call takes
+LEAST_SECONDS = 0.1  # duration of one timed call
 MOST_ITERATIONS = 2**20
 _TINY = 1e-9
 
 
 def seconds_per_unit(jobs: Sequence[Job]) -> list[float]:
-    """Median seconds a unit of each job, the jobs taking turns; what a call takes besides its units does not count.
+    """Median seconds per unit of each job. The jobs alternate, and the overhead of a call is subtracted.
 
-    Several processes run them in step, and each call counts as long as the slowest of them took.
+    Several processes run the jobs together; the time of a call is that of the slowest process.
     """
     for job in jobs:
         job(0)  # compiles
@@ -32,9 +32,9 @@ def seconds_per_unit(jobs: Sequence[Job]) -> list[float]:
 
 
 def _length(job: Job, none: float) -> int:
-    """Iterations that take LEAST_SECONDS, or nearly, beside the `none` seconds of a call without any.
+    """Number of iterations that take about LEAST_SECONDS, without the overhead `none` of a call.
 
-    The quicker of two calls counts: a program's first can be slow beyond measure, and few iterations say little.
+    The faster of two calls counts, because the first call of a program can be very slow.
     """
     length = 2
     while length < MOST_ITERATIONS:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """How this process finds the others, which run the same command."""
+    """Options by which this process finds the other processes, which run the same command."""
 
     coordinator: str | None = None
     """On several hosts: HOST:PORT of the first process, or `auto` to read it from the environment. Under SLURM and on a
@@ -26,7 +26,7 @@ class Hosts:
 
     @property
     def named(self) -> bool:
-        """Whether one of the options was given."""
+        """Whether any of the options was given."""
         return self != Hosts()
 
     def join(self, *, several: bool = True) -> None:

@@ -30,7 +30,7 @@ from jaxspec.host.arguments import integer
 from jaxspec.host.compiling import compile_all
 from jaxspec.methods.method import Method, default_method, parse_method
 
-TOGETHER = 8  # prompts, where no batch size is given
+TOGETHER = 8  # the default batch size
 
 
 class Engine:
@@ -67,7 +67,7 @@ class Engine:
         costs: CostTable | None = None,
     ):
         compilation_cache.keep_compilations()
-        typed = parse_method(method) if isinstance(method, str) else method  # a wrong one fails before anything loads
+        typed = parse_method(method) if isinstance(method, str) else method  # fails before anything is loaded
         self.model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh, quantize)
         self.method = typed or default_method(self.model.heads)
         if self.method.needs_costs:
@@ -236,7 +236,7 @@ class Engine:
         None on a mesh, where the layout of arrays between two programs is known only after the first has run.
 
         Args:
-            later: requests that will take rows of the others.
+            later: requests that will refill rows of the first ones.
         """
         if self.model.mesh is not None:
             return {}

@@ -23,7 +23,7 @@ def all_texts(session: Session, stops: StopStrings) -> list[Generation]:
 
 
 def text_of_row(session: Session, row: int, stops: StopStrings) -> Generation:
-    """The result of one row; the others stay where they are."""
+    """The result of one row. Only this row is copied to the host."""
     with session.model.context():
         host = fetch(_one_row(_what_counts(session.state), row))
     return _generation(session, host, 0, row, stops)
@@ -39,7 +39,7 @@ def _one_row(arrays: Any, row: Int[Array, ""] | int) -> Any:
 
 
 def _generation(session: Session, host: tuple, at: int, row: int, stops: StopStrings) -> Generation:
-    """Of a row that stands at `at` in the arrays on the host."""
+    """The result of a row, whose index in the arrays on the host is `at`."""
     text, (all_tokens, history, log_prob, trace, controller) = session.texts[row], jax.tree.map(lambda x: x[at], host)
     begin = len(text.request.tokens)
     kept, decoded, stopped = stops.cut(all_tokens[begin : int(session.length[row])].tolist())

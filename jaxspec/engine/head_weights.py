@@ -29,17 +29,20 @@ from jaxspec.model.placement import place_head
 
 
 def load_head(model: Checkpoint, method: Method) -> Any:
-    """The weights that the method's drafter brings, None if it has none. Raises CheckpointError."""
+    """The weights of the method's drafter; None if it has none. Raises CheckpointError."""
     if not method.drafter.has_head:
         return None
     return restore_head(model, method.drafter, _folder(model, method))
 
 
 def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
-    """The weights that the method's controller brings, None if it has none; `draft` are the drafter's.
+    """The weights of the method's controller; None if it needs none.
+
+    Args:
+        draft: the drafter's weights.
 
     Raises:
-        CheckpointError: there are none, or they were trained for another target or drafter.
+        CheckpointError: there are no weights, or they were trained for another target or drafter.
     """
     controller = method.controller
     if not controller.needs_weights:
@@ -64,7 +67,7 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
     if theirs != ours:
         raise CheckpointError(f"the predictor at {path} was trained for {theirs}, not for {ours}")
     inputs, widths = config.settings.get("inputs"), (target_hidden, draft_hidden)
-    if inputs is None:  # of earlier versions, which kept the paper's matrices
+    if inputs is None:  # an earlier version stored the paper's matrices
         return fold(_restore(model, path, lambda: UnfoldedPredictor(*widths, rngs=nnx.Rngs(0))))
     if inputs not in INPUTS:
         raise CheckpointError(
@@ -74,12 +77,12 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
 
 
 def _folder(model: Checkpoint, method: Method) -> Path:
-    """Where the method's head is."""
+    """The folder of the method's head."""
     return find_head(model.path, method.head or method.drafter.name)
 
 
 def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:
-    """The head at `path`; raises CheckpointError where it is another drafter's or was trained for another target."""
+    """The head at `path`. Raises CheckpointError if it is for another drafter or was trained for another target."""
     shape = read_shape(path, drafter, model.config.model)
     dtype = model.target.norm[...].dtype
     if is_checkpoint(path):
@@ -95,7 +98,7 @@ def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:
 
 
 def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
-    """The shape of the head at `path`; raises CheckpointError where it is another drafter's or another target's."""
+    """The shape of the head at `path`. Raises CheckpointError if it is for another drafter or target."""
     if is_checkpoint(path):
         if not isinstance(drafter, DraftModel):
             raise CheckpointError(
@@ -105,7 +108,7 @@ def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
         return HeadShape(whole.model, {"quantize": whole.quantize})
     config = read_head(path, drafter.name)
     theirs = config.model
-    if isinstance(drafter, DraftModel):  # whose width is its own
+    if isinstance(drafter, DraftModel):  # its width may differ from the target's
         theirs = dataclasses.replace(theirs, hidden_size=target.hidden_size)
     check_same_shape(path, theirs, target)
     shape = HeadShape(config.model, config.settings)
@@ -118,7 +121,7 @@ def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a head is a checkpoint of its own: a draft model."""
+    """Whether a head is a whole checkpoint: a draft model."""
     try:
         config_json.read_config(path)
     except CheckpointError:
@@ -127,10 +130,14 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def drafter_of(path: Path, head: str) -> Drafter:
-    """The drafter whose weights a head of the checkpoint at `path` holds, `head` being a name or a path.
+    """The drafter of a head.
+
+    Args:
+        path: the checkpoint.
+        head: the head's name in the checkpoint, or its path.
 
     Raises:
-        CheckpointError: there is none, or it is no drafter's.
+        CheckpointError: there is no such head, or it is not for a drafter.
     """
     folder = find_head(path, head)
     if is_checkpoint(folder):
@@ -142,13 +149,13 @@ def drafter_of(path: Path, head: str) -> Drafter:
 
 
 def head_config(drafter: Drafter, shape: HeadShape, target: CheckpointConfig, dtype: str | None = None) -> HeadConfig:
-    """`config.json` of a head of this shape. `dtype`: of its parameters; None, where it has none: the target's."""
+    """The `config.json` of a head of this shape. `dtype` is that of its parameters; None for a head without any."""
     kinds = (target.dtype, target.source_dtype) if dtype is None else (dtype, dtype)
     return HeadConfig(drafter.name, shape.model, *kinds, dict(shape.settings))
 
 
 def _restore(model: Checkpoint, path: Path, make: Any) -> Any:
-    """The parameters at `path` in the module that `make` would make, on the target's mesh."""
+    """Restores the parameters at `path` into the module that `make` makes, on the target's mesh."""
     dtype: jnp.dtype = model.target.norm[...].dtype
     module = nnx.eval_shape(make)
     placed = module if model.mesh is None else place_head(module, model.mesh, dtype)

@@ -21,12 +21,12 @@ from jaxspec.methods.method import Method
 from jaxspec.model.mesh import AnyMesh
 from jaxspec.model.placement import place, place_head
 
-LOOP: Any = loop.decode  # a jitted function has methods that its type does not show
+LOOP: Any = loop.decode  # Any, because the type of a jitted function lacks `trace` and `lower`
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A loop and the models that it runs on, of arrays or abstract."""
+    """A loop and its models, real or abstract."""
 
     spec: Speculation
     models: Models
@@ -40,16 +40,16 @@ class Program:
     def start_few(
         self, requests: Sequence[Request], eos: Sequence[int], rows: int, among: Sequence[Request]
     ) -> DecodeState:
-        """The same for exactly these requests; `among` as for `decoding.batch.start_rows`."""
+        """The state before prefill of exactly these requests; `among` as for `decoding.batch.start_rows`."""
         return self._placed(start_rows(self.spec, self.models, requests, eos, rows, among))
 
     def _placed(self, state: DecodeState) -> DecodeState:
-        # Where the programs leave it, or the loop would be compiled for what came from prefill and for what did not.
+        # With the sharding of the programs' outputs. Otherwise the loop would be compiled for two shardings.
         return jax.device_put(state, self.device) if jax.sharding.get_abstract_mesh().empty else state
 
     @property
     def device(self) -> Any:
-        """The sharding of what is on one device with the target."""
+        """The sharding of arrays on the target's device, if there is only one device."""
         return self.models.target.norm[...].sharding
 
     def prefill(self, state: DecodeState, chunk: int) -> DecodeState:
@@ -63,12 +63,12 @@ class Program:
     def compilations(
         self, requests: Sequence[Request], eos: Sequence[int], later: Sequence[Request] = ()
     ) -> dict[tuple[Any, ...], Callable[[], None]]:
-        """What compiles each program that decoding these requests begins with, on one device.
+        """Functions that compile the first programs which these requests need, on one device.
 
-        Under a key that begins with the program's name and is the same for methods that share it.
+        A key begins with the program's name. Methods that share a program have the same key.
 
         Args:
-            later: requests that are to take rows of the others.
+            later: requests that will refill rows of the first ones.
         """
         everybody = [*requests, *later]
         chunk, rows = shapes(self.spec, requests)
@@ -94,11 +94,11 @@ class Program:
         return found
 
     def decode(self, state: DecodeState, rounds: int, enough: int) -> DecodeState:
-        """Runs up to `rounds` rounds, fewer where `enough` rows are done."""
+        """Runs up to `rounds` rounds. It stops earlier if `enough` rows are finished or the cache is too small."""
         return LOOP(self.spec, self.models, state, jnp.int32(rounds), jnp.int32(enough))
 
     def layout(self, batch: int, rows: int, mesh: AnyMesh) -> tuple[Models, DecodeState]:
-        """Models and state for `batch` sequences as `jax.ShapeDtypeStruct`s, each in its place on a split mesh."""
+        """Models and state for `batch` sequences, as `jax.ShapeDtypeStruct`s sharded over a split mesh."""
         begin = lambda models: start_rows(self.spec, models, [IDLE] * batch, (), rows, [])
         state = jax.eval_shape(begin, self.models)
         placed = Models(

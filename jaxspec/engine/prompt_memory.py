@@ -13,15 +13,15 @@ from jaxspec.model import kv_cache as kv
 
 @dataclasses.dataclass
 class PromptMemory:
-    """What was read of the last prompt, in whole chunks, and is not read again if the next prompt begins alike.
+    """The prefilled chunks of the last prompt, which the next prompt reuses if it begins with the same tokens.
 
-    Rows that decoding wrote are not kept: so the text is the same, bit for bit, as if the whole prompt was read anew in
-    the same chunks.
+    Only whole chunks from prefill are stored, and no rows from decoding. So the text is bit-identical to that after a
+    full prefill.
 
     Attributes:
-        prefix: the chunks that were read; None before the first prompt.
-        rows: of its caches; the next session needs at least as many.
-        reused: tokens of the last prompt that were not read again.
+        prefix: the stored chunks; None before the first prompt.
+        rows: rows of its caches; the next session needs at least as many.
+        reused: tokens of the last prompt that were reused.
     """
 
     prefix: Prefix | None = None
@@ -29,14 +29,15 @@ class PromptMemory:
     reused: int = 0
 
     def prefill(self, program: Program, state: DecodeState, tokens: Sequence[int], chunk: int) -> DecodeState:
-        """Reads one prompt, as `Program.prefill` does, from where it differs from the last one.
+        """`Program.prefill` for one prompt, starting where it differs from the last one.
 
         Args:
-            state: before prefill, the prompt in each of its rows, with no fewer rows than `rows`.
+            state: before prefill, with the prompt in each row, and caches of at least `rows` rows.
+            tokens: the prompt.
         """
         self.reused = self._usable(tokens, chunk)
         rows, prefix = state.tokens.shape[1], self.prefix
-        self.prefix = None  # its arrays are deleted if they have to grow
+        self.prefix = None  # enlarging deletes its arrays
         if prefix is not None and self.reused:
             state = go_on(state, _enlarged(program.spec.drafter, prefix, rows) if rows > self.rows else prefix)
         end = (len(tokens) - 1) // chunk * chunk
@@ -47,7 +48,7 @@ class PromptMemory:
         return program.read(state, chunk, end, END)
 
     def _usable(self, tokens: Sequence[int], chunk: int) -> int:
-        """Tokens that need not be read: none where the chunks differ, or a chunk of the last prompt does."""
+        """Number of tokens to reuse: all stored ones, or none if the chunk size or the tokens differ."""
         if self.prefix is None or self.prefix.position % chunk or not self.prefix.begins([tokens]):
             return 0
         return self.prefix.position

@@ -24,18 +24,23 @@ STATEFUL: dict[str, Any] = {
     "min_length": 0,
     "forced_eos_token_id": None,
 }
-"""Processors that change the logits by what was generated before, or in ways that the draft does not know: what each
-is called, and the value at which it does nothing."""
+"""Options of transformers that change the logits depending on the text so far, with the value at which each has no
+effect."""
 
 
 def refuse_stateful(name: str, value: Any) -> None:
-    """Raises the error for an argument that `generate` does not take, unless its value is one that does nothing."""
+    """Raises an error for an argument that `generate` does not support, unless its value has no effect.
+
+    Raises:
+        TypeError: there is no such argument.
+        ValueError: the argument is in `STATEFUL`, and its value has an effect.
+    """
     if name not in STATEFUL:
         raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
     if value is not None and value != STATEFUL[name]:
         raise ValueError(
-            f"{name} is not supported: it makes the target's distribution depend on the whole text before, so drafted "
-            "and plain text would differ; leave it out"
+            f"{name} is not supported: it makes the target's distribution depend on the whole text so far, which "
+            "verification does not compute; leave it out"
         )
 
 
@@ -43,8 +48,8 @@ def encode(prompts: Prompt | Sequence[Prompt], model: Checkpoint, chat: bool) ->
     """Token ids of every prompt, each at least one token long.
 
     Raises:
-        ValueError: no prompts, an empty one where there is no BOS, an id outside the vocabulary, or text or messages
-            where the checkpoint lacks a tokenizer or chat template.
+        ValueError: there are no prompts, a prompt is empty and there is no BOS, an id is outside the vocabulary, or the
+            checkpoint lacks the tokenizer or chat template that a prompt needs.
     """
     prompts = _unpacked(prompts)
     listed = [prompts] if _is_one(prompts) else list(prompts)
@@ -54,12 +59,12 @@ def encode(prompts: Prompt | Sequence[Prompt], model: Checkpoint, chat: bool) ->
 
 
 def _unpacked(prompt: Any) -> Any:
-    """The same, with an array of NumPy or JAX as a list."""
+    """The prompt, with an array of NumPy or JAX converted to a list."""
     return prompt.tolist() if isinstance(prompt, np.ndarray | np.generic | jax.Array) else prompt
 
 
 def _is_one(prompts: Any) -> bool:
-    """Whether this is a single prompt: text, token ids, or one conversation; or nothing that could be several."""
+    """Whether this is a single prompt (text, token ids, or one conversation), or not a sequence at all."""
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
         return True
     return len(prompts) > 0 and not isinstance(_unpacked(prompts[0]), Sequence)
@@ -83,9 +88,9 @@ def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool) -> list[
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is a program of its own, and raises what it likes
+        except Exception as error:  # a template can raise anything
             raise ValueError(f"the chat template of {model.path} does not take prompt {index}: {error}") from error
-        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template wrote the BOS, if there is one
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template adds BOS itself
     if not tokens:
         if model.config.bos is None:
             raise ValueError(f"prompt {index} is empty and the checkpoint names no BOS token to start from")

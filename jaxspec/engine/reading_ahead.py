@@ -19,14 +19,14 @@ from jaxspec.engine.shared_prefix import Prefix, go_on, kept, worth_keeping
 
 @dataclasses.dataclass
 class Group:
-    """Prompts that are read together: one at most for each part that the mesh cuts the batch into.
+    """Prompts that are prefilled together: at most one for each part of the batch on the mesh's axis `data`.
 
     Attributes:
-        requests: by part, with the place of each in the call.
-        state: a row for each part.
-        position: tokens that were read of each prompt, or more.
-        keep: positions where what was read is kept for the prompts after these.
-        seconds: that this took.
+        requests: by part, (index of the prompt in the call, request).
+        state: the state of these prompts, one row for each part.
+        position: tokens read so far, rounded up to whole chunks for shorter prompts.
+        keep: positions at which the prefix is stored for later prompts.
+        seconds: time of prefill so far.
     """
 
     requests: dict[int, tuple[int, Request]]
@@ -37,31 +37,31 @@ class Group:
 
     @property
     def left(self) -> int:
-        """Tokens of the longest prompt that were not read."""
+        """Tokens of the longest prompt that are not read yet."""
         return max(len(request.tokens) for _, request in self.requests.values()) - self.position
 
 
 class ReadingAhead:
-    """The prompts that wait for a row. For each part of the batch at most one is read ahead.
+    """The prompts that wait for a row. For each part of the batch at most one is prefilled ahead.
 
-    So a row is handed on without a round in which it idles, and the others wait for no more than a chunk at a time.
-    What prompts begin with alike is read once.
+    So a free row is refilled without an idle round, and other rows wait for at most one chunk at a time. A shared
+    beginning of prompts is read once.
 
     Attributes:
-        waiting: (place, request) of those that nobody began to read.
-        group: that is being read.
-        ready: by part, the group that holds its next prompt.
-        kept: what prompts that wait begin with, the shortest first.
+        waiting: (index of the prompt, request) of prompts that are not read yet.
+        group: the group that is being read.
+        ready: by part, the group with its next prompt.
+        kept: stored prefixes of waiting prompts, the shortest first.
     """
 
     def __init__(
         self, model: Checkpoint, program: Program, requests: Sequence[Request], begun: int, *, keep_state: bool
     ):
-        """Reads nothing yet.
+        """Sets up the queue. Nothing is read yet.
 
         Args:
-            requests: all of the call, of which the first `begun` wait no more.
-            keep_state: a row's controller goes on with what it learnt of the row's last text.
+            requests: all requests of the call; the first `begun` already have rows.
+            keep_state: a row's controller keeps its state from the row's last text.
         """
         self.model, self.program, self.requests, self.keep_state = model, program, requests, keep_state
         self.waiting = deque(list(enumerate(requests))[begun:])
@@ -74,11 +74,11 @@ class ReadingAhead:
 
     @property
     def pending(self) -> bool:
-        """Whether any prompt has no row yet."""
+        """Whether any prompt still waits for a row."""
         return bool(self.waiting or self.group or self.ready)
 
     def read_chunk(self) -> None:
-        """Reads one chunk on, where a part of the batch has no prompt that is ready."""
+        """Reads the next chunk, if a part of the batch has no prompt ready."""
         if self.group is None:
             parts = [part for part in range(self.parts) if part not in self.ready]
             if not (parts and self.waiting):
@@ -86,7 +86,7 @@ class ReadingAhead:
             self.group = self._begin({part: self.waiting.popleft() for part in parts if self.waiting})
         group, began = self.group, time.perf_counter()
         chunk, end = self.chunks[0], group.position + self.chunks[0]
-        if 2 * group.left <= chunk:  # less is padded
+        if 2 * group.left <= chunk:  # smaller chunks need less padding
             chunk = self.chunks[-1]
             end = group.position + whole_chunks(group.left, chunk)
         with self.model.context():
@@ -102,7 +102,7 @@ class ReadingAhead:
             self.group = None
 
     def hand_over(self, session: Session, rows: int) -> bool:
-        """Gives free rows, of the first `rows`, to prompts that are ready. Returns whether any did."""
+        """Refills free rows, among the first `rows`, with prompts that are ready. Returns whether any row was."""
         size, given = session.done.size // self.parts, dict[int, int]()
         for row in range(rows):
             part = row // size
@@ -122,7 +122,7 @@ class ReadingAhead:
         keep = worth_keeping(prompts, waiting, self.chunks[0])
         fitting = [prefix for prefix in self.kept if prefix.begins(prompts)]
         self.kept = [prefix for prefix in fitting if prefix.position in keep]
-        # A part without a prompt reads another's, so that its row has read what they begin with too.
+        # A part without a prompt reads another part's, so that its row has the shared beginning too.
         rows = [requests[part][1] if part in requests else asked[0] for part in range(self.parts)]
         with self.model.context():
             state = self.program.start_few(rows, self.model.config.eos, self.rows, self.requests)

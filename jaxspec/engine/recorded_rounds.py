@@ -10,13 +10,13 @@ from jaxspec.decoding.round_counts import RoundCounts
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One round of one sequence; node 0 is the root, dead nodes are left out.
+    """One round of one sequence. Node 0 is the root; padding is left out.
 
     Attributes:
-        token, parent: [N] int; the parent of the root is -1.
-        log_confidence: [N] float, of the whole path.
+        token, parent: [N] int; the root's parent is -1.
+        log_confidence: [N] float, log confidence of the path to each node.
         accepted: [N] bool, the root included.
-        committed: tokens that this round added to the text, the bonus token last unless the text was cut.
+        committed: tokens that the round added to the text. The bonus token is the last, unless the text was cut.
     """
 
     token: np.ndarray
@@ -27,7 +27,13 @@ class Round:
 
 
 def rounds_of(trace: Any, history: RoundCounts, tokens: list[int], begin: int) -> list[Round]:
-    """Rounds of one text from its `Trace` [R N] on the host; `tokens` hold prompt and text, which starts at `begin`."""
+    """The rounds of one text, from its `Trace` [R N] on the host.
+
+    Args:
+        history: counts of each round.
+        tokens: prompt and text.
+        begin: index of the text in `tokens`.
+    """
     at, rounds = begin + 1, []
     for i, committed in enumerate(np.asarray(history.committed).tolist()):
         live = np.flatnonzero(trace.live[i])

@@ -27,20 +27,20 @@ from jaxspec.model.llama import Llama, forward, unembed
 from jaxspec.model.mesh import platform
 from jaxspec.model.mesh_rules import constrain
 
-LOGITS = 2**28  # numbers held at once, at most: 1 GB
+LOGITS = 2**28  # most logits held at once: 1 GB
 UNASKED = -1
 
 Text = tuple[Sequence[int], Sequence[int]]
-"""A context and what continues it, token ids of each."""
+"""Token ids of a context and of its continuation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What the target thinks of a continuation.
+    """The target's score of a continuation.
 
     Attributes:
-        log_prob: of its tokens, each given those before, at temperature 1; their sum.
-        greedy: whether greedy decoding of the context would give it.
+        log_prob: sum of the tokens' log-probabilities at temperature 1.
+        greedy: whether greedy decoding after the context gives the continuation.
     """
 
     log_prob: float
@@ -50,16 +50,16 @@ class Score:
 def scores(
     model: Checkpoint, texts: Sequence[Text], batch_size: int, room: int | None = None
 ) -> Iterator[tuple[int, Score]]:
-    """Yields (place, score) of every text, `batch_size` of them read together, the longest first.
+    """Yields (index, score) of every text, in batches of `batch_size`, the longest texts first.
 
-    Texts that differ in their last token alone, such as choices of one letter, are read once.
+    Texts that differ only in their last token, such as choices of one letter, are read once.
 
     Args:
-        room: tokens that are read of a text, at most: of a longer one the context loses its beginning. The last token
-            is not read. None: as many as the model has positions.
+        room: most tokens that are read of a text; the last token is not read. Longer contexts are cut at the beginning.
+            None: the model's positions.
 
     Raises:
-        ValueError: a context or a continuation without tokens, or a continuation that has no room itself.
+        ValueError: a context or a continuation is empty, or a continuation is longer than `room`.
     """
     room = min(room or model.config.model.usable_length, model.config.model.usable_length)
     alike = defaultdict[tuple[int, ...], list[int]](list)
@@ -83,12 +83,12 @@ def scores(
 def _of_batch(
     model: Checkpoint, read: Sequence[tuple[int, ...]], asked: Sequence[Sequence[Sequence[int]]], size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`score` of some texts.
+    """`score` for one batch of texts.
 
     Args:
-        read: tokens that the target reads of each: all but the last.
-        asked: its continuations, which end alike but for the last token.
-        size: rows of the batch; those that are left over are empty.
+        read: the tokens that the target reads of each text: all but the last.
+        asked: the continuations of each text, which differ in their last token only.
+        size: rows of the batch; unused rows are empty.
     """
     longest = max(map(len, read))
     with model.context():
@@ -105,7 +105,7 @@ def _of_batch(
 
 
 def chunks(batch: int, vocab_size: int) -> tuple[int, ...]:
-    """Tokens of each of so many texts that may be read at once, the fewest first."""
+    """The chunk sizes (ascending) whose logits fit in `LOGITS` for a batch of this size; at least the smallest."""
     every = CPU_CHUNKS if platform() == "cpu" else ACCELERATOR_CHUNKS
     return tuple(chunk for chunk in every if chunk * batch * vocab_size <= LOGITS) or every[:1]
 
@@ -114,15 +114,15 @@ def chunks(batch: int, vocab_size: int) -> tuple[int, ...]:
 def score(
     target: Llama, tokens: Int[Array | np.ndarray, "B S"], targets: Int[Array | np.ndarray, "B S C"], chunk: int
 ) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
-    """Scores C continuations of each text, read `chunk` tokens at a time; S is a multiple of it.
+    """Scores C continuations of each text, and reads `chunk` tokens at a time; S is a multiple of `chunk`.
 
-    Only where something is asked does the LM head run.
+    The LM head runs only for chunks with targets.
 
     Args:
-        targets: at each token the one that each continuation has next; below 0 nothing is asked.
+        targets: after each token, the next token of each continuation; negative: none.
 
     Returns:
-        log p of all that is asked, and whether each of it is the target's likeliest token.
+        log p of each continuation, and whether all its tokens are the target's most probable ones.
     """
     tokens, targets = constrain(jnp.asarray(tokens), "batch"), constrain(jnp.asarray(targets), "batch")
     batch, rows = tokens.shape

@@ -24,13 +24,13 @@ UNLIMITED = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """What a row is at work on.
+    """The current text of a row.
 
     Attributes:
-        place: of the request among those of the call.
-        first_round: rounds that the batch had run when it came.
-        prefill_seconds: that its prompt took to be read, with those that were read beside it.
-        decoded_before: seconds that the batch had been decoded for when it came.
+        place: index of the request in the call.
+        first_round: number of rounds that the batch had run before.
+        prefill_seconds: time of its prefill, shared with prompts that were prefilled together.
+        decoded_before: seconds that the batch had been decoding before.
     """
 
     place: int
@@ -41,16 +41,16 @@ class Text:
 
 
 class Session:
-    """A batch on the device: its prompts are read when it is made, and `advance` decodes on.
+    """A batch on the device. The constructor prefills the prompts, and `advance` decodes.
 
-    The cache grows as it fills.
+    The cache grows with the texts.
 
     Attributes:
-        state: after the last call; its arrays are donated to the next.
-        texts: by row, those that were not handed over (`forget`).
-        length, done: [B] of the state, on the host.
-        round: rounds run.
-        prefill_seconds, decode_seconds: spent so far.
+        state: the state after the last call; its arrays are donated to the next call.
+        texts: by row, the texts whose results were not returned yet.
+        length, done: [B], the state's arrays on the host.
+        round: number of rounds so far.
+        prefill_seconds, decode_seconds: times so far.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Session:
         later: Sequence[Request] = (),
         memory: PromptMemory | None = None,
     ):
-        """Reads the prompts.
+        """Prefills the prompts.
 
         Args:
-            learnt: what each row's controller starts from, a `Generation.controller` or None; None: all from nothing.
-            later: requests that may take a row; the first cache has room for each of them.
-            memory: of a single request: what was read of the prompt before, which is then kept for the next.
+            learnt: the initial state of each row's controller, a `Generation.controller` or None; None: all start anew.
+            later: requests that may refill a row; the first cache has room for each of them.
+            memory: for a single request, the stored prefix of the last prompt; it is updated with this prompt.
         """
         self.model, self.program = model, program
         with model.context():
@@ -93,13 +93,13 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        """Whether every row is done."""
+        """Whether every row is finished."""
         return bool(self.done.all())
 
     def advance(self, rounds: int = UNLIMITED, more: int | None = None) -> None:
-        """Decodes up to `rounds` rounds; fewer where the cache has to grow first, or `more` more rows are done.
+        """Decodes up to `rounds` rounds. It stops earlier if the cache must grow, or `more` more rows are finished.
 
-        None of these: until all rows are done.
+        If `more` is None it continues until all rows are finished.
         """
         enough = self.done.size if more is None else min(int(self.done.sum()) + more, self.done.size)
         with self.model.context():
@@ -112,18 +112,18 @@ class Session:
             self.decode_seconds += time.perf_counter() - began
 
     def stop(self, rows: Collection[int]) -> None:
-        """Decodes these rows no further."""
+        """Marks these rows as finished."""
         if rows:
             self.done = self.done | np.isin(np.arange(len(self.done)), list(rows))
             self.state = dataclasses.replace(self.state, done=put_like(self.done, self.state.done))
 
     def admit(self, fresh: DecodeState, texts: Mapping[int, Text], part_of: Mapping[int, int]) -> None:
-        """Gives rows to prompts that were read.
+        """Refills rows with prefilled prompts.
 
         Args:
             fresh: as for `decoding.admission.admit`.
-            texts: by row, what they are at work on now.
-            part_of: the part of the batch, and so the row of `fresh`, of each of these rows.
+            texts: the new text of each row.
+            part_of: the part of the batch of each row, which is also its row in `fresh`.
         """
         parts = fresh.length.shape[0]
         row, chosen = np.zeros(parts, np.int32), np.zeros(parts, bool)

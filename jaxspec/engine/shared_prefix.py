@@ -10,17 +10,17 @@ import jax.numpy as jnp
 
 from jaxspec.decoding.decode_state import DecodeState
 
-KEPT = 2  # prefixes, at most: what all prompts begin with, and what several samples of one do
-LOOKED_AT = 32  # waiting prompts
+KEPT = 2  # most stored prefixes: one shared by all prompts, and one by several samples of the same prompt
+LOOKED_AT = 32  # number of waiting prompts that are compared
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefix:
-    """What reading whole chunks gave.
+    """The result of prefilling whole chunks.
 
     Attributes:
-        tokens: that were read, and the one after, which drafters look at too.
-        read: the target's cache and the drafter's state, a row for each part of the batch.
+        tokens: the tokens read, and the next one, which some drafters read too.
+        read: the target's cache and the drafter's state, with one row for each part of the batch.
     """
 
     tokens: list[int]
@@ -28,35 +28,39 @@ class Prefix:
 
     @property
     def position(self) -> int:
-        """Tokens that were read."""
+        """Number of tokens read."""
         return len(self.tokens) - 1
 
     def begins(self, prompts: Iterable[Sequence[int]]) -> bool:
-        """Whether all of these can go on from here."""
+        """Whether all of these prompts begin with the prefix."""
         return all(prompt[: len(self.tokens)] == self.tokens for prompt in prompts)
 
 
 def kept(state: DecodeState, tokens: Sequence[int], position: int) -> Prefix:
-    """A copy of a state whose rows have read prompts up to here, which begin alike, with these tokens."""
+    """The prefix of a state whose rows have all read the same first `position` tokens; its arrays are copies."""
     return Prefix(list(tokens[: position + 1]), copied((state.cache, state.drafter)))
 
 
 def go_on(state: DecodeState, prefix: Prefix) -> DecodeState:
-    """A new state, nothing of whose prompts was read, as if the prefix had been. The prefix stays."""
+    """A state before prefill, as if it had read the prefix. The prefix itself stays usable."""
     cache, drafter = copied(prefix.read)
     return dataclasses.replace(state, cache=cache, drafter=drafter)
 
 
 @jax.jit
 def copied(arrays: Any) -> Any:
-    """The same values in arrays of their own: those of a state are donated to what reads on."""
+    """Copies of the arrays, because those of a state are donated when prefill continues."""
     return jax.tree.map(jnp.copy, arrays)
 
 
 def worth_keeping(prompts: Sequence[Sequence[int]], waiting: Iterable[Sequence[int]], chunk: int) -> list[int]:
-    """Up to which positions, of the prompts that are about to be read, waiting ones can share what is read.
+    """The positions up to which these prompts share tokens with waiting ones, so that the prefix is worth storing.
 
-    The longest that the next one shares, and the next that a later one does.
+    First the position for the next waiting prompt, then shorter ones for later prompts, up to `KEPT` positions.
+
+    Args:
+        prompts: prompts that are about to be read.
+        chunk: tokens of a chunk.
     """
     found: list[int] = []
     for other in islice(waiting, LOOKED_AT):
@@ -69,7 +73,7 @@ def worth_keeping(prompts: Sequence[Sequence[int]], waiting: Iterable[Sequence[i
 
 
 def shared(one: Sequence[int], other: Sequence[int], chunk: int) -> int:
-    """Tokens of the whole chunks that both begin with; after them they have one more in common."""
+    """Number of shared tokens at the beginning, in whole chunks, such that the next token is shared too."""
     at = 0
     while len(one) > at + chunk and one[at : at + chunk + 1] == other[at : at + chunk + 1]:
         at += chunk

@@ -11,28 +11,28 @@ from jaxspec.decoding.round_counts import RoundCounts, join
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What the rounds of one or several texts add up to. The token that prefill yields is in none of these."""
+    """Totals over the rounds of one or several texts. The first token of a text, from prefill, is not counted."""
 
-    tokens: int  # committed
-    uncut: int | None  # tokens of whole rounds; None where a log of an earlier version does not say
+    tokens: int  # committed tokens
+    uncut: int | None  # tokens of whole rounds (see `RoundCounts.uncut`); None for logs of earlier versions
     rounds: int
-    accepted: int  # drafts
-    levels: int  # drafted: the deepest live path of each round
-    drafted: int  # nodes, before pruning
-    verified: int  # nodes, without roots
+    accepted: int  # accepted drafts
+    levels: int  # drafted levels: depth of the deepest live node of each round
+    drafted: int  # drafted nodes, before pruning
+    verified: int  # verified nodes, without roots
     reached: tuple[int, ...]  # [i]: rounds with a draft at position i whose first i drafts were accepted
     accepted_at: tuple[int, ...]  # [i]: those whose draft at position i was accepted
 
     @property
     def tau(self) -> float:
-        """Tokens a round, bonus included (EAGLE's average acceptance length; plain decoding has 1)."""
+        """Tokens per round, with the bonus token (EAGLE's average acceptance length); 1 for plain decoding."""
         return ratio(self.tokens, self.rounds)
 
     @property
     def tau_uncut(self) -> float | None:
-        """Tokens of whole rounds a round, as EAGLE's code counts: an end of the text cuts nothing off its last round.
+        """Tokens per round as EAGLE's code counts them: the last round of a text is not cut at the text's end.
 
-        `tau` has what the text has. They differ most where texts are short and rounds long.
+        `tau` counts the text's tokens. The two differ most for short texts and long rounds. None if not known.
         """
         return None if self.uncut is None else ratio(self.uncut, self.rounds)
 
@@ -43,48 +43,48 @@ class Statistics:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted / levels drafted: a chain's usual rate; for trees EDD's, by the deepest level."""
+        """Accepted drafts / drafted levels: a chain's usual acceptance rate; for trees, EDD's."""
         return ratio(self.accepted, self.levels)
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """n-α (EAGLE, Table 2): among drafts whose predecessors were accepted, the share accepted, from position 0."""
+        """n-α (EAGLE, Table 2): by position from 0, the share of drafts accepted if all drafts before were."""
         return tuple(map(ratio, self.accepted_at, self.reached))
 
     @property
     def draft_share(self) -> float:
-        """r_d, the share of the text that was drafted (EESD, appendix D, Eq. 12)."""
+        """r_d, the share of tokens that are accepted drafts (EESD, appendix D, Eq. 12)."""
         return ratio(self.accepted, self.tokens)
 
     @property
     def draft_accuracy(self) -> float:
-        """v_d, accepted / nodes drafted (EESD, appendix D, Eq. 11)."""
+        """v_d, accepted drafts / drafted nodes (EESD, appendix D, Eq. 11)."""
         return ratio(self.accepted, self.drafted)
 
     @property
     def harmonic_mean(self) -> float:
-        """HM of v_d and r_d (EESD, section 4, Metrics)."""
+        """HM, the harmonic mean of v_d and r_d (EESD, section 4, Metrics)."""
         v, r = self.draft_accuracy, self.draft_share
         return ratio(2 * v * r, v + r)
 
     @property
     def nodes_per_round(self) -> float:
-        """Nodes verified a round, without the root."""
+        """Verified nodes per round, without the root."""
         return ratio(self.verified, self.rounds)
 
     @property
     def nodes_drafted_per_round(self) -> float:
-        """Nodes drafted a round, before pruning."""
+        """Drafted nodes per round, before pruning."""
         return ratio(self.drafted, self.rounds)
 
     @property
     def depth_per_round(self) -> float:
-        """Deepest live level, mean over rounds."""
+        """Drafted levels per round."""
         return ratio(self.levels, self.rounds)
 
 
 def statistics_of(histories: Sequence[RoundCounts]) -> Statistics:
-    """Adds up the counts of several texts; rounds in which a row was done are left out."""
+    """Adds up the counts of several texts, without empty rounds of finished rows."""
     rounds = join(histories)
     positions = range(int(np.max(rounds.levels, initial=0)))
 
@@ -105,11 +105,11 @@ def statistics_of(histories: Sequence[RoundCounts]) -> Statistics:
 
 
 def histogram(values: Sequence[np.ndarray]) -> dict[int, int]:
-    """How often each number occurs, by number."""
+    """How often each value occurs, by value."""
     found, counts = np.unique(np.concatenate([np.zeros(0, int), *values]), return_counts=True)
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 def ratio(part: float | int, whole: float | int) -> float:
-    """part / whole, 0 where there is no whole."""
+    """part / whole; 0 if whole is 0."""
     return part / whole if whole else 0.0

@@ -5,7 +5,11 @@ from typing import Any
 
 
 class StopStrings:
-    """Strings that end a text where they first appear. False where there are none."""
+    """Strings that end a text at their first occurrence. Its truth value is false without any string.
+
+    Raises:
+        ValueError: a string is empty or not text, or there is no tokenizer.
+    """
 
     def __init__(self, strings: Sequence[str], tokenizer: Any):
         strings = [strings] if isinstance(strings, str) else list(strings)
@@ -21,15 +25,15 @@ class StopStrings:
 
     @property
     def longest(self) -> int:
-        """Characters of the longest stop string."""
+        """Length of the longest stop string, in characters."""
         return max(map(len, self.strings), default=0)
 
     def cut(self, tokens: list[int]) -> tuple[int, str, bool]:
-        """(tokens up to the end of the first stop string, text before it, whether there is one)."""
+        """(number of tokens up to the end of the first stop string, text before it, whether there is one)."""
         text = text_of(self.tokenizer, tokens)
         if self._find(text) is None:
             return len(tokens), text, False
-        low, high = 1, len(tokens)  # the shortest prefix of the tokens that holds a stop string
+        low, high = 1, len(tokens)  # bisection of the shortest prefix with a stop string
         while low < high:
             middle = (low + high) // 2
             if self._find(text_of(self.tokenizer, tokens[:middle])) is None:
@@ -44,5 +48,5 @@ class StopStrings:
 
 
 def text_of(tokenizer: Any, tokens: list[int]) -> str:
-    """Text of generated tokens without special ones; empty where there is no tokenizer."""
+    """The text of generated tokens without special tokens; empty without a tokenizer."""
     return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=True)

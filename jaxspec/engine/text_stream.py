@@ -9,7 +9,7 @@ from jaxspec.host.processes import fetch
 
 
 class Unfinished:
-    """The part of a growing text that may be shown: not half a character, not what may begin a stop string."""
+    """The part of a growing text that can be shown: no partial character, and no possible start of a stop string."""
 
     def __init__(self, tokenizer: Any):
         if tokenizer is None:
@@ -17,7 +17,7 @@ class Unfinished:
         self.shown = 0
 
     def more(self, text: str, *, final: bool, hold: int) -> Iterator[str]:
-        """Yields what is new in `text`; keeps back `hold` characters and an unfinished one, unless it is final."""
+        """Yields the new part of `text`. Unless `final`, it keeps back `hold` characters and a partial character."""
         end = len(text)
         if not final:
             end = max(self.shown, len(text.rstrip("\ufffd")) - hold)
@@ -27,7 +27,7 @@ class Unfinished:
 
 
 def pieces(session: Session, stops: StopStrings, unfinished: Unfinished, rounds: int) -> Iterator[str]:
-    """Decodes a batch of one prompt, `rounds` rounds at a time, and yields what is new in its text after each time."""
+    """Decodes a batch of one prompt, `rounds` rounds at a time, and yields each new part of its text."""
     begin, stopped = len(session.texts[0].request.tokens), False
     while not stopped:
         session.advance(rounds)

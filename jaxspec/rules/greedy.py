@@ -29,31 +29,32 @@ class Greedy(Rule):
 
 
 def propose_top_k(drafts: Drafts, width: int, count: int) -> Proposal:
-    """The `count` tokens of highest probability after each of `width` nodes (all, if there are fewer)."""
+    """Proposes the `count` most probable tokens after each of `width` nodes (all, if there are fewer)."""
     logits = drafts.logits.astype(jnp.float32)
     top, rank = top_k(logits, count)
     if drafts.token is None:
         token, log_prob = rank, top - log_sum(logits, top[..., :1])
     else:
         token, log_prob = jnp.take_along_axis(drafts.token, rank, axis=-1), top
-    live = log_prob > -jnp.inf  # false for NaN too: a row of logits that proposes nothing
+    live = log_prob > -jnp.inf  # also false for NaN, from a row with only -inf
     token, log_prob, live = (for_each(x, width) for x in (token, log_prob, live))
     return Proposal(token=token, log_prob=log_prob, live=live)
 
 
 def log_sum(logits: Float[Array, "*B V"], peak: Float[Array, "*B 1"]) -> Float[Array, "*B 1"]:
-    """log Σ exp(logits), whose largest is `peak`: of a vocabulary in bfloat16 a TPU is slow to find that once more."""
+    """log Σ exp(logits), given the largest logit `peak`. Finding it again is slow on a TPU for bfloat16 logits."""
     return peak + jnp.log(jnp.exp(logits - peak).sum(axis=-1, keepdims=True))
 
 
 def follow(tree: DraftTree, target_tokens: Int[Array, "B N"], depth: int) -> Verdict:
-    """Goes down from the root while some child is the token that the target says at its parent."""
+    """Follows the path from the root while a child equals the target's token after its parent."""
     said = jnp.take_along_axis(target_tokens, jnp.maximum(tree.parent, 0), axis=1)
     return go_down(tree, tree.token == said, target_tokens, depth)
 
 
 def go_down(tree: DraftTree, agrees: Bool[Array, "B N"], target_tokens: Int[Array, "B N"], depth: int) -> Verdict:
-    """Goes down from the root while some child agrees, at most one of each node; the target's token ends the path."""
+    """Follows the path from the root while a child agrees. At most one child of a node may agree. The target's token
+    after the last node is the bonus token."""
     nodes = tree.token.shape[1]
     agrees = (agrees & tree.live).at[:, 0].set(True)
     reached = tree.live & (agrees[:, None, :] | ~tree.ancestors).all(axis=-1)

@@ -19,8 +19,8 @@ from jaxspec.decoding.tree import DraftTree
 class RejectionSampling(Rule):
     """Children drawn without replacement, verified by multi-round speculative sampling (EAGLE, Algorithm 1).
 
-    Child after child, in the order drawn: accept with min(1, p/q); else p becomes the normalised residual
-    max(0, p - q) and q loses the child and is renormalised.
+    Children are tested in the order in which they were drawn. A child is accepted with probability min(1, p/q).
+    Otherwise p becomes the normalised residual max(0, p - q), and q is renormalised without the child.
     """
 
     keeps_probs: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class RejectionSampling(Rule):
         batch, nodes = tree.token.shape
         coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,)))(fold(draws.keys, 0))
         bonus_keys = fold(draws.keys, 1)
-        target = probabilities(logits, draws.sampling)  # at once, not a search and its messages for each visit
+        target = probabilities(logits, draws.sampling)  # for all nodes at once: top-p's search sends messages on a mesh
         branching = (tree.parent[:, :, None] == jnp.arange(nodes)).sum(axis=1).max()  # most children of any node
 
         def visit(carry, step):
@@ -90,16 +90,16 @@ class RejectionSampling(Rule):
 
 
 def residual(p: Float[Array, "B V"], q: Float[Array, "B V"]) -> Float[Array, "B V"]:
-    """max(0, p - q), normalised: what is left for the target to draw from once a draw from q was rejected."""
+    """max(0, p - q), normalised: the target's distribution after a draw from q was rejected."""
     return _normalised(jnp.maximum(p - q, 0.0), otherwise=p)
 
 
 def without(q: Float[Array, "B V"], token: Int[Array, "B 1"]) -> Float[Array, "B V"]:
-    """q given that `token` is not drawn again: what the next sibling was drawn from."""
+    """q without `token`, normalised: the distribution of the next sibling."""
     return _normalised(jnp.where(jnp.arange(q.shape[1]) == token, 0.0, q), otherwise=q)
 
 
 def _normalised(weight: Float[Array, "B V"], *, otherwise: Float[Array, "B V"]) -> Float[Array, "B V"]:
-    """weight / its sum, or `otherwise` where rounding left nothing."""
+    """weight divided by its sum, or `otherwise` if the sum is 0 by rounding."""
     total = weight.sum(axis=-1, keepdims=True)
     return jnp.where(total > 0, weight / jnp.where(total > 0, total, 1.0), otherwise)
