@@ -29,15 +29,15 @@ _OURS = {"fc.kernel": "fc.weight", "context_norm": "hidden_norm.weight", **{name
 
 @dataclasses.dataclass(frozen=True)
 class PublishedHead:
-    """A published head as it is, and for each of our names the tensor that it comes from.
+    """A published head: its config, and the source tensor of each of jaxspec's parameters.
 
     Attributes:
-        layout: whose layout it has.
+        layout: the project whose layout it has.
         model: shape of its layers.
         taps: the layers whose inputs it reads.
-        settings: of `DflashOptions`, without the taps.
-        target_layers: how many layers its target has; None: the config does not say.
-        tensors: by our names.
+        settings: fields of `DflashOptions`, without the taps.
+        target_layers: number of layers of its target; None: not in the config.
+        tensors: source tensors by jaxspec's names.
     """
 
     layout: Layout
@@ -48,12 +48,12 @@ class PublishedHead:
     tensors: dict[str, Tensor]
 
     def layers_read(self, target_layers: int) -> tuple[int, ...]:
-        """The taps, for a target of so many layers."""
+        """The taps, for a target with this number of layers."""
         return self.taps.layers or official_taps(target_layers, self.model.num_layers)
 
 
 def published(ours: str) -> str:
-    """What files call a parameter of ours: `layers.0.mlp.up.kernel` → `layers.0.mlp.up_proj.weight`."""
+    """Published name of a jaxspec parameter: `layers.0.mlp.up.kernel` → `layers.0.mlp.up_proj.weight`."""
     return _OURS.get(ours) or theirs(ours, "huggingface").removeprefix("model.")
 
 
@@ -66,10 +66,10 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     """Reads config and headers of a published head and checks them against each other.
 
     Args:
-        taps: the layers whose inputs it reads; None: those that the config lists, by the convention of its layout.
+        taps: the layers whose inputs it reads; None: those in the config, by the convention of its layout.
 
     Raises:
-        CheckpointError: what is wrong, or what the folder holds instead.
+        CheckpointError: the files are invalid, or the folder holds something else.
     """
     raw = read_config(source)
     kinds.check(source, raw, "dflash")
@@ -88,7 +88,7 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
         "own_embedding": "embed_tokens.weight" in found,
         "own_head": drafted is not None,
     }
-    count = len(read_taps.layers or range(model.num_layers))  # where none are listed, there is one for each layer
+    count = len(read_taps.layers or range(model.num_layers))  # without a list, one for each layer of the head
     fc = found.get("fc.weight")
     if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // model.hidden_size) != count:
         raise CheckpointError(
@@ -107,7 +107,7 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
 def convert(
     source: Path, out: Path, target: Path, dtype: str | None = None, taps: Sequence[int] | None = None
 ) -> heads.HeadConfig:
-    """Converts a published head into the head `out`, and says which layout it has and which taps were taken.
+    """Converts a published head into the head `out`, and reports its layout and taps.
 
     Args:
         source: folder of the head.
@@ -117,9 +117,9 @@ def convert(
         taps: as in `plan`.
 
     Raises:
-        CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
+        CheckpointError: the source is invalid or for another target; nothing is left at `out`.
         ValueError: `out` exists.
-        DiskFullError: no room; nothing is left at `out`.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     planned, goal = plan(source, taps), config_json.read_config(target)
     heads.check_same_shape(source, planned.model, goal.model)
@@ -131,8 +131,8 @@ def convert(
     layers = planned.layers_read(goal.model.num_layers)
     if goal.model.num_layers in layers:
         raise CheckpointError(
-            f"the head at {source} reads the output of the target's last layer, which some take before the final norm "
-            "and some after it; jaxspec reads no such heads"
+            f"the head at {source} reads the output of the target's last layer; projects disagree whether that is "
+            "before or after the final norm, so jaxspec does not support it"
         )
     source_dtype = main_dtype(planned.tensors.values())
     tensors, embedding = without_targets(planned.tensors, "embedding", "embedding", source_dtype, target, source)

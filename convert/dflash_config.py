@@ -17,7 +17,7 @@ LAYOUTS: dict[Layout, str] = {
     "official": "the layout of DFlash's authors",
     "speculators": "the layout of speculators and vLLM",
 }
-"""What each is called in messages."""
+"""Names of the layouts in messages."""
 
 SECTION = "dflash_config"
 OUTPUTS, INPUTS = "target_layer_ids", "aux_hidden_state_layer_ids"
@@ -27,15 +27,15 @@ _KNOWN = {OUTPUTS, "mask_token_id", "block_size"}
 
 
 def layout_of(raw: Mapping[str, Any]) -> Layout:
-    """Who wrote a head."""
+    """The project whose layout a config has."""
     return "speculators" if "speculators_model_type" in raw else "official"
 
 
 def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
-    """Shape of the head's layers, which are Qwen3's whatever the target is.
+    """Shape of the head's layers. They are Qwen3 layers, whatever the target is.
 
     Raises:
-        CheckpointError: naming what is missing, or what jaxspec does not compute.
+        CheckpointError: a setting is missing or not supported; the message names it.
     """
     file, layers = source / "config.json", raw
     if layout_of(raw) == "speculators" and not isinstance(layers := raw.get("transformer_layer_config"), dict):
@@ -43,32 +43,30 @@ def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
     shape = hf_config.to_llama({**layers, "model_type": "qwen3", "architectures": None, "tie_word_embeddings": False})
     if (width := raw.get("target_hidden_size") or shape.hidden_size) != shape.hidden_size:
         raise CheckpointError(
-            f"{file} says target_hidden_size {width} and hidden_size {shape.hidden_size}, and jaxspec reads DFlash "
+            f"{file} says target_hidden_size {width} and hidden_size {shape.hidden_size}; jaxspec only supports DFlash "
             "heads that are as wide as their target"
         )
     refuse_window(layers, file)
     if not any(where.get("rope_theta") for where in (layers, *(section(layers, key, file) for key in _ROPE))):
         raise CheckpointError(
-            f"{file} gives no rope_theta, and those who read such a file disagree on what that means (transformers "
-            "10,000, vLLM 1,000,000); add the value of the head's training"
+            f"{file} gives no rope_theta, and projects disagree on its default (transformers 10,000, vLLM 1,000,000); "
+            "add the value of the head's training"
         )
     return shape
 
 
 def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -> Taps:
-    """The layers whose inputs are fused. Raises CheckpointError where a list is no list of layers.
+    """The layers whose inputs are fused. Raises CheckpointError for an invalid list.
 
     Args:
-        override: what the user says they are.
+        override: the layers that the user names; None: read the config.
     """
     if override is not None:
         return Taps(tuple(override), "as --taps says")
     file = source / "config.json"
     if layout_of(raw) == "speculators":
         if (inputs := listed_layers(raw, INPUTS, file)) is None:
-            raise CheckpointError(
-                f"{file} lists no {INPUTS}: say with --taps the inputs of which layers the head reads"
-            )
+            raise CheckpointError(f"{file} has no {INPUTS}: name the layers whose inputs the head reads with --taps")
         return Taps(inputs, f"{INPUTS}, read as layers whose inputs these are")
     if (outputs := listed_layers(_section(raw, file), OUTPUTS, file)) is None:
         return Taps(None, "those of DFlash's own code, since config.json lists none")
@@ -82,14 +80,14 @@ def block(raw: Mapping[str, Any], source: Path) -> dict[str, int]:
     file = source / "config.json"
     if raw.get("sample_from_anchor"):
         raise CheckpointError(
-            f"{file} sets sample_from_anchor: each place of a block then says what comes after it, and jaxspec reads "
-            "heads whose places say their own tokens"
+            f"{file} sets sample_from_anchor: each position of a block then predicts the next token; jaxspec only "
+            "supports heads whose positions predict their own tokens"
         )
     places = (raw, _section(raw, file))
     both = {key: [where[key] for where in places if where.get(key) is not None] for key in _BLOCK}
     for key, found in both.items():
         if not found:
-            raise CheckpointError(f"{file} gives no {key}, without which a DFlash head is not whole; add it")
+            raise CheckpointError(f"{file} gives no {key}, which a DFlash head needs; add it")
         if found[0] != found[-1]:
             raise CheckpointError(f"{file} gives {key} twice, as {found[0]} and as {found[-1]}")
         if type(found[0]) is not int or found[0] < 0:

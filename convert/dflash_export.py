@@ -24,14 +24,14 @@ def export(source: Path, out: Path, form: Format, target: Path | None = None, ve
         out: folder to make; must not exist.
         form: `dflash` for DFlash's own code, `speculators` for speculators and vLLM, whose files repeat the target's
             embedding and LM head.
-        target: the head's target; None takes the checkpoint under whose `heads` the head lies.
-        verifier: what `speculators` is to call the target, a hub id or a folder; None: the target's folder.
+        target: the head's target; None: the checkpoint whose `heads` folder contains the head.
+        verifier: the target's name in a `speculators` config, a hub id or a folder; None: the target's folder.
 
     Raises:
-        CheckpointError: `source` is no DFlash head, its target is unknown or another's, or the format has no words for
-            what it computes.
+        CheckpointError: `source` is not a DFlash head, its target is not known or does not fit, or the format cannot
+            describe the head.
         ValueError: `out` exists.
-        DiskFullError: no room; nothing is left at `out`.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     config = head_config(source, Dflash.name, "dflash or speculators")
     target = head_parts.target_of(source) if target is None else target
@@ -59,7 +59,7 @@ def export(source: Path, out: Path, form: Format, target: Path | None = None, ve
 
 
 def _layers(config: heads.HeadConfig, goal: CheckpointConfig) -> dict[str, Any]:
-    """config.json of the head's layers as a model: a Qwen3, whatever the target is."""
+    """The config.json of the head's layers as a Qwen3 model, whatever the target is."""
     model = dataclasses.replace(goal, family="qwen3", model=config.model, source_dtype=config.source_dtype)
     kinds = ["full_attention"] * config.model.num_layers
     return {**hf_config.from_checkpoint(model), "sliding_window": None, "layer_types": kinds}
@@ -85,10 +85,10 @@ def _official(source: Path, options: DflashOptions, layers: dict[str, Any], goal
 
 
 def _of_target(arrays: dict[str, Any], goal: CheckpointConfig, target: Path, dtype: str) -> dict[str, Any]:
-    """Of the target's embedding and LM head what the head has none of, by our names.
+    """The target's embedding and LM head, if the head has none of its own, by jaxspec's names.
 
     Raises:
-        CheckpointError: they are quantised.
+        CheckpointError: the LM head is quantised.
     """
     lm_head = head_parts.lm_head_of(goal)
     both = {"embedding": "embedding", "head.kernel": lm_head}

@@ -31,21 +31,21 @@ from jaxspec.model.quantization import LM_HEAD, dense, pack, whole_name
 
 
 def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.HeadConfig:
-    """Writes the head `out`: that at `source`, which drafts these tokens alone, and those that end a text.
+    """Writes the head `out`: the head at `source`, but with a draft vocabulary of these tokens and EOS.
 
-    What reads with the target's LM head gets columns of its own. Columns keep their dtype, and every other parameter is
-    copied; a predictor of acceptance in the head goes with it.
+    A head that used the target's LM head gets its own copy of the columns. Columns keep their dtype. All other
+    parameters are copied, and so is an acceptance predictor in the head's folder.
 
     Args:
-        source: a head of jaxspec's, or a checkpoint that is a draft model.
+        source: a jaxspec head, or a checkpoint that is a draft model.
         out: folder to make; must not exist.
         target: the checkpoint that it drafts for.
-        ids: of the tokens, in any order.
+        ids: ids of the tokens, in any order.
 
     Raises:
-        CheckpointError: `source` is another target's head, has a draft vocabulary already, or has no LM head.
-        ValueError: `out` exists, or the ids are no draft vocabulary.
-        DiskFullError: no room; nothing is left at `out`.
+        CheckpointError: `source` is for another target, already has a draft vocabulary, or has no LM head.
+        ValueError: `out` exists, or the ids are invalid or the whole vocabulary.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     goal = config_json.read_config(target)
     drafter = drafter_of(target, str(source))
@@ -53,15 +53,15 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
     if is_checkpoint(source):
         check_same_vocabulary(goal, load_tokenizer(target), source)
     if shape.settings.get("draft_vocabulary") is not None:
-        raise CheckpointError(f"the head at {source} has a draft vocabulary already; cut the head that it was made of")
+        raise CheckpointError(f"the head at {source} already has a draft vocabulary; cut the head that it was cut from")
     mask = to_mask({*ids, *goal.eos}, goal.model.vocab_size)
     if mask is None:
-        raise ValueError("the draft vocabulary is the target's whole one, so there is nothing to cut")
+        raise ValueError("the draft vocabulary is the target's whole vocabulary, so there is nothing to cut")
     smaller = HeadShape(shape.model, {**shape.settings, "draft_vocabulary": mask})
     abstract = _abstract(drafter, smaller, source)
     params = _read(source)
     drafted, quantize = ids_of(mask, goal.model.vocab_size), shape.settings.get("quantize")
-    tied = {Edd: "decoder.embedding", DraftModel: "embedding"}.get(type(drafter))  # where it has no LM head of its own
+    tied = {Edd: "decoder.embedding", DraftModel: "embedding"}.get(type(drafter))  # if it has no LM head
     lm_head = lambda: _lm_head(target, goal) if tied is None else params[tied].T
     kept = cut_params(params, abstract, drafted, lm_head, quantize)
     config = _config(source, drafter, smaller, goal)
@@ -80,8 +80,8 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
 
 
 def read_ids(path: Path) -> list[int]:
-    """Ids of tokens from a file: a list in JSON, numbers with white space between them, or a list or tensor that
-    PyTorch saved, as FR-Spec's files are.
+    """Token ids from a file: a JSON list, numbers separated by white space, or a list or tensor saved by PyTorch, as in
+    FR-Spec's files.
 
     Raises:
         CheckpointError: the file cannot be read, or holds something else.
@@ -98,12 +98,12 @@ def read_ids(path: Path) -> list[int]:
     except ValueError as error:
         raise CheckpointError(f"{path} holds no list of token ids: {error}") from error
     if not isinstance(values, list) or not values or not all(type(value) is int for value in values):
-        raise CheckpointError(f"{path} holds no list of token ids: whole numbers, and at least one, are wanted")
+        raise CheckpointError(f"{path} holds no list of token ids: it must have at least one, all whole numbers")
     return values
 
 
 def _abstract(drafter: Drafter, shape: HeadShape, source: Path) -> nnx.Module:
-    """The head to make. Raises CheckpointError where the drafter has no LM head to cut."""
+    """The abstract new head. Raises CheckpointError if the drafter has no LM head to cut."""
     try:
         return nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
     except TypeError as error:
@@ -111,7 +111,7 @@ def _abstract(drafter: Drafter, shape: HeadShape, source: Path) -> nnx.Module:
 
 
 def _read(source: Path) -> dict[str, np.ndarray]:
-    """Every parameter of a head, as it is on disk; a skip set may have none."""
+    """Every parameter of a head, as on disk; a skip set may have none."""
     params = source / "params"
     return parameters.read_arrays(params, parameters.read_shapes(params)) if params.is_dir() else {}
 
@@ -123,14 +123,14 @@ def cut_params(
     lm_head: Callable[[], np.ndarray],
     quantize: str | None = None,
 ) -> dict[str, np.ndarray]:
-    """The parameters of a head with a draft vocabulary, from those of the whole head: copied, or columns of LM heads.
+    """The parameters of a head with a draft vocabulary: columns of LM heads, and copies of all other parameters.
 
     Args:
-        params: of the whole head, by their dotted names.
-        abstract: the head to make.
-        ids: of the draft vocabulary.
-        lm_head: the kernel [D, V] to cut where the whole head has none: the target's, or a tied embedding.
-        quantize: of a draft model, what its kernels are quantised to.
+        params: parameters of the whole head, by their dotted names.
+        abstract: the new head.
+        ids: ids of the draft vocabulary.
+        lm_head: gives the kernel [D, V] to cut if the whole head has none: the target's, or a tied embedding.
+        quantize: the dtype of a quantised draft model's kernels; None: floats.
     """
     made: dict[str, np.ndarray] = {}
     for name, leaf in module_to_dict(abstract).items():

@@ -16,16 +16,16 @@ NAMES = ("d2t", "t2d")
 
 
 def read(maps: Mapping[str, Tensor], drafted: int, vocab_size: int, where: str) -> str | None:
-    """The mask of the tokens that a head can draft, None for all, as `draft_vocabulary` has it.
+    """The mask of a head's draft vocabulary, as in `draft_vocabulary`; None for the whole vocabulary.
 
     Args:
-        maps: those of the two tensors that the files hold, by name.
+        maps: those of the two tensors that the files contain, by name.
         drafted: rows of the LM head, Vd.
-        vocab_size: of the target, V.
-        where: the files, as errors name them.
+        vocab_size: size of the target's vocabulary, V.
+        where: name of the files for error messages.
 
     Raises:
-        CheckpointError: the maps are not of these sizes, are no such maps, were never filled, or contradict each other.
+        CheckpointError: the maps have wrong sizes or dtypes, were never filled, or contradict each other.
     """
     if drafted > vocab_size:
         raise CheckpointError(
@@ -34,34 +34,33 @@ def read(maps: Mapping[str, Tensor], drafted: int, vocab_size: int, where: str) 
     if "d2t" not in maps:
         if drafted < vocab_size or maps:
             raise CheckpointError(
-                f"tensor d2t is missing in {where}, and only it says which {drafted} of the {vocab_size} tokens the "
-                "rows of lm_head.weight stand for; the files are incomplete"
+                f"tensor d2t is missing in {where}; without it, the {drafted} of {vocab_size} tokens of "
+                "lm_head.weight are not known; the files are incomplete"
             )
         return None
     offsets = _read(maps["d2t"], "i", "whole numbers", drafted)
     inside = _read(maps["t2d"], "b", "truth values", vocab_size) if "t2d" in maps else None
     if drafted < vocab_size and not offsets.any() and (inside is None or inside.all()):
         raise CheckpointError(
-            f"d2t in {where} is 0 everywhere, as where it was never filled; take d2t and t2d from the training that "
-            "made the head"
+            f"d2t in {where} is 0 everywhere, so it was never filled; use d2t and t2d of the head's training"
         )
     ids = offsets.astype(np.int64) + np.arange(drafted)
     if (np.diff(ids) <= 0).any():
-        raise CheckpointError(f"d2t in {where} does not make ids that ascend, as offsets of a draft vocabulary do")
+        raise CheckpointError(f"d2t in {where} gives ids that do not ascend, so it does not hold offsets")
     try:
         mask = draft_vocabulary.to_mask(ids.tolist(), vocab_size)
     except ValueError as error:
         raise CheckpointError(f"d2t in {where}: {error}") from error
     if inside is not None and not np.array_equal(np.flatnonzero(inside), ids):
         raise CheckpointError(
-            f"d2t and t2d in {where} name different tokens ({len(ids)} and {inside.sum()}); one of them is another "
-            "head's, or d2t holds ids where offsets are meant"
+            f"d2t and t2d in {where} name different tokens ({len(ids)} and {inside.sum()}); one of them belongs to "
+            "another head, or d2t holds ids instead of offsets"
         )
     return mask
 
 
 def write(mask: str | None, vocab_size: int) -> dict[str, np.ndarray]:
-    """The two tensors of a mask; none where a head can draft every token."""
+    """The two tensors of a mask; none if a head can draft every token."""
     if mask is None:
         return {}
     ids = draft_vocabulary.ids_of(mask, vocab_size).astype(np.int64)

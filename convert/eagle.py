@@ -38,10 +38,10 @@ _QUERY = "layers.0.self_attn.q_proj"
 
 @dataclasses.dataclass(frozen=True)
 class PublishedHead:
-    """A published head as it is: its config, and for each of our names the tensor that it comes from.
+    """A published head: its config, and the source tensor of each of jaxspec's parameters.
 
     Attributes:
-        lm_head: the target's, which the older wrapper of the format carries along; else None.
+        lm_head: the target's LM head, which an older variant of the format contains; otherwise None.
     """
 
     config: heads.HeadConfig
@@ -50,7 +50,7 @@ class PublishedHead:
 
 
 def published(ours: str) -> str:
-    """Name in the files of our parameter: `layer.mlp.up.kernel` → `layers.0.mlp.up_proj.weight`."""
+    """Published name of a jaxspec parameter: `layer.mlp.up.kernel` → `layers.0.mlp.up_proj.weight`."""
     if ours.startswith("fc."):
         return ours.replace("kernel", "weight")
     return theirs(ours.replace("layer.", "layers.0."), "huggingface").removeprefix("model.")
@@ -60,7 +60,7 @@ def plan(source: Path) -> PublishedHead:
     """Reads config and headers of a published head and checks them against each other.
 
     Raises:
-        CheckpointError: what is wrong, or what the folder holds instead.
+        CheckpointError: the files are invalid, or the folder holds something else.
     """
     outer = read_config(source)
     raw, wrapped = outer, outer.get("model_type") == "eagle"
@@ -86,9 +86,9 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
         dtype: dtype of every parameter; None keeps each tensor's own.
 
     Raises:
-        CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
+        CheckpointError: the source is invalid or for another target; nothing is left at `out`.
         ValueError: `out` exists.
-        DiskFullError: no room; nothing is left at `out`.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     planned, goal = plan(source), config_json.read_config(target)
     config, tensors = planned.config, planned.tensors
@@ -110,17 +110,17 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
 def export(source: Path, out: Path, target: Path | None = None) -> None:
     """Writes a head in the published format, with the target's embedding.
 
-    Safetensors alone, which EAGLE's own code, vLLM and SGLang all read.
+    It writes safetensors, which EAGLE's own code, vLLM and SGLang can all read.
 
     Args:
         source: folder of the head.
         out: folder to make; must not exist.
-        target: the head's target; None takes the checkpoint under whose `heads` the head lies.
+        target: the head's target; None: the checkpoint whose `heads` folder contains the head.
 
     Raises:
-        CheckpointError: `source` is no EAGLE head, or the target is unknown or another's.
+        CheckpointError: `source` is not an EAGLE head, or its target is not known or does not fit.
         ValueError: `out` exists.
-        DiskFullError: no room; nothing is left at `out`.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     config = head_config(source, Eagle.name)
     target = target_of(source) if target is None else target
@@ -142,7 +142,7 @@ def export(source: Path, out: Path, target: Path | None = None) -> None:
 
 
 def _model(raw: Mapping[str, Any], found: Source, source: Path) -> LlamaConfig:
-    """Shape of the head's layer, whose biases old configs do not mention."""
+    """Shape of the head's layer. Old configs do not mention its biases, so the tensors decide."""
     model = one_layer(raw, source, "an EAGLE head")
     biased = model.qkv_bias or bool(raw.get("qkv_bias")) or f"{_QUERY}.bias" in found
     return dataclasses.replace(model, qkv_bias=biased)
@@ -153,10 +153,10 @@ def _abstract(model: LlamaConfig, settings: Mapping[str, Any]) -> nnx.Module:
 
 
 def _published_config(config: heads.HeadConfig, goal: CheckpointConfig) -> dict[str, Any]:
-    """config.json of a published head: a LLaMA's of one layer, and what the biases are.
+    """The config.json of a published head: that of a LLaMA with one layer, with its biases.
 
-    `architectures` is LlamaForCausalLM as in the heads of EAGLE's authors, from which vLLM derives its own name for it;
-    SGLang alone wants LlamaForCausalLMEagle there.
+    `architectures` is LlamaForCausalLM, as in the heads of EAGLE's authors; vLLM derives its own name from it. Only
+    SGLang requires LlamaForCausalLMEagle instead.
     """
     return {
         **eagles_rope(hf_config.from_checkpoint(as_llama(config, goal))),

@@ -26,20 +26,20 @@ from jaxspec.model.config import LlamaConfig
 
 _LAYERS = ("midlayer", "layers.0")
 OFFICIAL = ("2", "n/2", "n - 3")
-"""Layers whose inputs EAGLE's own code takes, of a target with n."""
+"""Layers whose inputs EAGLE's own code reads, for a target with n layers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedHead:
-    """A published head as it is, and for each of our names the tensor that it comes from.
+    """A published head: its config, and the source tensor of each of jaxspec's parameters.
 
     Attributes:
-        layout: whose layout it has.
+        layout: the project whose layout it has.
         model: shape of its layer.
         taps: the layers whose inputs it reads.
-        settings: of `Eagle3Options`, without the taps.
-        tensors: by our names.
-        published: what the files call a parameter of ours.
+        settings: fields of `Eagle3Options`, without the taps.
+        tensors: source tensors by jaxspec's names.
+        published: maps a jaxspec name to the name in the files.
     """
 
     layout: Layout
@@ -51,11 +51,11 @@ class PublishedHead:
 
 
 def names(layer: str, tap_norm: str) -> Callable[[str], str]:
-    """What files call a parameter of ours: `layer.mlp.up.kernel` → `midlayer.mlp.up_proj.weight`.
+    """A function from jaxspec's names to published ones: `layer.mlp.up.kernel` → `midlayer.mlp.up_proj.weight`.
 
     Args:
-        layer: what they call the layer.
-        tap_norm: of `Eagle3Options`.
+        layer: the published name of the layer.
+        tap_norm: as in `Eagle3Options`.
     """
 
     def published(ours: str) -> str:
@@ -77,10 +77,10 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     """Reads config and headers of a published head and checks them against each other.
 
     Args:
-        taps: the layers whose inputs it reads; None: those that the config lists, by the convention of its layout.
+        taps: the layers whose inputs it reads; None: those in the config, by the convention of its layout.
 
     Raises:
-        CheckpointError: what is wrong, or what the folder holds instead.
+        CheckpointError: the files are invalid, or the folder holds something else.
     """
     raw = read_config(source)
     kinds.check(source, raw, "eagle3")
@@ -105,7 +105,7 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
 def convert(
     source: Path, out: Path, target: Path, dtype: str | None = None, taps: Sequence[int] | None = None
 ) -> heads.HeadConfig:
-    """Converts a published head into the head `out`, and says which layout it has and which taps were taken.
+    """Converts a published head into the head `out`, and reports its layout and taps.
 
     Args:
         source: folder of the head.
@@ -115,9 +115,9 @@ def convert(
         taps: as in `plan`.
 
     Raises:
-        CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
+        CheckpointError: the source is invalid or for another target; nothing is left at `out`.
         ValueError: `out` exists.
-        DiskFullError: no room; nothing is left at `out`.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     planned, goal = plan(source, taps), config_json.read_config(target).model
     heads.check_same_shape(source, planned.model, goal)
@@ -137,7 +137,7 @@ def convert(
 
 
 def _refuse(found: Source, source: Path) -> None:
-    """Raises CheckpointError for tensors of heads that are like EAGLE-3's and compute something else."""
+    """Raises CheckpointError for heads that resemble EAGLE-3's but compute something else."""
     for end, what in (
         ("mask_hidden", "P-EAGLE's, which drafts several tokens in one pass"),
         ("layers.1.self_attn.q_proj.weight", "one with several layers"),
@@ -147,7 +147,7 @@ def _refuse(found: Source, source: Path) -> None:
 
 
 def _count(found: Source, taps: Taps, model: LlamaConfig, source: Path) -> int:
-    """How many layers of the target the head reads, by its fc."""
+    """Number of target layers that the head reads. Raises CheckpointError if fc has another number."""
     fc = found.get("fc.weight")
     count = len(taps.layers or OFFICIAL)
     if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // model.hidden_size) != count:
@@ -159,7 +159,7 @@ def _count(found: Source, taps: Taps, model: LlamaConfig, source: Path) -> int:
 
 
 def _drafted(raw: Mapping[str, Any], found: Source, source: Path) -> int:
-    """Rows of the LM head."""
+    """Rows of the LM head. Raises CheckpointError if there is none, or the config has another number."""
     if (lm_head := found.get("lm_head.weight")) is None:
         raise CheckpointError(f"tensor lm_head.weight is missing in {source}, and an EAGLE-3 head has an LM head")
     rows, said = lm_head.shape[0], raw.get("draft_vocab_size")

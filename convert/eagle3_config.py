@@ -19,7 +19,7 @@ LAYOUTS: dict[Layout, str] = {
     "specforge": "the layout of SpecForge and SGLang",
     "speculators": "the layout of speculators and vLLM",
 }
-"""What each is called in messages."""
+"""Names of the layouts in messages."""
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -27,7 +27,7 @@ _NO_FLAGS = ("rms_norm_eps",)
 
 
 def layout_of(raw: Mapping[str, Any]) -> Layout:
-    """Who wrote a head: SpecForge and SGLang name a class of their own, or settings in an `eagle_config`."""
+    """The project whose layout a config has. SpecForge and SGLang have their own class name, or an `eagle_config`."""
     if "speculators_model_type" in raw or "speculators_config" in raw:
         return "speculators"
     theirs = "LlamaForCausalLMEagle3" in (raw.get("architectures") or ()) or "eagle_config" in raw
@@ -35,7 +35,7 @@ def layout_of(raw: Mapping[str, Any]) -> Layout:
 
 
 def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
-    """Shape of the head's layer. Raises CheckpointError naming what is missing or what jaxspec does not compute."""
+    """Shape of the head's layer. Raises CheckpointError, naming a setting that is missing or not supported."""
     file, layer = source / "config.json", raw
     if layout_of(raw) == "speculators" and not isinstance(layer := raw.get("transformer_layer_config"), dict):
         raise CheckpointError(f"{file} must describe the head's layer in 'transformer_layer_config'")
@@ -43,21 +43,21 @@ def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
     width = raw.get("target_hidden_size") or shape.hidden_size
     if width != shape.hidden_size:
         raise CheckpointError(
-            f"{file} says target_hidden_size {width} and hidden_size {shape.hidden_size}, and jaxspec reads EAGLE-3 "
-            "heads that are as wide as their target"
+            f"{file} says target_hidden_size {width} and hidden_size {shape.hidden_size}; jaxspec only supports "
+            "EAGLE-3 heads that are as wide as their target"
         )
     refuse_window(layer, file)
-    return dataclasses.replace(shape, tie_embeddings=False)  # its LM head is one of its own
+    return dataclasses.replace(shape, tie_embeddings=False)  # it has its own LM head
 
 
 def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -> Taps:
     """The layers whose inputs are fused.
 
-    Speculators and vLLM list them at the top level, as they are. SpecForge and SGLang list the layers whose outputs
-    they are, in `eagle_config`, so each is one less there. Where nothing is listed, EAGLE's own code decides.
+    Speculators and vLLM list these layers at the top level. SpecForge and SGLang list, in `eagle_config`, the layers
+    whose outputs are read, so each number is one less. Without a list, EAGLE's own code decides.
 
     Args:
-        override: what the user says they are.
+        override: the layers that the user names; None: read the config.
     """
     if override is not None:
         return Taps(tuple(override), "as --taps says")
@@ -66,8 +66,8 @@ def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -
     top, inner = listed_layers(raw, LAYER_IDS, file), listed_layers(nested, LAYER_IDS, file)
     if top is not None and inner is not None:
         raise CheckpointError(
-            f"{file} lists {LAYER_IDS} twice, at the top and in eagle_config, which mean different things; say "
-            "with --taps the inputs of which layers the head reads"
+            f"{file} lists {LAYER_IDS} twice, at the top and in eagle_config, which mean different things; name "
+            "the layers whose inputs the head reads with --taps"
         )
     if top is not None:
         return Taps(top, f"{LAYER_IDS} at the top level of config.json, read as layers whose inputs these are")
@@ -80,8 +80,8 @@ def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -
 def norms(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
     """The settings of `Eagle3Options` about norms.
 
-    With speculators and vLLM `norm_output` says that the final norm's output is fed back. SpecForge, whose default is
-    true, means by it that there is a norm before the LM head.
+    In speculators and vLLM, `norm_output` says that the final norm's output is fed back. In SpecForge it says that
+    there is a norm before the LM head, and its default is true.
     """
     file = source / "config.json"
     given = _merged(raw, section(raw, "eagle_config", file), file)

@@ -17,24 +17,24 @@ from jaxspec.host.terminal import say
 
 Format = Literal["eagle3", "speculators"]
 _LEVELS = 3
-"""Tokens that vLLM drafts per round unless told otherwise."""
+"""Default number of tokens that vLLM drafts per round."""
 
 
 def export(source: Path, out: Path, form: Format, target: Path | None = None, verifier: str | None = None) -> None:
-    """Writes a head in a published format, as safetensors. Of the embedding it writes only one that is the head's own.
+    """Writes a head in a published format, as safetensors. An embedding is written only if the head has its own.
 
     Args:
         source: folder of the head.
         out: folder to make; must not exist.
         form: `eagle3` for EAGLE's own code and SGLang, `speculators` for speculators and vLLM.
-        target: the head's target; None takes the checkpoint under whose `heads` the head lies.
-        verifier: what `speculators` is to call the target, a hub id or a folder; None: the target's folder.
+        target: the head's target; None: the checkpoint whose `heads` folder contains the head.
+        verifier: the target's name in a `speculators` config, a hub id or a folder; None: the target's folder.
 
     Raises:
-        CheckpointError: `source` is no EAGLE-3 head, its target is unknown or another's, or the format has no words for
-            what it computes.
+        CheckpointError: `source` is not an EAGLE-3 head, its target is not known or does not fit, or the format cannot
+            describe the head.
         ValueError: `out` exists.
-        DiskFullError: no room; nothing is left at `out`.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     config = head_config(source, Eagle3.name, "eagle3 or speculators")
     target = head_parts.target_of(source) if target is None else target
@@ -60,7 +60,7 @@ def export(source: Path, out: Path, form: Format, target: Path | None = None, ve
 
 
 def _official(source: Path, options: Eagle3Options, layer: dict[str, Any], goal: CheckpointConfig) -> dict[str, Any]:
-    """config.json for EAGLE's own code and SGLang. The flags are written for others that read this layout."""
+    """The config.json for EAGLE's own code and SGLang. The flags are for other projects that read this layout."""
     official = official_taps(goal.model.num_layers)
     for differs, what in (
         (options.tap_norm != "none", "norms the layers of the target before fc"),
@@ -74,8 +74,8 @@ def _official(source: Path, options: Eagle3Options, layer: dict[str, Any], goal:
     values = {**layer, "architectures": ["LlamaForCausalLMEagle3"], **_flags(options)}
     if options.taps != official:
         say(
-            f"warning: EAGLE's own code takes layers {', '.join(map(str, official))} whatever the config says, but "
-            "this head reads others; SGLang takes what the config says"
+            f"warning: EAGLE's own code always reads layers {', '.join(map(str, official))}, but this head reads "
+            "others; SGLang reads those in the config"
         )
         values["eagle_config"] = {LAYER_IDS: [tap - 1 for tap in options.taps]}
     return values
@@ -88,7 +88,7 @@ def _refusal(source: Path, what: str) -> CheckpointError:
 
 
 def _speculators(options: Eagle3Options) -> dict[str, Any]:
-    """What config.json says of an EAGLE-3 head to speculators and vLLM, whose defaults differ: hence every flag."""
+    """The settings of an EAGLE-3 head for speculators and vLLM. Their defaults differ, so every flag is written."""
     return {
         "architectures": ["Eagle3Speculator"],
         LAYER_IDS: list(options.taps),
@@ -98,7 +98,7 @@ def _speculators(options: Eagle3Options) -> dict[str, Any]:
 
 
 def _flags(options: Eagle3Options) -> dict[str, bool]:
-    """`norm_output` is not among them, which every reader of the official layout takes otherwise."""
+    """The flags of the norms, without `norm_output`, because projects that read the official layout disagree on it."""
     return {
         "norm_before_residual": options.norm_before_residual,
         "norm_before_fc": options.tap_norm == "all",
@@ -109,6 +109,6 @@ def _flags(options: Eagle3Options) -> dict[str, bool]:
 def _check_final_norm(source: Path, options: Eagle3Options) -> None:
     if not options.final_norm:
         raise CheckpointError(
-            f"the head at {source} has no norm before its LM head, which SpecForge alone computes; none of the formats "
-            "has words for it"
+            f"the head at {source} has no norm before its LM head, which only SpecForge supports; none of the formats "
+            "can describe it"
         )

@@ -8,15 +8,15 @@ import numpy as np
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.readers import Source, Tensor
 
-_ONE = re.compile(r"(.*\.experts)\.(\d+)\.(w[123]\.weight)")  # of an expert
+_ONE = re.compile(r"(.*\.experts)\.(\d+)\.(w[123]\.weight)")  # a tensor of one expert
 _ALL = re.compile(r"(.*\.experts)\.(w[123]\.weight)")
 
 
 def join(tensors: Source, count: int, where: str) -> dict[str, Tensor]:
-    """The tensors of a source, those of the `count` experts of a layer joined: `experts.3.w1.weight` → [E, out, in].
+    """The tensors of a source, with those of a layer's `count` experts stacked to [experts, out, in].
 
     Raises:
-        CheckpointError: an expert is missing, one too many, or of another shape than the rest.
+        CheckpointError: an expert is missing, there are too many, or one has another shape.
     """
     joined = {name: tensor for name, tensor in tensors.items() if not _ONE.fullmatch(name)}
     stacks: dict[str, dict[int, Tensor]] = {}
@@ -35,7 +35,7 @@ def join(tensors: Source, count: int, where: str) -> dict[str, Tensor]:
 
 
 def split(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Inverse of `join`, of arrays."""
+    """Inverse of `join`, for arrays."""
     one_by_one: dict[str, np.ndarray] = {}
     for name, array in tensors.items():
         each = enumerate(array) if _ALL.fullmatch(name) else ()

@@ -23,14 +23,14 @@ from jaxspec.host.terminal import say
 
 
 def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
-    """Writes the target of a checkpoint as a Hugging Face folder; heads stay behind.
+    """Writes the target of a checkpoint as a Hugging Face folder, without its heads.
 
-    Tensors are those that were converted, bit for bit, wherever conversion lost none.
+    The tensors equal the converted ones bit for bit, unless conversion reduced their precision.
 
     Raises:
-        CheckpointError: `source` is no checkpoint; nothing is left at `out`.
+        CheckpointError: `source` is not a checkpoint, or is quantised; nothing is left at `out`.
         ValueError: `out` exists.
-        DiskFullError: no room; nothing is left at `out`.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     if format_of(source) == heads.FORMAT:
         raise CheckpointError(
@@ -65,7 +65,7 @@ def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
             del arrays
             weight_map |= dict.fromkeys(written, file)
             shown.advance(sum(sizes[name] for name in names))
-        # EAGLE's own code finds its target's embedding by the index, also where there is one file.
+        # EAGLE's own code finds the target's embedding by the index, even if there is only one file.
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(folder / "model.safetensors.index.json", index)
         write_json(folder / "config.json", hf_config.from_checkpoint(config))
@@ -76,7 +76,7 @@ def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
 def read_back(
     source: Path, names: Collection[str], config: CheckpointConfig | heads.HeadConfig
 ) -> dict[str, np.ndarray]:
-    """Parameters in their own dtypes where they were kept as they were; else in the source's."""
+    """Parameters in the source's dtype, or each in its own dtype if conversion did not change them."""
     arrays = parameters.read_arrays(source / "params", names)
     if config.dtype == config.source_dtype:
         return arrays
@@ -84,10 +84,10 @@ def read_back(
 
 
 def head_config(source: Path, drafter: str, formats: str | None = None) -> heads.HeadConfig:
-    """Reads the config of a head to export. Raises CheckpointError if it is a checkpoint, or another drafter's.
+    """Reads the config of a head to export. Raises CheckpointError if it is a checkpoint, or for another drafter.
 
     Args:
-        formats: what such heads are exported in; None: a format of the drafter's name.
+        formats: the formats of such heads, for error messages; None: the drafter's name.
     """
     if format_of(source) == config_json.FORMAT:
         raise CheckpointError(
@@ -96,42 +96,42 @@ def head_config(source: Path, drafter: str, formats: str | None = None) -> heads
     config = heads.read_head(source, drafter)
     if drafter not in (Dflash.name, Eagle3.name) and config.settings.get("draft_vocabulary") is not None:
         raise CheckpointError(
-            f"the head at {source} was cut to a draft vocabulary, for which the format has no place; export the head "
-            "that it was cut from"
+            f"the head at {source} was cut to a draft vocabulary, which the format cannot store; export the head that "
+            "it was cut from"
         )
     return config
 
 
 def head_arrays(source: Path, config: heads.HeadConfig, abstract: nnx.Module) -> dict[str, np.ndarray]:
-    """Every parameter of a head, to export. Raises CheckpointError if they are not `abstract`'s."""
+    """All parameters of a head, for export. Raises CheckpointError if they do not fit `abstract`."""
     return read_back(source, parameters.read_shapes(source / "params", abstract), config)
 
 
 def write_published(
     out: Path, arrays: Mapping[str, np.ndarray], values: dict[str, Any], file: str, theirs: Callable[[str], str]
 ) -> None:
-    """Writes a head in a published format: `values` into config.json, and the arrays into `file`."""
+    """Writes a head in a published format: `values` to config.json, and the arrays to `file`."""
     with staged(out, sum(array.nbytes for array in arrays.values())) as folder:
         write_tensors(folder / file, arrays, theirs)
         write_json(folder / "config.json", values)
 
 
 def write_tensors(file: Path, arrays: Mapping[str, np.ndarray], theirs: Callable[[str], str]) -> Collection[str]:
-    """Writes our parameters as safetensors, under the names and in the layout of PyTorch; returns these names."""
+    """Writes parameters as safetensors, with PyTorch's names and layout. Returns these names."""
     from safetensors.numpy import save_file
 
     tensors = experts.split({theirs(name): np.ascontiguousarray(turned(name, array)) for name, array in arrays.items()})
     save_file(tensors, file, metadata={"format": "pt"})
-    file.chmod(0o644)  # safetensors makes it readable for its owner alone
+    file.chmod(0o644)  # safetensors makes it readable only for its owner
     return tensors.keys()
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Writes a config as Hugging Face does."""
+    """Writes a config in Hugging Face's form."""
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _generation(config: CheckpointConfig) -> dict[str, Any]:
-    """generation_config.json, which is where transformers looks for the ids that end a sequence."""
+    """The generation_config.json, where transformers looks for EOS ids."""
     values = hf_config.from_checkpoint(config)
     return {key: values[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if values[key] is not None}

@@ -22,8 +22,8 @@ class Taps:
     """The layers whose inputs a head reads.
 
     Attributes:
-        layers: their numbers from 0; None: those of its authors' code, which depend on how many layers the target has.
-        reason: why these, to be told to the user.
+        layers: their numbers from 0; None: those of its authors' code, which depend on the target's number of layers.
+        reason: why these layers, as a message for users.
     """
 
     layers: tuple[int, ...] | None
@@ -31,10 +31,13 @@ class Taps:
 
 
 def unprefixed(tensors: Source, source: Path, known: Collection[str]) -> dict[str, Tensor]:
-    """The head's tensors without the prefix that some tools put before their names, such as `model.`.
+    """The head's tensors, without a prefix of their names that some tools add, such as `model.`.
 
     Args:
-        known: names of which the head has one; what stands before it in the files is the prefix.
+        known: names of which the head has one; the text before that name in the files is the prefix.
+
+    Raises:
+        CheckpointError: a tensor occurs with and without the prefix.
     """
     ends = tuple(f".{name}" for name in known)
     whole = next((name for name in tensors if name.endswith(ends) and name not in known), "")
@@ -53,7 +56,10 @@ def one_layer(raw: Mapping[str, Any], source: Path, what: str) -> LlamaConfig:
     """Shape of a head's layer. Like EAGLE's own code, it reads every config as a LLaMA's, whatever the target is.
 
     Args:
-        what: the head, as the error names it where the config says more layers: `an EAGLE head`.
+        what: name of the head for the error message, such as `an EAGLE head`.
+
+    Raises:
+        CheckpointError: the config has more than one layer, or settings that are not supported.
     """
     model = hf_config.to_llama({**raw, "model_type": "llama", "architectures": None})
     if model.num_layers != 1:
@@ -64,14 +70,14 @@ def one_layer(raw: Mapping[str, Any], source: Path, what: str) -> LlamaConfig:
 
 
 def refuse_window(layer: Mapping[str, Any], file: Path) -> None:
-    """Raises CheckpointError where a head's layers attend in a sliding window."""
+    """Raises CheckpointError if a head's layers use sliding-window attention."""
     window = layer.get("sliding_window")
     if window is not None and layer.get("use_sliding_window") is not False and not layer.get("layer_types"):
-        raise CheckpointError(f"{file} asks for sliding-window attention (sliding_window {window}), which is not read")
+        raise CheckpointError(f"{file} asks for sliding-window attention (sliding_window {window}), not supported here")
 
 
 def listed_layers(values: Mapping[str, Any], key: str, file: Path) -> tuple[int, ...] | None:
-    """Numbers of layers that a config lists; None where it lists none."""
+    """The layer numbers listed in a config; None without a list. Raises CheckpointError for an invalid list."""
     if (found := values.get(key)) is None:
         return None
     if not isinstance(found, list) or not found or not all(type(layer) is int for layer in found):
@@ -80,30 +86,30 @@ def listed_layers(values: Mapping[str, Any], key: str, file: Path) -> tuple[int,
 
 
 def section(values: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
-    """An object inside a config; absent: an empty one."""
+    """An object inside a config; an empty one if absent. Raises CheckpointError if it is not an object."""
     if not isinstance(found := values.get(key) or {}, dict):
         raise CheckpointError(f"{file} must have an object as {key!r}, not {found!r}")
     return found
 
 
 def is_targets(tensor: Tensor, target: Path, name: str) -> bool:
-    """Whether a tensor has the bits that a parameter of the target has in the tensor's dtype."""
+    """Whether a tensor equals a parameter of the target bit for bit, in the tensor's dtype."""
     array = parameters.read_arrays(target / "params", [name])[name]
-    with np.errstate(over="ignore"):  # what overflows differs, and that is the answer
+    with np.errstate(over="ignore"):  # an overflow is a difference
         array = (array.T if is_kernel(name) else array).astype(tensor.dtype, copy=False)
-    bits = f"u{array.itemsize}"  # as numbers, -0 would equal 0
+    bits = f"u{array.itemsize}"  # compared as bits, because -0 == 0
     return np.array_equal(tensor.read().view(bits), array.view(bits))
 
 
 def without_targets(
     tensors: dict[str, Tensor], ours: str, theirs: str | None, dtype: str, target: Path, source: Path
 ) -> tuple[dict[str, Tensor], bool]:
-    """A head's tensors without `ours` where that repeats a parameter of the target, and whether it has one of its own.
+    """A head's tensors without `ours` if that equals the target's, and whether the head keeps its own.
 
     Args:
         ours: `embedding`, or `head.kernel`, the LM head.
         theirs: the target's parameter; None: there is none to compare with.
-        dtype: the head's. A tensor in another one is kept, since export could not know that dtype.
+        dtype: the head's dtype. A tensor of another dtype is kept, because export could not restore its dtype.
     """
     if (tensor := tensors.get(ours)) is None:
         return tensors, False
@@ -115,39 +121,39 @@ def without_targets(
 
 
 def lm_head_of(target: CheckpointConfig) -> str | None:
-    """The parameter of a target that is its LM head; None where that is quantised, and can be compared with nothing."""
+    """The target's parameter that is its LM head; None if it is quantised, and so cannot be compared."""
     if target.model.tie_embeddings:
         return "embedding"
     return "head.kernel" if target.quantize is None else None
 
 
 def target_of(head: Path) -> Path:
-    """The checkpoint under whose `heads` a head lies. Raises CheckpointError if it lies elsewhere."""
+    """The checkpoint whose `heads` folder contains a head. Raises CheckpointError if there is none."""
     folder = head.absolute().parent
     if folder.name != "heads" or format_of(folder.parent) != config_json.FORMAT:
-        raise CheckpointError(f"{head} does not lie under CKPT/heads; name its target with --target CKPT")
+        raise CheckpointError(f"{head} is not in a folder CKPT/heads; name its target with --target CKPT")
     return folder.parent
 
 
 def as_llama(head: HeadConfig, goal: CheckpointConfig) -> CheckpointConfig:
-    """What a head's layer would be as a checkpoint of its own: a LLaMA of one layer, with the target's tokens; a Qwen3
-    where queries and keys have norms."""
+    """A head's layer as a checkpoint: a LLaMA with one layer and the target's special tokens. With norms of queries and
+    keys it is a Qwen3."""
     layer, family = dataclasses.replace(head.model, num_layers=1), "qwen3" if head.model.qk_norm else "llama"
     return dataclasses.replace(goal, family=family, model=layer, source_dtype=head.source_dtype)
 
 
 def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:
-    """A config as EAGLE's own code reads it, which knows of rope_scaling nothing but `type` and `factor`.
+    """A config for EAGLE's own code, which only knows `type` and `factor` of rope_scaling.
 
-    What these two cannot say is left as it is, and a warning says what reads it.
+    Other scalings are left as they are, with a warning that names the projects which can read them.
     """
     if (scaling := values["rope_scaling"]) is None:
         return values
     original = scaling.get("original_max_position_embeddings", values["max_position_embeddings"])
     if scaling["rope_type"] == "llama3" or original != values["max_position_embeddings"]:
         say(
-            f"warning: EAGLE's own code has no words for rope scaling of type {scaling['rope_type']} as this head has "
-            "it, and refuses the config; SGLang and vLLM read it"
+            f"warning: EAGLE's own code does not support this head's rope scaling of type {scaling['rope_type']}, and "
+            "rejects the config; SGLang and vLLM read it"
         )
         return values
     return {**values, "rope_scaling": {"type": scaling["rope_type"], "factor": scaling["factor"]}}

@@ -7,7 +7,7 @@ from typing import Any
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.model.config import LARGEST, LlamaConfig, Rope
 
-# By type of rope, the numbers that it needs.
+# The numbers that each type of rope needs.
 _ROPE_NUMBERS = {
     "default": (),
     "linear": ("factor",),
@@ -31,7 +31,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-# What an absent key means: transformers' defaults. (A null says otherwise: as many kv heads as heads, no window.)
+# Values of absent keys: transformers' defaults. (A null differs: as many KV heads as query heads, no window.)
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _DEFAULTS = {
     "llama": {**_COMMON, "max_position_embeddings": 2048},
@@ -51,7 +51,7 @@ _DEFAULTS = {
 
 
 def family(config: Mapping[str, Any]) -> str:
-    """`model_type` of a config. Raises CheckpointError unless it is a LLaMA or shaped like one."""
+    """The `model_type` of a config. Raises CheckpointError unless it is a supported architecture."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise CheckpointError(f"model_type {kind!r} is not supported; jaxspec reads {', '.join(ARCHITECTURES)}")
@@ -61,7 +61,7 @@ def family(config: Mapping[str, Any]) -> str:
 
 
 def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
-    """LlamaConfig of a Hugging Face config. Raises CheckpointError naming the setting that is missing or refused."""
+    """LlamaConfig of a Hugging Face config. Raises CheckpointError, naming a setting that is missing or unsupported."""
     kind = family(config)
     config = {**_DEFAULTS[kind], **config}
     _refuse(config, kind)
@@ -95,12 +95,12 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
 
 
 def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Special tokens of config.json and generation_config.json, as a `CheckpointConfig` takes them.
+    """Special tokens of config.json and generation_config.json, as arguments of `CheckpointConfig`.
 
-    Every id that either file ends a sequence with counts.
+    The EOS ids of both files count.
 
     Raises:
-        CheckpointError: an id that is none, or that begins or ends sequences and lies outside the vocabulary.
+        CheckpointError: an id is not a number, or a BOS or EOS id is outside the vocabulary.
     """
 
     def ids(key: str, most: int) -> list[int]:
@@ -108,14 +108,14 @@ def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], voc
         return [token for file, values in files for token in _ids(values.get(key), key, file, most)]
 
     bos, eos = ids("bos_token_id", vocab_size), ids("eos_token_id", vocab_size)
-    pad = ids("pad_token_id", LARGEST)  # nothing is padded with it, and some models name one that they do not have
+    pad = ids("pad_token_id", LARGEST)  # not used, and outside the vocabulary in some models
     return {"bos": next(iter(bos), None), "eos": tuple(dict.fromkeys(eos)), "pad": next(iter(pad), None)}
 
 
 def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
-    """Hugging Face's config.json of a checkpoint, inverse of `to_llama`.
+    """Hugging Face's config.json of a checkpoint, the inverse of `to_llama`.
 
-    The rope is spelled as transformers did before version 5, which every version reads.
+    Rope settings have the form of transformers before version 5, which every version reads.
     """
     c, eos = config.model, list(config.eos)
     values = {
@@ -151,7 +151,7 @@ def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
 
 
 def _refuse(config: Mapping[str, Any], kind: str) -> None:
-    """Raises CheckpointError for what would change the computation."""
+    """Raises CheckpointError for unsupported settings that would change the computation."""
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
         raise CheckpointError(
@@ -170,7 +170,7 @@ def _refuse(config: Mapping[str, Any], kind: str) -> None:
 
 
 def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
-    """Both spellings: `rope_parameters` of transformers 5; `rope_theta` and `rope_scaling` of those before."""
+    """The rope, from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling` (before)."""
     values = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(values, Mapping):
         raise CheckpointError(f"rope_scaling {values!r} is not supported, it must be an object")
@@ -196,7 +196,7 @@ def _given(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
-    """`rope_scaling` of config.json."""
+    """The value of `rope_scaling` in config.json."""
     if rope.scaling == "none":
         return None
     values: dict[str, Any] = {"rope_type": rope.scaling, "factor": rope.factor}
@@ -211,7 +211,7 @@ def integer(config: Mapping[str, Any], key: str, file: str = "config.json", othe
     """A setting that must be a whole number above 0. Raises CheckpointError if it is something else.
 
     Args:
-        otherwise: what its absence means; None: that it is missing.
+        otherwise: the default if it is absent; None: it is required.
     """
     if (value := config.get(key)) is None and otherwise is not None:
         return otherwise
@@ -221,7 +221,7 @@ def integer(config: Mapping[str, Any], key: str, file: str = "config.json", othe
 
 
 def positive(config: Mapping[str, Any], key: str, file: str = "config.json") -> float:
-    """A setting that must be a finite number above 0. Raises CheckpointError if it is absent or something else."""
+    """A required setting that must be a finite number above 0. Raises CheckpointError otherwise."""
     value = config.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise CheckpointError(f"{file} must give a number above 0 as {key!r}, and it has {reprlib.repr(value)}")
@@ -229,14 +229,14 @@ def positive(config: Mapping[str, Any], key: str, file: str = "config.json") -> 
 
 
 def boolean(config: Mapping[str, Any], key: str) -> bool:
-    """A setting that is true or false; absent: false. Raises CheckpointError if it is something else."""
+    """A setting that is true or false; false if absent. Raises CheckpointError if it is something else."""
     if (value := config.get(key)) not in (None, True, False):
         raise CheckpointError(f"config.json must give true or false as {key!r}, and it has {reprlib.repr(value)}")
     return bool(value)
 
 
 def _ids(value: Any, key: str, file: str, vocab_size: int) -> list[int]:
-    """Token ids as config files spell them: absent, a number, or a list. Those below 0 stand for none."""
+    """Token ids in a config: absent, a number, or a list. Ids below 0 mean none."""
     found = value if isinstance(value, list) else [] if value is None else [value]
     for token in found:
         if not isinstance(token, int) or isinstance(token, bool):

@@ -22,10 +22,10 @@ from jaxspec.model.config import LlamaConfig
 
 
 def describe(path: Path) -> str:
-    """`key: value` lines: format, family, shape, dtype, parameters, tokenizer, heads.
+    """Lines `key: value`: format, family, shape, dtype, parameters, tokenizer, heads.
 
     Raises:
-        CheckpointError: the folder is none of the kinds, or one that conversion would refuse.
+        CheckpointError: the folder holds nothing known, or something that cannot be converted.
     """
     of_kind: dict[str, Callable[[Path], Iterable[tuple[str, Any]]]] = {
         config_json.FORMAT: _of_checkpoint,
@@ -34,7 +34,7 @@ def describe(path: Path) -> str:
         "eagle3": _of_published_eagle3,
         "dflash": _of_published_dflash,
         "model": _of_source,
-        "unknown": _of_source,  # which refuses it
+        "unknown": _of_source,  # raises the error
     }
     config_file = path / "config.json"
     kind = format_of(path) or (kinds.kind_of(path, read_json(config_file)) if config_file.is_file() else "unknown")
@@ -42,10 +42,10 @@ def describe(path: Path) -> str:
 
 
 def verify(path: Path) -> None:
-    """Compares the parameters of a checkpoint or head, and of heads under it, with their checksums, and says so.
+    """Compares the parameters of a checkpoint or head, and of its heads, with their checksums, and reports the result.
 
     Raises:
-        CheckpointError: a file is damaged, or there is nothing to compare with.
+        CheckpointError: a file is damaged, or there are no checksums.
     """
     if format_of(path) is None:
         raise CheckpointError(f"{path} is not a jaxspec checkpoint or head, and only these have checksums")
@@ -125,7 +125,7 @@ def _of_published_dflash(path: Path) -> Iterable[tuple[str, Any]]:
 
 def _of_settings(settings: dict[str, Any], vocab_size: int) -> Iterable[tuple[str, Any]]:
     for name, value in settings.items():
-        if name == "draft_vocabulary":  # a mask of thousands of digits
+        if name == "draft_vocabulary":  # the mask has thousands of digits
             value = f"{draft_vocabulary.size_of(value, vocab_size)} of {vocab_size}"
         elif isinstance(value, bool):
             value = "yes" if value else "no"
@@ -145,7 +145,7 @@ def _of_config(config: config_json.CheckpointConfig) -> Iterable[tuple[str, Any]
 
 
 def _of_widths(hidden_size: int, vocab_size: int) -> Iterable[tuple[str, Any]]:
-    """Of a head without decoder layers."""
+    """Lines for a head without decoder layers."""
     yield "hidden size", hidden_size
     yield "vocabulary", vocab_size
 
@@ -155,7 +155,7 @@ def _of_model(c: LlamaConfig) -> Iterable[tuple[str, Any]]:
     yield "hidden size", c.hidden_size
     yield "MLP size", c.intermediate_size
     if c.num_experts:
-        yield "experts", f"{c.num_experts} in a layer, of which a token asks {c.experts_per_token}"
+        yield "experts", f"{c.num_experts} per layer, {c.experts_per_token} per token"
     yield "heads of attention", f"{c.num_heads} queries, {c.num_kv_heads} keys and values, {c.head_dim} wide"
     yield "vocabulary", f"{c.vocab_size}, embedding {'tied' if c.tie_embeddings else 'not tied'}"
     scaling = "" if c.rope.scaling == "none" else f", {c.rope.scaling} scaling by {c.rope.factor:g}"
@@ -163,7 +163,7 @@ def _of_model(c: LlamaConfig) -> Iterable[tuple[str, Any]]:
 
 
 def _of_tensors(tensors: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Of whatever has a shape and a dtype, by name."""
+    """Lines for tensors or shapes, by name."""
     dtypes = Counter(str(tensor.dtype) for tensor in tensors.values())
     count = sum(math.prod(tensor.shape) for tensor in tensors.values())
     size = sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in tensors.values())
@@ -175,6 +175,6 @@ def _of_tensors(tensors: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _of_files(tensors: dict[str, Tensor], theirs: Callable[[str], str]) -> Iterable[tuple[str, Any]]:
-    """Of what is to be converted, by the names in the files."""
+    """Lines for tensors to convert, by their names in the files."""
     yield from _of_tensors({theirs(ours): tensor for ours, tensor in tensors.items()})
     yield "files", ", ".join(sorted({tensor.file for tensor in tensors.values()}))

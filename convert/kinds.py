@@ -18,8 +18,7 @@ _WHAT: dict[Kind, str] = {
     "eagle3": "an EAGLE-3 head",
     "dflash": "a DFlash head",
     "medusa": "Medusa heads",
-    "speculators": "a head in the speculators format that is neither EAGLE-3's nor DFlash's, which alone are read from "
-    "there",
+    "speculators": "a head in the speculators format that is neither EAGLE-3's nor DFlash's; only these are supported",
     "model": "a whole model and no head; use `jaxspec-convert llama`",
     "unknown": "no head that jaxspec knows: neither fc.weight nor a decoder layer nor 0.0.linear.weight is among its "
     "tensors",
@@ -27,7 +26,7 @@ _WHAT: dict[Kind, str] = {
 
 
 def kind_of(source: Path, config: Mapping[str, Any]) -> Kind:
-    """The kind of what is in a folder, by the config where that is plain, else by the names of the tensors."""
+    """The kind of head in a folder, by its config if that is clear, otherwise by the names of its tensors."""
     if "speculators_model_type" in config:
         named = config["speculators_model_type"]
         return "eagle3" if named == "eagle3" else "dflash" if named == "dflash" else "speculators"
@@ -39,7 +38,7 @@ def kind_of(source: Path, config: Mapping[str, Any]) -> Kind:
 
 
 def check(source: Path, config: Mapping[str, Any], wanted: Kind) -> None:
-    """Raises CheckpointError saying what a folder holds instead of the kind that is wanted."""
+    """Raises CheckpointError, naming the actual kind, if a folder does not hold the wanted kind of head."""
     if (kind := kind_of(source, config)) != wanted:
         raise CheckpointError(f"{source} holds {_WHAT[kind]}")
 

@@ -24,7 +24,7 @@ from jaxspec.model.quantization import check as check_quantization
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """What will be written: the config, and for each of our names the tensor of the source that it comes from."""
+    """The planned checkpoint: its config, and the source tensor of each of jaxspec's parameters."""
 
     config: CheckpointConfig
     tensors: dict[str, Tensor]
@@ -38,7 +38,7 @@ def convert(
     tokenizer_from: Path | None = None,
     quantize: str | None = None,
 ) -> CheckpointConfig:
-    """Converts a folder into the checkpoint `out`; of several processes, all call this.
+    """Converts a folder into the checkpoint `out`. With several processes, all must call this.
 
     Args:
         source: a Hugging Face or Meta folder.
@@ -48,9 +48,9 @@ def convert(
         quantize: `int8` or `int4` kernels (see `model/quantization.py`); None: floats.
 
     Raises:
-        ValueError: no such way to quantise, or Qwix is not installed.
-        CheckpointError: what is wrong with the source or the arguments; nothing is left at `out`.
-        DiskFullError: no room; nothing is left at `out`.
+        ValueError: `quantize` is not valid, Qwix is not installed, or `out` exists.
+        CheckpointError: the source is invalid or not supported; nothing is left at `out`.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     check_quantization(quantize)
     planned = plan(source)
@@ -61,7 +61,7 @@ def convert(
             scheme = planned.scheme if tokenizer_from is None else "huggingface"
             tokenizer.bring(tokenizer_from or source, folder, scheme)
         write_params(planned.tensors, dtype, source, folder, out, quantize)
-        if processes.is_first():  # last: without it the folder is no checkpoint
+        if processes.is_first():  # written last: it marks the checkpoint as complete
             config_json.write_config(folder, config)
     kinds = ", ".join(filter(None, (config.dtype, quantize)))
     say(f"wrote {out}: {config.family}, {memory.parameter_count(config.model):,} parameters, {kinds}")
@@ -69,7 +69,7 @@ def convert(
 
 
 def plan(source: Path) -> Conversion:
-    """Reads configs and headers and checks them against each other."""
+    """Reads configs and headers and checks them against each other. Raises CheckpointError."""
     if meta.is_meta(source):
         model, tensors = meta.open_meta(source)
         family, tokens, scheme = "llama", meta.special_tokens(model), "meta"
@@ -93,9 +93,9 @@ def _huggingface(source: Path) -> tuple[LlamaConfig, str, dict[str, Any], Source
 
 
 def _match(model: LlamaConfig, tensors: Source, scheme: Scheme, source: Path) -> dict[str, Tensor]:
-    """Our name → tensor, for exactly the parameters of the model."""
+    """The source tensor of each of jaxspec's parameters."""
     found = {name: tensor for name, tensor in tensors.items() if not IGNORED.fullmatch(name)}
-    if max(model.num_layers, model.num_experts) > len(found):  # so many would take long to look for
+    if max(model.num_layers, model.num_experts) > len(found):  # checking so many names would take long
         raise CheckpointError(
             f"{source} says {model.num_layers} layers (and {model.num_experts} experts), and its files hold "
             f"{len(found)} tensors: they are incomplete, or their config is another model's"

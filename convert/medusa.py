@@ -19,14 +19,14 @@ from jaxspec.convert.transfer import main_dtype, match, write_head
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.host.terminal import say
 
-_MERGED = "medusa_head."  # before every name, where the heads lie in one file with their target
+_MERGED = "medusa_head."  # prefix of names if the heads and their target share files
 _BLOCK = re.compile(r"\d+\.\d+\.linear\.(weight|bias)")
 _SECOND_BLOCK = re.compile(r"\d+\.[1-9]\d*\.linear\..*")
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedHeads:
-    """Published heads as they are: for each of our names the tensor that it comes from."""
+    """Published heads: the source tensor of each of jaxspec's parameters, and the heads' sizes."""
 
     tensors: dict[str, Tensor]
     heads: int
@@ -35,7 +35,7 @@ class PublishedHeads:
 
 
 def published(ours: str) -> str:
-    """Name in the files of our parameter: `heads.2.residual.kernel` → `2.0.linear.weight`, `heads.2.head.kernel` →
+    """Published name of a jaxspec parameter: `heads.2.residual.kernel` → `2.0.linear.weight`, `heads.2.head.kernel` →
     `2.1.weight`."""
     _, number, part, kind = ours.split(".")
     return f"{number}.1.weight" if part == "head" else f"{number}.0.linear.{kind.replace('kernel', 'weight')}"
@@ -45,7 +45,7 @@ def plan(source: Path) -> PublishedHeads:
     """Reads config and headers of published heads and checks them against each other.
 
     Raises:
-        CheckpointError: what is wrong, or what the folder holds instead.
+        CheckpointError: the files are invalid, or the folder holds something else.
     """
     raw = readers.read_config(source)
     kinds.check(source, raw, "medusa")
@@ -53,23 +53,23 @@ def plan(source: Path) -> PublishedHeads:
     readers.check_dtypes(found)
     if found and all(map(_BLOCK.fullmatch, found)):
         raise CheckpointError(
-            f"{source} holds residual blocks alone: these heads share the target's LM head, as those of Medusa's "
-            "legacy trainer do, but jaxspec reads only heads that each have their own"
+            f"{source} holds only residual blocks: these heads share the target's LM head, like those of Medusa's "
+            "legacy trainer, but jaxspec only supports heads with their own LM heads"
         )
     if several := next(filter(_SECOND_BLOCK.fullmatch, found), None):
         raise CheckpointError(
-            f"{source} has heads of several residual blocks (tensor {several}), but jaxspec reads only heads with one, "
-            "as Medusa's authors publish them"
+            f"{source} has heads with several residual blocks (tensor {several}), but jaxspec only supports heads with "
+            "one, like those that Medusa's authors publish"
         )
     count = 1 + max((int(name.split(".")[0]) for name in found if name.split(".")[0].isdecimal()), default=-1)
     named = raw.get("medusa_num_heads", count)
     if not isinstance(named, int) or count < max(named, 1):
         raise CheckpointError(
             f"{source / 'config.json'} says medusa_num_heads {named}, and the files hold {count}; they are incomplete, "
-            "or their config is another's"
+            "or their config belongs to other heads"
         )
     table = found.get("0.1.weight")
-    vocab, width = table.shape if table is not None and len(table.shape) == 2 else (1, 1)  # then `match` names it
+    vocab, width = table.shape if table is not None and len(table.shape) == 2 else (1, 1)  # then `match` reports it
     tensors = match(_abstract(width, vocab, count), found, published, str(source))
     return PublishedHeads(tensors, count, width, vocab)
 
@@ -84,9 +84,9 @@ def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> 
         dtype: dtype of every parameter; None keeps each tensor's own.
 
     Raises:
-        CheckpointError: what is wrong with the source, or it is another target's; nothing is left at `out`.
+        CheckpointError: the source is invalid or for another target; nothing is left at `out`.
         ValueError: `out` exists.
-        DiskFullError: no room; nothing is left at `out`.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     planned, goal = plan(source), config_json.read_config(target).model
     theirs = dataclasses.replace(goal, vocab_size=planned.vocab_size, hidden_size=planned.hidden_size)
@@ -103,7 +103,7 @@ def export(source: Path, out: Path) -> None:
     Raises:
         CheckpointError: `source` holds no Medusa heads.
         ValueError: `out` exists.
-        DiskFullError: no room; nothing is left at `out`.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     config = head_config(source, Medusa.name)
     count, model = config.settings["heads"], config.model
@@ -111,13 +111,13 @@ def export(source: Path, out: Path) -> None:
     values = {"medusa_num_heads": count, "medusa_num_layers": 1, "torch_dtype": config.source_dtype}
     write_published(out, arrays, values, "medusa_lm_head.safetensors", published)
     say(
-        f"wrote {out}: {count} Medusa heads, {config.source_dtype}; Medusa's own code wants the target's name as "
-        "base_model_name_or_path in config.json"
+        f"wrote {out}: {count} Medusa heads, {config.source_dtype}; Medusa's own code also needs the target's name in "
+        "config.json, as base_model_name_or_path"
     )
 
 
 def _open(source: Path) -> Source:
-    """The tensors of the heads' own file, or of all the model's files, where the heads were merged into it."""
+    """The tensors of the heads' own file, or those of the model's files if the heads were merged into it."""
     for suffix, opener in (("safetensors", readers.open_safetensors), ("pt", readers.open_torch)):
         if (file := source / f"medusa_lm_head.{suffix}").exists():
             return opener(file)
@@ -125,7 +125,7 @@ def _open(source: Path) -> Source:
 
 
 def _heads_of(tensors: Source, source: Path) -> Source:
-    """The heads' tensors, without the prefix that they have in a merged model."""
+    """The heads' tensors, without the prefix of a merged model."""
     own = {name.removeprefix(_MERGED): tensor for name, tensor in tensors.items() if name.startswith(_MERGED)}
     if own and len(own) < len(tensors):
         say(f"{source} holds a model with its heads; only the heads are converted")

@@ -41,7 +41,7 @@ def open_meta(path: Path) -> tuple[LlamaConfig, Source]:
     """Shape and tensors of a Meta folder.
 
     Raises:
-        CheckpointError: no shards, shards that do not fit together, an unknown tensor, a setting missing or unknown.
+        CheckpointError: there are no shards, they do not fit together, or a tensor or setting is missing or unknown.
     """
     params = read_json(path / "params.json")
     files = sorted(path.glob("consolidated.*.pth"))
@@ -70,7 +70,7 @@ def open_meta(path: Path) -> tuple[LlamaConfig, Source]:
 
 
 def special_tokens(config: LlamaConfig) -> dict[str, Any]:
-    """Meta's files name no special tokens; these are the ones of its tokenizers (the chat models' ends included)."""
+    """The special tokens of Meta's tokenizers, with the chat models' EOS tokens. Meta's files do not contain them."""
     if config.vocab_size >= 128256:  # LLaMA 3's
         return {"bos": 128000, "eos": (128001, 128008, 128009)}
     return {"bos": 1, "eos": (2,)}
@@ -101,7 +101,8 @@ def _config(params: Mapping[str, Any], source: Source) -> LlamaConfig:
 
 
 def _intermediate(params: Mapping[str, Any], source: Source) -> int:
-    """Width of the MLP: two thirds of 4 x dim, stretched and rounded up; from the tensor where that is not given."""
+    """Width of the MLP: 2/3 of 4 x dim, times `ffn_dim_multiplier`, rounded up to `multiple_of`. Without
+    `multiple_of` it is the tensor's width."""
     if "multiple_of" not in params:
         return source["layers.0.feed_forward.w1.weight"].shape[0]
     multiple = _integer(params, "multiple_of")
@@ -112,7 +113,7 @@ def _intermediate(params: Mapping[str, Any], source: Source) -> int:
 
 
 def _max_length(params: Mapping[str, Any]) -> int:
-    """Positions of the release, which its files do not say; read off what distinguishes one release from another."""
+    """Number of positions. The files usually do not contain it, so it is derived from properties of each release."""
     if params.get("max_seq_len") is not None:
         return _integer(params, "max_seq_len")
     if params.get("use_scaled_rope"):
@@ -120,7 +121,7 @@ def _max_length(params: Mapping[str, Any]) -> int:
     by_theta = {500000.0: 8192, 1000000.0: 16384}  # LLaMA 3; Code LLaMA
     if length := by_theta.get(_theta(params)):
         return length
-    # LLaMA 1 up to 33B differs from 2 by its epsilon, and its 65B from the 70B by having no grouped heads.
+    # LLaMA 1 up to 33B differs from LLaMA 2 in its epsilon; its 65B differs from the 70B, which has grouped heads.
     first = params["norm_eps"] == 1e-6 or (params["n_layers"] == 80 and not params.get("n_kv_heads"))
     return 2048 if first else 4096
 
@@ -129,8 +130,8 @@ def _rope(params: Mapping[str, Any]) -> Rope:
     theta = _theta(params)
     if not params.get("use_scaled_rope"):
         return Rope(theta=theta)
-    # The files name no factor: 32 in the config.json that Meta published for LLaMA 3.2 1B and 3B, 8 for 3.1 and 3.3.
-    # Among those releases the two small ones are known by their widths, 2048 and 3072.
+    # The files do not contain the factor. In Meta's config.json it is 32 for LLaMA 3.2 1B and 3B, whose widths are 2048
+    # and 3072, and 8 for LLaMA 3.1 and 3.3.
     factor = 32.0 if params["dim"] in (2048, 3072) else 8.0
     return Rope(
         theta=theta, scaling="llama3", factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192
@@ -138,7 +139,7 @@ def _rope(params: Mapping[str, Any]) -> Rope:
 
 
 def _tied(source: Source) -> bool:
-    """LLaMA 3.2 1B and 3B tie their embedding, and Meta's files repeat it."""
+    """Whether embedding and LM head are tied, as in LLaMA 3.2 1B and 3B. Meta's files contain both copies."""
     embedding, output = source["tok_embeddings.weight"], source.get("output.weight")
     if output is None:
         return True
@@ -147,7 +148,7 @@ def _tied(source: Source) -> bool:
 
 
 def _join(name: str, row: Row, parts: list[Tensor], dim: int, heads: Mapping[str, int]) -> Tensor:
-    """The whole tensor of a list of shards'."""
+    """The whole tensor, from the list of its shards."""
     axis, first = row.join, parts[0]
     if row.ours == "embedding" and len(parts) > 1 and first.shape[-1] != dim:
         axis = 1  # LLaMA 1 and 2 split the embedding by features, LLaMA 3 by tokens
@@ -171,7 +172,8 @@ def _join(name: str, row: Row, parts: list[Tensor], dim: int, heads: Mapping[str
 
 
 def _halves(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of wq or wk reordered per head: Meta rotates neighbours (0, 1), (2, 3) …, here first and second half."""
+    """Reorders the rows of wq or wk in each head. Meta rotates the pairs (0, 1), (2, 3), …; jaxspec rotates the first
+    half with the second."""
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

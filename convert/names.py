@@ -17,9 +17,9 @@ class Row:
     """One module of the model.
 
     Attributes:
-        ours: dotted name; `{}` stands for the number of the layer.
+        ours: jaxspec's dotted name; `{}` is the number of the layer.
         huggingface, meta: name in the files, without `.weight` or `.bias`; None: the format has no such module.
-        join: dimension of the file's tensor along which Meta's shards are joined; None if each holds the whole.
+        join: axis of the file's tensor along which Meta's shards are joined; None: each shard holds the whole tensor.
     """
 
     ours: str
@@ -42,7 +42,7 @@ TABLE = (
     Row("layers.{}.mlp.up", "model.layers.{}.mlp.up_proj", "layers.{}.feed_forward.w3", 0),
     Row("layers.{}.mlp.down", "model.layers.{}.mlp.down_proj", "layers.{}.feed_forward.w2", 1),
     Row("layers.{}.mlp.router", "model.layers.{}.block_sparse_moe.gate", None, None),
-    # The files hold a tensor an expert, `experts.0.w1`, which experts.py joins into one under the name here.
+    # The files have one tensor per expert, `experts.0.w1`. experts.py stacks them under the name here.
     Row("layers.{}.mlp.experts.gate", "model.layers.{}.block_sparse_moe.experts.w1", None, None),
     Row("layers.{}.mlp.experts.up", "model.layers.{}.block_sparse_moe.experts.w3", None, None),
     Row("layers.{}.mlp.experts.down", "model.layers.{}.block_sparse_moe.experts.w2", None, None),
@@ -52,33 +52,33 @@ TABLE = (
 _BY_OURS = {row.ours: row for row in TABLE}
 _BY_META = {row.meta: row for row in TABLE if row.meta is not None}
 
-# Tables of rotary angles, which some files carry along; they follow from the config.
+# Tables of rotary angles, which some files contain although they follow from the config.
 IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq|rope\.freqs")
 
 
 def _split(name: str) -> tuple[str, str]:
-    """layers.7.norm → layers.{}.norm, 7. The number is empty where the name holds none."""
+    """layers.7.norm → layers.{}.norm, 7. The number is empty if the name has none."""
     number = re.search(r"(?<=layers\.)\d+", name)
     return (name, "") if number is None else (name.replace(f"layers.{number[0]}.", "layers.{}."), number[0])
 
 
 def theirs(ours: str, scheme: Scheme) -> str:
-    """Name in the files of our parameter: `layers.0.mlp.up.kernel` → `model.layers.0.mlp.up_proj.weight`."""
+    """Name in the files of a jaxspec parameter: `layers.0.mlp.up.kernel` → `model.layers.0.mlp.up_proj.weight`."""
     module, layer = _split(ours.removesuffix(".kernel").removesuffix(".bias"))
     suffix = "bias" if ours.endswith(".bias") else "weight"
     return f"{getattr(_BY_OURS[module], scheme).format(layer)}.{suffix}"
 
 
 def is_kernel(ours: str) -> bool:
-    """Whether the file holds the transpose of our parameter."""
+    """Whether the file holds the transpose of a jaxspec parameter."""
     return ours.endswith(".kernel")
 
 
 def turned(ours: str, array: np.ndarray) -> np.ndarray:
-    """Our parameter as the file has it, or the file's tensor as we have it: kernels transposed, in a stack each."""
+    """Converts a parameter to the file's layout, or back: kernels (also stacked ones) are transposed."""
     return array.swapaxes(-1, -2) if is_kernel(ours) else array
 
 
 def meta_row(name: str) -> Row | None:
-    """The table's row for a tensor of Meta's files; None for one that no LLaMA has."""
+    """The table's row for a tensor of Meta's files; None for an unknown tensor."""
     return _BY_META.get(_split(name.removesuffix(".weight"))[0])

@@ -23,9 +23,9 @@ _SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A tensor on disk: what the file calls it, its shape and dtype, where it is, and how to read it.
+    """A tensor on disk: its name, shape, dtype and file, and a function that reads it.
 
-    The dtype may be one that is not read: see `check_dtypes`.
+    The dtype may be unsupported: see `check_dtypes`.
     """
 
     name: str
@@ -39,12 +39,12 @@ Source = Mapping[str, Tensor]
 
 
 def open_directory(path: Path) -> Source:
-    """Every tensor of a Hugging Face directory.
+    """All tensors of a Hugging Face folder.
 
-    safetensors are preferred to `.bin`, and one file to shards, as transformers does.
+    Safetensors are preferred to `.bin`, and a single file to shards, as in transformers.
 
     Raises:
-        CheckpointError: no weights, a bad index, a shard absent or unreadable.
+        CheckpointError: there are no weights, the index is invalid, or a shard is missing or unreadable.
     """
     for stem, suffix, opener in (("model", "safetensors", open_safetensors), ("pytorch_model", "bin", open_torch)):
         if (single := path / f"{stem}.{suffix}").exists():
@@ -58,13 +58,13 @@ def open_directory(path: Path) -> Source:
 
 
 def _open_shards(index: Path, opener: Callable[[Path], Source]) -> Source:
-    """Joins the shards that an index names, and checks each against it."""
+    """The tensors of all shards in an index, each shard checked against the index."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files; download it again")
     shards = sorted(set(weight_map.values()))
     for shard in shards:
-        # Judged by the name alone: hub caches legitimately link each file to a blob elsewhere.
+        # Only the name is checked, because files in the hub's cache are links to other folders.
         parts = PurePosixPath(shard).parts
         if not parts or shard.startswith("/") or "\\" in shard or ".." in parts or ":" in shard:
             raise CheckpointError(f"{index} points outside its directory, to {shard!r}; do not trust this checkpoint")
@@ -82,7 +82,7 @@ def _open_shards(index: Path, opener: Callable[[Path], Source]) -> Source:
 
 
 def open_safetensors(path: Path) -> Source:
-    """Every tensor of one safetensors file."""
+    """All tensors of one safetensors file."""
     from safetensors import SafetensorError, safe_open
 
     def read(name: str) -> np.ndarray:
@@ -107,7 +107,7 @@ def open_safetensors(path: Path) -> Source:
 
 
 def open_torch(path: Path) -> Source:
-    """Every tensor of one PyTorch file, which must be a state dict and nothing else: no pickled code is ever run."""
+    """All tensors of one PyTorch file, which must be a plain state dict. No pickled code is ever run."""
 
     def read(name: str) -> np.ndarray:
         import torch
@@ -125,20 +125,20 @@ def open_torch(path: Path) -> Source:
 
 
 def _load_torch(path: Path) -> dict[str, Any]:
-    """The tensors of a PyTorch file, mapped rather than read."""
+    """The tensors of a PyTorch file, memory-mapped."""
     state = load_torch(path)
-    import torch  # which is there now
+    import torch  # `load_torch` has checked that it is installed
 
     if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
-        raise CheckpointError(f"{path} is no state dict: it must map names to tensors and hold nothing else")
+        raise CheckpointError(f"{path} is not a state dict: it must map names to tensors and hold nothing else")
     return state
 
 
 def load_torch(path: Path) -> Any:
-    """What a PyTorch file holds: tensors, mapped rather than read, and lists and dictionaries of them and of numbers.
+    """The content of a PyTorch file: memory-mapped tensors and numbers, in lists and dictionaries.
 
     Raises:
-        CheckpointError: it holds more than that, is damaged, or PyTorch is not installed.
+        CheckpointError: it holds other objects, is damaged, or PyTorch is not installed.
     """
     try:
         import torch
@@ -148,7 +148,7 @@ def load_torch(path: Path) -> Any:
         ) from error
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # refused or read all the same
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # only tensors are loaded
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
@@ -157,8 +157,8 @@ def load_torch(path: Path) -> Any:
     except (RuntimeError, OSError, EOFError) as error:
         if _is_pickle(path):
             raise CheckpointError(
-                f"{path} is a pickle, and no PyTorch file of version 1.6 or later: it is rejected, because loading it "
-                "could run code; save it as safetensors where it came from"
+                f"{path} is a pickle and not a PyTorch file of version 1.6 or later: it is rejected, because loading "
+                "it could run code; save the weights as safetensors"
             ) from error
         raise CheckpointError(
             f"{path} is not a whole PyTorch file of version 1.6 or later; download it again or save it anew"
@@ -166,7 +166,7 @@ def load_torch(path: Path) -> Any:
 
 
 def _is_pickle(path: Path) -> bool:
-    """Whether a file begins as pickles do of protocol 2 or later."""
+    """Whether a file begins like a pickle of protocol 2 or later."""
     try:
         with path.open("rb") as file:
             return file.read(1) == b"\x80"
@@ -175,7 +175,7 @@ def _is_pickle(path: Path) -> bool:
 
 
 def check_dtypes(tensors: Source) -> None:
-    """Raises CheckpointError naming a tensor that is not of a float dtype."""
+    """Raises CheckpointError, naming a tensor without a supported float dtype."""
     for tensor in tensors.values():
         if tensor.dtype not in DTYPES:
             raise CheckpointError(
@@ -185,14 +185,14 @@ def check_dtypes(tensors: Source) -> None:
 
 
 def format_of(path: Path) -> str | None:
-    """Which of jaxspec's own formats the config.json of a folder names: a checkpoint's, a head's, or neither."""
+    """The jaxspec format in the config.json of a folder: a checkpoint's or a head's; None for other folders."""
     file = path / "config.json"
     found = read_json(file).get("format") if file.is_file() else None
     return found if found in (config_json.FORMAT, heads.FORMAT) else None
 
 
 def read_config(source: Path) -> dict[str, Any]:
-    """config.json of a folder to convert. Raises CheckpointError if there is none, or it is jaxspec's own."""
+    """The config.json of a folder to convert. Raises CheckpointError if there is none, or it is jaxspec's own."""
     if not source.is_dir():
         raise CheckpointError(
             f"{source} is not a folder; name a Hugging Face or Meta folder, or a hub id like org/model"
@@ -204,7 +204,7 @@ def read_config(source: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError if it is absent, malformed, or no object."""
+    """A JSON object from a file. Raises CheckpointError if it is missing, invalid, or not an object."""
     try:
         values = config_json.parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -8,21 +8,21 @@ from jaxspec.convert import hf_config
 from jaxspec.host.terminal import say
 
 _VERSION = "0.9.0"
-"""Of speculators, whose format is written."""
+"""The version of speculators whose format is written."""
 
 
 def common(
     kind: str, layers: dict[str, Any], goal: CheckpointConfig, target: Path, verifier: str | None, drafted: int
 ) -> dict[str, Any]:
-    """Kind, version, layers, and what is drafted for which target.
+    """The common entries: kind, version, layers, target, and number of drafted tokens.
 
     Args:
-        kind: of the head, as speculators name it.
-        layers: config.json of the head's layers as a model.
+        kind: the kind of head, in speculators' terms.
+        layers: the config.json of the head's layers as a model.
         goal: config of the target.
         target: folder of the target.
-        verifier: what the target is to be called, a hub id or a folder; None: the target's folder, which is said.
-        drafted: tokens that vLLM is to draft a round unless told otherwise.
+        verifier: the target's name in the config, a hub id or a folder; None: the target's folder, with a message.
+        drafted: default number of tokens that vLLM drafts per round.
     """
     if verifier is None:
         verifier = target.resolve().name

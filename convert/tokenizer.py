@@ -22,7 +22,7 @@ _USABLE = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def bring(source: Path, folder: Path, scheme: Scheme) -> None:
-    """Puts the tokenizer of `source` into `folder`, and says so where there is none: a checkpoint may do without."""
+    """Copies or converts the tokenizer of `source` into `folder`. Without a tokenizer there is only a warning."""
     if scheme == "meta":
         _convert_meta(source, folder)
     else:
@@ -32,7 +32,7 @@ def bring(source: Path, folder: Path, scheme: Scheme) -> None:
 
 
 def copy(source: Path, folder: Path) -> None:
-    """Copies the tokenizer files that are there, byte for byte, and nothing else."""
+    """Copies the existing tokenizer files, byte for byte, and nothing else."""
     for name in FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
@@ -52,7 +52,7 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def check_readable(folder: Path) -> None:
-    """Raises CheckpointError if a folder has a tokenizer.json that is damaged."""
+    """Raises CheckpointError if the folder's tokenizer.json is damaged."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return
@@ -60,7 +60,7 @@ def check_readable(folder: Path) -> None:
 
     try:
         Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises this very class
+    except Exception as error:  # tokenizers raises plain Exception
         raise CheckpointError(
             f"{file} is not a whole tokenizer ({' '.join(str(error).split())[:200]}); download it again, or name "
             "another --tokenizer"
@@ -68,8 +68,9 @@ def check_readable(folder: Path) -> None:
 
 
 def _convert_meta(source: Path, folder: Path) -> None:
-    """Sentencepiece models (LLaMA 1 and 2) through transformers; LLaMA 3's tiktoken files name no special tokens."""
-    # LLaMA 1 keeps its tokenizer beside the folders of the sizes.
+    """Converts a sentencepiece model (LLaMA 1 and 2) with transformers. LLaMA 3's tiktoken files cannot be converted,
+    because they lack the special tokens."""
+    # LLaMA 1 has its tokenizer next to the folders of its sizes.
     file = next((at for at in (source / "tokenizer.model", source.parent / "tokenizer.model") if at.is_file()), None)
     if file is None:
         return

@@ -146,7 +146,7 @@ def test_the_most_frequent_tokens_of_a_text(builtin: loading.Checkpoint, tmp_pat
         ("one two", "no list of token ids"),
         ("[]", "at least one"),
         ("[3, 2048]", "token 2048"),
-        (json.dumps(list(range(2048))), "whole one"),
+        (json.dumps(list(range(2048))), "whole vocabulary"),
     ],
 )
 def test_ids_that_are_none_are_refused(text: str, words: str, ids: Path, tmp_path: Path):
@@ -183,7 +183,7 @@ def test_a_published_head_is_to_be_converted_first(tmp_path: Path, ids: Path):
 def test_a_cut_head_is_neither_cut_again_nor_exported(tmp_path: Path, ids: Path):
     out, again = cut("builtin/heads/eagle", tmp_path / "eagle", ids), tmp_path / "again"
     said = refused(out, again, "--target", "builtin", "--draft-ids", ids, command="head")
-    assert "has a draft vocabulary already" in said
+    assert "already has a draft vocabulary" in said
     said = refused(out, again, "--format", "eagle", "--target", "builtin", command="export")
     assert "export the head that it was cut from" in said
 

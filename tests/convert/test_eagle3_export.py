@@ -1,4 +1,4 @@
-"""EAGLE-3 heads out of jaxspec: bit for bit, in each format, and what a format has no words for."""
+"""EAGLE-3 heads out of jaxspec: bit for bit, in each format, and what a format cannot describe."""
 
 import dataclasses
 import json
@@ -129,7 +129,7 @@ def test_norms_of_queries_and_keys_come_back(folder: Path):
 def test_what_is_made_here_comes_back(form: str, settings: dict[str, Any], folder: Path):
     config = trained(folder, **settings)
     _, values, said = exported(folder, form)
-    assert ("EAGLE's own code takes layers 2, 4, 5" in said) == (form == "eagle3" and "taps" in settings)
+    assert ("EAGLE's own code always reads layers 2, 4, 5" in said) == (form == "eagle3" and "taps" in settings)
     if form == "speculators":
         assert "--verifier" in said and values["speculators_config"]["verifier"]["name_or_path"] == "ckpt"
     first = parameters.read_arrays(folder / OUT / "params", parameters.read_shapes(folder / OUT / "params"))
@@ -188,7 +188,7 @@ def test_rope_scaling_as_eagles_own_code_reads_it(rope: Rope, written: dict, war
     config = trained(folder, rope=rope)
     _, values, said = exported(folder, "eagle3")
     assert values["rope_scaling"] == written
-    assert ("EAGLE's own code has no words for rope scaling" in said) == warned
+    assert ("EAGLE's own code does not support this head's rope scaling" in said) == warned
     (folder / OUT).rename(folder / "first")
     imported(folder, folder / "back")
     assert heads.read_head(folder / OUT, "eagle3") == config

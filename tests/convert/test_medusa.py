@@ -129,7 +129,7 @@ def refuse(folder: Path, source: Path) -> str:
     [
         ({"1.0.linear.weight": None, "1.0.linear.bias": None, "1.1.weight": None}, {}, ["1.0.linear.bias", "missing"]),
         ({"0.1.weight": None}, {}, ["0.1.weight", "is missing"]),
-        ({f"{i}.1.weight": None for i in range(COUNT)}, {}, ["residual blocks alone", "share the target's LM head"]),
+        ({f"{i}.1.weight": None for i in range(COUNT)}, {}, ["only residual blocks", "share the target's LM head"]),
         ({"2.1.weight": np.ones((5, WIDTH), np.float32)}, {}, ["2.1.weight", "[5, 32]", "[96, 32]"]),
         ({"0.1.bias": np.ones(VOCABULARY, np.float32)}, {}, ["0.1.bias", "is not part of this model"]),
         ({"0.0.linear.bias": np.full(WIDTH, np.nan, np.float32)}, {}, ["0.0.linear.bias", "NaN"]),
