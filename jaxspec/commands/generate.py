@@ -26,8 +26,6 @@ def run(settings: Generate) -> None:
     together = min(settings.batch_size or TOGETHER, len(prompts))
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
-    if settings.method is None:
-        say(f"method: {engine.method}")
     asked = {"sampling": settings.sampling, "chat": settings.chat, "truncate": settings.truncate}
     options = {**asked, "stop": settings.stop}
     if settings.show_drafts and engine.model.tokenizer is None:

@@ -6,11 +6,15 @@ from rich.table import Table
 from jaxspec.builders import BUILDERS
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.builtin import locate
+from jaxspec.checkpoint.loading import compute_dtype
 from jaxspec.commands.settings import Methods
 from jaxspec.controllers import CONTROLLERS
+from jaxspec.costs.calibration import dtype_of
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.drafters import DRAFTERS
-from jaxspec.methods.method import HISTORY, default_method, runnable
+from jaxspec.engine.default_method import default_at
+from jaxspec.host import environment
+from jaxspec.methods.method import HISTORY, runnable
 from jaxspec.methods.settings import describe_settings
 
 
@@ -19,7 +23,7 @@ def run(settings: Methods) -> None:
     heads: tuple[str, ...] = ()
     if settings.target is not None:
         folder = locate(settings.target)
-        config_json.read_config(folder)
+        config = config_json.read_config(folder)
         heads = config_json.head_names(folder)
     console = Console(highlight=False, markup=False)
     for part, kinds in (("drafters", DRAFTERS), ("builders", BUILDERS), ("controllers", CONTROLLERS)):
@@ -36,7 +40,8 @@ def run(settings: Methods) -> None:
     ready = [name for name, can_run in runnable(heads) if can_run]
     console.print(f"{settings.target} can run: {', '.join(ready)}")
     console.print(f"heads found: {', '.join(heads) or 'none'}")
-    console.print(f"without --method: {default_method(heads)}")
+    dtype = dtype_of(str(compute_dtype(None)), config.quantize)
+    console.print(f"without --method: {default_at(folder, heads, dtype=dtype, device=environment.device())}")
 
 
 def summary(kind: type) -> str:

@@ -21,7 +21,8 @@ class Generate:
     """Checkpoint made by `jaxspec-convert llama`, or `builtin`, the small model inside the package."""
     method: str | None = None
     """DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; each part can have settings, as in ngram+chain,length=6. `jaxspec methods`
-    lists all parts. Default: the best trained head of the checkpoint."""
+    lists all parts. Default: the fastest by `jaxspec calibrate --all` if that was run for this checkpoint and device,
+    otherwise its best trained head."""
     prompt: str | None = None
     """The prompt."""
     prompts: Path | None = None
@@ -70,7 +71,7 @@ class Chat:
     target: Path
     """Checkpoint made by `jaxspec-convert llama`, or `builtin`."""
     method: str | None = None
-    """DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. Default: the best trained head of the checkpoint."""
+    """DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. Default: as for `generate`."""
     sampling: conf.OmitArgPrefixes[SamplingParams] = SamplingParams(max_new_tokens=512)
     show_drafts: bool = False
     """Mark which tokens were drafted and accepted, drafted and rejected, and added by the target; /drafts switches."""

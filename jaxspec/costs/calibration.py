@@ -2,6 +2,8 @@
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jaxspec.builders import Eagle2
@@ -51,37 +53,61 @@ def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -
         return kept_tables.table_of(found["table"])
     say(f"{found['missing']}; measuring it once, which takes about a minute")
     table = measure(model, method, weights, batch_size)
-    keep(subject, table)
+    keep_costs(subject, table)
     return table
 
 
-def keep(subject: kept_tables.Subject, table: CostTable) -> None:
-    """Stores the table in the first process's cache folder, and reports the file, or that the folder is read-only."""
+def keep(subject: kept_tables.Subject, write: Callable[[], None]) -> None:
+    """Stores a table in the first process's cache folder, and reports the file, or that the folder is read-only."""
     if not is_first():
         return
     try:
-        kept_tables.write(subject, table)
+        write()
         say(f"kept in {subject.file}")
     except OSError as error:
         say(f"not kept, since {subject.file.parent} cannot be written ({error.strerror})")
 
 
+def keep_costs(subject: kept_tables.Subject, table: CostTable) -> None:
+    """Stores a table of costs, as `keep` does."""
+    keep(subject, lambda: kept_tables.write(subject, dataclasses.asdict(table)))
+
+
 def describe(model: Checkpoint, method: Method, batch_size: int) -> kept_tables.Subject:
     """The subject of a table: everything that the times of a method's drafter depend on."""
+    head = "" if method.head is None else digest(find_head(model.path, method.head))
+    return subject_of(model.path, drafter=repr(method.drafter), head=head, batch_size=batch_size, **how_run(model))
 
-    def digest(folder):
-        return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
 
+def how_run(model: Checkpoint) -> dict[str, str]:
+    """`dtype` and `device` of `subject_of`."""
+    mesh = "" if model.mesh is None else f", mesh {dict(model.mesh.shape)}"
+    dtype = dtype_of(str(model.target.norm[...].dtype), model.config.quantize)
+    return {"dtype": dtype, "device": environment.device() + mesh}
+
+
+def dtype_of(dtype: str, quantize: str | None) -> str:
+    """Of a target's weights, in words."""
+    return ", ".join(filter(None, (dtype, quantize)))
+
+
+def subject_of(path: Path, *, drafter: str, head: str, batch_size: int, dtype: str, device: str) -> kept_tables.Subject:
+    """A table's subject, for the checkpoint at `path` and the versions in use."""
     versions = environment.versions()
     return kept_tables.Subject(
-        target=digest(model.path),
-        head="" if method.head is None else digest(find_head(model.path, method.head)),
-        drafter=repr(method.drafter),
+        target=digest(path),
+        head=head,
+        drafter=drafter,
         batch=power_of_two(batch_size),
-        dtype=", ".join(filter(None, (str(model.target.norm[...].dtype), model.config.quantize))),
-        device=environment.device() + ("" if model.mesh is None else f", mesh {dict(model.mesh.shape)}"),
+        dtype=dtype,
+        device=device,
         versions={name: versions[name] for name in ("jaxspec", "jax", "jaxlib")},
     )
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of a checkpoint's or head's config.json."""
+    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
 
 
 def measure(model: Checkpoint, method: Method, weights: Any, batch_size: int) -> CostTable:

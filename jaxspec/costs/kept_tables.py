@@ -1,16 +1,17 @@
-"""Measured cost tables, stored in the user's cache folder."""
+"""Measured tables of costs and of speeds, stored in the user's cache folder."""
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.host import environment
 from jaxspec.host.atomic import write_whole
 
+T = TypeVar("T")
 FORMAT = {"format": "jaxspec-costs", "version": 2}
 
 
@@ -20,8 +21,9 @@ class Subject:
 
     Attributes:
         target, head: SHA-256 of the config.json of either, which holds every shape; `head` is empty where there is
-            none. Weights are not asked: whatever their values, they take the same time.
-        drafter: the strategy with its settings.
+            none. Weights are not asked: whatever their values, they take the same time. Of a table of speeds, `head`
+            is of all weights (`kept_speeds`).
+        drafter: the strategy with its settings; of a table of speeds, what says so.
         batch: sequences decoded together.
         device: in words.
         versions: of what the programs were compiled by; another one makes a table stale.
@@ -48,15 +50,19 @@ def folder() -> Path:
     return environment.cache_folder() / "costs"
 
 
-def write(subject: Subject, table: CostTable) -> None:
+def write(subject: Subject, values: Mapping[str, Any]) -> None:
     """Keeps a table, whole or not at all. Raises OSError if the cache folder cannot be written."""
     subject.file.parent.mkdir(parents=True, exist_ok=True)
-    values = {**FORMAT, "of": dataclasses.asdict(subject), **dataclasses.asdict(table)}
-    write_whole(subject.file, json.dumps(values, indent=2) + "\n")
+    write_whole(subject.file, json.dumps({**FORMAT, "of": dataclasses.asdict(subject), **values}, indent=2) + "\n")
 
 
 def read(subject: Subject) -> CostTable:
-    """The table that was kept.
+    """The table of costs that was kept; raises as `read_as`."""
+    return read_as(table_of, subject)
+
+
+def read_as(make: Callable[[Mapping[str, Any]], T], subject: Subject) -> T:
+    """What `make` finds in the table that was kept.
 
     Raises:
         FileNotFoundError: there is none.
@@ -65,15 +71,13 @@ def read(subject: Subject) -> CostTable:
     try:
         values = json.loads(subject.file.read_text(encoding="utf-8"))
         found = {name: values[name] for name in (*FORMAT, "of")}
-        table = table_of(values)
+        table = make(values)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"the table of costs {subject.file} cannot be read ({' '.join(str(error).split())})"
-        ) from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"the table {subject.file} cannot be read ({' '.join(str(error).split())})") from error
     if found != {**FORMAT, "of": dataclasses.asdict(subject)}:
-        raise ValueError(f"the table of costs {subject.file} was measured with other versions")
+        raise ValueError(f"the table {subject.file} was measured with other versions")
     return table
 
 

@@ -13,6 +13,7 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import tree_sizes
+from jaxspec.engine.default_method import default_of
 from jaxspec.engine.finished_text import all_texts, text_of_row
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.head_weights import load_control, load_head
@@ -28,7 +29,8 @@ from jaxspec.engine.text_stream import Unfinished, pieces
 from jaxspec.host import compilation_cache
 from jaxspec.host.arguments import integer
 from jaxspec.host.compiling import compile_all
-from jaxspec.methods.method import Method, default_method, parse_method
+from jaxspec.host.terminal import say
+from jaxspec.methods.method import Method, parse_method
 
 TOGETHER = 8  # the default batch size
 
@@ -38,7 +40,8 @@ class Engine:
 
     Args:
         model: a loaded checkpoint, or the path of one.
-        method: such as `ngram+chain,length=6`. None: the best trained head of the checkpoint.
+        method: such as `ngram+chain,length=6`. None: the fastest by `jaxspec calibrate --all` if that was run on this
+            device, otherwise the first trained head in the order of preference (`default_method.py`).
         dtype: float32 or bfloat16, if `model` is a path.
         mesh: from `jaxspec.make_mesh`, if `model` is a path. None: one device.
         quantize: int8 or int4 weights for the target, if `model` is a path. None: as on disk.
@@ -69,7 +72,7 @@ class Engine:
         compilation_cache.keep_compilations()
         typed = parse_method(method) if isinstance(method, str) else method  # fails before anything is loaded
         self.model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh, quantize)
-        self.method = typed or default_method(self.model.heads)
+        self.method = typed or default_of(self.model).method
         if self.method.needs_costs:
             if costs is None:
                 raise ValueError(
@@ -97,8 +100,8 @@ class Engine:
         """An engine whose method has the measured costs of this device, if it needs them.
 
         They come from the table that `jaxspec calibrate` stores for this batch size. If there is none, it is measured
-        first, and stderr says so. The arguments are those of `Engine` without `costs`; `loading` is dtype, mesh and
-        quantize.
+        first, and stderr says so. Without a method, stderr says which one is taken and why. The arguments are those of
+        `Engine` without `costs`; `loading` is dtype, mesh and quantize.
 
         Args:
             batch_size: number of prompts decoded together. Larger batches pay for fewer drafts. Other batch sizes can
@@ -107,7 +110,11 @@ class Engine:
         compilation_cache.keep_compilations()
         typed = parse_method(method) if isinstance(method, str) else method
         model = model if isinstance(model, Checkpoint) else load(model, **loading)
-        method = typed or default_method(model.heads)
+        if typed is None:
+            default = default_of(model, batch_size)
+            typed = default.method
+            say(f"method: {default}")
+        method = typed
         costs = None
         if method.needs_costs:
             draft = load_head(model, method) if draft is None else draft

@@ -10,7 +10,7 @@ from jaxspec.checkpoint.heads import find_head
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.controllers.acceptance_predictor import FOLDER
 from jaxspec.engine.head_weights import drafter_of
-from jaxspec.methods.method import default_method
+from jaxspec.methods.method import HISTORY, default_method
 
 ALL = "all"
 CHAIN = "chain,length=5"
@@ -19,13 +19,16 @@ CHAIN = "chain,length=5"
 LENGTHS = (2, 8)
 """Further lengths of a chain, to show the effect of the length."""
 
+MATCH = 5
+"""Tokens that must match before a draft is copied from the text: SAM decoding's threshold (arXiv:2411.10666)."""
+
 
 def all_methods(target: Path) -> tuple[str, ...]:
     """Methods of a checkpoint, `plain` first.
 
     Each head and prompt lookup run as a chain. The best head also runs with every other builder, with every
-    controller, and as a shorter and a longer chain. Heads with an acceptance predictor also run with `beta-ts` and
-    `cali-ts`. Unusable heads are left out.
+    controller, with history beside it, and as a shorter and a longer chain. Heads with an acceptance predictor also run
+    with `beta-ts` and `cali-ts`. Unusable heads are left out.
     """
     unusable = unusable_heads(target)
     heads = tuple(head for head in config_json.head_names(target) if head not in unusable)
@@ -53,6 +56,8 @@ def _methods(target: Path, heads: tuple[str, ...]) -> Iterator[str]:
     for name, controller in CONTROLLERS.items():
         if name != "fixed" and not controller().needs_weights:
             yield f"{drafter}+chain+{name}"
+    if best.head is not None:
+        yield f"{drafter},{HISTORY}={MATCH}+chain"
     for head, learned in by_head.items():
         if (find_head(target, head) / FOLDER / "config.json").exists():
             yield from (f"{learned}+chain+{name}" for name in ("beta-ts", "cali-ts"))

@@ -1,28 +1,84 @@
-"""`jaxspec calibrate`: measures the table of costs, stores it and prints it."""
+"""`jaxspec calibrate`: measures the table of costs, or the speeds of all methods, stores it and prints it."""
 
 import dataclasses
+import statistics
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.checkpoint.loading import load
-from jaxspec.costs.calibration import describe, keep, measure
+from jaxspec.checkpoint.loading import Checkpoint, load
+from jaxspec.costs import kept_speeds
+from jaxspec.costs.calibration import describe, how_run, keep, keep_costs, measure
 from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.request import SamplingParams
 from jaxspec.drafters import DRAFTERS
 from jaxspec.engine.head_weights import drafter_of, load_head
+from jaxspec.evaluate import bench, results, runner
+from jaxspec.evaluate.all_methods import all_methods
+from jaxspec.evaluate.runlog import RunLog
+from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.evaluate.settings import Calibrate
+from jaxspec.evaluate.suites import read_questions
+from jaxspec.host.arguments import integer
+from jaxspec.host.progress import progress
 from jaxspec.methods.method import Method, parse_method
+
+QUESTIONS, REPEATS = 8, 3
+"""Of a measurement of all methods: questions, unless others are asked for, and how often each is answered."""
 
 
 def run(settings: Calibrate) -> None:
-    """Measures the table of costs, stores it and prints it."""
+    """Measures the table of costs, or the speeds of all methods; stores and prints it."""
+    if (settings.head is None) != settings.all:
+        raise ValueError("give either --head NAME, whose costs are measured, or --all, for the speeds of all methods")
+    integer("batch_size", settings.batch_size, 1)
+    integer("max_new_tokens", settings.max_new_tokens, 1)
     model = load(settings.target, settings.dtype, settings.devices.open(several=True), settings.quantize)
+    if settings.head is None:
+        subject = kept_speeds.of_all_methods(model.path, model.heads, batch_size=settings.batch_size, **how_run(model))
+        speeds = speeds_of_all(settings, model)
+        keep(subject, lambda: kept_speeds.write(subject, speeds))
+        show_speeds(speeds, Console())
+        return
     method = method_of(model.path, settings.head)
     subject = describe(model, method, settings.batch_size)
     table = measure(model, method, load_head(model, method), settings.batch_size)
-    keep(subject, table)
+    keep_costs(subject, table)
     show(table, Console())
+
+
+def speeds_of_all(settings: Calibrate, model: Checkpoint) -> dict[str, float]:
+    """Tokens a second of each method of the checkpoint, with all its settings: the median over a few passes, greedy.
+
+    Costs that a method needs are measured too, unless they are kept.
+    """
+    size = settings.batch_size
+    engines = bench.build_engines(model, {name: parse_method(name) for name in all_methods(model.path)}, size)
+    plan = Workload(
+        questions=tuple(read_questions(settings.prompts, settings.limit or max(QUESTIONS, size))),
+        sampling=SamplingParams(max_new_tokens=settings.max_new_tokens),
+        batch_size=size,
+        repeats=REPEATS,
+        chat=False,
+    )
+    runner.check(plan, engines[REFERENCE])
+    log = RunLog(None, {}, lambda answers: True)
+    with progress(f"{len(engines)} methods: batch", len(plan.batches)) as shown:
+        runner.run(plan, engines, log, lambda: shown.show(shown.done + 1))
+    answers = {name: [answer for answer in log.answers if answer.method == name] for name in engines}
+    return {str(engines[name].method): statistics.median(results.speeds(found)) for name, found in answers.items()}
+
+
+def show_speeds(speeds: Mapping[str, float], console: Console) -> None:
+    """Prints the methods from the fastest on, which is the default from now on."""
+    shown = Table("method", "tokens/s", "speedup", "", box=None, pad_edge=False)
+    ranked = sorted(speeds, key=speeds.__getitem__, reverse=True)
+    for name in ranked:
+        default = "default" if name == ranked[0] else ""
+        shown.add_row(name, f"{speeds[name]:.0f}", f"{speeds[name] / speeds[REFERENCE]:.2f}", default)
+    console.print(shown)
 
 
 def method_of(path: Path, head: str) -> Method:

@@ -91,7 +91,7 @@ class Eval:
     prompts: Path
     """File of questions, as in `bench`."""
     method: str | None = None
-    """DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. Default: the best trained head of the checkpoint."""
+    """DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. Default: as for `generate`."""
     out: Path | None = None
     """Write the answers to this .jsonl file and the results to the .json file beside it. For HumanEval, the scorer's
     input goes to OUT.samples.jsonl."""
@@ -164,12 +164,23 @@ class Calibrate:
     It times one drafted level at several widths, and the target's verification at each compiled tree size. The table is
     kept in the user's cache folder, which `jaxspec env` shows. Without a table, the first run of such a method measures
     one. Calibrate again if the machine was busy the first time.
+
+    With --all, it measures instead the speed of every method that `bench --methods all` means, on a few questions.
+    From then on, commands without --method use the fastest at this batch size.
     """
 
     target: Path
     """Checkpoint made by `jaxspec-convert llama`, or `builtin`."""
-    head: str
+    head: str | None = None
     """Drafter to measure: a head in CKPT/heads, the path of a head, or DRAFTER[@HEAD] such as ngram or eagle@mine."""
+    all: bool = False
+    """Measure the speed of all methods, greedy, and print and keep the table. Takes minutes."""
+    prompts: Path = Path("builtin")
+    """File of questions for --all, as in `bench`."""
+    limit: int | None = None
+    """Use only this many questions. Default: 8, or one whole batch."""
+    max_new_tokens: int = 64
+    """Tokens of each answer for --all."""
     batch_size: int = 1
     """Sequences decoded together. Each batch size has its own table, which `generate`, `eval` and `bench` look up."""
     dtype: Literal["float32", "bfloat16"] | None = None

@@ -128,7 +128,7 @@ def test_a_table_is_of_its_drafter_dtype_and_batch(model, kept, measured):
 
 
 def test_methods_of_a_bench_share_one_table(model, monkeypatch, measured):
-    monkeypatch.setattr(calibration, "keep", lambda subject, table: None)
+    monkeypatch.setattr(calibration, "keep_costs", lambda subject, table: None)
     names = ("ngram+pruned", "ngram+budgeted", "ngram+pruned,leaf=0.1", "ngram,longest=5+pruned")
     engines = bench.build_engines(model, {name: parse_method(name) for name in names})
     assert len(measured) == 2

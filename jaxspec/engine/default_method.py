@@ -1,0 +1,57 @@
+"""The method of a checkpoint where none is named. Nothing is measured for it."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.costs import kept_speeds
+from jaxspec.costs.calibration import how_run
+from jaxspec.host.processes import of_first
+from jaxspec.methods.method import Method, default_method, parse_method
+
+
+@dataclasses.dataclass(frozen=True)
+class Default:
+    """A method, and why it is the one."""
+
+    method: Method
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.method} ({self.reason})"
+
+
+def default_of(model: Checkpoint, batch_size: int = 1) -> Default:
+    """The default of a loaded checkpoint; see `default_at`."""
+    return default_at(model.path, model.heads, **how_run(model), batch_size=batch_size)
+
+
+def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, batch_size: int = 1) -> Default:
+    """The fastest method where `jaxspec calibrate --all` has kept the speeds of this checkpoint on this device.
+
+    Otherwise the trained head that comes first in the order of preference, or prompt lookup. Several processes take
+    that of the first.
+
+    Args:
+        dtype, device: as for `calibration.subject_of`.
+        batch_size: sequences decoded together; each power of two has speeds of its own.
+    """
+
+    def kept() -> dict[str, str]:
+        try:
+            subject = kept_speeds.of_all_methods(path, heads, dtype=dtype, device=device, batch_size=batch_size)
+            speeds = kept_speeds.read(subject)
+            fastest = max(speeds, key=speeds.__getitem__)
+            parse_method(fastest)
+        except FileNotFoundError:
+            size = "" if batch_size == 1 else f" --batch-size {batch_size}"
+            return {"missing": f"`jaxspec calibrate --all{size}` finds the fastest"}
+        except (OSError, ValueError) as error:
+            return {"missing": str(error)}
+        return {"fastest": fastest}
+
+    found = of_first(kept)
+    if "fastest" in found:
+        return Default(parse_method(found["fastest"]), "the fastest by `jaxspec calibrate --all`")
+    return Default(default_method(heads), f"first in the order of preference; {found['missing']}")

@@ -1,0 +1,102 @@
+"""The default method: the fastest of those that `jaxspec calibrate --all` timed, or the first in the order of
+preference."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxspec.checkpoint.checksums import NAME as CHECKSUMS
+from jaxspec.checkpoint.loading import Checkpoint, load
+from jaxspec.commands import methods as methods_command
+from jaxspec.commands.settings import Methods
+from jaxspec.costs import kept_speeds
+from jaxspec.costs.calibration import how_run
+from jaxspec.engine.default_method import default_of
+from jaxspec.engine.engine import Engine
+from jaxspec.evaluate import calibrate
+from jaxspec.evaluate.settings import Calibrate
+from jaxspec.methods.method import parse_method
+from tests.evaluate import tiny
+
+FAST = str(parse_method("ngram+chain,length=2"))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of this test alone."""
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Checkpoint:
+    return load(tiny.checkpoint(tmp_path / "ckpt"))
+
+
+def keep(model: Checkpoint, batch_size: int = 1, **speeds: float) -> Path:
+    """Keeps these speeds of plain decoding and of FAST, as if they had been measured."""
+    subject = kept_speeds.of_all_methods(model.path, model.heads, batch_size=batch_size, **how_run(model))
+    kept_speeds.write(subject, {"plain": speeds["plain"], FAST: speeds["fast"]})
+    return subject.file
+
+
+def test_all_methods_are_timed_kept_and_printed(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(calibrate, "all_methods", lambda path: ("plain", "ngram+chain,length=2"))
+    monkeypatch.setattr(calibrate, "REPEATS", 1)
+    questions = tiny.prompts(tmp_path / "questions.jsonl", [{"prompt": "abab"}])
+    calibrate.run(Calibrate(target=model.path, all=True, prompts=questions, max_new_tokens=4))
+    out, err = capsys.readouterr()
+    assert "kept in" in err
+    subject = kept_speeds.of_all_methods(model.path, model.heads, batch_size=1, **how_run(model))
+    speeds = kept_speeds.read(subject)
+    assert set(speeds) == {"plain", FAST} and min(speeds.values()) > 0
+    fastest = max(speeds, key=speeds.__getitem__)
+    (line,) = [line for line in out.splitlines() if line.endswith("default")]
+    assert line.startswith(fastest)
+    assert str(default_of(model).method) == fastest
+
+
+def test_the_fastest_is_taken_and_said(model, capsys):
+    keep(model, plain=10.0, fast=12.0)
+    assert str(Engine.calibrated(model).method) == FAST
+    assert f"method: {FAST} (the fastest by `jaxspec calibrate --all`)" in capsys.readouterr().err
+    assert str(Engine(model).method) == FAST
+    keep(model, plain=10.0, fast=9.0)
+    assert str(Engine.calibrated(model).method) == "plain"
+    assert str(Engine.calibrated(model, "ngram+chain,length=3").method) == str(parse_method("ngram+chain,length=3"))
+    methods_command.run(Methods(target=model.path))
+    assert "without --method: plain (the fastest" in capsys.readouterr().out
+
+
+def test_otherwise_the_order_of_preference_holds(model, capsys):
+    preferred = str(parse_method("ngram"))
+    assert str(Engine.calibrated(model).method) == preferred
+    assert "first in the order of preference; `jaxspec calibrate --all` finds" in capsys.readouterr().err
+    keep(model, plain=10.0, fast=12.0)
+    assert str(Engine.calibrated(model, batch_size=8).method) == preferred  # other batches were not measured
+    assert "`jaxspec calibrate --all --batch-size 8`" in capsys.readouterr().err
+    (model.path / CHECKSUMS).write_text("of other weights, which other drafts of would be accepted\n")
+    assert str(default_of(model).method) == preferred
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda values: "{", "cannot be read"),
+        (lambda values: json.dumps({**values, kept_speeds.SPEEDS: {}}), "cannot be read"),
+        (lambda values: json.dumps({**values, kept_speeds.SPEEDS: {"nothing": 1.0}}), "no drafter 'nothing'"),
+        (lambda values: json.dumps({**values, "of": {**values["of"], "versions": {}}}), "measured with other versions"),
+    ],
+)
+def test_a_table_that_is_no_good_decides_nothing(model, damage, says):
+    file = keep(model, plain=10.0, fast=12.0)
+    file.write_text(damage(json.loads(file.read_text())))
+    found = default_of(model)
+    assert str(found.method) == str(parse_method("ngram")) and says in found.reason
+
+
+@pytest.mark.parametrize("asked", [{}, {"all": True, "head": "ngram"}])
+def test_either_one_head_or_all(asked):
+    with pytest.raises(ValueError, match="either --head NAME"):
+        calibrate.run(Calibrate(target=Path("anything"), **asked))
