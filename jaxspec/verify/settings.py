@@ -24,9 +24,9 @@ class Verify:
     target: Path
     """Checkpoint made by `jaxspec-convert llama`, or `builtin`."""
     methods: tuple[str, ...] = ("all",)
-    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. `plain` is always checked too. `all` means prompt lookup and every
-    head of the checkpoint, with every builder and controller, in a random order: first combinations that cover every
-    part, then others until --minutes are spent."""
+    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. `plain` is always checked too. `all` means prompt lookup, every
+    head of the checkpoint, and history beside the best of them, with every builder and controller, in a random order:
+    first combinations that cover every part, then others until --minutes are spent."""
     minutes: float = 10.0
     """Stop after this time, but not before each method (with `all`: each part) was checked once."""
     seed: int = 0
