@@ -4,7 +4,16 @@ PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 # Bytecode is compiled when a module is first imported, of the few that are.
-PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check --progress-bar off \
+	--constraint constraints.txt
+# Shows the name of each package as pip comes to it, and ends with pip's exit status.
+INSTALL = @{ $(PIP) --editable $(1); echo $$? > .venv/.status; } | while read -r line; do \
+		case "$$line" in \
+			"Collecting "*) name="$${line\#Collecting }"; printf '%s ' "$${name%%[!A-Za-z0-9_.-]*}";; \
+			"Installing collected"*) printf '\nUnpacking them into .venv ...\n';; \
+		esac; \
+	done; exit "$$(cat .venv/.status)"
+COMMA := ,
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
@@ -51,10 +60,10 @@ clean:  ## remove .venv and all caches
 
 .venv/.light: .venv/.made pyproject.toml constraints.txt
 	@echo 'Installing jaxspec into .venv (the first time: some 300 MB to download) ...'
-	@$(PIP) --editable '.[quant,report,search]'
+	$(call INSTALL,'.[quant$(COMMA)report$(COMMA)search]')
 	@touch $@
 
 .venv/.dev: .venv/.made pyproject.toml constraints.txt
 	@echo 'Installing jaxspec, its test tools and PyTorch into .venv (the first time: 500 MB and more to download) ...'
-	@$(PIP) --editable '.[dev]'
+	$(call INSTALL,'.[dev]')
 	@touch $@

@@ -1,5 +1,6 @@
 """Generated text with its drafts in colour."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,8 @@ def coloured_pieces(generation: Generation, tokenizer: Any, rejected: bool, colo
     found = []
     for kind, tokens in pieces(generation, rejected):
         text = tokenizer.decode(tokens)
+        if kind == "rejected":  # its line breaks are not the text's
+            text = re.sub(r"\s*\n\s*", "⏎", text)
         found.append(Text(text if colours or kind != "rejected" else f"[-{text}-]", STYLES[kind]))
     return found
 

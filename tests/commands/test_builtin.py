@@ -1,6 +1,8 @@
 """What comes with the package: that it is whole, small, and does what it is there for."""
 
+import dataclasses
 import json
+import shlex
 
 import jax
 import numpy as np
@@ -92,10 +94,26 @@ def test_generate_names_it_like_any_other(monkeypatch, capsys):
 def test_demo_shows_a_text_and_a_table(monkeypatch, capsys):
     monkeypatch.setattr(demo, "NEW_TOKENS", 16)
     monkeypatch.setattr(demo, "REPEATS", 1)
-    monkeypatch.setattr(demo, "METHODS", ("plain", demo.SHOWN))
+    monkeypatch.setattr(demo, "METHODS", ("plain", "ngram+chain"))
     monkeypatch.setattr(demo, "Console", lambda **options: Console(**options, width=100))
     demo.run(Demo())
     out = capsys.readouterr().out
-    assert "class Stack:" in out
+    assert "def read(self" in out
     for word in (*demo.METHODS, "tokens/s", "speedup", "tau", "divergences"):
         assert word in out
+    command = next(line for line in out.splitlines() if line.startswith("Next, try: "))
+    words = shlex.split(command.partition(": ")[2])
+    assert words[1:5] == ["generate", "--target", "builtin", "--prompt"] and words[-1] == "--show-drafts"
+
+
+def test_the_table_of_the_demo_has_the_fastest_first(model):
+    engines = {name: jaxspec.Engine(model, name) for name in ("plain", "ngram+chain")}
+    runs = {name: engine.generate(demo.PROMPT, max_new_tokens=16, record=True) for name, engine in engines.items()}
+    for times in ((2.0, 1.0), (1.0, 2.0)):
+        slow = {
+            name: [dataclasses.replace(found[0], decode_seconds=seconds)]
+            for (name, found), seconds in zip(runs.items(), times, strict=True)
+        }
+        shown = demo.table(slow, model.target)
+        assert list(shown.columns[0].cells) == sorted(slow, key=lambda name: slow[name][0].decode_seconds)
+        assert sorted(shown.columns[2].cells) == sorted(["1.00x", f"{times[0] / times[1]:.2f}x"])

@@ -47,3 +47,12 @@ def test_without_colours_rejected_drafts_stand_in_brackets():
     assert "strike" in str(next(span.style for span in shown.spans if shown.plain[span.start : span.end] == "<12><13>"))
     assert "struck out" in legend(True)
     assert "in brackets" in legend(False)
+
+
+def test_rejected_line_breaks_break_no_line():
+    class Lines(Numbers):
+        def decode(self, tokens: list[int]) -> str:
+            return super().decode(tokens).replace("<12>", " \n  ")
+
+    assert coloured(cut([11, 20], 1), Lines(), rejected=True).plain == "<10><11>⏎<13><20>"
+    assert coloured(cut([11, 12, 20], 2), Lines(), rejected=True).plain == "<10><11> \n  <13><20>"
