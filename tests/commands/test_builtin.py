@@ -116,4 +116,4 @@ def test_the_table_of_the_demo_has_the_fastest_first(model):
         }
         shown = demo.table(slow, model.target)
         assert list(shown.columns[0].cells) == sorted(slow, key=lambda name: slow[name][0].decode_seconds)
-        assert sorted(shown.columns[2].cells) == sorted(["1.00x", f"{times[0] / times[1]:.2f}x"])
+        assert sorted(map(str, shown.columns[2].cells)) == sorted(["1.00x", f"{times[0] / times[1]:.2f}x"])
