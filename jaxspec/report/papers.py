@@ -66,7 +66,7 @@ def overview(run: Run) -> Table:
 
 
 def eagle(runs: Sequence[Run]) -> Iterator[Table]:
-    """Tables 1, 2, 5 and 7."""
+    """Table 1, Tables 2, 3 and 8 as one, and Tables 4 to 7."""
 
     def ours(method):
         return method.drafter.name == "eagle"
@@ -81,12 +81,19 @@ def eagle(runs: Sequence[Run]) -> Iterator[Table]:
     )
     yield by_method(
         "Acceptance by position n-α of chains",
-        "EAGLE, Table 2",
+        "EAGLE, Tables 2, 3 and 8",
         pick(runs, lambda m: fixed_chain(m) and m.builder.depth >= 5),
-        (TAU, *(measure(f"{i}-α", "acceptance_by_position", i) for i in range(5))),
+        (SPEEDUP, TAU, *(measure(f"{i}-α", "acceptance_by_position", i) for i in range(5))),
         "--methods eagle+chain,length=5",
-        "The published τ is that of the tree, ours that of the chain in the row.",
+        "The published speedup and τ are those of the tree, ours those of the chain in the row.",
         names="method or data",
+    )
+    yield by_method(
+        "Tokens a second with quantised weights",
+        "EAGLE, Table 4",
+        pick(quantised(runs), lambda m: ours(m) or m.drafter.name == REFERENCE),
+        (SPEED,),
+        "--quantize int4 --methods plain eagle+static",
     )
     pairs = []
     for run in runs:
@@ -107,7 +114,27 @@ def eagle(runs: Sequence[Run]) -> Iterator[Table]:
         pairs,
         "--methods eagle+chain,length=5 eagle+static",
     )
+    yield by_method(
+        "Heads that were trained on other data",
+        "EAGLE, Table 6",
+        several_heads(runs, ours),
+        (SPEEDUP, TAU),
+        "--methods eagle@NAME+chain eagle@OTHER+chain",
+        names="method or data",
+    )
     yield batches(runs, ours)
+
+
+def quantised(runs: Sequence[Run]) -> list[Run]:
+    """The runs whose targets have integer weights."""
+    return [run for run in runs if run.settings.get("quantize")]
+
+
+def several_heads(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Run, str]]:
+    """Of methods that are wanted, those in runs that compare two heads or more."""
+    found = pick(runs, wanted)
+    heads = {run.number: {each.methods[name].head for each, name in found if each is run} for run in runs}
+    return [(run, name) for run, name in found if len(heads[run.number]) > 1]
 
 
 def eagle3(runs: Sequence[Run]) -> Iterator[Table]:
@@ -241,7 +268,7 @@ def a_question(part: str) -> Callable[[Run, str], Number]:
 
 
 def edd(runs: Sequence[Run]) -> Iterator[Table]:
-    """Tables 1 and 2."""
+    """Tables 1 to 3."""
     measures = (SPEEDUP, ACCEPTANCE, DRAFTED)
     yield by_data(
         "Drafters, each with a chain of five",
@@ -262,10 +289,19 @@ def edd(runs: Sequence[Run]) -> Iterator[Table]:
         "τ here leaves out the bonus token; the published trees all grow from EDD's drafts. VCT is our uniform, PCT "
         "our pruned.",
     )
+    yield by_method(
+        "PCT with and without its parts",
+        "EDD, Table 3",
+        pick(runs, lambda method: method.builder.name == "pruned" and method.controller.name == "fixed"),
+        measures,
+        "--methods edd+pruned edd+pruned,leaf=0 draft-model@vdm+pruned",
+        "τ here leaves out the bonus token. Without encoding results the drafter is VDM. Other training gives another "
+        "head.",
+    )
 
 
 def verify(runs: Sequence[Run]) -> Iterator[Table]:
-    """Tables 1, 3 and 4 as one, 5, and 2 and 14 as one."""
+    """Tables 1 and 5; as one each, 2 and 14, 3 with 4, 6 and 11, 8 to 10, and 12 and 13."""
 
     def own(method):
         return method.drafter.name == "layer-skip"
@@ -299,8 +335,8 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
             head = run.methods[names[0]].head
             lengths += [(run, name) for name in names] + pick([run], lambda m, head=head: stops(m) and m.head == head)
     yield by_method(
-        "Draft lengths K and thresholds γ",
-        "Draft & Verify, Tables 3 and 4",
+        "Draft lengths K, thresholds γ and target acceptance rates α",
+        "Draft & Verify, Tables 3, 4, 6 and 11",
         lengths,
         (ACCEPTANCE, SPEEDUP),
         "--methods eagle+chain,length=2 eagle+chain,length=4 eagle+chain+adaptive",
@@ -321,4 +357,20 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
         ),
         "--methods layer-skip+chain+adaptive",
         "Milliseconds a token.",
+    )
+    yield by_method(
+        "Skip sets",
+        "Draft & Verify, Tables 8 to 10",
+        several_heads(runs, own),
+        (ACCEPTANCE, SPEEDUP),
+        "--methods layer-skip+adaptive layer-skip@NAME+adaptive",
+        "jaxspec-train skip-search prints the best set of the first trials, and compares sets of other choices.",
+    )
+    yield by_method(
+        "Layer skipping with quantised weights",
+        "Draft & Verify, Tables 12 and 13",
+        pick(quantised(runs), own),
+        (ACCEPTANCE, ("ms a token", lambda run, name: a_token(run, name, "decode_seconds")), SPEEDUP),
+        "--quantize int8 --methods plain layer-skip+adaptive",
+        "Speedup is over plain decoding with the same weights. jaxspec does not make weights sparse.",
     )

@@ -130,7 +130,7 @@ def test_no_number_of_ours_comes_from_nowhere(numbers: Numbers):
 def test_the_tables_of_the_papers(runs: list[Path]):
     tables = [table for _, tables in papers.by_paper(finished.read(runs)) for table in tables]
     sources = " ".join(table.source for table in tables)
-    for source in ("EAGLE, Table 1", "EAGLE, Table 2", "EAGLE, Table 5", "EAGLE, Table 7",
+    for source in ("EAGLE, Table 1", "EAGLE, Tables 2, 3 and 8", "EAGLE, Table 4", "EAGLE, Table 5", "EAGLE, Table 7",
                    "EAGLE-3, Table 1", "EESD, Tables 1 to 3", "EESD, Table 5", "EESD, Table 7", "EESD, Table 8",
                    "EDD, Table 1", "EDD, Table 2", "Draft & Verify, Table 1", "Table 5"):  # fmt: skip
         assert source in sources
@@ -147,6 +147,28 @@ def test_the_tables_of_the_papers(runs: list[Path]):
     assert ours["EESD, Table 5"] == ours["EESD, Table 7"] == 2  # early-exit, in the runs that have all methods
     assert ours["EDD, Table 1"] == 3 + 3  # chains of five; the run of GSM8K adds columns to the first row
     assert ours["Draft & Verify, Table 1"] == 0  # no summaries
+
+
+def test_tables_of_several_heads_and_of_quantised_weights(tmp_path: Path):
+    methods = (
+        *("plain", "eagle+chain,length=2", "eagle@other+chain,length=2", "layer-skip@a+chain,length=2"),
+        *("layer-skip@b+chain,length=2", "edd+pruned,cost=0.1"),
+    )
+    paths = [
+        made_up.write(tmp_path / "floats.json", methods, 1),
+        made_up.write(tmp_path / "ints.json", methods, 1, quantize="int8"),
+        made_up.write(tmp_path / "one.json", methods[:2], 1, max_new_tokens=9),
+    ]
+    ours = {
+        table.source: [row[1] for row in table.ours]
+        for _, tables in papers.by_paper(finished.read(paths))
+        for table in tables
+    }
+    assert ours["EAGLE, Table 4"] == [*methods[:3]], "the run with integer weights"
+    assert ours["EAGLE, Table 6"] == [*methods[1:3]] * 2, "the runs with two heads"
+    assert ours["EDD, Table 3"] == [methods[5]] * 2
+    assert ours["Draft & Verify, Tables 8 to 10"] == [*methods[3:5]] * 2
+    assert ours["Draft & Verify, Tables 12 and 13"] == [*methods[3:5]]
 
 
 def test_text_is_escaped(html: Path, numbers: Numbers):
