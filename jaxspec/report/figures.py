@@ -81,7 +81,7 @@ def by_position(run: Run, colours: Colours) -> Iterator[Figure]:
     ]
     if not series:
         return
-    theirs = next(row for row in published()["EAGLE, Table 2"] if row["model"] == "LLaMA2-Chat 7B, T = 0")
+    theirs = next(row for row in published()["EAGLE, Tables 2, 3 and 8"] if row["model"] == "LLaMA2-Chat 7B, T = 0")
     points = [Point(at, Number(float(theirs[f"{at}-α"]), PLAIN, [])) for at in range(5)]
     series.append(Series("published: EAGLE, LLaMA2-Chat 7B, MT-bench", points, "published", "dashed"))
     yield _lines(
