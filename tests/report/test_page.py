@@ -315,8 +315,8 @@ def test_what_a_page_leaves_out_is_said(runs: list[Path]):
     assert "2 of 3 questions; <code>--generations 3</code> shows all" in page.render(read, 2)
     whole = page.render(read, 3)
     assert "shows all" not in whole
-    assert "EAGLE: tables with your numbers: 4 of 4" in whole
-    assert "Draft &amp; Verify: tables with your numbers: 3 of 4" in whole
+    assert "EAGLE: tables with your numbers: 4 of 6" in whole
+    assert "Draft &amp; Verify: tables with your numbers: 3 of 6" in whole
     papers_at = whole.index('<section id="papers">')
     assert whole.index('id="generations"') < whole.index('id="figures"') < papers_at
     for table in re.finditer('<tbody class="published">', whole):
