@@ -13,15 +13,14 @@ from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import dflash_config, draft_maps, kinds
+from jaxspec.convert import dflash_config, draft_maps, fused_heads, kinds
 from jaxspec.convert.dflash_config import LAYOUTS, Layout
 from jaxspec.convert.head_parts import Taps, lm_head_of, unprefixed, without_targets
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor, check_dtypes, open_directory, read_config
-from jaxspec.convert.transfer import main_dtype, match, write_head
+from jaxspec.convert.transfer import main_dtype, match
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.dflash import Dflash, official_taps
-from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 
 _OURS = {"fc.kernel": "fc.weight", "context_norm": "hidden_norm.weight", **{name: name for name in draft_maps.NAMES}}
@@ -63,13 +62,10 @@ def abstract(model: LlamaConfig, settings: dict[str, Any]) -> nnx.Module:
 
 
 def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
-    """Reads config and headers of a published head and checks them against each other.
+    """A published head, read and checked; see `fused_heads`.
 
     Args:
         taps: the layers whose inputs it reads; None: those in the config, by the convention of its layout.
-
-    Raises:
-        CheckpointError: the files are invalid, or the folder holds something else.
     """
     raw = read_config(source)
     kinds.check(source, raw, "dflash")
@@ -88,13 +84,8 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
         "own_embedding": "embed_tokens.weight" in found,
         "own_head": drafted is not None,
     }
-    count = len(read_taps.layers or range(model.num_layers))  # without a list, one for each layer of the head
-    fc = found.get("fc.weight")
-    if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // model.hidden_size) != count:
-        raise CheckpointError(
-            f"fc.weight in {source} reads {reads} layers of the target, and {count} are named: {read_taps.reason}; "
-            "name them with --taps"
-        )
+    # Without a list, there is one for each layer of the head.
+    count = fused_heads.count_read(found, read_taps, model.num_layers, model.hidden_size, source)
     layers = raw.get("num_target_layers")
     try:
         module = abstract(model, {**settings, "taps": (0,) * count})
@@ -138,12 +129,6 @@ def convert(
     tensors, embedding = without_targets(planned.tensors, "embedding", "embedding", source_dtype, target, source)
     tensors, lm_head = without_targets(tensors, "head.kernel", lm_head_of(goal), source_dtype, target, source)
     settings = {"taps": list(layers), **planned.settings, "own_embedding": embedding, "own_head": lm_head}
-    try:
-        Dflash().check_head(HeadShape(planned.model, settings), goal.model)
-    except ValueError as error:
-        raise CheckpointError(f"the head at {source} {error}") from error
-    say(f"{source} has {LAYOUTS[planned.layout]}")
-    say(f"it reads the inputs of layers {', '.join(map(str, layers))} (from 0): {planned.taps.reason}")
     config = heads.HeadConfig(Dflash.name, planned.model, dtype or source_dtype, source_dtype, settings)
-    write_head(source, out, config, tensors, dtype, "DFlash head")
-    return config
+    said = LAYOUTS[planned.layout], planned.taps.reason
+    return fused_heads.write(Dflash(), "DFlash head", config, tensors, source, out, goal.model, dtype, said)

@@ -13,12 +13,12 @@ from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import draft_maps, eagle3_config, kinds
+from jaxspec.convert import draft_maps, eagle3_config, fused_heads, kinds
 from jaxspec.convert.eagle3_config import LAYOUTS, Layout
 from jaxspec.convert.head_parts import Taps, unprefixed, without_targets
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config
-from jaxspec.convert.transfer import main_dtype, match, write_head
+from jaxspec.convert.transfer import main_dtype, match
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Options, official_taps
 from jaxspec.host.terminal import say
@@ -74,13 +74,10 @@ def names(layer: str, tap_norm: str) -> Callable[[str], str]:
 
 
 def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
-    """Reads config and headers of a published head and checks them against each other.
+    """A published head, read and checked; see `fused_heads`.
 
     Args:
         taps: the layers whose inputs it reads; None: those in the config, by the convention of its layout.
-
-    Raises:
-        CheckpointError: the files are invalid, or the folder holds something else.
     """
     raw = read_config(source)
     kinds.check(source, raw, "eagle3")
@@ -97,7 +94,7 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     settings = {"draft_vocabulary": mask, "own_embedding": "embed_tokens.weight" in found, **norms}
     layer = next((layer for layer in _LAYERS if any(name.startswith(f"{layer}.") for name in found)), _LAYERS[0])
     published = names(layer, settings["tap_norm"])
-    count = _count(found, read_taps, model, source)
+    count = fused_heads.count_read(found, read_taps, len(OFFICIAL), model.hidden_size, source)
     abstract = _abstract(model, {**settings, "taps": (0,) * count})
     return PublishedHead(layout, model, read_taps, settings, match(abstract, found, published, str(source)), published)
 
@@ -105,35 +102,16 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
 def convert(
     source: Path, out: Path, target: Path, dtype: str | None = None, taps: Sequence[int] | None = None
 ) -> heads.HeadConfig:
-    """Converts a published head into the head `out`, and reports its layout and taps.
-
-    Args:
-        source: folder of the head.
-        out: folder to make; must not exist.
-        target: the checkpoint that the head was trained for.
-        dtype: dtype of every parameter; None keeps each tensor's own.
-        taps: as in `plan`.
-
-    Raises:
-        CheckpointError: the source is invalid or for another target; nothing is left at `out`.
-        ValueError: `out` exists.
-        DiskFullError: the disk has too little space; nothing is left at `out`.
-    """
+    """Converts a published head into the head `out`; arguments and errors as of `dflash.convert`."""
     planned, goal = plan(source, taps), config_json.read_config(target).model
     heads.check_same_shape(source, planned.model, goal)
     layers = planned.taps.layers or official_taps(goal.num_layers)
     source_dtype = main_dtype(planned.tensors.values())
     tensors, own = without_targets(planned.tensors, "embedding", "embedding", source_dtype, target, source)
     settings = {"taps": list(layers), **planned.settings, "own_embedding": own}
-    try:
-        Eagle3().check_head(HeadShape(planned.model, settings), goal)
-    except ValueError as error:
-        raise CheckpointError(f"the head at {source} {error}") from error
-    say(f"{source} has {LAYOUTS[planned.layout]}")
-    say(f"it reads the inputs of layers {', '.join(map(str, layers))} (from 0): {planned.taps.reason}")
     config = heads.HeadConfig(Eagle3.name, planned.model, dtype or source_dtype, source_dtype, settings)
-    write_head(source, out, config, tensors, dtype, "EAGLE-3 head")
-    return config
+    said = LAYOUTS[planned.layout], planned.taps.reason
+    return fused_heads.write(Eagle3(), "EAGLE-3 head", config, tensors, source, out, goal, dtype, said)
 
 
 def _refuse(found: Source, source: Path) -> None:
@@ -144,18 +122,6 @@ def _refuse(found: Source, source: Path) -> None:
     ):
         if name := next((name for name in found if f".{name}".endswith(f".{end}")), None):
             raise CheckpointError(f"{source} holds {what} (tensor {name}), and jaxspec does not read such heads")
-
-
-def _count(found: Source, taps: Taps, model: LlamaConfig, source: Path) -> int:
-    """Number of target layers that the head reads. Raises CheckpointError if fc has another number."""
-    fc = found.get("fc.weight")
-    count = len(taps.layers or OFFICIAL)
-    if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // model.hidden_size) != count:
-        raise CheckpointError(
-            f"fc.weight in {source} reads {reads} layers of the target, and {count} are named: {taps.reason}; name "
-            "them with --taps"
-        )
-    return count
 
 
 def _drafted(raw: Mapping[str, Any], found: Source, source: Path) -> int:

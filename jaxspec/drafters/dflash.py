@@ -27,7 +27,7 @@ from jaxspec.drafters import draft_vocabulary
 from jaxspec.host.arguments import integer
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import Attend, attend_to, project
-from jaxspec.model.config import LlamaConfig, Rope
+from jaxspec.model.config import LlamaConfig
 from jaxspec.model.linear import Linear, linear
 from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, lm_head, look_up, unembed
 from jaxspec.model.mesh_rules import constrain
@@ -206,9 +206,7 @@ class Dflash(Drafter):
         taps: Iterable[int] | None = None,
         mask_token: int | None = None,
     ) -> HeadShape:
-        """Layers of the target's shape without biases, with norms of queries and keys.
-
-        Their rope has the target's base and no scaling.
+        """`LlamaConfig.bare_layers` with norms of queries and keys.
 
         Args:
             layers: decoder layers of the head.
@@ -217,17 +215,12 @@ class Dflash(Drafter):
             mask_token: id of the mask token; None: the last of the vocabulary. Any id works, because a block contains
                 no token of the text except the root, which comes first.
         """
-        model = dataclasses.replace(
-            target.without_experts,
-            num_layers=layers, rope=Rope(theta=target.rope.theta), tie_embeddings=False,
-            qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=True,
-        )  # fmt: skip
         options = DflashOptions(
             taps=official_taps(target.num_layers, layers) if taps is None else tuple(taps),
             block=self.block if block is None else block,
             mask_token=target.vocab_size - 1 if mask_token is None else mask_token,
         )
-        return HeadShape(model, options.settings)
+        return HeadShape(target.bare_layers(layers, qk_norm=True), options.settings)
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> DflashHead:
         return DflashHead(shape.model, DflashOptions.from_settings(shape.settings), rngs=rngs, dtype=dtype)

@@ -22,7 +22,7 @@ from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.drafters import draft_vocabulary, feature_pairs
 from jaxspec.drafters.feature_pairs import PairReader, PairState
 from jaxspec.model.attention import Attend, attention
-from jaxspec.model.config import LlamaConfig, Rope
+from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.linear import Linear, linear
 from jaxspec.model.llama import STREAM, Layer, Llama, lm_head, look_up, mlp_block
@@ -169,23 +169,17 @@ class Eagle3(Drafter):
     def head_for(
         self, target: LlamaConfig, ids: Iterable[int] | None = None, taps: Iterable[int] | None = None
     ) -> HeadShape:
-        """One layer of the target's shape without biases and without norms of queries and keys.
-
-        Its rope has the target's base and no scaling, because the official config format has no field for scaling.
+        """One of `LlamaConfig.bare_layers`, without norms of queries and keys.
 
         Args:
             ids: ids of the draft vocabulary; None: the first 32,000.
             taps: layers of the target whose inputs it reads, from 0; None: the official three.
         """
-        layer = dataclasses.replace(
-            target.without_experts,
-            num_layers=1, rope=Rope(theta=target.rope.theta), tie_embeddings=False,
-            qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False,
-        )  # fmt: skip
         chosen = range(min(draft_vocabulary.LARGEST, target.vocab_size)) if ids is None else ids
         mask = draft_vocabulary.to_mask(chosen, target.vocab_size)
         read = official_taps(target.num_layers) if taps is None else tuple(taps)
         options = Eagle3Options(read, draft_vocabulary=mask)
+        layer = target.bare_layers(1, qk_norm=False)
         return HeadShape(layer, {**dataclasses.asdict(options), "taps": list(options.taps)})
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> Eagle3Head:

@@ -119,6 +119,17 @@ class LlamaConfig:
         """The same shape with one MLP in each layer."""
         return dataclasses.replace(self, num_experts=0, experts_per_token=0)
 
+    def bare_layers(self, count: int, *, qk_norm: bool) -> "LlamaConfig":
+        """So many layers as wide as these, without experts and biases, for a head with an LM head of its own.
+
+        Their rope has the same base and no scaling, because published configs of heads have no field for it.
+        """
+        return dataclasses.replace(
+            self.without_experts,
+            num_layers=count, rope=Rope(theta=self.rope.theta), tie_embeddings=False,
+            qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=qk_norm,
+        )  # fmt: skip
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LlamaConfig":
         """The fields read from JSON. Raises ValueError naming a missing or unknown key."""

@@ -32,6 +32,7 @@ TESTS = {  # besides the test file of the same name
     "train/methods/trial.py": ("tests/train/methods/test_skip_search.py",),
     "convert/experts.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
     "convert/hf_config.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
+    "convert/draft_maps.py": ("tests/convert/test_eagle3.py",),
     "convert/dflash_config.py": ("tests/convert/test_dflash.py",),
     "convert/export.py": (ROUND_TRIP, "tests/convert/test_head.py"),
     "convert/llama.py": ("tests/convert/test_refusals.py",),

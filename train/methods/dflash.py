@@ -51,8 +51,7 @@ def train(settings: Dflash) -> DflashHead:
     drafter = DflashDrafter(block=settings.block)
     with heads.open_job(drafter.name, settings) as job:
         config = job.target.config.model
-        if outside := [tap for tap in settings.taps or () if not 0 <= tap < config.num_layers]:
-            raise ValueError(f"--taps must be from 0 to {config.num_layers - 1} for this target, not {outside[0]}")
+        heads.check_taps(settings.taps or (), config)
         if settings.mask_token is not None and not 0 <= settings.mask_token < config.vocab_size:
             raise ValueError(f"--mask-token must be from 0 to {config.vocab_size - 1}, not {settings.mask_token}")
         shape = drafter.head_for(config, layers=settings.layers, taps=settings.taps, mask_token=settings.mask_token)

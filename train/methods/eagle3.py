@@ -37,8 +37,7 @@ def train(settings: Eagle3) -> Eagle3Head:
     drafter = Eagle3Drafter()
     with heads.open_job(drafter.name, settings) as job:
         config = job.target.config.model
-        if outside := [tap for tap in settings.taps or () if not 0 <= tap < config.num_layers]:
-            raise ValueError(f"--taps must be from 0 to {config.num_layers - 1} for this target, not {outside[0]}")
+        heads.check_taps(settings.taps or (), config)
         packed, _ = heads.prepared(job)
         ids = chosen(packed, job.target, settings.draft_vocab)
         shape = drafter.head_for(config, ids=ids, taps=settings.taps)

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from jaxspec.host import compilation_cache, processes
 from jaxspec.host.atomic import check_new, staged, staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
+from jaxspec.model.config import LlamaConfig
 from jaxspec.model.mesh import use
 from jaxspec.model.mesh_rules import TRAINING
 from jaxspec.model.placement import move, place
@@ -77,6 +78,12 @@ def folder_of(target: Path, name: str, out: Path | None) -> Path:
     if out is None and target == FOLDER:
         raise ValueError("a head for the builtin target needs --out, because the package itself is never changed")
     return out or target / "heads" / name
+
+
+def check_taps(taps: Sequence[int], target: LlamaConfig) -> None:
+    """Raises ValueError where these are not layers of the target."""
+    if outside := [tap for tap in taps if not 0 <= tap < target.num_layers]:
+        raise ValueError(f"--taps must be from 0 to {target.num_layers - 1} for this target, not {outside[0]}")
 
 
 def prepared(job: Job) -> tuple[Windows, Windows | None]:
