@@ -1,24 +1,25 @@
-"""What an accelerator gives, and whether the plan for it holds, in one command of nine minutes on one TPU or GPU.
+"""Measures one TPU or GPU, and checks `jaxspec plan` against it, in nine minutes.
 
 python benchmarks/accelerator.py [--quantize int8] [--out FILE.json] [--minutes 9] [--quick]
 
-1. memory: how much of a LLaMA-2-7B in bfloat16 fits, whose random weights the next parts take: all 32 layers where
-   there are 24 GB, fewer on a TPU v5e, which has 16. How many is printed, and why.
-2. bandwidth: of copying within the device's memory, which bounds plain decoding.
-3. plan: plain decoding, EAGLE and prefill compiled for this very device; for each phase the floor by its data sheet and
-   the compiler's interval, as `jaxspec plan` has them. For GPUs the compiler says no times: floors and faults. Without
-   a data sheet floors go by the bandwidth of 2.
-4. profile: those programs run under the profiler, whose times are added up by the scopes of the compiled text. Prints
-   floor, estimate and measured of each phase side by side, and whether the plan holds.
-5. shapes: a forward alone and plain decoding end to end, each as a share of the bandwidth; verification of 8 to 64
-   nodes; whole rounds of EAGLE, a head of random weights accepted as its paper's Table 2 says; and what is left of a
-   round's time when its pieces, each timed alone, are taken off: the overhead of the engine.
-6. trained: a LLaMA of about 100M, trained here on Python's standard library, and its EAGLE head: real tau and speedup.
-7. transformers: the same model, prompts and card, where PyTorch is installed and sees the card.
+1. memory: finds how many layers of a LLaMA-2-7B in bfloat16 fit: all 32 in 24 GB, fewer on a TPU v5e with 16 GB.
+   Prints the number and the reason. Parts 3 to 5 use this model with random weights.
+2. bandwidth: measures copying within the device's memory. This bandwidth bounds plain decoding.
+3. plan: compiles plain decoding, EAGLE and prefill for this device. Gives each phase the floor by the data sheet and
+   the compiler's interval, as `jaxspec plan` does. The compiler estimates no times for GPUs: there the plan consists
+   of floors and faults. Without a data sheet, floors are computed from the bandwidth of part 2.
+4. profile: runs the programs of part 3 under the profiler and adds up the times by the scopes of the compiled text.
+   Prints floor, estimate and measured time of each phase side by side, and whether the plan holds.
+5. shapes: times a forward alone and plain decoding end to end, each as a share of the bandwidth; verification of 8 to
+   64 nodes; and whole rounds of EAGLE, with a random head whose acceptance is set to its paper's Table 2. The engine's
+   overhead is the time of a round minus the times of its pieces, each timed alone.
+6. trained: trains a LLaMA of about 100M on Python's standard library, and its EAGLE head; measures tau and speedup.
+7. transformers: times transformers on the model and prompts of part 6, if PyTorch is installed and sees the device.
 
-The JSON holds device and versions; it is written after each part, and a part that the minutes left would not do for is
-left out, and said. So is one that fails, while the others go on; the exit code is then 1. `--quick` takes shapes that a
-CPU does in seconds, to see that everything runs; its numbers mean nothing.
+The JSON also holds device and versions. It is written after each part. A part is left out if too few minutes remain;
+the JSON then gives the reason. If a part fails, the JSON holds its error, the other parts still run, and the exit code
+is 1. `--quick` uses tiny shapes, which a CPU computes in seconds, to check that everything runs; its numbers mean
+nothing.
 """
 
 import argparse
@@ -37,8 +38,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs room on the card too
-os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # but little, and 0.75 of 24 GB is too few for a 7B
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs room on the device too
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # but little; 0.75 of 24 GB is too little for a 7B
 
 import falsifier
 import jax
@@ -73,30 +74,36 @@ ACCEPTANCE = (0.76, 0.69, 0.67, 0.68, 0.68)
 """n-α of LLaMA2-Chat 7B on MT-bench at temperature 0 (EAGLE, arXiv:2401.15077, Table 2): measured on chains, which
 makes trees look worse here than they are."""
 BENCHED = ("plain", "eagle+chain", "eagle+static", "eagle+eagle2")
-COPIES = 20  # in one program
+COPIES = 20  # that one program makes
 NEEDS = {
     "plan": ("memory", "bandwidth"),
     "profile": ("plan",),
     "shapes": ("memory", "bandwidth"),
     "transformers": ("trained",),
 }
-"""Parts that go by what others have found."""
+"""Parts that use the results of other parts, and the names of those."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """How large everything is.
+    """Shapes, datasets and time limits of all parts.
 
     Attributes:
-        copied: bytes of the array that is copied.
-        shape: of the target with random weights; `tokens` is the length of its prompt, and as many are generated.
-        rows, prompt, rounds, profiled: of the plan, as in `falsifier.Question`.
-        nodes: of verification.
-        replayed: methods whose acceptance is.
-        small: options of `jaxspec-train lm`, but for its text and recipe.
-        lm, eagle: how the small model and its head are trained.
-        data: what they are trained on.
-        minutes: that each part may take, by its name.
+        copied: size in bytes of the array that is copied.
+        shape: shape of the target with random weights.
+        dtype: dtype of the target with random weights.
+        tokens: length of its prompt, and number of tokens that it generates.
+        rows, prompt, rounds: see `falsifier.Question`.
+        profiled: methods that are planned and profiled.
+        nodes: numbers of nodes whose verification is timed.
+        replayed: methods with simulated acceptance.
+        small: options of `jaxspec-train lm` other than text and recipe.
+        lm, eagle: training recipes of the small model and of its head.
+        data: training text of both.
+        methods: methods that the small model is measured with.
+        questions: number of prompts that the small model is measured on.
+        new_tokens: number of tokens that it generates for each prompt.
+        minutes: time that must remain for a part to start, by its name.
     """
 
     copied: int
@@ -186,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
             return question(scale, model_shape(), options.quantize, found["bandwidth"]["gigabytes_per_second"])
 
         def weights() -> Checkpoint:
-            gc.collect()  # or those of the part before may still be there
+            gc.collect()  # frees the weights of the previous part
             return random_target(model_shape(), scale.dtype, options.quantize)
 
         parts = {
@@ -203,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
             if left < scale.minutes[name]:
                 found[name] = {"left_out": f"{left:.1f} minutes were left of {options.minutes}"}
             elif missing := [of for of in NEEDS.get(name, ()) if {"left_out", "failed"} & found[of].keys()]:
-                found[name] = {"left_out": f"there is nothing of {' and '.join(missing)} to go by"}
+                found[name] = {"left_out": f"it needs the results of {' and '.join(missing)}"}
             else:
                 found[name] = attempt(part)
             print(f"{name}: {json.dumps(found[name])}", flush=True)
@@ -214,17 +221,17 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def attempt(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a part finds, with its seconds; or what it failed of, which the other parts need not care about."""
+    """Results of a part with its seconds, or the error it failed with; the other parts then still run."""
     started = time.perf_counter()
     try:
         return part() | {"seconds": time.perf_counter() - started}
-    except Exception as error:  # of memory, mostly, and then of whatever type the library at work has for that
+    except Exception as error:  # mostly out of memory, for which each library has its own type of error
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Device, versions, date and options."""
     return {
         "device": environment.device(),
         "versions": environment.versions(),
@@ -235,13 +242,17 @@ def about(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def fits(scale: Scale, quantize: str | None) -> dict[str, Any]:
-    """How many layers of the target there is room for."""
+    """The number of layers of the target that fit into the device's memory."""
     free = memory.available_bytes(jax.devices()[0])
     return fitting(scale.shape, scale.dtype, quantize, 4 * scale.tokens, free)
 
 
 def question(scale: Scale, shape: LlamaConfig, quantize: str | None, copied: float) -> falsifier.Question:
-    """What to plan for the device at hand, whose memory copies so many GB/s."""
+    """The falsifier's question for this device.
+
+    Args:
+        copied: measured bandwidth of copying, in GB/s.
+    """
     return falsifier.Question(
         shape=shape,
         dtype=scale.dtype,
@@ -257,7 +268,7 @@ def question(scale: Scale, shape: LlamaConfig, quantize: str | None, copied: flo
 
 
 def copying(size: int) -> dict[str, float]:
-    """GB/s of reading and writing `size` bytes over and over: both directions count."""
+    """Bandwidth in GB/s of copying `size` bytes repeatedly; bytes read and bytes written both count."""
 
     @jax.jit
     def many(x: jax.Array) -> jax.Array:
@@ -273,22 +284,22 @@ def copying(size: int) -> dict[str, float]:
 
 
 def shapes(scale: Scale, model: Checkpoint, copied: float) -> dict[str, Any]:
-    """Random weights: the pieces of a round, whole rounds, and what is left between the two.
+    """Times with random weights: the pieces of a round, whole rounds, and the engine's overhead.
 
     Args:
-        copied: GB/s of the device's memory.
+        copied: measured bandwidth of the device's memory, in GB/s.
     """
     shape = model.config.model
     prompt = Request([1] * scale.tokens, SamplingParams(max_new_tokens=scale.tokens))
     engines = {"plain": Engine(model, "plain")}
-    head = simulate.random_head(parse_method("eagle").drafter, shape, scale.dtype)  # one, for there is no room for more
+    head = simulate.random_head(parse_method("eagle").drafter, shape, scale.dtype)  # shared: there is no room for more
     engines |= {name: simulate.engine(model, parse_method(name), ACCEPTANCE, head) for name in scale.replayed}
     rows = 4 * scale.tokens
     with model.context():
         jobs = [target_job(model.target, 1, size, rows) for size in (1, *scale.nodes)]
         one, *verified = timing.seconds_per_unit(jobs)
     pieces = piece_times.measure(engines, [prompt])
-    # A forward reads its weights, and all rows of the cache; of the whole loop the weights alone are counted.
+    # A forward reads its weights and all rows of the cache. For the whole loop only the weights are counted.
     weights = weight_bytes(model.target)["read_bytes"]
     read = weights + memory.kv_bytes(shape, 1, rows, scale.dtype)
     methods = {name: rounds(name, engine, prompt, pieces) for name, engine in engines.items()}
@@ -310,7 +321,7 @@ def shapes(scale: Scale, model: Checkpoint, copied: float) -> dict[str, Any]:
 
 
 def rounds(name: str, engine: Engine, prompt: Request, pieces: piece_times.PieceTimes) -> dict[str, float]:
-    """Whole rounds of a method, and their time without drafting and verification."""
+    """Times of a method's whole rounds, and the engine's overhead: their time without drafting and verification."""
     runs = [runner.warm(engine, [prompt], [None])[0] for _ in range(3)]
     seconds, counts = statistics.median(run.decode_seconds for run in runs), statistics_of([runs[0].history])
     size = max(engine.method.speculation(True, tree_sizes=engine.tree_sizes).verify_sizes)
@@ -327,7 +338,7 @@ def rounds(name: str, engine: Engine, prompt: Request, pieces: piece_times.Piece
 
 
 def trained(scale: Scale, folder: Path) -> dict[str, Any]:
-    """A model and its head, trained now, on prompts that neither saw."""
+    """Trains a model and its EAGLE head, and measures them on prompts that neither was trained on."""
     target = folder / "lm"
     lm.train(Lm(target, data=Data(scale.data), save_dtype="bfloat16", recipe=scale.lm, **scale.small))
     eagle.train(Eagle(where=Where(target), data=DataMixture(scale.data), recipe=scale.eagle))
@@ -348,7 +359,7 @@ def trained(scale: Scale, folder: Path) -> dict[str, Any]:
 
 
 def transformers(scale: Scale, folder: Path, ours: dict[str, Any]) -> dict[str, Any]:
-    """Its greedy `generate` on the same model, prompts and device."""
+    """Times the greedy `generate` of transformers on the trained model, on the same prompts and device."""
     try:
         import torch
         import transformers
@@ -357,7 +368,7 @@ def transformers(scale: Scale, folder: Path, ours: dict[str, Any]) -> dict[str, 
         return {"left_out": str(error)}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if (jax.default_backend() == "cpu") != (device == "cpu"):
-        return {"left_out": f"PyTorch computes on {device}, and JAX on {jax.default_backend()}"}
+        return {"left_out": f"PyTorch runs on {device}, but JAX on {jax.default_backend()}"}
     from jaxspec.convert import export
 
     export.export(folder / "lm", folder / "hf")
@@ -382,10 +393,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="tiny shapes: only to see that it runs; written to the temporary folder unless told",
+        help="tiny shapes, only to check that everything runs; writes to the temporary folder unless --out is given",
     )
-    parser.add_argument("--quantize", choices=KINDS, help="kernels of the 7B target")
-    parser.add_argument("--minutes", type=float, default=9, help="that all may take (default: 9)")
+    parser.add_argument("--quantize", choices=KINDS, help="quantize the kernels of the 7B target")
+    parser.add_argument("--minutes", type=float, default=9, help="time for all parts together (default: 9)")
     parser.add_argument(
         "--out", type=Path, help="default: benchmarks/results/accelerator_DEVICE.json, or a temporary file with --quick"
     )

@@ -1,13 +1,13 @@
-"""Cuts the prompts that the builtin model is measured on, one a file, and writes the text that it reads.
+"""Cuts the builtin model's test prompts, one from each file, and writes its training text.
 
     python benchmarks/builtin_prompts.py --training-text python-text > jaxspec/builtin/prompts.jsonl
     python benchmarks/builtin_prompts.py --packages > benchmarks/package_prompts.jsonl
 
-The first prompts, `--prompts builtin`, come from 40 files of Python's standard library, those of least CRC-32 of their
-path among those that are long enough; the training text is all the others, so no prompt's file is ever trained on. The
-second are Python that is not the standard library: two files of each of eight packages that jaxspec needs, chosen in
-the same way. A prompt is a stretch from the middle of its file, from the beginning of a line to the beginning of
-another. The same versions give the same.
+The first command cuts `--prompts builtin` from 40 files of Python's standard library: of all files that are long
+enough, it takes the 40 whose paths have the smallest CRC-32. The training text is all other files, so the model is
+never trained on a prompt's file. The second command cuts prompts from other Python code: two files of each of eight
+packages that jaxspec needs, chosen in the same way. A prompt is a part from the middle of its file; it consists of
+whole lines. The same versions of Python and packages give the same prompts.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from jaxspec.train.data import text
 
 PROMPTS = 40
 CHARACTERS = 500
-SHORTEST = 2000  # a file with less has too little to go on with
+SHORTEST = 2000  # characters; a shorter file has too little text after the prompt
 PACKAGES = {
     "chex": "Apache-2.0",
     "flax": "Apache-2.0",
@@ -35,11 +35,11 @@ PACKAGES = {
 }
 """Packages that every installation of jaxspec has, and their licenses."""
 OF_A_PACKAGE = 2
-LEFT_OUT = ("test", "distutils")  # wherever they stand in a path; the latter is not in every Python's NumPy
+LEFT_OUT = ("test", "distutils")  # anywhere in a path; NumPy has distutils only for some versions of Python
 
 
 def prompt_of(document: text.Document) -> str:
-    """A stretch from a third of the file on; it ends where a line does, and the file goes on after it."""
+    """At least `CHARACTERS` characters from a third of the file on, in whole lines; the file continues after them."""
     lines = document.text.splitlines(keepends=True)
     line, prompt = len(lines) // 3, ""
     while len(prompt) < CHARACTERS and line < len(lines) - 1:
@@ -49,20 +49,20 @@ def prompt_of(document: text.Document) -> str:
 
 
 def chosen(documents: Sequence[text.Document], count: int) -> list[text.Document]:
-    """Those of least CRC-32 of their name, among those that are long enough."""
+    """The `count` documents with the smallest CRC-32 of their name, among documents of at least `SHORTEST`."""
     long = [document for document in documents if len(document.text) >= SHORTEST]
     return sorted(long, key=lambda document: zlib.crc32(document.name.encode()))[:count]
 
 
 def sources(package: str) -> list[text.Document]:
-    """The Python files of an installed package, named by their path in it, without tests."""
+    """The Python files of an installed package, without tests; a document's name is its path in the package."""
     files = metadata.distribution(package).files or []
     kept = [file for file in files if file.suffix == ".py" and not any(word in str(file) for word in LEFT_OUT)]
     return [text.Document(str(file), file.read_text(encoding="utf-8")) for file in kept]
 
 
 def of_packages() -> Iterator[dict[str, Any]]:
-    """The prompts from packages, a first one of each and then a second."""
+    """The prompts from packages: the first of each package, then the second of each."""
     found = {package: chosen(sources(package), OF_A_PACKAGE) for package in PACKAGES}
     for i in range(OF_A_PACKAGE):
         for package, documents in found.items():
@@ -76,7 +76,7 @@ def of_packages() -> Iterator[dict[str, Any]]:
 
 
 def of_standard_library(documents: Sequence[text.Document]) -> Iterator[dict[str, Any]]:
-    """The prompts from the files that are left out of the training text."""
+    """The prompts from files of the standard library, which are not in the training text."""
     for number, document in enumerate(documents):
         yield {"question_id": number, "category": document.name, "turns": [prompt_of(document)]}
 
@@ -89,7 +89,7 @@ def write_training_text(folder: Path, documents: Sequence[text.Document]) -> Non
 
 
 def main() -> None:
-    """Prints a line of JSON a prompt."""
+    """Prints one line of JSON for each prompt."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--training-text", type=Path, metavar="FOLDER", help="write all other files here")

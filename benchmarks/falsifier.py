@@ -1,7 +1,7 @@
-"""The plan of decoding on the device at hand, and what a profile of it says: parts of accelerator.py.
+"""The plan of decoding on this device, compared with a profile: parts `plan` and `profile` of accelerator.py.
 
-The program that is planned is the one that runs: compiled once, its text read for floors and estimates, and its
-operations, as the profiler times them, added up by the same scopes.
+The planned program is the program that runs. It is compiled once: its text gives floors and estimates, and the times
+that the profiler records for its operations are added up by the same scopes.
 """
 
 import dataclasses
@@ -41,20 +41,21 @@ from jaxspec.planning.shapes import Target, models_of
 from jaxspec.planning.work import COMMIT, Parts, Phase, Work
 
 PLAIN, PREFILL = "plain", "prefill"
-UNNAMED = 0.05  # of what was profiled, above which the phases tell too little
+UNNAMED = 0.05  # share of the profiled time; with more, phases miss too much
 Phases = Mapping[Phase, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What to plan and to profile.
+    """The shapes to plan and to profile.
 
     Attributes:
-        rows: of the cache, half full when rounds begin.
-        prompt: tokens whose prefill is planned.
-        rounds: that are profiled.
-        where: the device; None: no data sheet here is of it.
-        copied: bytes a second that copying reached there, which floors go by where there is no data sheet.
+        acceptance: n-α of the simulated drafters.
+        rows: rows of the KV cache, which is half full when rounds begin.
+        prompt: length of the prompt whose prefill is planned, in tokens.
+        rounds: number of profiled rounds.
+        where: the device; None: there is no data sheet of it.
+        copied: measured bandwidth of copying in bytes/s, from which floors are computed if there is no data sheet.
     """
 
     shape: LlamaConfig
@@ -70,11 +71,11 @@ class Question:
 
     @property
     def request(self) -> Request:
-        """A prompt of that length."""
+        """A request with a prompt of `prompt` tokens."""
         return Request([1] * self.prompt, SamplingParams(max_new_tokens=self.rows // 4))
 
     def floor(self, work: Work) -> float:
-        """Seconds that work takes at least: by the data sheet, or else for its bytes alone."""
+        """Least seconds that the work takes: by the data sheet, or else by its bytes and `copied`."""
         if self.where is None:
             return work.bytes / self.copied
         return self.where.seconds(Work(work.flops, work.bytes))
@@ -82,13 +83,17 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A compiled program, and what is known of it before it runs.
+    """A compiled program, and its costs as planned before it runs.
 
     Attributes:
-        run: what JAX compiled; `text`: what it says of itself.
-        floors: seconds by phase; of prefill under the name of all of it.
-        read: what the planner makes of it; None where there is no data sheet.
-        chunks: of the prompt, where it is prefill.
+        program: the program before placement.
+        placed: the program on the device.
+        run: the executable.
+        text: its parsed HLO.
+        parts: work of the parts of a round; empty for prefill.
+        floors: least seconds by phase; the whole of prefill is one phase, `PREFILL`.
+        read: the planner's reading of the executable; None if there is no data sheet.
+        chunks: number of chunks of the prompt in prefill; 0 for a loop.
     """
 
     program: Program
@@ -101,16 +106,16 @@ class Plan:
     chunks: int = 0
 
     def floor(self, phases: Phases) -> float:
-        """Of some phases, each so often."""
+        """Least seconds of phases, each taken as often as `phases` says."""
         return sum(times * self.floors[phase] for phase, times in phases.items())
 
     def estimate(self, phases: Phases) -> Interval | None:
-        """The same by the compiler; None where it estimates no times, as on a GPU."""
+        """The compiler's estimate of the same in seconds; None if it estimates no times, as on a GPU."""
         read = self.read
         return read.seconds(phases) if read is not None and read.where.is_tpu else None
 
     def describe(self) -> dict[str, Any]:
-        """For the JSON."""
+        """Phases and faults for the JSON."""
         phases = {phase: {"floor_seconds": floor, "estimated_seconds": None} for phase, floor in self.floors.items()}
         for phase, values in phases.items():
             times = self.prefill_phases if phase == PREFILL else {phase: 1.0}
@@ -121,13 +126,13 @@ class Plan:
 
     @property
     def prefill_phases(self) -> Phases:
-        """How often each phase is in reading the prompt."""
+        """How often each phase runs in the prefill of the prompt."""
         of = {each.phase for each in self.read.operations} if self.read else set()
         return {phase: 1 if phase == FIRST_TOKEN else self.chunks for phase in of}
 
 
 def plans(asked: Question) -> dict[str, Plan]:
-    """Compiles the loop of each method, and prefill of plain decoding, for the device that JAX computes on."""
+    """Compiles the loop of each method, and the prefill of plain decoding, for JAX's default device."""
     programs = {name: _program(asked, name) for name in asked.methods}
     made: dict[str, Plan] = {}
 
@@ -141,8 +146,8 @@ def plans(asked: Question) -> dict[str, Plan]:
 
 
 def describe(asked: Question, made: Mapping[str, Plan]) -> dict[str, Any]:
-    """What the plan says, for the JSON."""
-    by = "the bandwidth of copying here, which reading alone may pass: no data sheet is known of this device"
+    """The plan for the JSON."""
+    by = "the measured bandwidth of copying, which reading alone may exceed: this device has no data sheet here"
     return {
         "chip": asked.where and asked.where.kind,
         "floors_by": asked.where.chip.source if asked.where else by,
@@ -154,7 +159,7 @@ def describe(asked: Question, made: Mapping[str, Plan]) -> dict[str, Any]:
 
 
 def profiled(asked: Question, made: Mapping[str, Plan], model: Checkpoint) -> dict[str, Any]:
-    """Runs what was planned under the profiler; prints measured beside planned."""
+    """Runs the planned programs under the profiler; prints measured times beside planned ones."""
     rows, accounted, unnamed = [], {}, []
     for name, plan in made.items():
         method = PLAIN if name == PREFILL else name
@@ -166,13 +171,13 @@ def profiled(asked: Question, made: Mapping[str, Plan], model: Checkpoint) -> di
             unnamed.append(name)
     verdict = comparison.verdict(rows)
     if unnamed:
-        verdict += f" Operations that no compiled text names took long in {', '.join(unnamed)}: phases miss them."
+        verdict += f" In {', '.join(unnamed)}, operations that no compiled text names took long: phases miss them."
     print(f"{comparison.table(rows)}\n{verdict}", flush=True)
     return {"phases": [row.to_json() for row in rows], "verdict": verdict, "profiles": accounted}
 
 
 def _program(asked: Question, name: str) -> Program:
-    """The loop that a simulation runs, without weights."""
+    """The loop that a simulation of the method runs, on shapes without weights."""
     method = parse_method(name)
     if name != PLAIN:
         method = simulate.simulated(method, asked.acceptance)
@@ -217,7 +222,7 @@ Found = tuple[list[comparison.Compared], dict[str, Any]]
 
 
 def _prefill(asked: Question, name: str, plan: Plan, models: Models) -> Found:
-    """Reads the prompt: once to warm up, and once under the profiler."""
+    """Prefills the prompt: once to warm up, and once under the profiler."""
     rows = plan.placed.state.tokens.shape[1]
 
     def begin() -> DecodeState:
@@ -237,7 +242,7 @@ def _prefill(asked: Question, name: str, plan: Plan, models: Models) -> Found:
 
 
 def _rounds(asked: Question, name: str, plan: Plan, models: Models) -> Found:
-    """Rounds of a loop: some to warm up, some by the clock, and some under the profiler."""
+    """Runs a loop three times for `asked.rounds` rounds: to warm up, by the clock, and under the profiler."""
     rounds = jnp.int32(asked.rounds)
     state = half_way(plan.program.spec, models, [asked.request], asked.rows)
     state = jax.block_until_ready(plan.run(models, state, rounds))
@@ -265,7 +270,7 @@ def _rounds(asked: Question, name: str, plan: Plan, models: Models) -> Found:
 
 
 def _phases(parts: Parts, levels: Sequence[int], verified: Sequence[int]) -> dict[str, Phases]:
-    """How often each phase was in a round, on average over rounds, by the part of a round that it is of."""
+    """How often each phase ran per round, averaged over rounds; grouped by part of a round."""
     drafted, count = float(np.mean(levels)), len(verified)
     sizes = Counter(f"{VERIFICATION}{parts.size(nodes + 1)}" for nodes in verified)
     found: dict[str, Phases] = {"verify": {size: times / count for size, times in sizes.items()}, "rest": {COMMIT: 1}}

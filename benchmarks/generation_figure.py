@@ -1,4 +1,4 @@
-"""Draws `generation.svg`, the README's figure: a text in the colours of its rounds, and the draft tree of one round."""
+"""Draws `generation.svg`, the README's figure: a text coloured by who proposed each token, and one draft tree."""
 
 import argparse
 import io
@@ -30,12 +30,12 @@ FORMAT = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {terminal_width
 
 
 def tree_of(one: Round, tokenizer: Any) -> Tree:
-    """A round's draft tree, its accepted path in green."""
+    """The draft tree of a round, with its accepted path in green."""
     label = lambda node: Text(
         repr(tokenizer.decode([int(one.token[node])])), STYLES["accepted"] if one.accepted[node] else "dim"
     )
     branches = {0: Tree(Text("the text so far", "dim"), guide_style="dim")}
-    for node in range(1, len(one.parent)):  # parents come before their children
+    for node in range(1, len(one.parent)):  # parents precede their children
         branches[node] = branches[int(one.parent[node])].add(label(node))
     return branches[0]
 

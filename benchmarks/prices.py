@@ -1,23 +1,23 @@
-"""Do prices add up? Those of one half of the prompts are held against the decoding times of the other half.
+"""Do prices add up? Prices measured on one half of the prompts predict the decoding times of the other half.
 
     python benchmarks/prices.py --json prices.json
     python benchmarks/prices.py --drafters eagle edd --limit 8 --max-new-tokens 32
     python benchmarks/prices.py --target FOLDER/config.json --simulate acceptance=0.75,0.69,0.67 --limit 8
 
-For each drafter, chains of 1 and of 3 tokens decode every second prompt. What their rounds take beside a forward of the
-target is split by least squares into the price of a drafted level and that of the rest of a round. The forwards
-themselves, over every number of nodes that is verified, are timed (`evaluate/piece_times.py`). Longer chains and trees
-then decode the other prompts, and their counts and three lists of prices predict how long that took:
+For each drafter, chains of 1 and of 3 tokens decode every second prompt. The target's forwards are timed for every
+number of verified nodes (`evaluate/piece_times.py`). A least-squares fit splits the remaining time of a round into the
+price of a drafted level and the price of the rest of a round. Longer chains and trees then decode the other prompts.
+Their counts and three lists of prices predict the decoding time:
 
-    chains  the two fitted prices and nothing else.
-    width   the same for chains. To a tree's level and rest is added what both were timed to take more than those of the
-            chain of 3, in whole rounds (`costs/round_fit.py`).
-    timed   a level and the rest as `bench` prices them: timed in whole rounds of each method, nothing fitted.
+    chains  the two fitted prices.
+    width   the two fitted prices. For a tree, each is raised by the measured difference between the tree and the chain
+            of 3 (whole rounds, `costs/round_fit.py`).
+    timed   a level and the rest as `bench` prices them: timed in whole rounds of each method, without a fit.
 
-A level of a chain expands one node, and a level of a tree several. A chain's price is a lower bound of theirs and may
-not be used for them, so for a tree `chains` is only there to compare with: use `width` or `timed`.
+A level of a chain expands one node, a level of a tree several. A chain's price is therefore only a lower bound of a
+tree's price. For a tree use `width` or `timed`; `chains` is printed for comparison.
 
-Run it on a quiet machine: what another job takes is in no price.
+Run it on an idle machine: no price accounts for the time that other jobs take.
 """
 
 import argparse
@@ -58,12 +58,12 @@ PREDICTED = ("chain,length=5", "static", "eagle2", "budgeted")
 SIMULATED = ("chain,length=5", "static", "uniform")
 SIMULATED_DRAFTERS = ("draft-model", "eagle", "early-exit", "edd", "medusa", "layer-skip")
 LISTS = ("chains", "width", "timed")
-WITHIN, MEDIAN = 0.15, 0.10  # what is asked of the largest error, and of the median
+WITHIN, MEDIAN = 0.15, 0.10  # limits of the largest and of the median relative error
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """Seconds of a drafted level and of the rest of a round, out of decoding times."""
+    """Seconds of a drafted level and of the rest of a round, fitted to decoding times."""
 
     level: float
     rest: float
@@ -71,7 +71,14 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A method on the second half: measured seconds, and by list of prices how far the prediction is off, and 95 %."""
+    """A method's results on the second half of the prompts.
+
+    Attributes:
+        method: its name.
+        measured: decoding time in seconds.
+        off: relative error of the predicted time, by list of prices.
+        interval: 95 % interval of this error, by list of prices; None: too few prompts.
+    """
 
     method: str
     measured: float
@@ -82,12 +89,12 @@ class Row:
 def fit(
     runs: Mapping[str, Sequence[Answer]], forwards: Mapping[str, PieceCosts], sizes: Mapping[str, Sequence[int]]
 ) -> Fit:
-    """The two prices that explain best, question by question, what the answers took beside forwards.
+    """Fits the two prices to the decoding time of each answer without its forwards (non-negative least squares).
 
     Args:
-        runs: answers by method.
-        forwards: by method, prices of nothing but verification.
-        sizes: by method, tree sizes that it verifies.
+        runs: answers, by method.
+        forwards: prices of plain forwards and of verification, by method.
+        sizes: tree sizes that the method verifies, by method.
     """
     counts, left = [], []
     for method, answers in runs.items():
@@ -100,7 +107,13 @@ def fit(
 
 
 def price_lists(pieces: PieceTimes, method: str, chain: str, fitted: Fit, one_path: bool) -> dict[str, PieceCosts]:
-    """The three lists of prices for a method; `chain` is the fitted one that a tree's level is compared with."""
+    """The three lists of prices for a method.
+
+    Args:
+        chain: the chain whose level and rest are compared with a tree's.
+        fitted: the two fitted prices.
+        one_path: whether the method drafts a chain, or nothing.
+    """
     forwards = PieceCosts(plain=pieces.target[1], verify=pieces.resumed.get(method, pieces.target))
     more = lambda piece: 0.0 if one_path else max(piece[method] - piece[chain], 0.0)
     level, rest = fitted.level, fitted.rest
@@ -112,7 +125,7 @@ def price_lists(pieces: PieceTimes, method: str, chain: str, fitted: Fit, one_pa
 
 
 def predict(answers: Sequence[Answer], prices: Mapping[str, PieceCosts], sizes: Sequence[int]) -> Row:
-    """One method's answers, measured and by each list of prices."""
+    """Compares the measured time of one method's answers with its prediction by each list of prices."""
     measured = per_question(answers).seconds[:, None]
     off, interval = {}, {}
     for name, pieces in prices.items():
@@ -125,7 +138,7 @@ def predict(answers: Sequence[Answer], prices: Mapping[str, PieceCosts], sizes: 
 
 
 def decode(settings: Bench, questions: Sequence[Question], engines: Mapping[str, Engine]) -> dict[str, list[Answer]]:
-    """The answers by method, as `bench` has them: methods take turns, question by question."""
+    """Answers by method. As in `bench`, methods take turns, question by question."""
     plan = Workload(tuple(questions), settings.sampling, 1, settings.repeats, settings.chat)
     runner.check(plan, engines[REFERENCE])
     log = RunLog(None, {}, lambda answers: True)
@@ -134,7 +147,7 @@ def decode(settings: Bench, questions: Sequence[Question], engines: Mapping[str,
 
 
 def of_drafter(settings: Bench, drafter: str, predicted: Sequence[str]) -> tuple[list[Row], dict[str, Any]]:
-    """The rows of a drafter, those of plain decoding first; and its prices, ready for JSON."""
+    """The rows of a drafter, after the row of plain decoding; and its prices for the JSON."""
     fitted_to = [f"{drafter}+{builder}" for builder in FITTED]
     asked = [f"{drafter}+{builder}" for builder in predicted]
     shape = None if settings.simulate is None else read_shape(locate(settings.target))
@@ -173,7 +186,7 @@ def of_drafter(settings: Bench, drafter: str, predicted: Sequence[str]) -> tuple
 
 
 def drafters_of(settings: Bench) -> tuple[str, ...]:
-    """Every head of the target, as it is typed, and prompt lookup; or those that can be simulated."""
+    """Names of the drafters to measure: prompt lookup and all heads of the target, or all that can be simulated."""
     if settings.simulate is not None:
         return SIMULATED_DRAFTERS
     target = locate(settings.target)
@@ -182,7 +195,7 @@ def drafters_of(settings: Bench) -> tuple[str, ...]:
 
 
 def in_words(row: Row) -> str:
-    """A line of the table."""
+    """A row of the printed table, in Markdown."""
     cells = []
     for name in LISTS:
         ends = row.interval[name]
@@ -192,7 +205,7 @@ def in_words(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """By list of prices: how many methods there are, how many are within 15 %, and the median and largest error."""
+    """By list of prices: the number of methods, how many are within 15 %, and the median and largest error."""
     found = {}
     for name in LISTS:
         errors = [abs(row.off[name]) for row in rows]
@@ -208,14 +221,14 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints a table, a drafter at a time, and what it comes to."""
+    """Prints a table, drafter by drafter, and its summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path("builtin"))
     parser.add_argument("--prompts", type=Path, default=Path("builtin"))
-    parser.add_argument("--drafters", nargs="+", metavar="DRAFTER[@HEAD]", help="all of the target, if not given")
-    parser.add_argument("--predicted", nargs="+", metavar="BUILDER", help=f"if not given: {' '.join(PREDICTED)}")
-    parser.add_argument("--simulate", metavar="acceptance=CHANCE,...", help="random weights of the target's shape")
-    parser.add_argument("--limit", type=int, default=40, help="prompts, both halves together (default: 40)")
+    parser.add_argument("--drafters", nargs="+", metavar="DRAFTER[@HEAD]", help="default: all of the target")
+    parser.add_argument("--predicted", nargs="+", metavar="BUILDER", help=f"default: {' '.join(PREDICTED)}")
+    parser.add_argument("--simulate", metavar="acceptance=CHANCE,...", help="use random weights of the target's shape")
+    parser.add_argument("--limit", type=int, default=40, help="number of prompts in both halves together (default: 40)")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="write prices and errors here")
@@ -244,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if asked.json is not None:
             whole = {**found, "drafters": by_drafter, "summary": summary(rows)}
             write_whole(asked.json, json.dumps(whole, indent=2) + "\n")
-    print("\nWithout plain decoding, whose rows say how far the halves and the forwards' prices differ:")
+    print("\nSummary without plain decoding (its error shows how far halves and prices of forwards differ):")
     for name, came_to in summary(rows).items():
         print(
             f"{name}: {came_to['within']} of {came_to['methods']} within {100 * WITHIN:.0f} %, median "

@@ -1,4 +1,4 @@
-"""A target of random weights that a device has room for."""
+"""A target with random weights that fits into the memory of a device."""
 
 import dataclasses
 from pathlib import Path
@@ -17,15 +17,20 @@ from jaxspec.model.quantization import quantized
 from jaxspec.planning.program import one_chip
 from jaxspec.planning.shapes import Target, models_of
 
-CACHES = 8  # at once, of the rows that shapes decodes with: one for each program that is timed, and results
-SHARE = 0.9  # of the free memory; temporaries take the rest
+CACHES = 8  # at the same time, each with the rows of part `shapes`: one for each timed program, and results
+SHARE = 0.9  # of the free memory; the rest is for temporaries
 
 
 def fitting(shape: LlamaConfig, dtype: str, quantize: str | None, rows: int, free: int) -> dict[str, Any]:
-    """As many layers of a shape as `free` bytes have room for, whole where they do; and why.
+    """The largest number of layers, up to the whole model, that fits into `free` bytes; and the reason.
+
+    Args:
+        shape: the whole model.
+        rows: rows of the KV cache.
+        free: free memory of the device in bytes.
 
     Raises:
-        ValueError: there is no room for one.
+        ValueError: not even one layer fits.
     """
     one, two = (_bytes(dataclasses.replace(shape, num_layers=layers), dtype, quantize, rows) for layers in (1, 2))
     for layers in range(shape.num_layers, 0, -1):
@@ -42,7 +47,7 @@ def fitting(shape: LlamaConfig, dtype: str, quantize: str | None, rows: int, fre
 
 
 def _bytes(shape: LlamaConfig, dtype: str, quantize: str | None, rows: int) -> tuple[int, int]:
-    """Of decoding, and of quantising, when floats and integers are there; both grow evenly with the layers."""
+    """Bytes for decoding, and for quantisation, which holds floats and integers; both grow linearly with the layers."""
     weights = memory.required_bytes(shape, dtype)
     kept = memory.required_bytes(shape, dtype, quantize) if quantize else weights
     head = models_of(Target(shape), parse_method("eagle"), jnp.dtype(dtype)).draft
@@ -51,7 +56,7 @@ def _bytes(shape: LlamaConfig, dtype: str, quantize: str | None, rows: int) -> t
 
 
 def random_target(shape: LlamaConfig, dtype: str, quantize: str | None) -> Checkpoint:
-    """A target of random weights, in memory alone."""
+    """A checkpoint in memory whose target has random weights."""
     target = simulate.randomise(parameters.abstract(shape), dtype)
     if quantize is not None:
         target = quantized(target, quantize)

@@ -1,13 +1,14 @@
-"""What refilled rows save: rounds and time of many prompts of unequal budgets, by groups and by rows refilled.
+"""What refilled rows save: rounds and time of prompts with unequal budgets, in groups and with rows refilled.
 
 python benchmarks/refill.py [--target builtin] [--methods plain ngram+chain eagle+chain] [--batch-sizes 8 16]
 
-64 prompts: those of `--prompts builtin` and 24 from other packages (their 16, and 8 of them again, cut in half), each
-with a budget of 12 to 180 tokens from a fixed seed. By groups, each batch is as long as its slowest text; refilled, a
-row whose text is done goes to the next prompt. `idle` is the share of row-rounds, while prompts wait, in which a row
-has no text. `listed` is the rounds of handing rows on without delay in order of arrival. Both ways take turns, and
-times are medians; they hold prefill too, and `parts` has it apart from decoding, with `rest`, the host's work between
-them: handing rows on and cutting texts. The texts are compared.
+There are 64 prompts: the 40 of `--prompts builtin` and 24 from other packages (16, and 8 of these again, cut in half).
+Each has a budget of 12 to 180 tokens, drawn with a fixed seed. In groups, a batch runs until its slowest text is
+finished. With rows refilled, a row whose text is finished takes the next prompt. `idle` is the share of row-rounds
+without a text, while prompts wait. `listed` is the number of rounds if rows were refilled without delay in order of
+arrival. Both ways take turns; times are medians and include prefill. `parts` splits the time into prefill, decoding and
+`rest`, the host's work between them: refilling rows and cutting texts. The script checks that both ways give the same
+texts.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.evaluate.suites import read_questions
 
 PACKAGES = Path(__file__).parent / "package_prompts.jsonl"
-FEWEST, MOST = 12, 180  # new tokens
+FEWEST, MOST = 12, 180  # new tokens of a prompt
 
 
 def requests_for(engine: Engine) -> list[Request]:
@@ -47,11 +48,13 @@ def requests_for(engine: Engine) -> list[Request]:
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What one way came to.
+    """Results of one way.
 
     Attributes:
-        idle: share of row-rounds without a text while prompts waited; None of groups.
-        prefill, decode: seconds.
+        texts: generations, in the order of requests.
+        rounds: number of rounds of all batches.
+        idle: share of row-rounds without a text while prompts waited; None for groups.
+        prefill, decode: time in seconds.
     """
 
     texts: list[Generation]
@@ -62,7 +65,7 @@ class Ran:
 
 
 def by_groups(engine: Engine, requests: Sequence[Request], rows: int) -> Ran:
-    """One batch after the other."""
+    """Decodes one batch after the other."""
     groups = [engine.run(requests[i : i + rows]) for i in range(0, len(requests), rows)]
     return Ran(
         texts=[text for group in groups for text in group],
@@ -74,7 +77,7 @@ def by_groups(engine: Engine, requests: Sequence[Request], rows: int) -> Ran:
 
 
 def by_rows(engine: Engine, requests: Sequence[Request], rows: int) -> Ran:
-    """Rows handed on."""
+    """Decodes all requests in one batch whose rows are refilled."""
     program = engine.program(requests)
     session = Session(engine.model, program, requests[:rows], later=requests[rows:])
     ahead = ReadingAhead(engine.model, program, requests, rows, keep_state=False)
@@ -99,7 +102,7 @@ def by_rows(engine: Engine, requests: Sequence[Request], rows: int) -> Ran:
 
 
 def listed(texts: Sequence[Generation], rows: int) -> int:
-    """Rounds of handing rows on without delay, in order of arrival."""
+    """Number of rounds if rows were refilled without delay, in order of arrival."""
     free = [0] * rows
     for text in texts:
         free[int(np.argmin(free))] += len(text.history.committed)
@@ -107,7 +110,7 @@ def listed(texts: Sequence[Generation], rows: int) -> int:
 
 
 def compare(engine: Engine, rows: int, repeats: int) -> dict[str, Any]:
-    """What both ways take for one method and number of rows."""
+    """Rounds and times of both ways, for one method and number of rows."""
     requests, ways = requests_for(engine), {"groups": by_groups, "refilled": by_rows}
     parts: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
     grouped, ours = (run(engine, requests, rows) for run in ways.values())
@@ -135,7 +138,7 @@ def compare(engine: Engine, rows: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints a line of JSON for each method and number of rows."""
+    """Prints one line of JSON for each method and number of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="builtin")
     parser.add_argument("--methods", nargs="+", default=["plain", "ngram+chain", "eagle+chain,length=3"])

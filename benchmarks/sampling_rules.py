@@ -1,11 +1,11 @@
-"""How many tokens a round commits above temperature 0 by each sampling rule, on chains and on trees.
+"""τ of each sampling rule above temperature 0, on chains and on trees.
 
     python benchmarks/sampling_rules.py
     python benchmarks/sampling_rules.py --drafters eagle --builders chain,length=3 static --limit 10
 
-The rules are rejection sampling, for which children are drawn, and Gumbel coupling, under which the text is plain
-decoding's for the same seed. Both decode the same prompts of the builtin model; intervals are 95 %, by a bootstrap over
-prompts, those of the ratio by a paired one.
+Rejection sampling verifies children that the drafter sampled. Gumbel coupling gives the text that plain decoding gives
+with the same seed. Both rules decode the same prompts with the builtin model. The 95 % intervals come from a bootstrap
+over prompts; the bootstrap of the ratio is paired.
 """
 
 import argparse
@@ -27,11 +27,11 @@ RESAMPLES = 2000
 
 
 def counts(model: Checkpoint, prompts: list[str], method: str, new_tokens: int) -> np.ndarray:
-    """[rules, temperatures, prompts, 2]: tokens that rounds committed, and rounds."""
+    """Committed tokens and rounds of each prompt, int [rules, temperatures, prompts, 2]."""
     found = []
     for rule in RULES:
         engine = Engine(model, dataclasses.replace(parse_method(method), verification=rule))
-        engine.tree_sizes = ()  # one size to verify, since nothing is timed
+        engine.tree_sizes = ()  # a single size for verification: nothing is timed
         for temperature in TEMPERATURES:
             options = {"max_new_tokens": new_tokens, "batch_size": len(prompts), "temperature": temperature}
             committed = [np.asarray(text.history.committed) for text in engine.generate(prompts, **options)]
@@ -40,16 +40,16 @@ def counts(model: Checkpoint, prompts: list[str], method: str, new_tokens: int) 
 
 
 def interval(tokens_and_rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """tau of each rule and the ratio of the two, [3]; and the lower and the upper end of the interval of each.
+    """τ of each rule and the ratio of the two, [3]; and the lower and upper ends of their 95 % intervals, [3] each.
 
     Args:
-        tokens_and_rounds: [rules, prompts, 2].
+        tokens_and_rounds: committed tokens and rounds, int [rules, prompts, 2].
     """
     prompts = tokens_and_rounds.shape[1]
     drawn = np.random.default_rng(0).integers(0, prompts, (RESAMPLES, prompts))
 
     def taus(picked: np.ndarray) -> np.ndarray:
-        """[..., 3] of prompts [..., prompts]."""
+        """τ of both rules and their ratio [..., 3], over the prompts with numbers `picked` [..., prompts]."""
         tokens, rounds = np.moveaxis(tokens_and_rounds[:, picked].sum(axis=-2), -1, 0)
         each = np.moveaxis(tokens / rounds, 0, -1)
         return np.concatenate([each, each[..., 1:] / each[..., :1]], axis=-1)
@@ -59,11 +59,11 @@ def interval(tokens_and_rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def main() -> None:
-    """Prints a table, a row as it comes."""
+    """Prints a table, row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--drafters", nargs="+", default=DRAFTERS)
     parser.add_argument("--builders", nargs="+", default=BUILDERS)
-    parser.add_argument("--limit", type=int, default=16, help="prompts")
+    parser.add_argument("--limit", type=int, default=16, help="number of prompts (default: 16)")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     asked = parser.parse_args()
     model = load("builtin", "float32")

@@ -1,14 +1,14 @@
-"""Every controller against every fixed length, on made-up drafts that are accepted as often as the paper's.
+"""Compares every controller with every fixed length on simulated drafts, accepted as often as in the paper.
 
     python benchmarks/thompson_simulation.py
 
-A drafted token is accepted with a chance whose log-odds are those of its text (mean, spread over texts) and its own
-(spread over tokens). The draft's own confidence, which all but Beta-TS and the length's Thompson sampling go by, has
-these log-odds with an error; Cali-TS's predictor sees the same. The controllers are the library's own, each text a
-batch of its own; the speedup is Eq. 14 of EESD (arXiv:2406.03853), which takes verification to be flat. The mean is set
-for each kind of text such that Beta-TS has the r_d that the paper has for LLaMA-2 13B on Gsm8k (Table 10: 0.67; its v_d
-is 0.50); alpha is what the paper's Table 8 comes to: 3.66 s of drafting and 7.99 s of verification, at some four drafts
-a round.
+The log-odds that a drafted token is accepted are a sum: a mean, a deviation of the text (spread over texts) and a
+deviation of the token (spread over tokens). The draft model's confidence is these log-odds plus an error. All
+controllers use it except Beta-TS and Length-TS; the predictor of Cali-TS sees it too. The controllers are the
+library's, and each text is a batch of one. The speedup is Eq. 14 of EESD (arXiv:2406.03853), in which verification
+costs the same for every number of tokens. For each kind of text, the mean is set such that Beta-TS has the paper's r_d
+for LLaMA-2 13B on Gsm8k (Table 10: 0.67; its v_d is 0.50). Alpha follows from the paper's Table 8: 3.66 s of drafting
+and 7.99 s of verification, with about four drafts per round.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PAPER_SHARE = 0.67  # r_d of Beta-TS
 
 
 def oracle_predictor() -> AcceptancePredictor:
-    """A predictor whose theta is the sigmoid of the draft's one hidden number."""
+    """A predictor whose theta is the sigmoid of the draft's hidden state, which has one dimension."""
     weights = {"target": jnp.zeros((10, 1, 2)), "draft.kernel": jnp.array([[0.0, 1.0]])}
     return dict_to_module(CaliTS().build_weights(1, 1), weights)
 
@@ -49,16 +49,19 @@ CONTROLLERS: dict[str, Controller] = {
 }
 
 nothing: Any = None
-MODELS = Models(target=nothing, draft=None, control=oracle_predictor())  # a controller reads the last one alone
+MODELS = Models(target=nothing, draft=None, control=oracle_predictor())  # a controller reads only `control`
 
 
 def simulate(
     controller: Controller | None, length: int, odds: np.ndarray, error: float, seed: int
 ) -> tuple[float, float, float]:
-    """v_d, r_d and the speedup by Eq. 14; `controller` None drafts `length` tokens always.
+    """Simulates all texts; returns v_d, r_d and the speedup by Eq. 14.
 
     Args:
-        odds: [texts, rounds, cap], log-odds of each draft's acceptance.
+        controller: None: every round drafts `length` tokens.
+        length: used only without a controller.
+        odds: log-odds that each draft is accepted, float [texts, rounds, cap].
+        error: standard deviation of the confidence's error.
     """
     texts, rounds, _ = odds.shape
     rng = np.random.default_rng(seed)
@@ -79,7 +82,7 @@ def simulate(
 @partial(jax.jit, static_argnums=0)
 @partial(jax.vmap, in_axes=(None, 0, 0, 0))
 def _lengths(controller: Controller, seen: jax.Array, right: jax.Array, key: jax.Array) -> jax.Array:
-    """[texts, rounds]: how many tokens the controller lets each round draft; a text by itself is a batch of one."""
+    """Draft length of each round, int [texts, rounds]; each text is a batch of one."""
     rounds, cap = seen.shape
     everything = jnp.ones(1, bool)
     log_prob = jax.nn.log_sigmoid(seen)
@@ -117,14 +120,14 @@ def _lengths(controller: Controller, seen: jax.Array, right: jax.Array, key: jax
 
 
 def odds_of(mean: float, over_texts: float, over_tokens: float) -> np.ndarray:
-    """[texts, rounds, cap] log-odds."""
+    """Log-odds that each draft is accepted, float [texts, rounds, cap]."""
     rng = np.random.default_rng(1)
     text = mean + over_texts * rng.normal(size=(TEXTS, 1, 1))
     return text + over_tokens * rng.normal(size=(TEXTS, ROUNDS, CAP))
 
 
 def fitted(over_texts: float, over_tokens: float) -> np.ndarray:
-    """Log-odds with which Beta-TS has the paper's r_d."""
+    """Log-odds [texts, rounds, cap] with which Beta-TS has the paper's r_d; the mean is found by bisection."""
     low, high = -2.0, 5.0
     for _ in range(10):
         mean = (low + high) / 2
@@ -134,7 +137,7 @@ def fitted(over_texts: float, over_tokens: float) -> np.ndarray:
 
 
 def main() -> None:
-    """Prints a table for each kind of text."""
+    """Prints one table for each kind of text."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter).parse_args()
     for over_texts, over_tokens in ((0.0, 0.0), (1.0, 0.0), (2.0, 0.0), (1.0, 2.0)):
         odds = fitted(over_texts, over_tokens)

@@ -1,10 +1,10 @@
-"""Tokens a second by the number of rows decoded together: up to which batch does speculation pay?
+"""Tokens per second by batch size: up to which batch size is speculation faster?
 
 python benchmarks/throughput.py [--target builtin] [--methods plain edd+chain,length=4 ...] [--rows 1 8 64]
 
-Each method decodes the same prompts, those of `benchmarks/refill.py`, in batches of so many rows, each row the same
-number of new tokens. Methods take turns, and times are medians: decoding alone, without prefill. What a method decides
-by costs is decided by those of this batch size (`jaxspec calibrate --batch-size`), measured first where none are kept.
+Each method decodes the prompts of `benchmarks/refill.py` in batches of `--rows` rows; all rows generate the same number
+of tokens. Methods take turns. Times are medians of decoding without prefill. Methods that decide by costs use the costs
+of this batch size (`jaxspec calibrate --batch-size`), which are measured first if none are stored.
 """
 
 import argparse
@@ -17,18 +17,18 @@ from refill import requests_for
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.engine import Engine
 
-FEWEST = 16  # prompts, however few rows
+FEWEST = 16  # prompts, even for fewer rows
 
 
 def tokens_per_second(engine: Engine, requests: Sequence[Request], rows: int) -> float:
-    """Of decoding all requests, batch by batch."""
+    """Decodes all requests, batch by batch; returns tokens per second, without prefill."""
     batches = [engine.run(requests[i : i + rows]) for i in range(0, len(requests), rows)]
     tokens = sum(len(text.tokens) for batch in batches for text in batch)
     return tokens / sum(max(text.decode_seconds for text in batch) for batch in batches)
 
 
 def compare(target: str, methods: Sequence[str], rows: int, new_tokens: int, repeats: int) -> dict[str, float]:
-    """Tokens a second of each method at this number of rows."""
+    """Tokens per second of each method at this number of rows."""
     model = Engine(target, "plain").model
     engines = {method: Engine.calibrated(model, method, batch_size=rows) for method in methods}
     sampling = SamplingParams(max_new_tokens=new_tokens)
@@ -46,7 +46,7 @@ def compare(target: str, methods: Sequence[str], rows: int, new_tokens: int, rep
 
 
 def main() -> None:
-    """Prints a line of JSON for each number of rows."""
+    """Prints one line of JSON for each number of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="builtin")
     chosen = ["plain", "edd+chain,length=2", "edd+chain,length=4", "edd+chain+length-ts", "ngram+chain"]

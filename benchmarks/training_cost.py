@@ -1,10 +1,10 @@
-"""What a step of training an early exit costs beside one of an EAGLE head (EESD, Table 6).
+"""The cost of a training step of an early exit, compared with an EAGLE head (EESD, Table 6).
 
-    python benchmarks/training_cost.py flops      # compiled FLOPs at the shapes of LLaMA-2 13B; allocates nothing
+    python benchmarks/training_cost.py flops      # compiled FLOPs at the shapes of LLaMA-2 13B; allocates no arrays
     python benchmarks/training_cost.py seconds    # seconds on the builtin target, both steps taking turns
 
-The paper compares with Medusa and a separate 7B model (Table 6: 1.6 s a batch against 9.5 s and 15.5 s at 13B); EAGLE,
-like Medusa, runs the whole target in a step.
+The paper compares with Medusa and a separate 7B model (Table 6: 1.6 s a batch against 9.5 s and 15.5 s at 13B). EAGLE
+runs the whole target in a step, as Medusa does.
 """
 
 import functools
@@ -44,7 +44,7 @@ REPEATS = 15
 
 
 def steps(model: LlamaConfig, recipe: Recipe) -> dict[str, tuple[Any, Any, Any]]:
-    """By head: the compiled step, a function that makes its head, and one that cuts the target to what it needs."""
+    """By head: the jitted step, a function that builds the head, and shapes of the part of the target that it uses."""
     optimizer = make_optimizer(recipe)
     shapes = {"eagle": Eagle().head_for(model), "early-exit": EarlyExit().head_for(model)}
     losses = {"eagle": functools.partial(eagle.loss, objective=EagleObjective()), "early-exit": early_exit.loss}

@@ -1,12 +1,13 @@
-"""Memory that each chip takes while a head is trained, by the compiler: no weights, and no chip, are needed.
+"""Memory of each chip while a head is trained, from the compiler; needs neither weights nor chips.
 
     python benchmarks/training_memory.py eagle3 --model llama-3.1-70b --topology v5e:4x4
     python benchmarks/training_memory.py eagle --model llama-2-70b --topology v5p:2x2x1 --batch-size 4
 
-The step is the one that `jaxspec-train HEAD` takes, with the head's own defaults, traced on shapes in their places and
-compiled for those TPUs (pip install 'jax-specdec[tpu]'). What a chip holds of target, head and optimizer follows from
-the places; temporaries are what the compiler says. `--layers N` compiles a target of N layers, which is quicker, and
-prints the weights of the whole one: the target has no gradient, so that hardly anything is kept from layer to layer.
+Traces the step of `jaxspec-train HEAD` with the head's defaults on sharded shapes, and compiles it for the given TPUs
+(pip install 'jax-specdec[tpu]'). The bytes of target, head and optimizer on a chip follow from their shardings; the
+compiler reports the temporaries. `--layers N` compiles a target of N layers, which is faster, and prints the bytes of
+all layers. Temporaries barely depend on the number of layers, because the target has no gradient and hardly anything is
+kept from layer to layer.
 """
 
 import argparse
@@ -41,16 +42,16 @@ from jaxspec.train.settings.heads import Eagle, Eagle3, HeadSettings
 from jaxspec.train.settings.recipe import Recipe
 
 HEADS: dict[str, tuple[type[HeadSettings], Any]] = {"eagle": (Eagle, eagle.loss), "eagle3": (Eagle3, eagle3.loss)}
-"""Options and loss."""
+"""Settings and loss of each head."""
 
 
 def default(settings: type[HeadSettings], name: str) -> Any:
-    """What an option is if it is not given."""
+    """The default of an option."""
     return next(field.default for field in dataclasses.fields(settings) if field.name == name)
 
 
 def step_of(name: str, config: LlamaConfig, recipe: Recipe, length: int, mesh: Mesh) -> tuple[Any, tuple]:
-    """The step of training a head, and what it is called with: shapes in their places."""
+    """The training step of a head, and its arguments: sharded shapes of state, target and windows."""
     settings, loss = HEADS[name]
     drafter, optimizer = DRAFTERS[name](), make_optimizer(recipe)
     head = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(config), nnx.Rngs(0)))
@@ -66,7 +67,7 @@ def _row(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct
 
 
 def placed_state(head: Any, optimizer: optax.GradientTransformation, mesh: Mesh) -> State:
-    """The state before the first step: moments lie as the parameters that they are of, all else on every chip."""
+    """Shapes of the state before the first step: moments are sharded like their parameters, all else is replicated."""
     state = jax.eval_shape(lambda head: start(head, optimizer), head)
     like = lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of.sharding)
     whole: Any = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding(mesh, (), leaf.shape))
@@ -77,7 +78,7 @@ def placed_state(head: Any, optimizer: optax.GradientTransformation, mesh: Mesh)
 def memory(
     name: str, config: LlamaConfig, where: Slice, sizes: dict[str, int], recipe: Recipe, length: int, layers: int
 ) -> dict[str, Any]:
-    """Bytes on each chip, by what they hold; of the target all layers, though only so many are compiled."""
+    """Bytes on each chip by purpose. The target's bytes include all layers, though only `layers` are compiled."""
     mesh = mesh_on(where, config, **sizes)
     assert isinstance(mesh, Mesh)
     began = time.perf_counter()
@@ -93,18 +94,18 @@ def memory(
 
 
 def main() -> None:
-    """Prints a line of JSON."""
+    """Prints one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("head", choices=HEADS)
-    parser.add_argument("--model", default="llama-3.1-70b", help="as of `jaxspec plan`")
+    parser.add_argument("--model", default="llama-3.1-70b", help="name or config.json, as for `jaxspec plan`")
     parser.add_argument("--topology", default="v5e:4x4")
-    parser.add_argument("--mesh", help="data=N,model=M; model = all chips if not given")
+    parser.add_argument("--mesh", help="data=N,model=M (default: data=1, model=all chips)")
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--accumulate", type=int)
     parser.add_argument("--context", type=int, default=LONGEST)
-    parser.add_argument("--layers", type=int, help="of the target that is compiled; all if not given")
+    parser.add_argument("--layers", type=int, help="number of the target's layers to compile (default: all)")
     asked = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")  # no device is needed, and none should be taken
+    jax.config.update("jax_platforms", "cpu")  # no device is needed, and none should be occupied
     config, where = find_model(asked.model).config, parse_slice(asked.topology)
     if not where.is_tpu:
         parser.error(f"{where} are no TPUs")

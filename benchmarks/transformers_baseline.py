@@ -1,9 +1,9 @@
-"""jaxspec against transformers on the same checkpoint, prompts and device: time a token, and whether the tokens agree.
+"""Compares jaxspec with transformers on the same checkpoint, prompts and device: time per token, and equal tokens.
 
 python benchmarks/transformers_baseline.py HF_FOLDER CHECKPOINT PROMPTS.jsonl [--methods ngram+chain ...] [--json]
 
-Everything runs in one process, batch 1, greedy, float32, and takes turns; times are medians. jaxspec's prefill is timed
-apart; of transformers' time, that of a call with `max_new_tokens=1` is taken off.
+All runs are greedy, in float32, at batch size 1, in one process, and take turns; times are medians. They exclude
+prefill: jaxspec times it separately, and for transformers the time of a call with `max_new_tokens=1` is subtracted.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from jaxspec.evaluate.suites import read_questions
 from jaxspec.host import environment
 
 GREEDY, LOOKUP = "transformers", "transformers prompt lookup"
-Run = Callable[[list[int]], tuple[list[int], float]]  # prompt -> new tokens, seconds of decoding them
+Run = Callable[[list[int]], tuple[list[int], float]]  # prompt -> new tokens, seconds of decoding without prefill
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def with_transformers(oracle: Any, new: int, settings: dict[str, Any]) -> Run:
-    """`generate` as its users call it; settings turn prompt lookup on."""
+    """Times `generate` of transformers; `settings` can turn on prompt lookup."""
     settings = {"do_sample": False, "pad_token_id": 0, **settings}
 
     @torch.inference_mode()
@@ -100,7 +100,7 @@ def with_jaxspec(engine: Engine, new: int) -> Run:
 
 @torch.inference_mode()
 def compare(oracle: Any, target: Any, prefix: list[int]) -> dict[str, float]:
-    """The gap between the two best logits after a prefix, and how far the two libraries are apart there."""
+    """The gap between the two largest logits after a prefix, and the largest difference between the two libraries."""
     theirs = oracle(torch.tensor([prefix])).logits[0, -1].numpy()
     second, best = np.sort(theirs)[-2:].tolist()
     return {"gap": best - second, "difference": float(np.abs(theirs - next_logits(target, prefix)).max())}
@@ -132,13 +132,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("hf", help="checkpoint in Hugging Face's format")
     parser.add_argument("checkpoint", help="the same, converted by jaxspec-convert")
-    parser.add_argument("prompts", help="JSONL file of questions, of which the first turns are taken")
-    parser.add_argument("--methods", nargs="+", default=["ngram+chain"], help="besides plain")
+    parser.add_argument("prompts", help="JSONL file of questions; only first turns are used")
+    parser.add_argument("--methods", nargs="+", default=["ngram+chain"], help="methods besides plain")
     parser.add_argument("--limit", type=int, help="take only the first questions")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--lookup", type=int, default=10, help="tokens that transformers' prompt lookup proposes")
-    parser.add_argument("--threads", type=int, help="of PyTorch; all cores if not given")
+    parser.add_argument("--threads", type=int, help="threads of PyTorch (default: all cores)")
     parser.add_argument("--json", action="store_true", help="write the numbers to benchmarks/results/")
     return parser.parse_args()
 
