@@ -13,7 +13,17 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import parse_method
-from tests.lossless.harness import begun, models, requests, rounds_of, run, run_refilled, speculation, weights
+from tests.lossless.harness import (
+    begun,
+    models,
+    requests,
+    rounds_of,
+    run,
+    run_refilled,
+    speculation,
+    weights,
+    with_draft_vocabulary,
+)
 from tests.lossless.test_sampling import FALSE_ALARM, enumerate_joint, p_value, sample
 
 NEW, VOCAB = 24, 23
@@ -105,6 +115,19 @@ def test_coupled_text_is_plain_decodings(name: str, target, prompts):
     state, seen = copies(speculation(parse_method(name), False), target, asked)
     assert texts_of(state, asked) == expected
     assert (seen == 1).any() and (seen == 0).any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_beside_a_head_that_was_cut_to_a_draft_vocabulary(temperature: float, target, prompts):
+    """A copied token may be one that the head cannot draft; texts are plain decoding's, sampled ones too."""
+    asked, greedy = requests(prompts, NEW, seed=3, temperature=temperature), temperature == 0
+    expected, _ = run(speculation(parse_method("plain"), greedy), target, asked)
+    spec = speculation(parse_method("eagle,history=3+eagle2,total=8,depth=3,width=2"), greedy)
+    state, seen = copies(spec, with_draft_vocabulary(target, range(0, VOCAB, 2)), asked)
+    assert texts_of(state, asked) == expected
+    assert (seen == 1).any() and (seen == 0).any()
+    accepted, copied = rounds_of(state, len(asked)).accepted, seen.T == 1
+    assert accepted[copied].sum() > 0 and accepted[~copied].sum() > 0
 
 
 @pytest.mark.parametrize("name", SAMPLED)
