@@ -10,6 +10,7 @@ from jaxspec.model.mesh import platform
 SMALLEST_CACHE = 64
 FIRST_STAGE = 512  # new tokens that fit in the first cache; the cache grows with the text
 CPU_CHUNKS = (32, 128)  # larger products are not faster on a CPU, and padding costs time
+CPU_CHUNKS_AHEAD = (32, 64, 128)
 ACCELERATOR_CHUNKS = (32, 128, 512)
 TOGETHER = 4096  # most tokens of all sequences in one chunk on an accelerator
 
@@ -35,19 +36,27 @@ def rows_refilled(spec: Speculation, first: Sequence[Request], later: Sequence[R
     attention on a CPU reads every row.
     """
     everybody = [*first, *later]
-    chunks, _ = shapes_ahead(spec, everybody)
+    chunks, _ = shapes_ahead(spec, everybody, len(first))
     read, refilled = rows_needed(spec, first, shapes(spec, first)[0]), rows_needed(spec, everybody, chunks[0])
     return eighths(max(read, refilled))
 
 
-def shapes_ahead(spec: Speculation, requests: Sequence[Request]) -> tuple[tuple[int, ...], int]:
-    """Chunk sizes, and rows of the cache, for prompts that are prefilled one by one between decoding rounds.
+def shapes_ahead(spec: Speculation, requests: Sequence[Request], batch: int) -> tuple[tuple[int, ...], int]:
+    """Chunk sizes, and rows of the cache, for prompts that are prefilled one by one between rounds of `batch` rows.
 
     The other rows wait for one chunk at a time. The rest of a prompt is read in chunks of the second size, if there is
     one.
+
+    A chunk takes no longer than about two rounds. On an accelerator, a chunk and a round each read the weights once. On
+    a CPU the number of tokens decides. There a chunk has at most 4 tokens for each node that a round verifies, plus 32:
+    by the times in benchmarks/README.md, 64 tokens cost less than two rounds of 8 rows without drafts, and 128 more.
     """
     longest = max(len(r.tokens) for r in requests)
-    sizes = CPU_CHUNKS if platform() == "cpu" else ACCELERATOR_CHUNKS[:2]
+    if platform() == "cpu":
+        short = CPU_CHUNKS_AHEAD[0] + 4 * batch * spec.builder.verified
+        sizes = tuple(size for size in CPU_CHUNKS_AHEAD if size <= short)
+    else:
+        sizes = ACCELERATOR_CHUNKS[:2]
     chunk = chunk_for(longest, sizes)
     chunks = (chunk,) if chunk == sizes[0] or platform() != "cpu" else (chunk, sizes[0])
     return chunks, eighths(whole_chunks(longest, chunk) + margin(spec))

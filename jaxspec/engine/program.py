@@ -87,7 +87,7 @@ class Program:
         loop = lambda: LOOP.lower(self.spec, self.models, state, jnp.int32(0), jnp.int32(0)).compile()
         found = {**reading(state, chunk), ("loop", self.spec, weights, state.tokens.shape): loop}
         if later:
-            chunks, few_rows = shapes_ahead(self.spec, everybody)
+            chunks, few_rows = shapes_ahead(self.spec, everybody, len(requests))
             few = abstract(lambda models: start_rows(self.spec, models, later[:1], eos, few_rows, everybody))
             for each in chunks:
                 found |= reading(few, each)

@@ -70,7 +70,7 @@ class ReadingAhead:
         self.kept: list[Prefix] = []
         with model.context():
             self.parts = data_parts()
-            self.chunks, self.rows = shapes_ahead(program.spec, requests)
+            self.chunks, self.rows = shapes_ahead(program.spec, requests, begun)
 
     @property
     def pending(self) -> bool:

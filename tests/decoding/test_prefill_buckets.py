@@ -9,6 +9,7 @@ from jaxspec.decoding.prefill_buckets import (
     accelerator_chunk,
     rows_needed,
     rows_refilled,
+    shapes,
     shapes_ahead,
     whole_chunks,
 )
@@ -16,6 +17,7 @@ from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.methods.method import parse_method
 
 PLAIN = parse_method("plain").speculation(greedy=True)
+CHAIN = parse_method("ngram+chain,length=4").speculation(greedy=True)
 
 
 def test_long_prompts_of_few_sequences_are_read_in_larger_chunks():
@@ -33,12 +35,19 @@ def test_the_longest_prompt_and_the_largest_budget_are_not_added_where_no_text_h
     assert rows_refilled(PLAIN, [long], [chatty]) == 448
 
 
+def test_a_chunk_that_others_wait_for_is_shorter_where_their_rounds_are():
+    requests = [Request([0] * 500, SamplingParams(max_new_tokens=20))]
+    sizes = [shapes_ahead(spec, requests, rows)[0] for spec, rows in ((PLAIN, 1), (PLAIN, 8), (PLAIN, 24), (CHAIN, 8))]
+    assert sizes == [(32,), (64, 32), (128, 32), (128, 32)]
+
+
 @given(st.lists(st.tuples(st.integers(1, 900), st.integers(1, 700)), min_size=2, max_size=6), st.integers(1, 5))
 def test_a_prompt_that_is_read_ahead_fits_the_batch_that_it_comes_to(sizes: list[tuple[int, int]], batch: int):
     requests = [Request([0] * tokens, SamplingParams(max_new_tokens=new)) for tokens, new in sizes]
     first, later = requests[:batch], requests[batch:]
-    chunks, ahead = shapes_ahead(PLAIN, requests)
+    chunks, ahead = shapes_ahead(PLAIN, requests, len(first))
     rows = rows_refilled(PLAIN, first, later)
     assert rows >= ahead >= max(whole_chunks(tokens, chunks[0]) for tokens, _ in sizes) + margin(PLAIN)
-    assert rows <= max(1.25 * rows_needed(PLAIN, requests, chunks[0]), SMALLEST_CACHE) + SMALLEST_CACHE
+    largest = max(chunks[0], shapes(PLAIN, first)[0])  # the first are read before anybody waits
+    assert rows <= max(1.25 * rows_needed(PLAIN, requests, largest), SMALLEST_CACHE) + SMALLEST_CACHE
     assert rows % SMALLEST_CACHE == 0

@@ -10,6 +10,7 @@ import pytest
 
 from jaxspec import Engine, load
 from jaxspec.decoding import admission
+from jaxspec.engine.program import Program
 from jaxspec.engine.reading_ahead import ReadingAhead
 from jaxspec.engine.refilled import refilled
 from jaxspec.engine.requests import requests_of
@@ -131,6 +132,34 @@ def test_no_row_idles_while_prompts_wait(rows: int, method: str, model, monkeypa
         first = int(np.argmin(free))
         free[first] += len(found[place].history.committed)
     assert session.round <= 1.05 * max(free)
+
+
+def test_one_admission_stalls_the_others_for_a_chunk_between_two_rounds(model, monkeypatch):
+    """Counted, not timed: a long prompt is read while others decode, in chunks that are worth about two rounds."""
+    long = np.random.default_rng(3).integers(1, 200, size=150).tolist()
+    requests = requests_of(model, [*PROMPTS[:4], long], max_new_tokens=[3, 60, 60, 60, 9])
+    engine, rows = Engine(model, "plain"), 4
+    program = engine.program(requests)
+    session = Session(model, program, requests[:rows], later=requests[rows:])
+    ahead = ReadingAhead(model, program, requests, rows, keep_state=False)
+    done, read, advance = [], Program.read, session.advance  # tokens of each chunk read, and rounds as a number below 0
+
+    def watched_read(self, state, chunk, begin, end):
+        done.extend([chunk] * len(range(begin, min(end, len(long)), chunk)))
+        return read(self, state, chunk, begin, end)
+
+    def watched_advance(*given, **named):
+        before = session.round
+        advance(*given, **named)
+        done.append(before - session.round)
+
+    monkeypatch.setattr(Program, "read", watched_read)
+    monkeypatch.setattr(session, "advance", watched_advance)
+    found = dict(refilled(session, ahead, rows, StopStrings((), model.tokenizer)))
+    chunks = [at for at, what in enumerate(done) if what > 0]
+    assert done[chunks[0] : chunks[-1] + 1] == [*[32, -1] * 4, 32]  # 150 tokens are five chunks, a round between two
+    (alone,) = engine.generate([long], max_new_tokens=9)
+    assert found[4].tokens == alone.tokens
 
 
 def test_a_row_is_handed_on_without_a_copy_of_the_cache(model, engine):
