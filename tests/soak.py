@@ -35,10 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    soak: bool = config.getoption("--soak")
-    chosen: tuple[int, int] = config.getoption("--part")
-    number, count = chosen
-    wanted = [item for item in items if soak or not item.get_closest_marker("soak")]
+    options: Any = config.option
+    number, count = options.part
+    wanted = [item for item in items if options.soak or not item.get_closest_marker("soak")]
     begin, end = ((at * len(wanted)) // count for at in (number - 1, number))  # neighbours share compiled fixtures
     known = passed_before(config)
     kept = [item for item in wanted[begin:end] if item.nodeid not in known]

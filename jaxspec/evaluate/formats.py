@@ -13,6 +13,7 @@
 
 import dataclasses
 import re
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,6 +55,7 @@ class Format:
         answer: the key of the worked answer; None without one.
         id: the key of the question's id.
         ends: a pattern that the end of the worked answer must match.
+        more: keys that a question may have besides; their values are strings too.
     """
 
     suite: str
@@ -62,10 +64,12 @@ class Format:
     answer: str | None = None
     id: str = "id"
     ends: re.Pattern[str] = re.compile("$")
+    more: tuple[str, ...] = ()
 
     def holds(self, values: Values) -> bool:
         """Whether a question is in this format."""
         texts = all(isinstance(values.get(key), str) for key in self.keys)
+        texts &= all(isinstance(values.get(key), str | None) for key in self.more)
         return texts and (self.answer is None or self.ends.search(values[self.answer]) is not None)
 
 
@@ -76,7 +80,12 @@ FORMATS = (
     ),
     Format("xsum", ("document", "summary"), lambda v: f"Article: {v['document']}\nSummary:", answer="summary"),
     Format("cnn-dm", ("article", "highlights"), lambda v: f"Article: {v['article']}\nSummary:", answer="highlights"),
-    Format("alpaca", ("instruction",), lambda v: "\n".join(filter(None, (v["instruction"], v.get("input"))))),
+    Format(
+        "alpaca",
+        ("instruction",),
+        lambda v: "\n".join(filter(None, (v["instruction"], v.get("input")))),
+        more=("input",),
+    ),
 )
 
 
@@ -94,7 +103,7 @@ def read(values: Any, where: str) -> Question:
     for form in FORMATS:
         if form.holds(values):
             worked = (values[form.answer],) if form.answer else ()
-            name = values.get(form.id)
+            name = _name(values, form.id, where)
             return Question((form.turn(values),), name, _category(values), worked, suite=form.suite)
     if not values.keys() & {"turns", "prompt"}:
         raise ValueError(
@@ -108,12 +117,20 @@ def read(values: Any, where: str) -> Question:
     worked = _worked(values)
     return Question(
         turns=tuple(turns),
-        question_id=values.get("question_id"),
+        question_id=_name(values, "question_id", where),
         category=_category(values),
         worked=worked,
         # GSM8K is often distributed in MT-bench's format; the answers' end identifies it.
         suite="gsm8k" if len(turns) == len(worked) == 1 and _FINAL.search(worked[0]) else None,
     )
+
+
+def _name(values: Values, key: str, where: str) -> int | str | None:
+    """The id of a line; None without one. Raises ValueError unless it is a string or a whole number."""
+    given: Any = values.get(key)
+    if not isinstance(given, int | str | None):
+        raise ValueError(f"{where}: {key} must be a string or a whole number, not {reprlib.repr(given)}")
+    return given
 
 
 def _category(values: Values) -> str | None:

@@ -57,6 +57,13 @@ def test_as_sorting_has_it(row: list[float], limit: int, share: float):
     np.testing.assert_array_equal(found[1], logits)  # a row without limits beside one that has them
 
 
+def test_top_k_comes_before_top_p():
+    """Of two tokens with 4 and 3 tenths the first has more than half; of all four it has less."""
+    logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
+    both = Sampling(temperature=jnp.ones(1), top_k=jnp.array([2]), top_p=jnp.array([0.5]))
+    assert probabilities(logits, both).tolist() == [[1.0, 0.0, 0.0, 0.0]]
+
+
 @pytest.mark.usefixtures("platform")
 def test_a_row_without_a_distribution_stays_as_it_is():
     rows = jnp.array([[jnp.nan] * 3, [-jnp.nan, 1.0, 2.0], [-jnp.inf] * 3])

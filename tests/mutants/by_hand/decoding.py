@@ -89,7 +89,7 @@ MUTANTS = (
     ByHand(
         "top-p-before-top-k",
         f"{FOLDER}/sampling.py",
-        ("tests/decoding/test_top_p.py::test_as_sorting_has_it",),
+        ("tests/decoding/test_top_p.py::test_top_k_comes_before_top_p",),
         "    if sampling.top_k is not None:\n"
         "        scaled = keep_top_k(scaled, _per_row(sampling.top_k, logits))\n"
         "    return scaled if sampling.top_p is None else keep_top_p(scaled, _per_row(sampling.top_p, logits))\n",
