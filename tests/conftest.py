@@ -22,6 +22,7 @@ import hypothesis
 import jaxtyping
 import pytest
 
+from tests.little import little_to_do
 from tests.soak import pytest_addoption, pytest_collection_modifyitems, pytest_configure  # noqa: F401 (hooks)
 
 # Every function and dataclass of the library checks its annotated shapes from here on.
@@ -44,12 +45,6 @@ def forgotten_programs():
 
 @pytest.fixture(scope="module")
 def little_to_compile_and_time():
-    """For tests of whole runs: one tree size a method, and timings that are over at once."""
-    from jaxspec.costs import timing
-    from jaxspec.decoding import speculation  # after the import hook
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speculation, "CPU_SIZES", ())
-        patch.setattr(timing, "LEAST_SECONDS", 1e-3)
-        patch.setattr(timing, "REPEATS", 1)
+    """For tests of whole runs."""
+    with little_to_do():
         yield
