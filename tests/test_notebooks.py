@@ -1,4 +1,4 @@
-"""The notebooks: stripped, with one name of the repository, and each runs from its first cell to its last."""
+"""The notebooks: outputs of their code, one name of the repository, and each runs from its first cell to its last."""
 
 import importlib.util
 import json
@@ -11,10 +11,12 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from notebooks import repository
+from notebooks import repository, run
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOT_RUN = ("seventy_billion", "which_method")  # without outputs: they take an idle machine
+LARGEST = 300_000  # bytes of a notebook with its outputs
 SECONDS = 300  # of a notebook in a kernel of its own; its first cell installs nothing here
 
 
@@ -37,13 +39,63 @@ def test_there_are_six_and_the_readme_links_to_each():
     assert all(f"(notebooks/{notebook.name})" in readme for notebook in NOTEBOOKS)
 
 
-def test_outputs_are_stripped(notebook: Path):
+def test_outputs_are_those_of_its_code(notebook: Path):
     content = read(notebook)
-    code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-    assert content["metadata"].keys() <= {"colab", "kernelspec", "language_info"}
+    kept = content["metadata"].pop("jaxspec", {})
+    if notebook.stem in NOT_RUN:
+        assert not kept and not any(cell.get("outputs") for cell in content["cells"]), "it is run: take it from NOT_RUN"
+        return
+    assert kept.get("code_sha256") == run.code_hash(content), f"run: python notebooks/run.py {notebook.stem}"
+    outputs = [output for cell in content["cells"] for output in cell.get("outputs", [])]
+    assert any(output.get("data", {}).keys() & set(run.IMAGES) for output in outputs), "no figure is stored"
+    assert notebook.stat().st_size < LARGEST
+    prose = "".join(source(cell) for cell in content["cells"] if cell["cell_type"] == "markdown")
+    assert ("JAXSPEC_QUICK" in prose) == kept["quick"], "the text says whether the outputs are of the quick mode"
+
+
+def test_outputs_have_nothing_local(notebook: Path):
+    content = read(notebook)
+    assert content["metadata"].keys() <= {"colab", "kernelspec", "language_info", "jaxspec"}
     assert content["metadata"]["language_info"] == {"name": "python"}
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
     assert all(not cell["metadata"] for cell in content["cells"])
+    outputs = [output for cell in content["cells"] for output in cell.get("outputs", [])]
+    assert {output["output_type"] for output in outputs} <= {"stream", "display_data"}
+    said = "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
+    assert {output.get("name", "stdout") for output in outputs} <= {"stdout"}
+    assert not re.search(r"(?<![\w.])(/tmp|/home|/root|/Users|[A-Z]:\\)\b|\x1b", said)
+    assert str(ROOT) not in said
+
+
+def test_what_is_local_is_left_out():
+    folder = Path("/somewhere/made")
+    outputs = [
+        {"output_type": "stream", "name": "stdout", "text": [f"in {folder}/my-model\n", "step 1"]},
+        {"output_type": "stream", "name": "stderr", "text": ["warning\n"]},
+        {
+            "output_type": "display_data",
+            "metadata": {},
+            "data": {"text/html": ["<b>2</b>"], "text/plain": ["\x1b[1m2"]},
+        },
+        {
+            "output_type": "display_data",
+            "metadata": {"x": 1},
+            "data": {"image/svg+xml": ["<svg/>"], "text/plain": ["?"]},
+        },
+    ]
+    assert run.cleaned(outputs, folder) == [
+        {"output_type": "stream", "name": "stdout", "text": ["in my-model\n", "step 12\n"]},
+        {"output_type": "display_data", "metadata": {}, "data": {"image/svg+xml": ["<svg/>"]}},
+    ]
+
+
+def test_the_hash_is_of_code_alone(notebook: Path):
+    content = read(notebook)
+    before = run.code_hash(content)
+    content["cells"][0]["source"] = ["# Another title"]
+    content["cells"][run.INSTALL]["source"] = ["pass"]
+    assert run.code_hash(content) == before
+    next(cell for cell in content["cells"][2:] if cell["cell_type"] == "code")["source"].append("\npass")
+    assert run.code_hash(content) != before
 
 
 def test_the_repository_is_named_alike_everywhere(notebook: Path):

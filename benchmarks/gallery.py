@@ -1,0 +1,80 @@
+"""Draws the README's gallery: `python benchmarks/gallery.py OUT.json`, the results of a bench with `--json`.
+
+`report.png` shows its report's overview and figures, `trees.png` a text and a draft tree there, and `plan.svg` a plan
+for eight A100s. The first two need Chromium and Pillow.
+"""
+
+import argparse
+import io
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME
+
+from jaxspec.planning.report import plan
+from jaxspec.planning.settings import PlanSettings
+from jaxspec.planning.table import show
+from jaxspec.report import page
+from jaxspec.report.runs import read
+
+RESULTS = Path(__file__).parent / "results"
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+COLOURS = 64  # of a PNG's palette
+TREE = "eagle+eagle2"  # the method whose text and tree are shown, or the first that begins so
+PLAN = PlanSettings(model="llama-2-70b", method="eagle+eagle2", device="a100-80g:8", context=4096, tau="3.8")
+PREPARE = """<script>addEventListener("load", () => {
+  const select = [...document.querySelectorAll("#answers select")].at(-1);
+  const chosen = [...select.options].find((option) => option.text.startsWith("METHOD"));
+  if (chosen) { select.value = chosen.value; select.dispatchEvent(new Event("change")); }
+  const panel = () => document.querySelector(".tree svg").getBoundingClientRect().height;
+  const rounds = [...document.querySelectorAll(".round")];
+  const tall = rounds.map((round) => { round.click(); return panel(); });
+  rounds[tall.indexOf(Math.max(...tall))].click();
+  document.querySelectorAll("LEFT_OUT").forEach((each) => each.remove());
+});</script>"""
+
+
+def screenshot(html: str, size: tuple[int, int], out: Path, left_out: str) -> None:
+    """Writes the top of a page, `size` pixels of it, as a PNG; `left_out` is a selector of what is not shown."""
+    prepare = PREPARE.replace("METHOD", TREE).replace("LEFT_OUT", left_out)
+    with tempfile.TemporaryDirectory() as folder:
+        file, drawn = Path(folder) / "page.html", Path(folder) / "drawn.png"
+        file.write_text(html.replace("</body>", f"{prepare}</body>"), encoding="utf-8")
+        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=3000")
+        command = [str(BROWSER), *flags, f"--window-size={size[0]},{size[1]}", f"--screenshot={drawn}", file.as_uri()]
+        subprocess.run(command, check=True, capture_output=True)
+        Image.open(drawn).convert("RGB").quantize(COLOURS).save(out, optimize=True)
+    print(f"wrote {out}, {out.stat().st_size / 1e3:.0f} kB")
+
+
+def draw_plan(out: Path) -> None:
+    """Writes what `jaxspec plan` prints as an SVG."""
+    console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    show(plan(PLAN), console)
+    title = f"jaxspec plan --model {PLAN.model} --method {PLAN.method} --device {PLAN.device} --tau {PLAN.tau}"
+    out.write_text(console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME, unique_id="plan"), encoding="utf-8")
+    print(f"wrote {out}, {out.stat().st_size / 1e3:.0f} kB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, help="OUT.json of a finished bench; its log lies beside it")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder to write into")
+    options = parser.parse_args()
+    if BROWSER is None:
+        parser.error("there is no Chromium to draw the report with")
+    try:
+        html = page.render(read([options.results]))
+    except ValueError as error:
+        parser.error(str(error))
+    screenshot(html, (1200, 1100), options.out / "report.png", left_out="#generations")
+    screenshot(html, (1000, 760), options.out / "trees.png", left_out="header, nav, section:not(#generations)")
+    draw_plan(options.out / "plan.svg")
+
+
+if __name__ == "__main__":
+    main()
