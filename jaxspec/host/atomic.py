@@ -32,8 +32,9 @@ def check_new(out: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file that appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """Writes a file that appears whole or not at all. What killed processes left of the same file is removed first."""
+    _remove_left_overs(path)
+    temporary = _temporary(path)
     with unfinished.listed(temporary):
         try:
             temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -64,11 +65,9 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
     if parent.name == "heads" and (parent.parent / "config.json").is_file():
         parent.mkdir(exist_ok=True)  # a checkpoint's first head
     check_new(out)
-    for left in parent.glob(f"{glob.escape(f'.{out.name}.')}*.part"):
-        if _is_left_over(left.name.removeprefix(f".{out.name}.")):
-            unfinished.remove_folder(left)
+    _remove_left_overs(out)
     check_room(out, needed)
-    temporary = parent / f".{out.name}.{_host()}.{os.getpid()}.{uuid.uuid4().hex[:8]}.part"
+    temporary = _temporary(out)
     try:
         temporary.mkdir()
     except OSError as error:
@@ -107,12 +106,28 @@ def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
         processes.wait()
 
 
+def _temporary(out: Path) -> Path:
+    """The name of an output while this process writes it."""
+    return out.absolute().parent / f".{out.name}.{_host()}.{os.getpid()}.{uuid.uuid4().hex[:8]}.part"
+
+
+def _remove_left_overs(out: Path) -> None:
+    """Removes what processes that were killed left of an output."""
+    for left in out.absolute().parent.glob(f"{glob.escape(f'.{out.name}.')}*.part"):
+        if not _is_left_over(left.name.removeprefix(f".{out.name}.")):
+            continue
+        if left.is_dir():
+            unfinished.remove_folder(left)
+        else:
+            left.unlink(missing_ok=True)
+
+
 def _host() -> str:
     return platform.node().replace(".", "-")
 
 
 def _is_left_over(owner: str) -> bool:
-    """Whether the end of a temporary folder's name, HOST.PROCESS.DRAWN.part, says that its process has ended."""
+    """Whether the end of a temporary name, HOST.PROCESS.DRAWN.part, says that its process has ended."""
     if (found := re.fullmatch(r"([^.]*)\.(\d+)\.[0-9a-f]{8}\.part", owner)) is None or found[1] != _host():
         return False
     try:

@@ -90,6 +90,17 @@ def test_the_name_that_is_given_is_known_again(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path: Path):
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    host = platform.node().replace(".", "-")
+    left, other = (tmp_path / f".{name}.{host}.{ended.pid}.0123abcd.part" for name in ("a", "b"))
+    for each in (left, other):
+        each.write_text("half")
+    write_whole(tmp_path / "a", "new")
+    assert sorted(tmp_path.iterdir()) == [other, tmp_path / "a"]
+
+
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path):
     (file := tmp_path / "a").write_text("old")
     with pytest.raises(UnicodeEncodeError):
