@@ -4,16 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.layout import new_state
 from jaxspec.decoding.prefill_buckets import power_of_two
 from jaxspec.decoding.request import Request, SamplingParams
-from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.host.processes import fetch, put_like
 
@@ -73,27 +70,25 @@ def start_rows(
     for row, request in enumerate(requests):
         tokens[row, : len(request.tokens)] = request.tokens
 
-    def column(read: Callable[[Request], float], dtype: Any) -> Array:
-        return jnp.asarray([read(request) for request in requests], dtype)
+    def column(read: Callable[[Request], float], dtype: Any) -> np.ndarray:
+        return np.array([read(request) for request in requests], dtype)
 
-    lengths = column(lambda r: len(r.tokens), jnp.int32)
-    seeds, indices = column(lambda r: r.sampling.seed % 2**32, jnp.uint32), column(lambda r: r.index, jnp.uint32)
+    lengths = column(lambda r: len(r.tokens), np.int32)
+    top_k = column(lambda r: min(r.sampling.top_k, MOST), np.int32) if any(r.sampling.top_k for r in among) else None
+    top_p = column(lambda r: r.sampling.top_p, np.float32) if any(r.sampling.top_p < 1 for r in among) else None
+    temperature = column(lambda r: within_float32(r.sampling.temperature), np.float32)
+    # NumPy's arrays as they are: one program takes them all to the device, where each of JAX's would be a call.
     return new_state(
         spec,
         models,
-        tokens=jnp.asarray(tokens),
+        seed=column(lambda r: r.sampling.seed % 2**32, np.uint32),
+        index=column(lambda r: r.index, np.uint32),
+        tokens=tokens,
         length=lengths,
-        limit=lengths + column(lambda r: r.sampling.max_new_tokens, jnp.int32),
-        done=jnp.asarray([request is IDLE for request in requests]),
-        keys=jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seeds, indices),
-        eos=jnp.asarray([*eos, *[-1] * (-len(eos) % 4 or 4 * (not eos))], jnp.int32),  # few shapes, few compilations
-        sampling=Sampling(
-            temperature=column(lambda r: within_float32(r.sampling.temperature), jnp.float32),
-            top_k=column(lambda r: min(r.sampling.top_k, MOST), jnp.int32)
-            if any(r.sampling.top_k for r in among)
-            else None,
-            top_p=column(lambda r: r.sampling.top_p, jnp.float32) if any(r.sampling.top_p < 1 for r in among) else None,
-        ),
+        limit=lengths + column(lambda r: r.sampling.max_new_tokens, np.int32),
+        done=np.array([request is IDLE for request in requests]),
+        eos=np.array([*eos, *[-1] * (-len(eos) % 4 or 4 * (not eos))], np.int32),  # few shapes, few compilations
+        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p},
     )
 
 

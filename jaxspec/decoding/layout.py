@@ -1,14 +1,16 @@
 """How the decoding state is sharded over a mesh: rows along `data`, KV heads along `kv`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import jax
+from jaxtyping import Array, UInt
 
 from jaxspec.decoding import decode_state
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.model.kv_cache import AXES as KV_AXES
 from jaxspec.model.kv_cache import KV
@@ -23,9 +25,24 @@ def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
 
 
 @partial(jax.jit, static_argnames="spec")
-def new_state(spec: Speculation, models: Models, **begin: Any) -> DecodeState:
-    """`decode_state.new_state` in one program; on a mesh each array has the sharding of `place_state`."""
-    return _with_axes(lambda leaf, axes: constrain(leaf, *axes), decode_state.new_state(spec, models, **begin))
+def new_state(
+    spec: Speculation,
+    models: Models,
+    seed: UInt[Array, " B"],
+    index: UInt[Array, " B"],
+    sampling: Mapping[str, Any],
+    **begin: Any,
+) -> DecodeState:
+    """`decode_state.new_state` in one program; on a mesh each array has the sharding of `place_state`.
+
+    Args:
+        seed, index: those of each row's request, from which its key is made.
+        sampling: the fields of `Sampling`.
+        begin: the other arguments.
+    """
+    keys = jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seed, index)
+    state = decode_state.new_state(spec, models, keys=keys, sampling=Sampling(**sampling), **begin)
+    return _with_axes(lambda leaf, axes: constrain(leaf, *axes), state)
 
 
 def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeState) -> DecodeState:
