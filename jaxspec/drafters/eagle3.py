@@ -163,7 +163,7 @@ class Eagle3(Drafter):
     """EAGLE-3: one trained layer over features of three target layers."""
 
     name: ClassVar[str] = "eagle3"
-    rank: ClassVar[int | None] = 5
+    rank: ClassVar[int | None] = 15
     has_head: ClassVar[bool] = True
 
     def head_for(
