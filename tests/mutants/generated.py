@@ -129,7 +129,7 @@ def _operators(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(node, ast.Call):
         for i, keyword in enumerate(node.keywords):
             axis = keyword.value
-            if keyword.arg == "axis" and isinstance(axis, ast.Constant) and axis.value in AXES:
+            if keyword.arg == "axis" and isinstance(axis, ast.Constant) and isinstance(axis.value, int) and axis.value in AXES:
                 other = ast.keyword("axis", ast.Constant(AXES[axis.value]))
                 yield "axis", ast.Call(node.func, node.args, [*node.keywords[:i], other, *node.keywords[i + 1 :]])
 
