@@ -128,9 +128,9 @@ def _operators(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
             yield "where-no", no
     if isinstance(node, ast.Call):
         for i, keyword in enumerate(node.keywords):
-            axis = keyword.value
-            if keyword.arg == "axis" and isinstance(axis, ast.Constant) and isinstance(axis.value, int) and axis.value in AXES:
-                other = ast.keyword("axis", ast.Constant(AXES[axis.value]))
+            axis = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+            if keyword.arg == "axis" and isinstance(axis, int) and axis in AXES:
+                other = ast.keyword("axis", ast.Constant(AXES[axis]))
                 yield "axis", ast.Call(node.func, node.args, [*node.keywords[:i], other, *node.keywords[i + 1 :]])
 
 
