@@ -1,4 +1,4 @@
-"""What every test runs under: the CPU, checked shapes, one compilation cache for the checkout."""
+"""Settings of all tests: the CPU, checked shapes, one compilation cache for the checkout."""
 
 import os
 from pathlib import Path
@@ -45,6 +45,6 @@ def forgotten_programs():
 
 @pytest.fixture(scope="module")
 def little_to_compile_and_time():
-    """For tests of whole runs."""
+    """For tests of whole runs: one tree size per method, and short timings."""
     with little_to_do():
         yield

@@ -1,4 +1,4 @@
-"""Types are written down, so that jaxtyping and beartype check them; and classes say what they are."""
+"""Every parameter has a type, which jaxtyping and beartype check; every strategy is final and named."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""Who imports whom: downwards only, by floors, and nowhere in a circle; imports inside functions count too."""
+"""Imports go downwards by layers only, without cycles; imports inside functions count too."""
 
 import ast
 import graphlib

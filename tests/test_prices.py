@@ -1,4 +1,4 @@
-"""benchmarks/prices.py: what it fits, which prices a tree is given, and that every part runs and fits the next."""
+"""benchmarks/prices.py: its fit, the prices of a tree, and that every part runs and fits the next."""
 
 import importlib
 import json

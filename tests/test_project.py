@@ -1,4 +1,4 @@
-"""The project as it is packaged: versions, what a wheel holds, what no file may say."""
+"""The project as it is packaged: versions, files of a wheel, and words that no file may contain."""
 
 import importlib
 import os

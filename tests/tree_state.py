@@ -1,4 +1,4 @@
-"""The state of the working tree, by which results are kept."""
+"""A name for the state of the working tree, under which results are stored."""
 
 import hashlib
 import subprocess

@@ -32,7 +32,7 @@ def level(builder: TreeBuilder, propose: Any, tree: DraftTree, frontier: Any, lo
 
 @partial(jax.jit, static_argnames="builder")
 def prune(builder: TreeBuilder, tree: DraftTree) -> DraftTree:
-    """What the builder leaves of a tree."""
+    """The tree after the builder's pruning."""
     selection = builder.prune(tree)
     assert selection is not None
     return trees.subtree(tree, selection)

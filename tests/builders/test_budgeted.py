@@ -1,4 +1,4 @@
-"""The tree of most tokens a second, against every tree that could be kept."""
+"""The tree with the most expected tokens per second, against all trees that could be kept."""
 
 import dataclasses
 import itertools
@@ -89,8 +89,8 @@ SAME = np.tile([0.6, 0.3, 0.08, 0.02], (4, 1))  # after every token
 def test_trees_worked_out_by_hand():
     """Paths of 0.6, 0.36, 0.3, 0.216, 0.18 twice, 0.1296 … where two of each level are expanded.
 
-    With one forward as dear as any, the more the better, and a level pays until 0.6^D + 0.3 * 0.6^(D-1) falls below
-    the cost of a level in tokens. Where verification is dear, the most confident few are kept.
+    If a forward costs the same for any number of nodes, all are kept, and a level pays until 0.6^D + 0.3 * 0.6^(D-1)
+    falls below the cost of a level in tokens. If verification is expensive, only the most confident nodes are kept.
     """
     chosen = lambda **settings: verified(Budgeted(**settings), SAME).keys()
     small = {"width": 2, "depth": 2, "cost": 0.05}

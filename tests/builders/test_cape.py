@@ -1,4 +1,4 @@
-"""CAPE: how wide each level is, and where it hangs."""
+"""CAPE: the width of each level, and the parent of its nodes."""
 
 import numpy as np
 import pytest

@@ -47,7 +47,7 @@ def test_without_a_threshold_for_leaves_none_is_dropped():
 
 
 def brute(table: np.ndarray, builder: Pruned) -> dict[tuple[int, ...], float]:
-    """Everything that PCT verifies, were there no cap on what is verified."""
+    """All nodes that PCT verifies without a limit on their number."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     level: list[tuple[int, ...]] = [()]
     for _ in range(builder.depth):

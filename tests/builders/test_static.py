@@ -1,4 +1,4 @@
-"""Trees of a fixed shape: they have the nodes that they list, and no others."""
+"""Trees of a fixed shape have exactly the nodes that are listed."""
 
 import jax.numpy as jnp
 import numpy as np

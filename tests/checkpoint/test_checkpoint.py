@@ -1,4 +1,4 @@
-"""The format on disk: what is written is read back, and everything else is refused by name."""
+"""The format on disk: a written checkpoint is read back; errors about anything else name it."""
 
 import dataclasses
 import json

@@ -15,7 +15,7 @@ from tests.convert.commands import run
 
 
 class Weights(nnx.Module):
-    """Little, and enough for Orbax to make files of."""
+    """A few parameters, which Orbax writes to files."""
 
     def __init__(self):
         self.kernel = nnx.Param(jnp.arange(4096.0))

@@ -34,7 +34,7 @@ def talk(monkeypatch, capsys, path):
 
 
 def answers(path, questions):
-    """What `Engine.generate` says to each, given those before it."""
+    """The answers of `Engine.generate` to each message, given the messages before it."""
     engine, messages, found = jaxspec.Engine(path, "ngram"), [], []
     for question in questions:
         messages = [*messages, {"role": "user", "content": question}]

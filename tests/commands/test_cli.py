@@ -1,4 +1,4 @@
-"""The command line: what it prints, and how it says no."""
+"""The command line: its output and its errors."""
 
 import json
 

@@ -21,12 +21,12 @@ MODELS = Models(target=nnx.eval_shape(lambda: Llama(_CONFIG, rngs=nnx.Rngs(0))),
 
 
 def keys_of(batch: int, seed: int = 0) -> jax.Array:
-    """A key a row."""
+    """One key per row."""
     return jax.random.split(jax.random.key(seed), batch)
 
 
 def round_of(accepted: Sequence[int], levels: Sequence[int]) -> RoundCounts:
-    """The counts of a round of chains, a row each, of which so many drafts were accepted of so many levels."""
+    """Counts of a round of chains, one row each, with these numbers of levels and accepted drafts."""
     accept, drafted = jnp.asarray(accepted, jnp.int32), jnp.asarray(levels, jnp.int32)
     return RoundCounts(committed=accept + 1, accepted=accept, levels=drafted, drafted=drafted, verified=drafted)
 
@@ -34,7 +34,7 @@ def round_of(accepted: Sequence[int], levels: Sequence[int]) -> RoundCounts:
 def signals(
     top: Any, token: Any, level: int = 1, target: Sequence[float] = (0, 0), draft: Sequence[float] = (0, 0)
 ) -> DraftSignals:
-    """What a level's drafting showed, a row each; the hidden states are the same for all rows."""
+    """Signals of a drafted level, one value per row; the hidden states are the same for all rows."""
     wide = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.float32), (len(top), len(x)))
     return DraftSignals(
         level=jnp.int32(level),

@@ -28,7 +28,7 @@ def pairs(state: BetaState) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("reading", READINGS)
 def test_updates_are_the_tables(reading: str):
-    """All cases at once, a row each: so no row sees another either."""
+    """All cases in one batch, one row each: so rows do not influence each other either."""
     controller = BetaTS(prior_alpha=5.0, prior_beta=2.0, reading=reading)
     accepted, levels, added = zip(*TABLE.values(), strict=True)
     state = controller.update(controller.init(len(TABLE)), round_of(accepted, levels))

@@ -50,7 +50,7 @@ class TestEstimate:
         assert state.rounds.item() == 6  # all but the one in which nothing was drafted
 
     def test_as_printed_goes_to_one_whatever_is_accepted(self):
-        """1 - theta_t = (1 - theta_0) / (t + 1): the rejections never enter (Eqs. 8 and 10)."""
+        """1 - theta_t = (1 - theta_0) / (t + 1): rejections have no influence (Eqs. 8 and 10)."""
         controller = CaliTS(prior=0.25, estimate="printed")
         good = bad = controller.init(1)
         for accepted in (3, 1, 4):

@@ -26,7 +26,7 @@ def odds(chance: np.ndarray | float) -> np.ndarray:
 
 
 def begun(rows: int, mean: float = 0.75, earned: float = 1.4, unfinished: list[bool] | None = None) -> GainState:
-    """Of rows whose drafts can be taken at their word, and that gave `earned` tokens by time; `mean` is sure."""
+    """The state of rows with calibrated confidences and `earned` tokens per unit of time; `mean` is certain."""
     state = dataclasses.replace(
         CONTROLLER.init(rows),
         weights=jnp.tile(jnp.array([0.0, 1.0]), (rows, 1)),
@@ -40,7 +40,7 @@ def begun(rows: int, mean: float = 0.75, earned: float = 1.4, unfinished: list[b
 
 
 def cost(levels: int, rows: int = 1) -> float:
-    """Of a round, by hand."""
+    """The cost of a round, by hand."""
     nodes = rows * next(size for size, _ in VERIFY if size >= levels + 1)
     sizes, costs = zip(*VERIFY, strict=True)
     at = lambda n: np.interp(n, sizes, costs) + max(n - 8, 0) * 0.1

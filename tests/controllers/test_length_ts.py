@@ -26,7 +26,7 @@ SURE = 1e7
 
 
 def sure_of(controller: LengthTS, chances: np.ndarray) -> LengthState:
-    """Of rows [B positions] whose chances are as good as known."""
+    """The state of rows whose acceptance probabilities [B positions] are almost certain."""
     known = jnp.asarray(np.pad(chances, ((0, 0), (0, LONGEST - chances.shape[1]))), jnp.float32)
     return dataclasses.replace(controller.init(len(chances)), accepted=SURE * known, rejected=SURE * (1 - known))
 
@@ -43,7 +43,7 @@ def chosen(
 
 
 def expected(chances: np.ndarray, length: int) -> float:
-    """Tokens of a round, by every number of drafts that may be accepted."""
+    """Expected tokens of a round: the sum over every possible number of accepted drafts."""
     total = 0.0
     for accepted in range(length + 1):
         reached = np.prod(chances[:accepted])
@@ -96,7 +96,7 @@ def test_what_hardly_pays_is_not_drafted_and_is_tried_again():
 
 
 def test_counts_are_by_position_and_discounted():
-    """All cases at once, a row each: so no row sees another either."""
+    """All cases in one batch, one row each: so rows do not influence each other either."""
     controller = LengthTS()
     cases = [(0, 4), (2, 4), (4, 4), (0, 0), (1, 1), (0, 1)]
     accepted, levels = zip(*cases, strict=True)
@@ -128,7 +128,7 @@ def test_a_position_begins_where_the_one_before_it_is():
 
 
 def test_a_tree_costs_the_nodes_that_it_was_seen_to_have():
-    """A level of many nodes, which verification pays for, drafts less deep than a chain."""
+    """Verifying a level of many nodes costs more, so a tree is drafted less deep than a chain."""
     controller = LengthTS(cost=0.05, verify=((1, 1.0), (8, 1.2), (64, 6.0)))
     tree = Static(paths=tuple((0,) * i + (j,) for i in range(6) for j in range(4)))
     state = sure_of(controller, np.full((1, 6), 0.7))
@@ -168,7 +168,7 @@ def target() -> Models:
 
 
 def test_rows_of_a_batch_draft_the_same_number_of_levels(target):
-    """And no text depends on it: not on the rows beside it, nor on what drafting costs."""
+    """No text depends on this number, on other rows or on the cost of drafting."""
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [7], [1, 2]]
     asked = requests(prompts, 30, seed=5, temperature=0.9)
     plain, _ = run(speculation(parse_method("plain"), False), target, asked)

@@ -1,4 +1,4 @@
-"""What the loop tells controllers of a round: the counts after the cut at EOS and budget, to each sequence its own."""
+"""The counts that controllers get after a round: of each sequence, after its cut at EOS and budget."""
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ def oracle(target) -> Models:
 
 @pytest.fixture(scope="module")
 def contrarian(target) -> Models:
-    """Drafts what the target likes least: no draft is accepted."""
+    """Drafts the target's least likely tokens: no draft is accepted."""
     return Models(target=target.target, draft={DraftModel: jax.tree.map(lambda x: -x, target.target)})
 
 
@@ -46,7 +46,7 @@ def method(reading: str):
 
 
 def learnt(state) -> list[tuple[float, float]]:
-    """What alpha and beta got, a row each."""
+    """The increments of alpha and beta, one row each."""
     found: BetaState = state.controller
     return list(zip((found.alpha - ALPHA).tolist(), (found.beta - BETA).tolist(), strict=True))
 
@@ -114,7 +114,7 @@ def adaptive(accepted: np.ndarray, levels: np.ndarray) -> list[float]:
     [("beta-ts,prior_alpha=2", beta_ts), ("cali-ts", cali_ts), (f"adaptive,gamma={GAMMA},epsilon=0.05", adaptive)],
 )
 def test_what_is_learnt_follows_from_the_history(controller: str, expected, target):
-    """Recounted by hand from rounds of every kind; the stops differ, and rows of a batch go their own ways."""
+    """Recounted by hand from rounds of every kind; rows of a batch stop at different levels."""
     spec = speculation(parse_method(f"draft-model+{controller}"), True)
     state = decoded(spec, target, requests(PROMPTS, 40))
     history = jax.tree.map(np.asarray, state.history)
@@ -127,7 +127,7 @@ def test_what_is_learnt_follows_from_the_history(controller: str, expected, targ
 
 @pytest.mark.parametrize("controller", ["beta-ts", "cali-ts"])
 def test_stops_are_the_same_in_any_batch(controller: str, target):
-    """Its draws are bound to seed, position and level: neither the batch nor the row's place in it enters."""
+    """Its draws depend on seed, position and level only, not on the batch or the row's place in it."""
     spec = speculation(parse_method(f"draft-model+{controller}"), False)
     together = requests([*PROMPTS, [7], [1, 2]], 30, seed=5, temperature=0.9)
     texts, history = run(spec, target, together)

@@ -31,7 +31,7 @@ def pairs(state: AdaptiveState) -> np.ndarray:
 
 
 def test_updates_are_the_tables():
-    """All cases at once, a row each: so no row sees another either."""
+    """All cases in one batch, one row each: so rows do not influence each other either."""
     controller = Adaptive()
     rounds, once, twice = zip(*TABLE.values(), strict=True)
     accepted, levels = zip(*rounds, strict=True)
@@ -54,7 +54,7 @@ def test_the_wanted_rate_itself_raises_the_threshold():
 
 
 def test_what_a_row_has_learnt_is_taken_up():
-    """`--keep-state`: by name the leaves are begun, gamma and rate."""
+    """`--keep-state`: a row continues with the stored threshold and rate; other rows begin anew."""
     fresh = Adaptive().init(3)
     state = restore_controller(fresh, [None, [np.asarray(value) for value in (True, 0.25, 0.75)]])
     assert [leaf.tolist() for leaf in jax.tree.leaves(state)] == [

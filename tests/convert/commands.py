@@ -14,7 +14,7 @@ from jaxspec.commands import convert
 
 
 class Result(NamedTuple):
-    """What a command left behind; `last` is the last line of stderr."""
+    """Exit code and output of a command; `last` is the last line of stderr."""
 
     code: int
     out: str
@@ -36,7 +36,7 @@ def run(*args: object) -> Result:
 
 
 def refused(source: Path, out: Path, *args: object, command: str = "llama") -> str:
-    """The sentence with which `COMMAND SOURCE OUT` refuses its input, after checking that it left no trace."""
+    """The sentence with which `COMMAND SOURCE OUT` refuses its input; checks that nothing was written."""
     before = sorted(out.parent.iterdir())
     result = run(command, source, out, *args)
     assert result.code == 2, result.err

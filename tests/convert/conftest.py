@@ -1,4 +1,4 @@
-"""What tests of heads share: a target to put them under."""
+"""Fixtures of tests of heads: their target."""
 
 import shutil
 from pathlib import Path

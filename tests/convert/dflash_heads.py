@@ -79,7 +79,7 @@ def with_target(found: dict[str, np.ndarray], target: Path, drafted: bool = Fals
     """The same as speculators publishes it, with embedding and LM head of a target in a Hugging Face folder.
 
     Args:
-        drafted: with the rows alone of a draft vocabulary.
+        drafted: whether the head has a draft vocabulary; its LM head then has only those rows.
     """
     theirs, dtype = tensors(target), found["fc.weight"].dtype
     table, lm_head = theirs["model.embed_tokens.weight"].astype(dtype), theirs["lm_head.weight"].astype(dtype)

@@ -1,4 +1,4 @@
-"""DFlash heads in and out of jaxspec: each layout bit for bit, what its config means, and what is refused."""
+"""DFlash heads imported and exported: each layout bit for bit, the meaning of its config, and refusals."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(folder: Path, source: Path, *args: object) -> str:
-    """What the command said that read a head."""
+    """The output of the command that converted a head."""
     result = run("head", source, folder / OUT, "--target", folder / "ckpt", *args)
     assert result.code == 0, result.err
     return result.err
@@ -97,7 +97,7 @@ def test_official_and_back(dtype: str, folder: Path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_speculators_and_back(dtype: str, folder: Path):
-    """What repeats the target is left out, and comes back."""
+    """Copies of the target's tensors are not stored; the export writes them again."""
     found = with_target(weights(dtype), folder / "hf")
     config = imported(folder, write(folder / "head", found, SPECULATORS))
     assert not config.settings["own_embedding"] and not config.settings["own_head"]
@@ -263,7 +263,7 @@ def test_configs(config: dict[str, Any], words: list[str], folder: Path):
 
 
 def test_kinds_are_told_apart_by_their_tensors(folder: Path):
-    """Without a word of DFlash in the config, which is then no head's."""
+    """The config does not mention DFlash."""
     bare = {key: value for key, value in SHAPE.items() if key != "model_type"}
     assert "gives no block_size" in refuse(folder, write(folder / "head", weights(), bare))
 

@@ -1,4 +1,4 @@
-"""Heads cut to a draft vocabulary: which columns they keep, where these come from, and what is refused."""
+"""Heads cut to a draft vocabulary: the columns that they keep, the source of these columns, and refusals."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Published EAGLE-3 heads: each layout, what its config means, and what is refused."""
+"""Published EAGLE-3 heads: each layout, the meaning of its config, and refusals."""
 
 import json
 from pathlib import Path
@@ -129,7 +129,7 @@ def test_norm_output_means_what_its_writer_meant(values: dict, final_norm: bool,
 
 
 def test_embedding(folder: Path):
-    """One that repeats the target's is left out, another kept."""
+    """A copy of the target's embedding is not stored; any other embedding is."""
     table = tensors(folder / "hf")["model.embed_tokens.weight"]
     assert not imported(folder, write(folder / "head", weights(embedding=table))).settings["own_embedding"]
     assert "embedding" not in parameters.read_shapes(folder / OUT / "params")

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads out of jaxspec: bit for bit, in each format, and what a format cannot describe."""
+"""EAGLE-3 heads exported: bit for bit, in each format, and heads that a format cannot describe."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Files from strangers: whatever is wrong with one, conversion ends in one sentence, or in a model that is sound.
+"""Untrusted files: whatever is wrong with one, conversion ends with one sentence or with a sound model.
 
 Damage that makes another valid file (a digit of a weight, the name of a field that is not read) may pass; what may not
 is a traceback, another exit code, or anything written beside a refusal.
@@ -54,7 +54,7 @@ STRANGE = st.sampled_from(
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Of a small model, by name."""
+    """Files of a small model, by name."""
     folder = tmp_path_factory.mktemp("sound")
     hf_models.make("llama", folder, num_hidden_layers=1, vocab_size=259)
     byte_tokenizer().save_pretrained(folder)

@@ -356,7 +356,7 @@ def test_inspect(folder: Path):
 
 
 def test_what_is_half_written_has_no_config(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """So what is left of a conversion that was killed is neither a checkpoint nor a head."""
+    """So the remains of a killed conversion are neither a checkpoint nor a head."""
     seen = []
 
     def look(path: Path, *_: object) -> None:

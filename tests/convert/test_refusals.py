@@ -1,4 +1,4 @@
-"""What is refused, with which words, and that no trace of it is left."""
+"""Refusals: their sentences, and that nothing is written."""
 
 import json
 import os

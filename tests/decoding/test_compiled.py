@@ -63,7 +63,7 @@ def test_the_loop_never_copies_the_cache(name):
 
 @pytest.mark.parametrize("name", WITH_HISTORY)
 def test_no_branch_returns_the_cache(name):
-    """Neither a head's pass, which history may make needless, nor verification."""
+    """Neither the branch that skips a head's pass because of history, nor verification."""
     assert branches_that_return_the_cache(compiled(name), 1, ROWS) == []
 
 

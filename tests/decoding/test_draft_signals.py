@@ -1,4 +1,4 @@
-"""What controllers are shown of a drafted level, on a tree worked out by hand."""
+"""The signals that controllers get of a drafted level, on a tree worked out by hand."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Children under Gumbel coupling: their order, their confidences, and what is no child."""
+"""Children under Gumbel coupling: their order, their confidences, and tokens that are no children."""
 
 import jax
 import jax.numpy as jnp

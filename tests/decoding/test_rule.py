@@ -1,4 +1,4 @@
-"""What verification is to know of the children's distribution."""
+"""The distribution of children that verification gets."""
 
 import jax.numpy as jnp
 import numpy as np

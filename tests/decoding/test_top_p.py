@@ -1,4 +1,4 @@
-"""What top-k and top-p keep, against a sort; and that neither brings a vocabulary to one device."""
+"""The tokens that top-k and top-p keep, against a sort; and neither gathers a vocabulary on one device."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Trees: what adding, selecting and following keep true, on random trees against plain Python."""
+"""Trees: invariants of adding, selecting and following, on random trees against plain Python."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""A chain drafted from a root, its tokens given: what each step of drafting says next."""
+"""A chain with given tokens, drafted from a root: the logits of each step."""
 
 from typing import Any
 

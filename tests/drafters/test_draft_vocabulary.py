@@ -1,4 +1,4 @@
-"""Draft vocabularies: masks there and back, and which tokens are taken."""
+"""Draft vocabularies: their masks, and the selected tokens."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Early exit: what is drafted, and that nothing of the target is computed twice."""
+"""Early exit: its drafts, and that no part of the target is computed twice."""
 
 import dataclasses
 from collections import Counter

@@ -1,4 +1,4 @@
-"""EDD: which hidden states it reads, and that what it drafts is what training computes."""
+"""EDD: the hidden states that it reads, and that it drafts from the logits that training computes."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What history makes of a head's drafts."""
+"""How history changes a head's drafts."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Layer skipping: what is left out, from what is drafted, and the file that says so."""
+"""Layer skipping: the skipped blocks, the drafts, and the file that lists the blocks."""
 
 import dataclasses
 import json

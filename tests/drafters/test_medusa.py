@@ -1,4 +1,4 @@
-"""Medusa: what each level is drafted by, and that the path between does not matter."""
+"""Medusa: the head of each level, and that drafts do not depend on the path above them."""
 
 from pathlib import Path
 

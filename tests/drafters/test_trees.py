@@ -1,4 +1,4 @@
-"""In a tree every node says what it says in a chain of its path alone: no drafter lets branches see each other."""
+"""A node of a tree gets the logits that it gets in a chain of its path: no drafter mixes branches."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What users really pass: numbers of NumPy, numbers out of range, prompts of all kinds, and what is no prompt."""
+"""Inputs that users really pass: NumPy numbers, numbers out of range, prompts of all kinds, and no prompts at all."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""The cache of a conversation: what was read is not read again, and the text is the same."""
+"""The cache of a conversation: earlier tokens are not prefilled again, and the text is the same."""
 
 import numpy as np
 import pytest

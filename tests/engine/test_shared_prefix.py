@@ -1,4 +1,4 @@
-"""What prompts begin with alike is read once, and every text and round stays as it is where all is read."""
+"""A common beginning of prompts is prefilled once; texts and rounds are those without sharing."""
 
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def both(one: Engine, prompts: list[list[int]], monkeypatch: Any, **settings: An
 
 
 def seen(found: Generation) -> tuple[Any, ...]:
-    """All that a text's rounds came to."""
+    """Tokens and history of a text."""
     assert found.rounds is not None
     return found.tokens, [(each.token.tolist(), each.committed) for each in found.rounds]
 

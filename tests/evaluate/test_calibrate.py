@@ -1,4 +1,4 @@
-"""`jaxspec calibrate`, and what decodes with the table that it keeps."""
+"""`jaxspec calibrate`, and methods that decode with its stored table."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ def model(path):
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    """The cache folder of this test alone; and little to time."""
+    """A cache folder for this test alone; and few, short timings."""
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(timing, "LEAST_SECONDS", 1e-3)
     monkeypatch.setattr(timing, "REPEATS", 1)

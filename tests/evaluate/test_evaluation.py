@@ -1,4 +1,4 @@
-"""`jaxspec eval`: every question answered as `generate` would, scored, and resumed where a run was killed."""
+"""`jaxspec eval`: answers are those of `generate`, they are scored, and a killed run resumes."""
 
 import json
 from pathlib import Path

@@ -73,7 +73,7 @@ def model(path):
 
 @pytest.fixture(scope="module")
 def answers(path, tmp_path_factory):
-    """By task, what the model said to each document, from the files that `lm_eval` wrote."""
+    """The model's answer to each document, by task, from the files that `lm_eval` wrote."""
     folder = tmp_path_factory.mktemp("tasks")
     data = folder / "documents.jsonl"
     data.write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))

@@ -1,4 +1,4 @@
-"""A run's log says which weights it measured, so that it is not taken for that of others under the same names."""
+"""A run's log identifies the measured weights, so a run with other weights of the same name does not resume it."""
 
 import json
 from pathlib import Path

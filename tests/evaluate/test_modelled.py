@@ -1,4 +1,4 @@
-"""What the counts of a run cost by made-up times of its pieces, and the speedup that they imply."""
+"""The predicted time of a run from its counts and made-up times of its pieces, and the predicted speedup."""
 
 import pytest
 

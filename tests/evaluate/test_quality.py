@@ -135,7 +135,7 @@ def run_of(path: Path, faster: float = 1.0, questions: int = 8, **settings: int)
 
 
 def compared(capsys: pytest.CaptureFixture, first: Path, second: Path) -> tuple[str, dict[str, str]]:
-    """What is printed, and the last row of each method."""
+    """The printed comparison, and the last row of each method."""
     comparison.run(Compare(compare=(first, second)))
     printed = capsys.readouterr().out
     rows = (" ".join(line.split()).partition(" ") for line in printed.splitlines())

@@ -92,7 +92,7 @@ def test_rows_of_a_batch_share_its_time():
 
 
 def test_a_log_that_an_earlier_version_began_goes_on(tmp_path: Path):
-    """Its rows do not say what a round would have committed, had nothing cut it."""
+    """Its rows lack the tokens that a round would have committed without a cut."""
     path, row = tmp_path / "out.json.jsonl", [2, 1, 2, 2, 2]
     RunLog(path, {"seed": 0}, bool).add([answer(0, "plain", 0, [row], [1.0])])
     log = RunLog(path, {"seed": 0}, bool)
@@ -103,7 +103,7 @@ def test_a_log_that_an_earlier_version_began_goes_on(tmp_path: Path):
 
 
 def test_what_is_printed_of_uncertainty():
-    """In 80 columns, with names of the usual length; nothing where there is one question only."""
+    """In 80 columns, with names of usual length; nothing is printed for a single question."""
     of = lambda speedup, rival, uncut: {
         "speedup_interval": speedup,
         "tau_interval": [2.51, 2.694],

@@ -1,4 +1,4 @@
-"""Prompt files, and the prompts that conversations come to."""
+"""Prompt files, and the prompts of conversations."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `bench` says of the fastest method."""
+"""`bench`'s sentence about the fastest method."""
 
 from jaxspec.evaluate.table import fastest
 

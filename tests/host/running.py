@@ -30,7 +30,7 @@ def start(
 
 
 def all_ended(running: Sequence[subprocess.Popen]) -> list[str]:
-    """What each printed when all was done; they must succeed."""
+    """Output of each process at its end; all must succeed."""
     said = [process.communicate(timeout=900) for process in running]
     for process, (_, err) in zip(running, said, strict=True):
         assert process.returncode == 0, err[-3000:]

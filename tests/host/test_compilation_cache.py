@@ -1,4 +1,4 @@
-"""Programs in memory are let go of in time."""
+"""Programs in memory are freed in time."""
 
 import sys
 from typing import Any

@@ -1,4 +1,4 @@
-"""Programs are compiled side by side, and what takes long is said."""
+"""Programs are compiled concurrently, and slow compilations are reported."""
 
 import threading
 import time

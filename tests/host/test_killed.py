@@ -63,7 +63,7 @@ def test_killed_five_times(folder: Path, processes: int):
 
 
 def wait_for(goal: int, out: Path, running: list[subprocess.Popen]) -> None:
-    """Until so many answers are on disk."""
+    """Waits until this many answers are on disk."""
     began = time.monotonic()
     while answers(out) < goal or not out.exists():
         assert all(process.poll() is None for process in running), [process.communicate() for process in running]
@@ -72,12 +72,12 @@ def wait_for(goal: int, out: Path, running: list[subprocess.Popen]) -> None:
 
 
 def answers(out: Path) -> int:
-    """Whole lines on disk."""
+    """Number of whole lines on disk."""
     return out.read_text().count("\n") if out.exists() else 0
 
 
 def ended(running: list[subprocess.Popen]) -> str:
-    """What all said on stderr; they must succeed."""
+    """Stderr of all processes, which must succeed."""
     said = [process.communicate(timeout=PATIENCE)[1] for process in running]
     assert not any(process.returncode for process in running), said
     return "".join(said)

@@ -11,7 +11,7 @@ from tests.host.running import start
 
 
 def begun(how: str, folder: Path) -> list[subprocess.Popen]:
-    """Two processes that wait for each other, on and on."""
+    """Two processes that wait for each other again and again."""
     running = start([("together", how, folder)], devices=1)
     while len([*folder.glob(f"{how}-*")]) < 2:
         assert all(process.poll() is None for process in running), [process.communicate() for process in running]
@@ -20,7 +20,7 @@ def begun(how: str, folder: Path) -> list[subprocess.Popen]:
 
 
 def ended(running: list[subprocess.Popen]) -> tuple[list[int], str]:
-    """Exit codes, and what both said on stderr."""
+    """Exit codes and stderr of both processes."""
     began = time.monotonic()
     said = [process.communicate(timeout=60)[1] for process in running]
     assert time.monotonic() - began < 60

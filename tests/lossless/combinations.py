@@ -42,7 +42,7 @@ TOP_P = (1.0, 0.8)
 
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-    """A method with the settings that its text is drawn with."""
+    """A method with sampling settings."""
 
     method: Method
     temperature: float

@@ -1,4 +1,4 @@
-"""What several parts of the battery ask for."""
+"""Fixtures of several parts of the battery."""
 
 from typing import Any
 

@@ -124,27 +124,27 @@ def eagle3_head(target: Llama) -> Eagle3Head:
 
 
 def early_exit_head(target: Llama) -> EarlyExitHead:
-    """An exit after the first of two layers, as training begins it but shaken: else it would always agree."""
+    """An exit after the first of two layers, as initialised for training, with noise; else it would always agree."""
     config = dataclasses.replace(target.config, num_layers=1)
     head = EarlyExitHead(config, rngs=nnx.Rngs(3), first=1)
     return jax.tree.map(lambda x, y: x + 0.25 * y, early_exit.initial(target, head), head)
 
 
 def edd_head(target: Llama) -> EddHead:
-    """As training begins it, but shaken."""
+    """A head as initialised for training, with noise added."""
     head = edd.initial(target, default_tap(target.config.num_layers))
     noise = EddHead(head.config, rngs=nnx.Rngs(4), tap=head.tap)
     return jax.tree.map(lambda x, y: x + 0.25 * y, head, noise)
 
 
 def medusa_heads(target: Llama) -> MedusaHeads:
-    """Three heads, so that the deepest trees have levels that none of them drafts; begun as in training, but shaken."""
+    """Three heads as initialised for training, with noise; the deepest trees have levels that none of them drafts."""
     noise = MedusaHeads(target.config.hidden_size, target.config.vocab_size, rngs=nnx.Rngs(4), heads=3)
     return jax.tree.map(lambda x, y: x + 0.25 * y, medusa.initial(target, 3), noise)
 
 
 def kept_blocks(target: Llama, skips: SkipMask) -> KeptBlocks:
-    """The blocks that a set keeps, with weights of their own: as training begins them, but shaken."""
+    """The blocks that a skip set keeps, with weights of their own: as initialised for training, with noise."""
     noise = KeptBlocks(target.config, rngs=nnx.Rngs(4), skips=skips)
     return jax.tree.map(lambda x, y: x + 0.25 * y, training.initial(target, skips), noise)
 
@@ -192,7 +192,7 @@ def requests(prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 
 
 
 def weights(spec: Speculation, models: Models) -> Models:
-    """The target, what the drafter brings, and what the controller does."""
+    """Weights of target, drafter and controller."""
     control = models.control if spec.controller.needs_weights else None
     head = spec.drafter.head if isinstance(spec.drafter, WithHistory) else spec.drafter
     return Models(target=models.target, draft=models.draft.get(type(head)), control=control)
@@ -279,5 +279,5 @@ def begun(spec: Speculation, models: Models, requests: Sequence[Request], eos: S
 
 
 def with_rule(method: Method, rule: Rule) -> Speculation:
-    """The method with another rule than its own: for showing what that breaks."""
+    """The method with another rule, to show that the battery fails."""
     return dataclasses.replace(speculation(method, greedy=False), rule=rule)

@@ -46,7 +46,7 @@ def plain_texts(sampling: str) -> list[list[int]]:
 
 
 def run(case: str) -> dict[str, Any]:
-    """Decodes on a mesh, and says whether that changed anything and how the arrays lay."""
+    """Decodes on a mesh; returns whether the mesh changed anything, and how the arrays are sharded."""
     name, sizes, sampling = case.rsplit("@", 2)
     data, model = map(int, sizes.split("x"))
     mesh = split(make_mesh(data=data, model=model), EVERYTHING.target.config)

@@ -37,7 +37,7 @@ HOW = (
 
 
 def mixed(prompts: Sequence[Sequence[int]], new: int) -> list[Request]:
-    """A request a prompt, each drawn in another way."""
+    """One request per prompt, each with other sampling settings."""
     hows = [HOW[i % len(HOW)] for i in range(len(prompts))]
     each = zip(prompts, hows, strict=True)
     return [Request(list(p), dataclasses.replace(how, max_new_tokens=new), i) for i, (p, how) in enumerate(each)]

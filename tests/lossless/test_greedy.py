@@ -102,7 +102,7 @@ def test_attention_in_the_kernel_for_tpus(name: str, target, prompts, plain, att
 
 
 def test_a_wrong_draft_never_shows(target, prompts, plain):
-    """The worst draft model is slow, not wrong."""
+    """The worst draft model slows decoding down and changes no token."""
     broken = type(target)(
         target=target.target, draft={k: jax.tree.map(lambda x: -x, v) for k, v in target.draft.items()}
     )

@@ -1,4 +1,4 @@
-"""History beside a head of every kind: the target's text, whichever rows copy and whichever ask the head."""
+"""History beside a head of every kind: the text is the target's, whichever rows copy and whichever use the head."""
 
 import dataclasses
 

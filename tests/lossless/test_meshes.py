@@ -1,4 +1,4 @@
-"""On a mesh of eight devices every drafter gives the tokens of one device, with its weights and cache cut.
+"""On a mesh of eight devices every drafter gives the tokens of one device, with sharded weights and cache.
 
 Above temperature 0 that holds under Gumbel coupling, where the text does not depend on what is drafted.
 """
@@ -34,7 +34,7 @@ PRODUCT += [f"{method}@{mesh}@{SAMPLED}" for method in COUPLED for mesh in MESHE
 
 
 def found(cases: list[str], *options: str) -> list[dict]:
-    """What `on_meshes.py` says of each case, in a process that has eight devices."""
+    """The output of `on_meshes.py` for each case, from a process with eight devices."""
     printed = several_devices.output("-m", "tests.lossless.on_meshes", *options, *cases)
     return [json.loads(line) for line in printed.splitlines()]
 

@@ -29,7 +29,7 @@ INNER = DraftModel()
 @final
 @dataclasses.dataclass(frozen=True)
 class Narrowed(Drafter):
-    """The draft model, which says less than it knows.
+    """The draft model, restricted to a part of its distribution.
 
     Attributes:
         shared: what follows the first node of a level stands for all of them.

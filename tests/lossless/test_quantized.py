@@ -1,4 +1,4 @@
-"""A quantised target is another target, and its own plain decoding is what no method may change."""
+"""A quantised target is another target: every method gives the text of its plain decoding."""
 
 import dataclasses
 

@@ -80,7 +80,7 @@ def enumerate_joint(models: Models, temperature: float, top_p: float) -> np.ndar
 
 @cache
 def asked(seed: int, temperature: float, top_p: float) -> list[Request]:
-    """A batch. Its texts are longer than what is looked at, so that no cut shows."""
+    """A batch of requests whose texts are longer than the compared tokens, so that no cut has an influence."""
     return requests([PROMPT] * BATCH, TOKENS + 1, seed=seed, temperature=temperature, top_p=top_p)
 
 

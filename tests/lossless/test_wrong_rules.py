@@ -1,4 +1,4 @@
-"""Every rule that is known to be wrong fails the battery's own distribution test: so the battery can see.
+"""Every rule that is known to be wrong fails the battery's distribution test, so the test has power.
 
 So does every controller that takes back the token at which it stopped, if it looked at that token to decide.
 """

@@ -1,4 +1,4 @@
-"""Activations through a kernel, and the gradient that is spelt out for it."""
+"""The product of activations and a kernel, and its explicit gradient."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The table of what is cut along what, and its use on abstract models: no devices are needed for that."""
+"""The table of sharding rules, and its use on abstract models, which needs no devices."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ LLAMA_70B = LlamaConfig(
 
 
 def mesh(data: int = 1, kv: int = 1, group: int = 1, spare: int = 1) -> AbstractMesh:
-    """A split mesh of devices that nobody has."""
+    """A split mesh of abstract devices."""
     return AbstractMesh((data, kv, group, spare), AXES)
 
 

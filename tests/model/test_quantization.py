@@ -1,4 +1,4 @@
-"""Kernels as integers: which, how near they come, and that they stay integers wherever they go."""
+"""Integer kernels: which kernels are quantised, the rounding error, and that they stay integers everywhere."""
 
 import dataclasses
 from pathlib import Path

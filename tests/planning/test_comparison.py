@@ -1,4 +1,4 @@
-"""Planned beside measured."""
+"""Planned times beside measured times."""
 
 from jaxspec.planning.chips import CHIPS, KINDS, chip_of
 from jaxspec.planning.comparison import Compared, table, verdict

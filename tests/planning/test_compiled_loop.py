@@ -1,4 +1,4 @@
-"""What XLA makes of the loop for TPUs: the messages that the shapes demand, and no cache or weight put together."""
+"""The loop as XLA compiles it for TPUs: only necessary collectives, and no cache or weight is gathered."""
 
 import importlib.util
 import re

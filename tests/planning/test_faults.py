@@ -1,4 +1,4 @@
-"""What a compiled loop should never do, each in a program that does it."""
+"""Faults of a compiled loop, each in a program that has it."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""`jaxspec plan` where nothing is compiled: sizes and work by hand, times, what it refuses, what it writes."""
+"""`jaxspec plan` without compilation: sizes and work by hand, times, refusals, and output."""
 
 import dataclasses
 import importlib.util
@@ -89,7 +89,7 @@ def test_published_shapes_have_the_published_number_of_parameters(name: str, bil
 
 
 def weights_of_a_chip(c: LlamaConfig, chips: int) -> float:
-    """Bytes by hand: of 8 KV heads each of 8 chips has one, and of 16 chips two have the same."""
+    """Bytes by hand: with 8 KV heads, each of 8 chips has one; of 16 chips, pairs have the same one."""
     cut = c.num_layers * kernels(c) + 2 * c.vocab_size * c.hidden_size
     kv_kernels = c.num_layers * 2 * c.hidden_size * c.num_kv_heads * c.head_dim
     return BF16 * (cut / chips + kv_kernels / 8)

@@ -1,4 +1,4 @@
-"""Logs of runs that never were: answers, trees and times drawn at random, but such as a run would write them."""
+"""Logs of simulated runs: random answers, trees and times, in the format of a real run."""
 
 import dataclasses
 import json

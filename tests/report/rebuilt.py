@@ -19,7 +19,7 @@ class Rebuilt:
         self.answers = lines[1:-1]
 
     def value(self, method: str, keys: list) -> float:
-        """What stands under these keys of bench's JSON."""
+        """The value under these keys of bench's JSON."""
         found = self.of(method, None)
         if keys[0] == "categories":
             return self.of(method, keys[1])[keys[2]]
@@ -67,7 +67,7 @@ class Rebuilt:
         return found
 
     def whole(self, method: str, groups: list, tokens: int, seconds: float) -> dict[str, Any]:
-        """What is only counted over all answers."""
+        """Numbers that are counted over all answers only."""
         passes = lambda name: [
             sum(sum(row[0] for _, turn in group for row in turn["rounds"]) for group in self.groups(name))
             / sum(group[0][1]["decode_seconds"][i] for group in self.groups(name))
@@ -178,7 +178,7 @@ class Rebuilt:
         return bins
 
     def questions(self) -> int:
-        """How many were asked."""
+        """Number of questions."""
         return len({answer["question"] for answer in self.answers})
 
     def rounds_with(self, method: str, count: str, value: int) -> int:

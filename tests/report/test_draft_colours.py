@@ -1,4 +1,4 @@
-"""Text with its drafts between: only those are struck out that the target refused."""
+"""Text with its drafts: only drafts that the target rejected are struck out."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A page of made-up runs: every number in it comes from the logs, and nothing in it from elsewhere."""
+"""A page of made-up runs: every number on it comes from the logs, and it loads nothing from elsewhere."""
 
 import dataclasses
 import json

@@ -38,7 +38,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, little_to_compile_and_time: None) -> None:
-    """Few prompts a case."""
+    """Few prompts per case."""
     monkeypatch.setattr(workloads, "PROMPTS", {"greedy": 6, "sampled": 6, "distribution": 24})
     monkeypatch.setattr(workloads, "LARGEST_BATCH", 4)
     monkeypatch.setattr(explanation, "NOISE_SIZES", (4,))
@@ -77,5 +77,5 @@ def forgetful() -> Any:
 
 
 def verdict(out: Path) -> dict[str, Any]:
-    """What was written."""
+    """The verdict that was written."""
     return json.loads(out.read_text())

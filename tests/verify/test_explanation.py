@@ -1,4 +1,4 @@
-"""Which differences from plain decoding's text rounding explains, and which it does not."""
+"""Differences from plain decoding's text: those that rounding explains, and those that it does not."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The statistics of `jaxspec verify` say what they claim to say: levels, power, exact probabilities."""
+"""The statistics of `jaxspec verify` have their stated levels and power, and exact probabilities."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""`jaxspec verify` passes what is lossless and fails what is not, goes on where it was killed, and repeats a case."""
+"""`jaxspec verify` passes lossless methods and fails others, resumes after a kill, and repeats a case."""
 
 import dataclasses
 import shlex

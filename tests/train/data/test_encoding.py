@@ -1,4 +1,4 @@
-"""What counts: all of a document, and what the assistant says in a conversation."""
+"""Tokens that count in the loss: all of a document, and the assistant's turns of a conversation."""
 
 import dataclasses
 from pathlib import Path
@@ -65,7 +65,7 @@ def with_template(folder: Path, template: str) -> Any:
 
 
 def talk(*contents: str, name: str = "a.jsonl:1", system: str = "") -> Conversation:
-    """What user and assistant say by turns."""
+    """A conversation of user and assistant by turns."""
     spoken = [Message("assistant" if i % 2 else "user", content) for i, content in enumerate(contents)]
     return Conversation(name, (*([Message("system", system)] if system else []), *spoken))
 

@@ -1,4 +1,4 @@
-"""The tokenizer that is learnt, as transformers reads it."""
+"""The trained tokenizer, as transformers reads it."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What tests of training heads share: text to train on, and a target."""
+"""Fixtures of tests of training heads: training text and a target."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`jaxspec-train calibrator`: the labels that it collects, and the predictor that it fits to them."""
+"""`jaxspec-train calibrator`: the labels that it collects, and the predictor fitted to them."""
 
 import dataclasses
 import shutil
@@ -46,7 +46,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recorded(path: Path) -> tuple[jaxspec.Engine, jaxspec.Engine]:
-    """An engine that keeps the hidden states of an early exit, and one that does without."""
+    """An engine that keeps the hidden states of an early exit, and one that does not."""
     model = load(path, "float32")
     head = early_exit_head(model.target)
     method = parse_method(f"early-exit+chain,length={K}")

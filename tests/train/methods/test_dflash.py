@@ -1,4 +1,4 @@
-"""DFlash's training: what it computes is what decoding drafts, and its loss is the paper's."""
+"""DFlash's training computes the logits that decoding drafts from, and its loss is the paper's."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""EAGLE's training: its loss against a plain rendering, and what it trains against what decodes."""
+"""EAGLE's training: its loss against a plain implementation, and its logits against those of decoding."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""EAGLE-3's training: what it unrolls is what decoding drafts, and its loss is the paper's."""
+"""EAGLE-3's training: its unrolled steps give the logits that decoding drafts from, and its loss is the paper's."""
 
 import dataclasses
 import json

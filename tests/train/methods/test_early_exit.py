@@ -1,4 +1,4 @@
-"""`jaxspec-train early-exit`: what it loads, what it trains, and that this is what decodes."""
+"""`jaxspec-train early-exit`: the layers that it loads and trains, and that decoding computes the same."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""`jaxspec-train edd`: its loss, what a token may depend on, and from a target to a head that drafts for it."""
+"""`jaxspec-train edd`: its loss, the tokens that each token sees, and training a head that then drafts."""
 
 import dataclasses
 import json
@@ -83,7 +83,7 @@ def test_loss_is_the_papers(objective: BlockObjective, target, head, batch):
 
 
 def test_what_a_sharpened_teacher_teaches(batch):
-    """Its own distribution at that temperature, and at 1 the very numbers of a KL without any."""
+    """The target's distribution at that temperature; at 1 the KL equals the KL without a temperature."""
     says = 3 * jax.random.normal(jax.random.key(0), (2, LENGTH, VOCAB))
     sharp = Distillation(teacher_temperature=0.5)
     assert float(distil(sharp, 2 * says, says, batch)[0]) == pytest.approx(0, abs=1e-4)

@@ -1,4 +1,4 @@
-"""`jaxspec-train generate`: what it writes, that a killed one ends as if nothing had happened, and what it refuses."""
+"""`jaxspec-train generate`: its output, resuming a killed run with the same bytes, and refusals."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ def generate(target: Path, data: Path) -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def whole(generate: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an undisturbed run writes."""
+    """The output of an undisturbed run."""
     out = tmp_path_factory.mktemp("whole") / "out.jsonl"
     code, err = generate(out)
     assert code == 0, err

@@ -47,7 +47,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def eagle(target: Path, data: Path) -> tuple[Path, str]:
-    """A target with a trained head, and what the training said."""
+    """A target with a trained head, and the output of its training."""
     code, err = command("eagle", "--target", target, "--data", data, *QUICK)
     assert code == 0, err
     return target, err

@@ -1,4 +1,4 @@
-"""`jaxspec-train layer-skip`: which blocks are left out, the loss of the others, and a head that drafts with them."""
+"""`jaxspec-train layer-skip`: the skipped blocks, the loss of the kept blocks, and a head that drafts with them."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def trial(skips: SkipMask, speedup: float) -> Trial:
 
 class TestWhichBlocks:
     def test_gains_are_those_of_each_block_with_the_others_as_they_are(self):
-        """Five blocks bring what they bring. The first does harm, and is mostly left out along with the third."""
+        """Each of five blocks has a fixed gain. The first does harm, and is mostly left out along with the third."""
         rng, brings = np.random.default_rng(0), np.array([-0.05, 0.02, 0.2, 0.1, 0.0, -0.3])
         switches = rng.random((1000, 6)) < 0.5
         switches[:, 0] = np.where(rng.random(1000) < 0.9, switches[:, 2], switches[:, 0])

@@ -1,4 +1,4 @@
-"""`jaxspec-train medusa`: its loss by hand, what it trains against what decodes, and how much memory it takes."""
+"""`jaxspec-train medusa`: its loss by hand, its logits against those of decoding, and its memory."""
 
 import dataclasses
 import json

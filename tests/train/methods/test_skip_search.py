@@ -1,4 +1,4 @@
-"""`jaxspec-train skip-search`: what a set is worth, the log that a killed search goes on from, and what it leaves."""
+"""`jaxspec-train skip-search`: the objective of a set, the log from which a killed search resumes, and the output."""
 
 import json
 import shutil

@@ -144,7 +144,7 @@ def test_a_cache_with_other_taps_is_refused(target: Llama, packed: Windows, tmp_
 
 
 def test_a_cache_of_features_alone_says_nothing_of_taps(target: Llama, packed: Windows, tmp_path: Path):
-    """So that those from before there were taps are read on."""
+    """So caches of versions without taps can still be used."""
     feature_cache.open_cache(tmp_path, target, packed)
     assert json.loads((tmp_path / "features.json").read_text()).keys() == {"shape", "dtype", "of"}
     assert {path.name for path in tmp_path.iterdir()} == {"features.json", "features.npy", "known.npy"}

@@ -1,4 +1,4 @@
-"""Training's forward against decoding's: the same numbers, computed another way."""
+"""The forward of training gives the numbers of the forward of decoding."""
 
 import jax
 import jax.numpy as jnp

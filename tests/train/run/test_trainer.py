@@ -1,4 +1,4 @@
-"""The trainer: what a step is, what a run leaves, and that a killed one ends as if nothing had happened."""
+"""The trainer: a step, the files of a run, and that a killed run resumes to the same parameters and log."""
 
 import contextlib
 import dataclasses
@@ -83,7 +83,7 @@ def test_a_batch_in_parts_is_the_batch(optimizer, packed):
     ],
 )
 def test_muon_takes_matrices_between_hidden_states(drafter: Drafter, hidden: set[str]):
-    """None that has the vocabulary, and no vector."""
+    """Not matrices with a vocabulary axis, and not vectors."""
     head = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(MODEL), nnx.Rngs(0)))
     kinds = module_to_dict(kinds_of(head))
     assert hidden <= {name for name, kind in kinds.items() if kind == "hidden"}
