@@ -235,7 +235,7 @@ WITHOUT = {"mask_token_id": None, "target_layer_ids": [1, 5]}
         ({**OFFICIAL, "num_target_layers": 36}, ["a target of 36 layers", "this target has 8"]),
         (
             {**OFFICIAL, "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 7]}},
-            ["the output of the target's last layer", "before the final norm"],
+            ["the output of the target's last layer", "before or after the final norm"],
         ),
         (
             {**OFFICIAL, "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [-2, 7]}},

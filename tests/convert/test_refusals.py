@@ -245,7 +245,7 @@ def test_bin_files(copy: Callable[[str], Path], tmp_path: Path):
     torch.save(state, file, _use_new_zipfile_serialization=False)
     assert "is a pickle and not a PyTorch file of version 1.6 or later" in refused(source, out)
     file.write_bytes(pickle.dumps({**state, "trap": Trap(tmp_path / "trapped")}))
-    assert "is rejected, because loading it could run code; save it" in refused(source, out)
+    assert "is rejected, because loading it could run code; save the weights" in refused(source, out)
     assert not (tmp_path / "trapped").exists()
     torch.save(state, file)
     file.write_bytes(file.read_bytes()[:-200])
