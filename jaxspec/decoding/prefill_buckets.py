@@ -50,11 +50,12 @@ def shapes_ahead(spec: Speculation, requests: Sequence[Request], batch: int) -> 
     A chunk takes no longer than about two rounds. On an accelerator, a chunk and a round each read the weights once. On
     a CPU the number of tokens decides. There a chunk has at most 4 tokens for each node that a round verifies, plus 32:
     by the times in benchmarks/README.md, 64 tokens cost less than two rounds of 8 rows without drafts, and 128 more.
+    With one row no other row waits, and the chunk may have any size.
     """
     longest = max(len(r.tokens) for r in requests)
     if platform() == "cpu":
         short = CPU_CHUNKS_AHEAD[0] + 4 * batch * spec.builder.verified
-        sizes = tuple(size for size in CPU_CHUNKS_AHEAD if size <= short)
+        sizes = tuple(size for size in CPU_CHUNKS_AHEAD if size <= short or batch == 1)
     else:
         sizes = ACCELERATOR_CHUNKS[:2]
     chunk = chunk_for(longest, sizes)

@@ -28,7 +28,7 @@ def test_ids_that_are_no_vocabulary_are_refused(ids: list[int], words: str):
 
 @pytest.mark.parametrize(
     ("mask", "words"),
-    [("zz", "hexadecimal"), ("ff", "1 bytes"), ("0000", "no tokens"), ("ffff", "beyond 9")],
+    [("zz", "hexadecimal"), ("ff", "1 bytes"), ("0000", "without tokens"), ("ffff", "above 9")],
 )
 def test_masks_that_are_none_are_refused(mask: str, words: str):
     with pytest.raises(ValueError, match=words):

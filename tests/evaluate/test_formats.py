@@ -142,5 +142,5 @@ def test_no_network(error: Exception, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_no_hub_to_reach():
-    with pytest.raises(ValueError, match="neither a file here nor in the hub's cache, and the hub cannot be reached"):
+    with pytest.raises(ValueError, match="not in the hub's cache, and the hub cannot be reached"):
         read_questions("org/no-such-data-set")
