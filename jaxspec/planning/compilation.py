@@ -69,7 +69,7 @@ class Compiled:
         return {phase: merged(messages) for phase, messages in found.items()}
 
     @property
-    def held_fast(self) -> list[str]:
+    def in_fast_memory(self) -> list[str]:
         """Large arrays that stay in fast memory for the whole loop. A large model's weights do not fit there."""
         entry = self.program.computations[self.program.entry]
         loops = [each for each in entry.instructions if each.opcode == "while"]

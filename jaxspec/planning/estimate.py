@@ -119,7 +119,7 @@ def _of(
             yield from inside(each.runs["condition"], trips, loop=each)
             yield from inside(each.runs["body"], trips, phase=begins, loop=each)
         elif each.opcode == "conditional":
-            yield from _dearest([list(inside(name, times)) for name in each.branches], where)
+            yield from _slowest([list(inside(name, times)) for name in each.branches], where)
         elif each.opcode == "call":
             yield from inside(each.runs["to_apply"], times)
         elif found := _operation(program, computation, each, phase, times):
@@ -150,7 +150,7 @@ def _kind(each: Instruction) -> str:
     return {"sort": SORT, "custom-call": KERNEL}.get(each.opcode, OTHER)
 
 
-def _dearest(branches: Sequence[list[Operation]], where: Slice) -> Iterator[Operation]:
+def _slowest(branches: Sequence[list[Operation]], where: Slice) -> Iterator[Operation]:
     """For each phase, the operations of the branch with the longest upper estimate."""
     for phase in dict.fromkeys(each.phase for branch in branches for each in branch):
         own = [[each for each in branch if each.phase == phase] for branch in branches]

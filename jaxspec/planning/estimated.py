@@ -47,7 +47,7 @@ def estimated(
     floors = {name: work and where.seconds(Work(work.flops, work.bytes)) for name, work in works.items()}
     known = {"floor_seconds": floors, "prefill": _prefill(settings, where, works["prefill"], floors["prefill"], None)}
     if compiled is None:
-        return {**NOTHING, **known, "held_fast": None, "dearest": None}
+        return {**NOTHING, **known, "in_fast_memory": None, "slowest_operations": None}
     phases: dict[str, Phases] = {name: parts.phases_of(name, rounds.levels, nodes) for name in ("draft", "verify")}
     took = {name: compiled.seconds(of) if of else None for name, of in phases.items()}
     done = {name: compiled.during(of) for name, of in phases.items()}
@@ -73,8 +73,8 @@ def estimated(
         "estimated_speedup": _speedup(compose, took, rounds, where, settings),
         "not_estimated": {name: _kinds(of, where) for name, of in done.items()},
         **known,
-        "held_fast": compiled.held_fast,
-        "dearest": _dearest(done, settings.explain, where),
+        "in_fast_memory": compiled.in_fast_memory,
+        "slowest_operations": _slowest(done, settings.explain, where),
     }
 
 
@@ -136,7 +136,7 @@ def _kinds(done: list[Operation], where: Slice) -> dict[str, dict[str, int | flo
     }
 
 
-def _dearest(done: Mapping[str, list[Operation]], count: int, where: Slice) -> list[dict[str, Any]]:
+def _slowest(done: Mapping[str, list[Operation]], count: int, where: Slice) -> list[dict[str, Any]]:
     """The `count` operations with the longest times. Operations of a drafting level count for one level."""
     every = [(part, each) for part, of in done.items() for each in of]
     return [

@@ -36,7 +36,7 @@ def show(found: dict[str, Any], console: Console) -> None:
     line("")
     _time(found, console)
     _messages(found, console)
-    _dearest(found, console)
+    _slowest(found, console)
     for fault in found["faults"]:
         line(f"the loop should not do this: {fault}", "red")
     line("")
@@ -50,8 +50,8 @@ def show(found: dict[str, Any], console: Console) -> None:
         if found["estimated_speedup"]:
             low, high = found["estimated_speedup"]
             line(f"By the compiler's estimates: {low:.2f} to {high:.2f} times as fast.")
-    if found["held_fast"]:
-        line(f"In fast memory for the whole loop, which a larger model does not fit: {', '.join(found['held_fast'])}.")
+    if found["in_fast_memory"]:
+        line(f"In fast memory for the whole loop, where a larger model would not fit: {', '.join(found['held_fast'])}.")
     line("Floors are lower bounds by the data sheets. Nothing was measured.")
 
 
@@ -108,14 +108,14 @@ def _estimate(found: dict[str, Any], part: str, ends: list[float] | None) -> tup
     return f"{1e3 * ends[0]:.2f} - {1e3 * ends[1]:.2f}", f"{over[0]:.2f} - {over[1]:.2f}"
 
 
-def _dearest(found: dict[str, Any], console: Console) -> None:
+def _slowest(found: dict[str, Any], console: Console) -> None:
     """Prints the operations of --explain."""
-    if not found["dearest"]:
+    if not found["slowest_operations"]:
         return
     table = Table("slowest operations", "kind", "result", box=None, header_style="bold", padding=(0, 1, 0, 0))
     for title in ("times", "MB", "us"):
         table.add_column(title, justify="right")
-    for each in found["dearest"]:
+    for each in found["slowest_operations"]:
         path = "/".join(each["path"].split("/")[-2:]) or "(added by the compiler)"
         moved = each["times"] * each["bytes"] / 1e6
         numbers = (str(each["times"]), f"{moved:.2f}", f"{1e6 * each['seconds']:.1f}")

@@ -101,7 +101,7 @@ def test_trees_worked_out_by_hand():
     assert chosen(**small, verify=((1, 1.0), (2, 9.0), (4, 9.0), (8, 9.0))) == set()
 
 
-def test_dear_levels_are_few():
+def test_expensive_levels_are_few():
     drafted = lambda cost: max(map(len, paths_of(grown(Budgeted(cost=cost, verify=FLAT, width=2), SAME))))
     assert drafted(0.5) == 1
     assert set(paths_of(grown(dataclasses.replace(SMALL, depth=1), SAME))) == {(0,), (1,)}

@@ -112,7 +112,7 @@ def test_a_program_by_hand():
     took = lambda *phases: interval(of_phase(found, *phases), WHERE)
     # A level once, though nothing says how many there are.
     assert took("level").upper == pytest.approx(1000 / CHIP.clock)
-    # Of the branches the dearer, which reads its operand twice and writes; half of an array by the fusion, which writes
+    # Of the branches the slower, which reads its operand twice and writes; half of an array by the fusion, which writes
     # to fast memory; one brought there; and a message.
     verifying = of_phase(found, "verify4")
     assert sum(each.bytes for each in verifying if each.kind == ESTIMATED) == 3 * ARRAY + ARRAY // 2

@@ -301,8 +301,8 @@ def test_what_is_compiled_for_a_tpu_has_floors_and_estimates(jaxspec: Command, t
         assert all(each["seconds"] >= 0 for each in found["not_estimated"][part].values())
     low, high = found["prefill"]["share_of_peak"]
     assert 0 < low <= high <= 1
-    assert len(found["dearest"]) == 2
-    assert found["dearest"][0]["seconds"] >= found["dearest"][1]["seconds"]
+    assert len(found["slowest_operations"]) == 2
+    assert found["slowest_operations"][0]["seconds"] >= found["slowest_operations"][1]["seconds"]
     assert 0 < found["estimated_speedup"][0] <= found["estimated_speedup"][1]
 
 
