@@ -27,12 +27,13 @@ def test_it_is_small_and_says_what_it_is(model):
     sizes = {path: path.stat().st_size / 10**6 for path in FOLDER.rglob("*") if path.is_file()}
     heads = sum(size for path, size in sizes.items() if FOLDER / "heads" in path.parents)
     assert heads < HEADS and sum(sizes.values()) - heads < MODEL
-    assert model.heads == ("eagle", "early-exit", "edd", "layer-skip", "medusa", "vdm")
+    assert model.heads == ("eagle", "eagle3", "early-exit", "edd", "layer-skip", "medusa", "vdm")
     assert model.config.dtype == "bfloat16"
     assert model.config.model.max_length >= 512
     card = (FOLDER / "README.md").read_text()
-    commands = ("lm", "eagle", "generate", "early-exit", "calibrator", "edd", "medusa", "draft-model", "skip-search")
-    for line in (*(f"jaxspec-train {name}" for name in commands), "--seed", "Python Software Foundation"):
+    heads = ("eagle", "eagle3", "early-exit", "calibrator", "edd", "medusa", "draft-model", "skip-search")
+    commands = [f"jaxspec-train {name}" for name in ("lm", "generate", *heads)]
+    for line in (*commands, "--seed", "Python Software Foundation"):
         assert line in card
 
 
@@ -58,6 +59,7 @@ def plain(model, prompts):
     [
         ("eagle+chain", 1.7),
         ("early-exit+chain+cali-ts", 1.8),
+        pytest.param("eagle3+chain", 1.6, marks=pytest.mark.soak),
         pytest.param("edd+chain", 1.7, marks=pytest.mark.soak),
         pytest.param("layer-skip+adaptive", 1.3, marks=pytest.mark.soak),
         pytest.param("medusa+chain", 1.2, marks=pytest.mark.soak),
@@ -71,7 +73,9 @@ def test_the_head_drafts_what_the_target_says(model, prompts, plain, method, tau
     assert np.mean([each.statistics.tau for each in found]) > tau
 
 
-@pytest.mark.parametrize("method", ["eagle", "early-exit+cali-ts", "edd", "layer-skip", "medusa", "draft-model@vdm"])
+@pytest.mark.parametrize(
+    "method", ["eagle", "eagle3", "early-exit+cali-ts", "edd", "layer-skip", "medusa", "draft-model@vdm"]
+)
 def test_every_head_is_whole(model, method):
     engine = jaxspec.Engine(model, method)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((engine.models.draft, engine.models.control)))
