@@ -111,4 +111,7 @@ def refuses(work: Work, breaker: Breaker, tmp_path: Path, how: How, steps: Seque
 
 
 def writes_of(work: Work, breaker: Breaker, tmp_path: Path) -> int:
-    return breaker.follow(work.order(work.fresh(tmp_path / "place"))).writes
+    """Number of writes of an undisturbed run."""
+    undisturbed = breaker.follow(work.order(work.fresh(tmp_path / "place")))
+    assert undisturbed.code == 0, undisturbed.err
+    return undisturbed.writes

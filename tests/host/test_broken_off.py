@@ -1,4 +1,4 @@
-"""Long runs are killed at each of their writes, and meet a full disk and one that can only be read.
+"""Long runs are killed at many of their writes, and meet a full disk and one that can only be read.
 
 The same command, given again, ends with what an undisturbed run ends with.
 """
@@ -54,7 +54,7 @@ def bench(folder: Path) -> Work:
 
 
 def calibration(folder: Path) -> Work:
-    command = ("jaxspec", "calibrate", "--target", "FOLDER/ckpt", "--methods", "ngram+chain")
+    command = ("jaxspec", "calibrate", "--target", "FOLDER/ckpt", "--head", "ngram")
     return Work(folder, command, "cache/costs", ("cache/compiled/",))
 
 
@@ -80,6 +80,7 @@ def test_killed(breaker: Breaker, work: Work, tmp_path: Path):
     survives_every_kill(work, breaker, tmp_path, range(1, count + 1, -(-count // KILLS)))
 
 
+@pytest.mark.parametrize("work", [evaluation, bench, training], indirect=True, ids=lambda made: made.__name__)
 def test_a_disk_that_takes_nothing(breaker: Breaker, work: Work, tmp_path: Path):
     count = writes_of(work, breaker, tmp_path)
     refuses(work, breaker, tmp_path, "full", (1, count // 2, count - 1))

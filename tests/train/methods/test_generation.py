@@ -177,7 +177,7 @@ def test_texts_end_with_the_context(model: Checkpoint):
         ended = [token in engine.model.config.eos for token in text]
         assert not any(ended[:-1])
         assert len(text) == most or ended[-1]
-    with pytest.raises(ValueError, match=rf"prompt 1 has {ROOM} tokens and the model {ROOM} positions"):
+    with pytest.raises(ValueError, match=rf"prompt 1 has {ROOM} tokens and the model has {ROOM} positions"):
         check_room([[0], [0] * ROOM], ROOM)
 
 
@@ -238,7 +238,7 @@ def test_prompts_of_a_file(target: Path, tmp_path: Path):
         (("--out", "HERE/no/out"), "the folder that is to hold the output, does not exist; make it first"),
         (("--out", "HERE/out", "--prompts", "HERE/exists"), "holds no questions"),
         (("--out", "HERE/out", "--prompts", "HERE/nowhere"), "nowhere cannot be read"),
-        (("--out", "HERE/out", "--prompt-tokens", ROOM), f"tokens and the model {ROOM} positions"),
+        (("--out", "HERE/out", "--prompt-tokens", ROOM), f"tokens and the model has {ROOM} positions"),
         (("--out", "HERE/out", "--data", "HERE/talk.jsonl"), "the data holds conversations; --chat takes"),
         (("--out", "HERE/out", "--chat"), "--chat takes the first turns of conversations"),
         (("--out", "HERE/out", "--data", "HERE/shutil.py"), "every file is held out"),
