@@ -51,7 +51,8 @@ def show(found: dict[str, Any], console: Console) -> None:
             low, high = found["estimated_speedup"]
             line(f"By the compiler's estimates: {low:.2f} to {high:.2f} times as fast.")
     if found["in_fast_memory"]:
-        line(f"In fast memory for the whole loop, where a larger model would not fit: {', '.join(found['held_fast'])}.")
+        arrays = ", ".join(found["in_fast_memory"])
+        line(f"In fast memory for the whole loop, where a larger model would not fit: {arrays}.")
     line("Floors are lower bounds by the data sheets. Nothing was measured.")
 
 
