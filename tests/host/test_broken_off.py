@@ -4,24 +4,17 @@ The same command, given again, ends with what an undisturbed run ends with.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.evaluate.tiny import checkpoint, prompts
-from tests.host.breaking import Breaker, Work, breaking, refuses, survives_every_kill, writes_of
+from tests.host.breaking import Breaker, Work, refuses, survives_every_kill, writes_of
 
 pytestmark = pytest.mark.soak  # minutes: every run compiles its programs anew, or reads them from the cache
 KILLS = 24  # at most so many of a command's writes; a run of training has about a hundred
 ANSWERS, RESULTS = "answers.jsonl", "results.json"
-
-
-@pytest.fixture(scope="module")
-def breaker() -> Iterator[Breaker]:
-    with breaking() as breaker:
-        yield breaker
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ given again, finishes the work.
 """
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,7 @@ import pytest
 from tests import checkpoints, hf_models
 from tests.convert import eagle_heads
 from tests.host.at_writes import How, Order
-from tests.host.breaking import Breaker, Work, breaking, refuses, survives_every_kill, writes_of
-
-
-@pytest.fixture(scope="module")
-def breaker() -> Iterator[Breaker]:
-    with breaking() as breaker:
-        yield breaker
+from tests.host.breaking import Breaker, Work, refuses, survives_every_kill, writes_of
 
 
 @pytest.fixture(scope="module")

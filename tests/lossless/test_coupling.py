@@ -61,7 +61,7 @@ def plain(target, prompts):
     return texts
 
 
-@pytest.mark.parametrize("method", combinations.coupled(), scope="class")  # each is traced once
+@pytest.mark.parametrize("method", combinations.coupled(), scope="class")  # so each is traced once
 class TestCoupled:
     def test_equals_plain_decoding(self, method: Method, target, prompts, plain):
         texts, history = run(speculation(method, False), target, mixed(prompts, NEW))

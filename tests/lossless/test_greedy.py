@@ -30,7 +30,7 @@ def plain(target, prompts):
     return texts
 
 
-@pytest.mark.parametrize("method", combinations.greedy(), scope="class")  # each is traced once
+@pytest.mark.parametrize("method", combinations.greedy(), scope="class")  # so each is traced once
 class TestGreedy:
     def test_equals_plain_decoding(self, method: Method, target, prompts, plain):
         texts, history = run(speculation(method, True), target, requests(prompts, NEW))
