@@ -36,6 +36,7 @@ def start(
     eos: Sequence[int],
     rows: int,
     later: Sequence[Request] = (),
+    device: jax.sharding.Sharding | None = None,
 ) -> DecodeState:
     """Puts a batch of requests on the device, or on the current mesh.
 
@@ -45,11 +46,12 @@ def start(
         eos: token ids that end a text.
         rows: rows of the caches, S.
         later: requests that will refill rows of this batch; see `start_rows`.
+        device: as for `start_rows`.
     """
     batch = power_of_two(len(requests))
     batch += -batch % data_parts()
     filled = [*requests, *[IDLE] * (batch - len(requests))]
-    return start_rows(spec, models, filled, eos, rows, [*requests, *later])
+    return start_rows(spec, models, filled, eos, rows, [*requests, *later], device)
 
 
 def start_rows(
@@ -59,12 +61,14 @@ def start_rows(
     eos: Sequence[int],
     rows: int,
     among: Sequence[Request],
+    device: jax.sharding.Sharding | None = None,
 ) -> DecodeState:
     """The state of exactly these requests; rows of IDLE are finished.
 
     Args:
         among: requests whose states must have the same structure: if one of them uses top-k or top-p, all states have
             an array for it.
+        device: sharding of all arrays if there is no mesh; None: JAX's default.
     """
     tokens = np.zeros((len(requests), rows), np.int32)
     for row, request in enumerate(requests):
@@ -81,6 +85,7 @@ def start_rows(
     return new_state(
         spec,
         models,
+        device,
         seed=column(lambda r: r.sampling.seed % 2**32, np.uint32),
         index=column(lambda r: r.index, np.uint32),
         tokens=tokens,

@@ -12,23 +12,15 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.models import Models
 from jaxspec.decoding.strategy import Strategy
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, enlarge
-from jaxspec.model.llama import Llama, Output, forward
+from jaxspec.model.llama import Output, forward
 
 State = Any  # a strategy's pytree of arrays
 FLOAT32 = jnp.dtype("float32")
-
-
-@chex.dataclass(frozen=True)
-class Models:
-    """The weights of a run: the target's, the drafter's and the controller's (None: no weights)."""
-
-    target: Llama
-    draft: Any
-    control: Any = None
 
 
 @chex.dataclass(frozen=True)

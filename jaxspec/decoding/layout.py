@@ -24,10 +24,11 @@ def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
     return _with_axes(lambda leaf, axes: placed_leaf(leaf, mesh, axes), state)
 
 
-@partial(jax.jit, static_argnames="spec")
+@partial(jax.jit, static_argnames=("spec", "device"))
 def new_state(
     spec: Speculation,
     models: Models,
+    device: jax.sharding.Sharding | None,
     seed: UInt[Array, " B"],
     index: UInt[Array, " B"],
     sampling: Mapping[str, Any],
@@ -36,12 +37,15 @@ def new_state(
     """`decode_state.new_state` in one program; on a mesh each array has the sharding of `place_state`.
 
     Args:
+        device: sharding of all arrays if there is no mesh; None: JAX's default.
         seed, index: those of each row's request, from which its key is made.
         sampling: the fields of `Sampling`.
         begin: the other arguments.
     """
     keys = jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seed, index)
     state = decode_state.new_state(spec, models, keys=keys, sampling=Sampling(**sampling), **begin)
+    if device is not None:
+        return jax.lax.with_sharding_constraint(state, device)
     return _with_axes(lambda leaf, axes: constrain(leaf, *axes), state)
 
 

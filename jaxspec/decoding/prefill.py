@@ -37,7 +37,7 @@ def read(drafter: Drafter, models: Models, state: DecodeState, chunk: int, begin
 
     After the longest prompt is read, the first tokens are committed and the rows are ready for decoding.
     """
-    after = _read(drafter, models, _without_strategy(state), chunk, jnp.int32(begin), jnp.int32(end))
+    after = _read(drafter, models, _without_strategy(state), chunk, np.int32(begin), np.int32(end))
     return dataclasses.replace(after, controller=state.controller, trace=state.trace)
 
 

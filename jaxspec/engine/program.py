@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.decoding import loop
 from jaxspec.decoding.batch import IDLE, start, start_rows
@@ -35,17 +35,21 @@ class Program:
         self, requests: Sequence[Request], eos: Sequence[int], rows: int, later: Sequence[Request] = ()
     ) -> DecodeState:
         """The state before prefill, on the current mesh; `later` as for `decoding.batch.start`."""
-        return self._placed(start(self.spec, self.models, requests, eos, rows, later))
+        return start(self.spec, self.models, requests, eos, rows, later, self._alone)
 
     def start_few(
         self, requests: Sequence[Request], eos: Sequence[int], rows: int, among: Sequence[Request]
     ) -> DecodeState:
         """The state before prefill of exactly these requests; `among` as for `decoding.batch.start_rows`."""
-        return self._placed(start_rows(self.spec, self.models, requests, eos, rows, among))
+        return start_rows(self.spec, self.models, requests, eos, rows, among, self._alone)
 
-    def _placed(self, state: DecodeState) -> DecodeState:
-        # With the sharding of the programs' outputs. Otherwise the loop would be compiled for two shardings.
-        return jax.device_put(state, self.device) if jax.sharding.get_abstract_mesh().empty else state
+    @property
+    def _alone(self) -> Any:
+        """The device's sharding without a mesh, else None: the programs' outputs have it, so the first state must too.
+
+        Otherwise the loop would be compiled for two shardings.
+        """
+        return self.device if jax.sharding.get_abstract_mesh().empty else None
 
     @property
     def device(self) -> Any:
@@ -84,7 +88,7 @@ class Program:
             return {("prefill", drafter, weights, state.tokens.shape, chunk): compiled}
 
         state = abstract(lambda models: start(self.spec, models, requests, eos, rows, later))
-        loop = lambda: LOOP.lower(self.spec, self.models, state, jnp.int32(0), jnp.int32(0)).compile()
+        loop = lambda: LOOP.lower(self.spec, self.models, state, np.int32(0), np.int32(0)).compile()
         found = {**reading(state, chunk), ("loop", self.spec, weights, state.tokens.shape): loop}
         if later:
             chunks, few_rows = shapes_ahead(self.spec, everybody, len(requests))
@@ -95,7 +99,7 @@ class Program:
 
     def decode(self, state: DecodeState, rounds: int, enough: int) -> DecodeState:
         """Runs up to `rounds` rounds. It stops earlier if `enough` rows are finished or the cache is too small."""
-        return LOOP(self.spec, self.models, state, jnp.int32(rounds), jnp.int32(enough))
+        return LOOP(self.spec, self.models, state, np.int32(rounds), np.int32(enough))
 
     def layout(self, batch: int, rows: int, mesh: AnyMesh) -> tuple[Models, DecodeState]:
         """Models and state for `batch` sequences, as `jax.ShapeDtypeStruct`s sharded over a split mesh."""

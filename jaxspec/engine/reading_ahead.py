@@ -1,9 +1,11 @@
-"""Prefills waiting prompts during decoding, one chunk between two calls of the loop, for the next free rows."""
+"""Prefills waiting prompts during decoding, one chunk beside each call of the loop, for the next free rows."""
 
+import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
@@ -47,6 +49,10 @@ class ReadingAhead:
     So a free row is refilled without an idle round, and other rows wait for at most one chunk at a time. A shared
     beginning of prompts is read once.
 
+    Without a mesh a chunk is read in a thread of its own while the loop runs. A CPU then computes both at once; other
+    devices compute one after the other. On a mesh all processes must start their programs in the same order, so there
+    the chunk is read first.
+
     Attributes:
         waiting: (index of the prompt, request) of prompts that are not read yet.
         group: the group that is being read.
@@ -68,6 +74,7 @@ class ReadingAhead:
         self.group: Group | None = None
         self.ready: dict[int, Group] = {}
         self.kept: list[Prefix] = []
+        self._thread = ThreadPoolExecutor(1, "prefill") if model.mesh is None else None
         with model.context():
             self.parts = data_parts()
             self.chunks, self.rows = shapes_ahead(program.spec, requests, begun)
@@ -77,12 +84,33 @@ class ReadingAhead:
         """Whether any prompt still waits for a row."""
         return bool(self.waiting or self.group or self.ready)
 
+    @property
+    def chunks_left(self) -> int:
+        """Chunks to read until each part of the batch has a prompt ready, if one waits; 0: nothing is to be read."""
+        lacking = 0 if self.group else min(self.parts - len(self.ready), len(self.waiting))
+        following = [len(self.waiting[i][1].tokens) for i in range(lacking)]
+        left = self.group.left if self.group else max(following, default=0)
+        return -(-left // self.chunks[0])
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Reads the next chunk, if a part of the batch has no prompt ready, before or during what the caller does."""
+        if not self.chunks_left:
+            yield
+        elif self._thread is None:
+            self.read_chunk()
+            yield
+        else:
+            chunk = self._thread.submit(self.read_chunk)
+            try:
+                yield
+            finally:
+                chunk.result()
+
     def read_chunk(self) -> None:
-        """Reads the next chunk, if a part of the batch has no prompt ready."""
+        """Reads the next chunk; `chunks_left` is not 0."""
         if self.group is None:
             parts = [part for part in range(self.parts) if part not in self.ready]
-            if not (parts and self.waiting):
-                return
             self.group = self._begin({part: self.waiting.popleft() for part in parts if self.waiting})
         group, began = self.group, time.perf_counter()
         chunk, end = self.chunks[0], group.position + self.chunks[0]

@@ -16,7 +16,8 @@ BETWEEN_STOPS = 8  # rounds between two looks for stop strings
 def refilled(session: Session, ahead: ReadingAhead, rows: int, stops: StopStrings) -> Iterator[tuple[int, Generation]]:
     """Yields (place, result) of every prompt as it is done, whatever the order of the prompts.
 
-    Between two calls of the loop free rows go to prompts that are ready, and one chunk of the next is read.
+    Between two calls of the loop free rows go to prompts that are ready. Beside each call one chunk of the next prompt
+    is read.
 
     Args:
         session: the batch, at work on the first prompts.
@@ -27,12 +28,14 @@ def refilled(session: Session, ahead: ReadingAhead, rows: int, stops: StopString
         for row in [row for row in session.texts if session.done[row]]:
             result = text_of_row(session, row, stops)
             yield session.texts.pop(row).place, result
-        ahead.read_chunk()
-        while ahead.hand_over(session, rows):
+        while ahead.hand_over(session, rows) and ahead.chunks_left and len(session.texts) < rows:
             ahead.read_chunk()
-        if session.texts and not any(session.done[row] for row in session.texts):  # a first token may end a text
-            reading = 1 if ahead.group else BETWEEN_STOPS if stops else UNLIMITED
-            session.advance(reading, more=1)
+        if not session.texts and ahead.chunks_left:
+            ahead.read_chunk()
+        elif session.texts and not any(session.done[row] for row in session.texts):  # a first token may end a text
+            rounds = 1 if ahead.chunks_left > 1 else BETWEEN_STOPS if stops else UNLIMITED
+            with ahead.reading():
+                session.advance(rounds, more=1)
             session.stop(stopped_rows(session, stops) if stops else [])
 
 

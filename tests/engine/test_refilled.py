@@ -1,5 +1,6 @@
 """More prompts than rows: every text is as it is alone, and rows do not idle while prompts wait."""
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -134,7 +135,7 @@ def test_no_row_idles_while_prompts_wait(rows: int, method: str, model, monkeypa
     assert session.round <= 1.05 * max(free)
 
 
-def test_one_admission_stalls_the_others_for_a_chunk_between_two_rounds(model, monkeypatch):
+def test_one_admission_stalls_the_others_for_a_chunk_beside_each_round(model, monkeypatch):
     """Counted, not timed: a long prompt is read while others decode, in chunks that are worth about two rounds."""
     long = np.random.default_rng(3).integers(1, 200, size=150).tolist()
     requests = requests_of(model, [*PROMPTS[:4], long], max_new_tokens=[3, 60, 60, 60, 9])
@@ -142,22 +143,25 @@ def test_one_admission_stalls_the_others_for_a_chunk_between_two_rounds(model, m
     program = engine.program(requests)
     session = Session(model, program, requests[:rows], later=requests[rows:])
     ahead = ReadingAhead(model, program, requests, rows, keep_state=False)
-    done, read, advance = [], Program.read, session.advance  # tokens of each chunk read, and rounds as a number below 0
+    chunks, beside, read, reading = [], [], Program.read, ahead.reading
 
     def watched_read(self, state, chunk, begin, end):
-        done.extend([chunk] * len(range(begin, min(end, len(long)), chunk)))
+        chunks.extend([chunk] * len(range(begin, min(end, len(long)), chunk)))
         return read(self, state, chunk, begin, end)
 
-    def watched_advance(*given, **named):
-        before = session.round
-        advance(*given, **named)
-        done.append(before - session.round)
+    @contextlib.contextmanager
+    def watched():
+        chunks_before, rounds_before = len(chunks), session.round
+        with reading():
+            yield
+        beside.append((chunks[chunks_before:], session.round - rounds_before))
 
     monkeypatch.setattr(Program, "read", watched_read)
-    monkeypatch.setattr(session, "advance", watched_advance)
+    monkeypatch.setattr(ahead, "reading", watched)
     found = dict(refilled(session, ahead, rows, StopStrings((), model.tokenizer)))
-    chunks = [at for at, what in enumerate(done) if what > 0]
-    assert done[chunks[0] : chunks[-1] + 1] == [*[32, -1] * 4, 32]  # 150 tokens are five chunks, a round between two
+    while_reading = [each for each in beside if each[0]]
+    assert while_reading[:-1] == [([32], 1)] * 4  # 150 tokens are five chunks, each beside one round
+    assert while_reading[-1][0] == [32]
     (alone,) = engine.generate([long], max_new_tokens=9)
     assert found[4].tokens == alone.tokens
 
