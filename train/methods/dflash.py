@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.drafters.dflash import Dflash as DflashDrafter
 from jaxspec.drafters.dflash import DflashHead, context_rows, fuse, masked_block
-from jaxspec.model.attention import attend_plainly, project
+from jaxspec.model.attention import project
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.linear import linear
 from jaxspec.model.llama import Llama, attention_input, look_up, mlp_block, unembed
@@ -26,8 +26,8 @@ from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies
-from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import of_target, positions
+from jaxspec.train.run.losses import Summed, divergence
+from jaxspec.train.run.packed import attend, in_blocks, of_target, positions
 from jaxspec.train.settings.heads import Dflash, DflashObjective
 
 _ROWS = 512  # tokens of blocks in each window whose logits are held at once
@@ -68,14 +68,14 @@ def initial(target: Llama, random: DflashHead) -> DflashHead:
 def loss(
     head: DflashHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: DflashObjective
 ) -> Summed:
-    """Weighted cross-entropy of the text's tokens after each anchor.
+    """Weighted loss of the tokens after each anchor: the text's cross-entropy, or the KL from the target.
 
     `alpha_k` is the head's accuracy at distance k + 1 from the anchor: the share of tokens that are its first choice.
 
     Args:
         key: draws the anchors; None: they are spread evenly.
     """
-    _, taps = of_target(target, batch, head.options.taps)
+    features, taps = of_target(target, batch, head.options.taps)
     segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
     counted, width = jnp.asarray(batch.counted), head.options.block
     context = context_rows(head, fuse(head, taps), positions(segment))
@@ -89,8 +89,13 @@ def loss(
         read = lambda values: jax.vmap(lambda row, places: row[places])(values, inside)
         same = read(segment) == jax.vmap(lambda row, places: row[places])(segment, blocks.anchor)[..., None]
         valid = blocks.real[..., None] & (at < tokens.shape[1]) & same & read(counted)
-        lost = optax.softmax_cross_entropy_with_integer_labels(logits, read(tokens))
-        weight = jax.lax.stop_gradient(weights(objective, lost, valid))
+        entropy = optax.softmax_cross_entropy_with_integer_labels(logits, read(tokens))
+        weight = jax.lax.stop_gradient(weights(objective, entropy, valid))
+        if objective.goal == "cross-entropy":
+            lost = entropy
+        else:
+            before = jax.vmap(lambda row, places: row[places])(features, inside - 1)
+            lost = divergence(objective, logits, unembed(target, before))
         right = valid & (logits.argmax(-1) == read(tokens))
         counts = blocks.real.sum() if objective.weighting == "d-pace" else weight.sum()
         return (weight * lost).sum(), counts.astype(jnp.float32), right.sum((0, 1)), valid.sum((0, 1))
@@ -119,30 +124,34 @@ def draft(
     Args:
         context: each layer's keys and values of all tokens. A block sees the tokens of its document before its anchor.
     """
-    at, width = positions(segment), head.options.block
+    width, config, (batch, anchors) = head.options.block, head.config, anchor.shape
+    of_anchor = lambda values: jnp.take_along_axis(values, anchor, axis=1)
+    place = (of_anchor(positions(segment))[..., None] + jnp.arange(width)).reshape(batch, -1)
+    cos, sin = rotary(config, place)
+    begins, document = (jnp.repeat(values, width, axis=1) for values in (anchor, of_anchor(segment)))
+    table = target.embedding if head.embedding is None else head.embedding
+    ids = masked_block(head, of_anchor(tokens).reshape(-1), width).reshape(batch, -1)
+    x = look_up(table, ids).astype(head.norm[...].dtype)
 
-    def of_block(
-        tokens: Int[Array, " T"],
-        segment: Int[Array, " T"],
-        at: Int[Array, " T"],
-        context: tuple[KV, ...],
-        anchor: Array,
-    ) -> Array:
-        visible = (jnp.arange(len(tokens)) < anchor) & (segment == segment[anchor])
-        cos, sin = rotary(head.config, (at[anchor] + jnp.arange(width))[None])
-        table = target.embedding if head.embedding is None else head.embedding
-        x = look_up(table, masked_block(head, tokens[anchor][None], width)).astype(head.norm[...].dtype)
-        for layer, rows in zip(head.layers, context, strict=True):
-            query, key, value = project(layer.attention, head.config, attention_input(layer, head.config, x), cos, sin)
-            own = KV(k=key.swapaxes(2, 3), v=value)
-            rows = jax.tree.map(lambda leaf: leaf[None], rows)
-            mixed = attend_plainly(query, rows, visible[None], own, jnp.ones((1, width, width), bool))
-            mixed = mixed.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(1, width, -1)
-            x = mlp_block(layer, head.config, x + linear(mixed, layer.attention.o))
-        return rms_norm(x, head.norm[...], head.config.norm_eps)[0, 1:]
+    def seen(start: int, end: int, low: int, high: int) -> Bool[Array, "B queries keys"]:
+        """Mask of queries `start` to `end` - 1. Keys are the context, then tokens `low` to `high` - 1 of blocks."""
+        query, key = jnp.arange(start, end)[:, None], jnp.arange(low, high)
+        before = jnp.arange(segment.shape[1]) < begins[:, start:end, None]
+        own = jnp.broadcast_to(query // width == key // width, (batch, end - start, high - low))
+        return jnp.concatenate([before & (segment[:, None] == document[:, start:end, None]), own], axis=2)
 
-    of_window = jax.vmap(of_block, in_axes=(None, None, None, None, 0))
-    return jax.vmap(of_window)(tokens, segment, at, context, anchor)
+    # All blocks together, without vmap: under vmap `linear.product` has a gradient of the kernel for each block.
+    for layer, rows in zip(head.layers, context, strict=True):
+        query, key, value = project(layer.attention, config, attention_input(layer, config, x), cos, sin)
+
+        def block(start: int, end: int, rows=rows, query=query, key=key, value=value) -> Array:
+            low, high = start // width * width, -(-end // width) * width
+            keys = jnp.concatenate([rows.k.swapaxes(2, 3), key[:, :, low:high]], axis=2)
+            values = jnp.concatenate([rows.v, value[:, :, low:high]], axis=2)
+            return attend(query[:, :, :, start:end], keys, values, seen(start, end, low, high))
+
+        x = mlp_block(layer, config, x + linear(in_blocks(block, x.shape[1]), layer.attention.o))
+    return rms_norm(x, head.norm[...], config.norm_eps).reshape(batch, anchors, width, -1)[:, :, 1:]
 
 
 def draw(segment: Int[Array, "B T"], counted: Bool[Array, "B T"], count: int, key: Key[Array, ""] | None) -> Blocks:
@@ -160,9 +169,9 @@ def draw(segment: Int[Array, "B T"], counted: Bool[Array, "B T"], count: int, ke
 
 
 def in_chunks(blocks: Blocks, size: int) -> Blocks:
-    """The blocks in chunks of `size` blocks per window, on a new first axis; the last chunk is padded."""
+    """The blocks in equal chunks of at most `size` blocks per window, on a new first axis; the last chunk is padded."""
     batch, count = blocks.anchor.shape
-    size = min(size, count)
+    size = -(-count // -(-count // size))
     missing = -count % size
 
     def cut(values: Array) -> Array:
@@ -172,17 +181,17 @@ def in_chunks(blocks: Blocks, size: int) -> Blocks:
 
 
 def weights(
-    objective: DflashObjective, lost: Float[Array, "B anchors levels"], valid: Bool[Array, "B anchors levels"]
+    objective: DflashObjective, entropy: Float[Array, "B anchors levels"], valid: Bool[Array, "B anchors levels"]
 ) -> Float[Array, "B anchors levels"]:
     """The weight of each level's loss: a fixed decay, or the expected number of accepted tokens from it on (D-PACE).
 
     Args:
-        lost: cross-entropy of each level.
+        entropy: cross-entropy of the text's token at each level.
         valid: levels that count; all others have weight 0.
     """
     if objective.weighting == "decay":
-        levels = lost.shape[-1]
+        levels = entropy.shape[-1]
         return valid * jnp.exp(-jnp.arange(levels) / objective.scale(levels + 1))
-    smoothed = objective.smoothing + (1 - objective.smoothing) * jnp.exp(-lost)
+    smoothed = objective.smoothing + (1 - objective.smoothing) * jnp.exp(-entropy)
     reached = jnp.cumprod(smoothed, axis=-1) * valid
     return valid * jnp.flip(jnp.cumsum(jnp.flip(reached, -1), axis=-1), -1)

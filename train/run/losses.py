@@ -38,8 +38,13 @@ def distil(
     """
     if objective.goal == "cross-entropy":
         return cross_entropy(drafts, batch)
-    taught = jax.nn.softmax(says[:, :-1] / objective.teacher_temperature)
-    return _over_counted(optax.kl_divergence(jax.nn.log_softmax(drafts[:, :-1]), taught), batch)
+    return _over_counted(divergence(objective, drafts[:, :-1], says[:, :-1]), batch)
+
+
+def divergence(objective: Distillation, drafts: Float[Array, "*B V"], says: Float[Array, "*B V"]) -> Float[Array, "*B"]:
+    """KL(target ‖ draft) of each token's distribution, from the logits of both."""
+    taught = jax.nn.softmax(says / objective.teacher_temperature)
+    return optax.kl_divergence(jax.nn.log_softmax(drafts), taught)
 
 
 def _over_counted(each: Float[Array, "B drafts"], batch: Windows) -> Summed:

@@ -168,9 +168,12 @@ class Eagle3(HeadSettings):
 
 
 @dataclasses.dataclass(frozen=True)
-class DflashObjective:
-    """DFlash's loss: the cross-entropy of the text's tokens in blocks."""
+class DflashObjective(Distillation):
+    """DFlash's loss over the tokens of blocks: the text's cross-entropy, or distillation from the target."""
 
+    goal: Goal = "cross-entropy"
+    """cross-entropy: that of the tokens of the text, as published. forward-kl: KL(target || draft), which is the better
+    goal for text that the target did not generate."""
     anchors: int = 512
     """Blocks per training window. Each begins at a random token; all are drawn anew at each step."""
     weighting: Literal["decay", "d-pace"] = "decay"
@@ -184,6 +187,7 @@ class DflashObjective:
     head is poor."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self, lambda value: value >= 1, "be at least 1", "anchors")
         require(self, lambda value: value is None or value > 0, "be above 0", "decay_scale")
         require(self, lambda value: 0 <= value <= 1, "be from 0 to 1", "smoothing")

@@ -91,10 +91,20 @@ def test_trains_what_decodes(target, head, batch, logits):
         np.testing.assert_allclose(state.logits[0], logits[row, anchor], atol=1e-4)
 
 
+def log_softmax(values: np.ndarray) -> np.ndarray:
+    return values - np.log(np.exp(values).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("goal", ["cross-entropy", "forward-kl"])
 @pytest.mark.parametrize("weighting", ["decay", "d-pace"])
-def test_loss_is_the_papers(weighting, target, head, batch, logits, monkeypatch):
+def test_loss_is_the_papers(weighting, goal, target, head, batch, logits, monkeypatch):
+    """Or the KL from the target's distribution in its place, with the same weights."""
     monkeypatch.setattr(dflash, "_ROWS", 2 * BLOCK)  # several chunks, the last of which is not full
-    objective = DflashObjective(anchors=ANCHORS, weighting=weighting, decay_scale=1.5, smoothing=0.3)
+    heat = 0.7 if goal == "forward-kl" else 1.0
+    options = {"weighting": weighting, "goal": goal, "teacher_temperature": heat}
+    objective = DflashObjective(anchors=ANCHORS, decay_scale=1.5, smoothing=0.3, **options)
+    features, _ = of_target(target, batch, head.options.taps)
+    teacher = log_softmax(np.asarray(unembed(target, features), np.float64) / heat)
     found, sums = partial(dflash.loss, objective=objective)(head, target, batch, jax.random.key(5))
     blocks = dflash.draw(batch.segment, batch.counted, ANCHORS, jax.random.key(5))
     total = weight = 0.0
@@ -105,14 +115,17 @@ def test_loss_is_the_papers(weighting, target, head, batch, logits, monkeypatch)
             continue
         weight += weighting == "d-pace"
         said = logits[row, anchor].astype(np.float64)
-        log_q = said - np.log(np.exp(said).sum(-1, keepdims=True))
+        log_q = log_softmax(said)
         reached, lost, chances = 1.0, {}, {}
         for j in range(1, BLOCK):
             at = min(anchor + j, LENGTH - 1)
             label = int(batch.tokens[row, at])
             reached *= 0.3 + 0.7 * np.exp(log_q[j - 1, label])
             if anchor + j < LENGTH and batch.counted[row, at] and batch.segment[row, at] == batch.segment[row, anchor]:
-                lost[j], chances[j] = -log_q[j - 1, label], reached
+                log_p = teacher[row, at - 1]
+                divergence = (np.exp(log_p) * (log_p - log_q[j - 1])).sum()
+                lost[j] = divergence if goal == "forward-kl" else -log_q[j - 1, label]
+                chances[j] = reached
                 rows[j - 1] += 1
                 right[j - 1] += said[j - 1].argmax() == label
         for j, value in lost.items():
