@@ -33,7 +33,8 @@ def refilled(session: Session, ahead: ReadingAhead, rows: int, stops: StopString
         if not session.texts and ahead.chunks_left:
             ahead.read_chunk()
         elif session.texts and not any(session.done[row] for row in session.texts):  # a first token may end a text
-            rounds = 1 if ahead.chunks_left > 1 else BETWEEN_STOPS if stops else UNLIMITED
+            waits = ahead.chunks_left > 1 or (ahead.chunks_left and len(session.texts) < rows)
+            rounds = 1 if waits else BETWEEN_STOPS if stops else UNLIMITED
             with ahead.reading():
                 session.advance(rounds, more=1)
             session.stop(stopped_rows(session, stops) if stops else [])

@@ -1,4 +1,5 @@
-"""Two processes with two devices each give what one process with four gives: tokens, rounds, files, and one voice."""
+"""Two processes with two devices each, and four with one, give what one process with four gives: tokens, rounds, files,
+and one voice."""
 
 import json
 from pathlib import Path
@@ -37,7 +38,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     questions = folder / "questions.jsonl"
     questions.write_text("".join(json.dumps({"turns": each}) + "\n" for each in turns))
     found = {}
-    for processes in (2, 1):  # which finds the costs that the two have measured
+    for processes in (4, 2, 1):  # the later ones find the costs that the first have measured
         found[processes] = out = folder / f"of-{processes}"
         out.mkdir()
         about = ("--target", target, "--prompts", questions, "--batch-size", 2, "--mesh", MESH, *SAMPLING)
@@ -70,36 +71,40 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_bench(outputs: dict[int, Path]):
+@pytest.mark.parametrize("several", [2, 4])
+def test_bench(several: int, outputs: dict[int, Path]):
     def answers(out: Path) -> list[tuple]:
         kept = ("tokens", "rounds", "trees")
         turns = lambda line: [[turn[name] for name in kept] for turn in line["turns"]]
         lines = lines_of(out / "bench.json.jsonl")
         return [(line["question"], line["method"], turns(line)) for line in lines if "question" in line]
 
-    ours, theirs = answers(outputs[2]), answers(outputs[1])
+    ours, theirs = answers(outputs[several]), answers(outputs[1])
     assert len(ours) == 3 * 2
     assert ours == theirs
     rounds = lambda named: [len(found) for _, method, turns in ours if method == named for _, found, _ in turns]
     assert max(rounds("plain")) == 7
     assert min(rounds("ngram+budgeted")) < 7, "no draft was taken"
-    assert (outputs[2] / "page.html").exists()
+    assert (outputs[several] / "page.html").exists()
 
 
-def test_eval(outputs: dict[int, Path]):
-    ours, theirs = (lines_of(outputs[processes] / "eval.jsonl") for processes in (2, 1))
+@pytest.mark.parametrize("several", [2, 4])
+def test_eval(several: int, outputs: dict[int, Path]):
+    ours, theirs = (lines_of(outputs[processes] / "eval.jsonl") for processes in (several, 1))
     assert len(ours) == 3
     assert ours == theirs
 
 
-def test_budgets(outputs: dict[int, Path]):
-    ours, theirs = (json.loads((outputs[processes] / "budgets.json").read_text()) for processes in (2, 1))
+@pytest.mark.parametrize("several", [2, 4])
+def test_budgets(several: int, outputs: dict[int, Path]):
+    ours, theirs = (json.loads((outputs[processes] / "budgets.json").read_text()) for processes in (several, 1))
     assert [len(tokens) for tokens, _ in ours] == [3, 11, 9, 5]
     assert ours == theirs
 
 
-def test_generate(outputs: dict[int, Path]):
-    ours, theirs = ((outputs[processes] / "texts.jsonl").read_bytes() for processes in (2, 1))
+@pytest.mark.parametrize("several", [2, 4])
+def test_generate(several: int, outputs: dict[int, Path]):
+    ours, theirs = ((outputs[processes] / "texts.jsonl").read_bytes() for processes in (several, 1))
     assert len(ours.splitlines()) == 3
     assert ours == theirs
 
