@@ -77,8 +77,15 @@ def test_what_does_not_fit_is_said_and_the_chat_goes_on(talk, path):
     (answer,) = answers(path, ["ab"])
     code, out, remarks = talk("x" * 300, "ab")
     assert (code, out) == (0, f"{answer}\n")
-    assert "exceeds the 256 positions of this model" in remarks
+    assert "leaves no room for an answer: the model has 256 positions" in remarks
     assert "/reset starts a new conversation" in remarks
+
+
+def test_a_long_answer_leaves_room_for_the_next(talk):
+    code, out, remarks = talk("ab", "cd", options=("--max-new-tokens", "1000"))
+    assert code == 0
+    assert "error" not in remarks
+    assert len(out) > 2 * NEW
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(talk, path, monkeypatch):
