@@ -29,7 +29,9 @@ _OWN_CHECK = re.compile(r"Error parsing __tyro-dummy-inner__\S*: (.*?)\.? For fu
 """An error that the settings themselves raised. tyro puts a name of its own before it."""
 
 _UNKNOWN = re.compile(r"(Unrecognized options: .*?) Perhaps you meant:")
-_COMMAND = re.compile(r"Unrecognized options: ([^\s,]+).*? Available subcommands: (.*?)(?= For full helptext|$)")
+_COMMAND = re.compile(
+    r"Unrecognized (?:or misplaced )?options: ([^\s,]+).*? Available subcommands: ((?:[\w-]+, )*[\w-]+)"
+)
 _MISSING = re.compile(r"(Missing from [^:]*:) (.*)")
 _HELP = re.compile(r"\.? For full helptext, (?:run|see):? ")
 _OPTION = re.compile(r"(?<= )(--[a-z][a-z-]*) (?=[{[A-Z])")

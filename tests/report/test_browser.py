@@ -36,7 +36,7 @@ PROBE = """<script>addEventListener("load", () => {
     return new Set([...range.getClientRects()].map((each) => Math.round(each.top))).size;
   };
   const overlaps = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
-  const crossed = all(".chart").filter((chart) => [...chart.querySelectorAll(".axis")].some((label) =>
+  const crossed = all(".chart").filter((chart) => [...chart.querySelectorAll(".axis[transform]")].some((label) =>
     [...chart.querySelectorAll(".tick")].some((tick) => overlaps(box(label), box(tick)))));
   const clicked = [...document.querySelectorAll(".round")][2];
   if (clicked) clicked.click();
