@@ -92,11 +92,13 @@ def carry_out(prog: str, description: str, commands: Mapping[str, tuple[type, st
         commands: by name: the dataclass of its settings, and the function that takes them, as `module.function`. The
             module is imported only when the command runs, so `--help` does not load JAX.
     """
-    named = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _) in commands.items())
-    if sys.argv[1:2] in (["-h"], ["--help"]):
+    listed = sys.argv[1:2] in (["-h"], ["--help"])
+    if listed:
         description += f" `{prog} COMMAND --help` shows a command's options, with an example."
-        for kind, _ in commands.values():
-            help_texts.summarise(kind)
+    named = tuple(
+        Annotated[kind, tyro.conf.subcommand(name, description=help_texts.summary(kind) if listed else None)]
+        for name, (kind, _) in commands.items()
+    )
     settings = parse(Union[named], prog, description, commands=tuple(commands))  # noqa: UP007 (made at run time)
     work = next(work for kind, work in commands.values() if type(settings) is kind)
     module, _, function = work.rpartition(".")

@@ -14,9 +14,9 @@ import tyro
 METAVARS = {str | None: "TEXT", int | None: "INT", float | None: "FLOAT", pathlib.Path | None: "PATH"}
 
 
-def summarise(kind: type) -> None:
-    """Cuts the docstring of a command's settings to its first paragraph, for the list of commands."""
-    kind.__doc__ = (kind.__doc__ or "").partition("\n\n")[0]
+def summary(kind: type) -> str:
+    """The first paragraph of a command's docstring, for the list of commands."""
+    return " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
 
 
 def prepare(kind: Any) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 
 import pytest
@@ -82,10 +83,12 @@ def test_what_does_not_fit_is_said_and_the_chat_goes_on(talk, path):
 
 
 def test_a_long_answer_leaves_room_for_the_next(talk):
-    code, out, remarks = talk("ab", "cd", options=("--max-new-tokens", "1000"))
+    """It takes half of the 256 positions that the prompt leaves."""
+    code, _, remarks = talk("ab", "/stats", options=("--max-new-tokens", "1000"))
     assert code == 0
-    assert "error" not in remarks
-    assert len(out) > 2 * NEW
+    line = next(line for line in remarks.splitlines() if line.startswith("answer: "))
+    tokens, prompt = (int(re.search(rf"(\d+) {words}", line)[1]) for words in ("tokens,", "prompt tokens"))
+    assert tokens == (256 - prompt) // 2
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(talk, path, monkeypatch):
