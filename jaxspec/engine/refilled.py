@@ -16,8 +16,8 @@ BETWEEN_STOPS = 8  # rounds between two looks for stop strings
 def refilled(session: Session, ahead: ReadingAhead, rows: int, stops: StopStrings) -> Iterator[tuple[int, Generation]]:
     """Yields (index of the prompt, result) when each text is finished, in any order.
 
-    Between two calls of the loop, free rows get prompts that are ready. During each call, one chunk of the next prompt is
-    read.
+    Between two calls of the loop, free rows get prompts that are ready. During each call, one chunk of the next prompt
+    is read.
 
     Args:
         session: the batch, which decodes the first prompts.

@@ -87,7 +87,7 @@ def test_a_long_answer_leaves_room_for_the_next(talk):
     code, _, remarks = talk("ab", "/stats", options=("--max-new-tokens", "1000"))
     assert code == 0
     line = next(line for line in remarks.splitlines() if line.startswith("answer: "))
-    tokens, prompt = (int(re.search(rf"(\d+) {words}", line)[1]) for words in ("tokens,", "prompt tokens"))
+    tokens, prompt = (int(re.findall(rf"(\d+) {words}", line)[0]) for words in ("tokens,", "prompt tokens"))
     assert tokens == (256 - prompt) // 2
 
 
