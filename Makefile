@@ -23,16 +23,16 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
 		printf '  make %-12s %s\n' "$$name" "$$what"; done
 
-demo: .venv/.light  ## generate text with and without speculation
+demo: .venv/.light  ## generate code with the bundled model, show its drafts, and compare four methods
 	@$(BIN)/jaxspec demo
 
 test: .venv/.dev  ## the tests, on WORKERS=2 processes
 	@$(PYTEST)
 
-soak: .venv/.dev  ## the tests, with the full product of methods; PART=2/8 for a part; goes on where it was stopped
+soak: .venv/.dev  ## the tests, with the full product of methods; PART=2/8 for a part; resumes where it stopped
 	@$(PYTEST) --soak --resume $(if $(PART),--part $(PART))
 
-mutants: .venv/.dev  ## breaks the library in many ways, and tells which the tests notice; ONLY=names
+mutants: .venv/.dev  ## break the library in many ways, and report which faults the tests find; ONLY=names
 	@$(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY))
 
 lint: .venv/.dev  ## ruff: rules and formatting
@@ -42,7 +42,7 @@ lint: .venv/.dev  ## ruff: rules and formatting
 types: .venv/.dev  ## pyright
 	@$(BIN)/pyright
 
-format: .venv/.dev  ## let ruff mend what it can
+format: .venv/.dev  ## let ruff fix what it can
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 

@@ -1,4 +1,4 @@
-"""What refilled rows save: rounds and time of prompts with unequal budgets, in groups and with rows refilled.
+"""Measures what refilled rows save: rounds and time of prompts with unequal budgets, in groups and with refilled rows.
 
 python benchmarks/refill.py [--target builtin] [--methods plain ngram+chain eagle+chain] [--batch-sizes 8 16]
 

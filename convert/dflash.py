@@ -1,7 +1,7 @@
-"""DFlash heads between their published layouts and jaxspec's, bit for bit both ways.
+"""Conversion of DFlash heads between their published layouts and jaxspec's, bit for bit in both directions.
 
-The files of DFlash's authors hold neither embedding nor LM head, which are the target's. Those of speculators and vLLM
-hold both, and a draft vocabulary may come with them. What repeats the target is left out here.
+The files of DFlash's authors contain neither embedding nor LM head, which are the target's. The files of speculators
+and vLLM contain both, and sometimes a draft vocabulary. jaxspec drops tensors that equal the target's.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
-"""Heads cut to a draft vocabulary: of an LM head, the columns of some tokens only (FR-Spec, arXiv:2502.14856).
+"""Cuts heads to a draft vocabulary: the LM head keeps only the columns of some tokens (FR-Spec, arXiv:2502.14856).
 
-A drafted level then multiplies with a smaller LM head. Nothing is trained again, and the text stays the target's, which
-verifies with its whole vocabulary: a token that cannot be drafted is rejected like any wrong draft.
+A drafted level then multiplies with a smaller LM head. Nothing is trained again. The text stays the target's, because
+the target verifies with its whole vocabulary: where it generates a token outside the draft vocabulary, the draft is
+rejected like any other wrong draft.
 """
 
 import json

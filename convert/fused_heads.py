@@ -1,8 +1,8 @@
-"""What the conversions of EAGLE-3 and DFlash heads share: both fuse the inputs of several layers of their target.
+"""Shared by the conversions of EAGLE-3 and DFlash heads, which fuse the inputs of several target layers.
 
 Each has a function `plan`, which reads config and headers of a published head and checks them against each other, and
-a function `convert`, which writes it as a head of a target. Where something is wrong both raise CheckpointError, and
-nothing is left behind.
+a function `convert`, which writes it as a head of a target. For invalid input both raise CheckpointError and leave
+nothing behind.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ from jaxspec.model.config import LlamaConfig
 
 
 def count_read(found: Source, taps: Taps, otherwise: int, width: int, source: Path) -> int:
-    """How many layers of a target of this width the head reads; raises CheckpointError if its fc reads another number.
+    """Number of target layers that the head reads. Raises CheckpointError if its fc does not fit this number.
 
     Args:
-        otherwise: how many, where the config lists none.
+        otherwise: the number if the config lists no layers.
+        width: the target's hidden size.
     """
     count, fc = len(taps.layers or range(otherwise)), found.get("fc.weight")
     if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // width) != count:

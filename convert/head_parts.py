@@ -1,4 +1,4 @@
-"""What the conversions of EAGLE heads share: tensor names without prefixes, and tensors that repeat the target's."""
+"""Shared by the conversions of EAGLE heads: tensor names without prefixes, and tensors that repeat the target's."""
 
 import dataclasses
 from collections.abc import Collection, Mapping

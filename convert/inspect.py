@@ -156,7 +156,7 @@ def _of_model(c: LlamaConfig) -> Iterable[tuple[str, Any]]:
     yield "MLP size", c.intermediate_size
     if c.num_experts:
         yield "experts", f"{c.num_experts} per layer, {c.experts_per_token} per token"
-    yield "heads of attention", f"{c.num_heads} queries, {c.num_kv_heads} keys and values, {c.head_dim} wide"
+    yield "attention heads", f"{c.num_heads} query heads, {c.num_kv_heads} KV heads, head size {c.head_dim}"
     yield "vocabulary", f"{c.vocab_size}, embedding {'tied' if c.tie_embeddings else 'not tied'}"
     scaling = "" if c.rope.scaling == "none" else f", {c.rope.scaling} scaling by {c.rope.factor:g}"
     yield "positions", f"{c.max_length}, rope theta {c.rope.theta:g}{scaling}"

@@ -87,18 +87,11 @@ class Head:
 class Export:
     """Write a jaxspec checkpoint or head in another project's format, bit for bit, in the source's dtype.
 
-    --format hf: a checkpoint as a Hugging Face folder, with safetensors sharded above 5 GB.
-
-    --format eagle: an EAGLE head with the target's embedding, in its authors' format.
-
-    --format medusa: Medusa heads in their authors' format, medusa_lm_head.safetensors.
-
-    --format eagle3: an EAGLE-3 head that EAGLE's own code and SGLang load.
-
-    --format dflash: a DFlash head that DFlash's own code loads.
-
-    --format speculators: an EAGLE-3 or DFlash head that speculators and vLLM load; a DFlash head with the target's
-    embedding and LM head.
+    Formats: `hf` is a checkpoint as a Hugging Face folder, with safetensors sharded above 5 GB. `eagle` is an EAGLE
+    head with the target's embedding, in its authors' format. `medusa` is Medusa heads in their authors' format,
+    medusa_lm_head.safetensors. `eagle3` is an EAGLE-3 head that EAGLE's own code and SGLang load. `dflash` is a DFlash
+    head that DFlash's own code loads. `speculators` is an EAGLE-3 or DFlash head that speculators and vLLM load; a
+    DFlash head then comes with the target's embedding and LM head.
 
     For example: jaxspec-convert export tinyllama tinyllama-hf --format hf
 

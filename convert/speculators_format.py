@@ -1,4 +1,4 @@
-"""What every config.json has that speculators and vLLM load, whichever kind of head it is of."""
+"""The part of config.json that heads of every kind share in the format of speculators and vLLM."""
 
 from pathlib import Path
 from typing import Any

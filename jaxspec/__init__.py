@@ -53,7 +53,7 @@ _HOMES = {
     "methods.method": ("Method", "parse_method"),
     "model.mesh": ("make_mesh",),
 }
-"""What users and those who write strategies of their own need: loaded when it is first asked for."""
+"""The public names, for users and for authors of strategies, by module. A module is imported on first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What EAGLE-2 and similar trees share: expand the top paths level by level, and keep the top nodes.
+"""The base of EAGLE-2 and similar trees: expands the top paths level by level, and keeps the top nodes.
 
 Nodes are ranked by the confidence of their path. A child's confidence is never above its parent's, and parents have
 lower indices. So if the top nodes are kept, and ties go to the lower index, every kept node has its parent.

@@ -20,7 +20,7 @@ class CheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """What `config.json` of a checkpoint says.
+    """The `config.json` of a checkpoint.
 
     Attributes:
         family: what Hugging Face calls `model_type`: llama, mistral, mixtral, qwen2, qwen3.

@@ -16,7 +16,7 @@ FORMAT = "jaxspec-head"
 
 @dataclasses.dataclass(frozen=True)
 class HeadConfig:
-    """What `config.json` of a head says.
+    """The `config.json` of a head.
 
     Attributes:
         drafter: the drafter that it is for: `eagle`.

@@ -38,9 +38,10 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """What all its programs are compiled and run under: its mesh, and full float32 products where weights are wide.
+        """The context under which all its programs are compiled and run.
 
-        Accelerators round float32 to less by default.
+        It sets the mesh. For float32 weights it also sets full precision of matrix products, because accelerators
+        round them to less by default.
         """
         wide = self.target.norm[...].dtype == jnp.float32
         with jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(), use(self.mesh):

@@ -28,7 +28,8 @@ from jaxspec.model.quantization import is_quantized, kind_of, pack, quantized
 
 GROUP_BYTES = 256 * 2**20
 CHUNK_BYTES = 4 * 2**20
-"""Of a stored array, of which whole chunks are read: so each of several hosts reads little but its own part."""
+"""Size of a stored array's chunks. Only whole chunks can be read, so small ones let each host read little more than
+its own part."""
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -68,7 +69,7 @@ def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quant
 
 
 def quantization(config: CheckpointConfig, wanted: str | None, path: Path | str) -> str | None:
-    """How the target of a checkpoint is quantised once loaded. Raises CheckpointError if it cannot be as wanted."""
+    """The quantisation of a checkpoint's target after loading. Raises CheckpointError if `wanted` is not possible."""
     if config.quantize is not None and wanted not in (None, config.quantize):
         raise CheckpointError(
             f"the checkpoint at {path} holds {config.quantize} weights, which cannot become {wanted}; "
@@ -198,7 +199,7 @@ def read_packed(path: Path | str, module: nnx.Module, dtype: Any, how: str) -> d
 
 
 def _wanted(name: str, meta: Any, dtype: Any, place: Any) -> jax.ShapeDtypeStruct:
-    """What to read a stored parameter as: in `dtype` unless that is None, or integers and their scales."""
+    """Shape, dtype and sharding to restore a parameter with. Integers and their scales keep their dtype."""
     kept = dtype is None or is_quantized(name)
     where = place or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(meta.shape, jnp.dtype(meta.dtype if kept else dtype), sharding=where)

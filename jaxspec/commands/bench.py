@@ -14,7 +14,7 @@ from jaxspec.report import page
 
 
 def run(settings: Bench) -> None:
-    """Runs the benchmark; then makes the page of it, where one is wanted."""
+    """Runs the benchmark, and writes the report if --report is given."""
     if settings.report is not None:
         if settings.json is None:
             raise ValueError("--report needs --json OUT.json, because the report is made from the log beside it")

@@ -33,11 +33,11 @@ Ctrl-C   stops an answer, and the conversation goes on"""
 
 @dataclasses.dataclass
 class Conversation:
-    """What was said, and what was read of it.
+    """A conversation and the cache of its prompt.
 
     Attributes:
         messages: questions and answers in turn.
-        answers: with their statistics.
+        answers: the answers with their statistics.
         memory: the cache of the last prompt.
     """
 
@@ -123,10 +123,20 @@ def answer(talk: Conversation, line: str, settings: Chat, drafts: bool) -> None:
 
 
 def begin(talk: Conversation, settings: Chat, record: bool, chat: bool) -> Session:
-    """Reads the conversation; the budget of new tokens is cut to what the model has room for."""
+    """Reads the conversation. An answer takes at most half of the model's free positions, so that others can follow.
+
+    Raises:
+        ValueError: the model has no room for the conversation.
+    """
     engine, prompt = talk.engine, talk.prompt
     (tokens,) = encode([prompt], engine.model, chat)
-    room = max(1, engine.model.config.model.usable_length - len(tokens))
+    positions = engine.model.config.model.usable_length
+    room = (positions - len(tokens)) // 2
+    if room < 1:
+        raise ValueError(
+            f"the conversation has {len(tokens)} tokens, which leaves no room for an answer: the model has {positions} "
+            f"positions"
+        )
     sampling = dataclasses.replace(settings.sampling, max_new_tokens=min(settings.sampling.max_new_tokens, room))
     requests = requests_of(engine.model, [tokens], sampling=sampling)
     if not talk.answers:

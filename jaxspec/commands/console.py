@@ -1,4 +1,4 @@
-"""What the three commands share: they parse arguments, and turn every error into one sentence.
+"""Shared by the three commands: parses arguments, and turns every error into one sentence.
 
 Exit codes: 2 for bad input, 1 for a failure, 130 for Ctrl-C. The sentence is the last line of stderr.
 """
@@ -26,10 +26,12 @@ from jaxspec.host.libtpu import expect_no_chip
 BAD_INPUT = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+|-{4,}|^[|+]|[|+]$", re.MULTILINE)  # the latter without UTF-8
 _OWN_CHECK = re.compile(r"Error parsing __tyro-dummy-inner__\S*: (.*?)\.? For full helptext")
-"""What the settings say of themselves, which tyro puts behind a name of its own."""
-
+"""An error that the settings themselves raised. tyro puts a name of its own before it."""
 
 _UNKNOWN = re.compile(r"(Unrecognized options: .*?) Perhaps you meant:")
+_COMMAND = re.compile(
+    r"Unrecognized (?:or misplaced )?options: ([^\s,]+).*? Available subcommands: ((?:[\w-]+, )*[\w-]+)"
+)
 _MISSING = re.compile(r"(Missing from [^:]*:) (.*)")
 _HELP = re.compile(r"\.? For full helptext, (?:run|see):? ")
 _OPTION = re.compile(r"(?<= )(--[a-z][a-z-]*) (?=[{[A-Z])")
@@ -53,6 +55,7 @@ def _run(command: Callable[[], Any]) -> NoReturn:
     # So that a terminated run cleans up like an interrupted one.
     before = signal.signal(signal.SIGTERM, lambda number, _: fail("terminated", 128 + number))
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # jaxspec itself says when a prompt is too long
     expect_no_chip()
     give_threads()
     sys.unraisablehook = _unless_loop_is_closed
@@ -77,29 +80,42 @@ def _run(command: Callable[[], Any]) -> NoReturn:
 
 
 def _unless_loop_is_closed(unraisable: Any) -> None:
-    """What Orbax leaves behind after a failed read complains, once a parameter, that its event loop is closed."""
+    """Drops errors about a closed event loop: after a failed read Orbax causes one for each parameter."""
     if "Event loop is closed" not in str(unraisable.exc_value):
         sys.__unraisablehook__(unraisable)
 
 
 def carry_out(prog: str, description: str, commands: Mapping[str, tuple[type, str]]) -> None:
-    """Parses a command line, and does what it says.
+    """Parses a command line and runs its command.
 
     Args:
-        commands: by name: the dataclass of its settings, and the function that takes them, as `module.function`, which
-            is imported only once it is asked for: `--help` need not load JAX.
+        commands: by name: the dataclass of its settings, and the function that takes them, as `module.function`. The
+            module is imported only when the command runs, so `--help` does not load JAX.
     """
-    named = tuple(Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _) in commands.items())
-    settings = parse(Union[named], prog, description)  # noqa: UP007 (made at run time)
+    listed = sys.argv[1:2] in (["-h"], ["--help"])
+    if listed:
+        description += f" `{prog} COMMAND --help` shows a command's options, with an example."
+    named = tuple(
+        Annotated[kind, tyro.conf.subcommand(name, description=help_texts.summary(kind) if listed else None)]
+        for name, (kind, _) in commands.items()
+    )
+    settings = parse(Union[named], prog, description, commands=tuple(commands))  # noqa: UP007 (made at run time)
     work = next(work for kind, work in commands.values() if type(settings) is kind)
     module, _, function = work.rpartition(".")
     getattr(importlib.import_module(f"jaxspec.{module}"), function)(settings)
 
 
-def parse(kind: Any, prog: str, description: str, args: Sequence[str] | None = None) -> Any:
-    """tyro's parse of the command line into `kind`; its box of an error becomes one sentence and exit code 2."""
+def parse(
+    kind: Any, prog: str, description: str, args: Sequence[str] | None = None, commands: Sequence[str] = ()
+) -> Any:
+    """tyro's parse of the command line into `kind`; its box of an error becomes one sentence and exit code 2.
+
+    Args:
+        commands: names of subcommands. An error names the help of the one that was typed.
+    """
     said = io.StringIO()
-    if {"-h", "--help"} & set(sys.argv[1:] if args is None else args):
+    typed = list(sys.argv[1:] if args is None else args)
+    if {"-h", "--help"} & set(typed):
         help_texts.prepare(kind)
     try:
         with contextlib.redirect_stderr(said):
@@ -107,11 +123,14 @@ def parse(kind: Any, prog: str, description: str, args: Sequence[str] | None = N
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
-        fail(_unbox(said.getvalue()), 2)
+        sentence = _unbox(said.getvalue())
+        if typed and typed[0] in commands:
+            sentence = sentence.replace(f"see {prog} --help", f"see {prog} {typed[0]} --help")
+        fail(sentence, 2)
 
 
 def fail(sentence: str, code: int) -> NoReturn:
-    """Says one sentence as the last line of stderr and exits; of several processes one says it, and all exit."""
+    """Prints a sentence as the last line of stderr and exits. Of several processes, one prints it and all exit."""
     if os.environ.get("JAXSPEC_TRACEBACK") and sys.exc_info()[0] is not None:
         traceback.print_exc(file=sys.__stderr__ if watch.running() else None)
     if watching := watch.running():
@@ -125,7 +144,7 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 
 def _sentence(error: BaseException) -> str:
-    """What an exception says, on one line."""
+    """The message of an exception, on one line."""
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"error: {where}{error.strerror}"
@@ -140,7 +159,7 @@ def _text(error: BaseException) -> str:
 
 
 def _similar(unknown: str, text: str) -> str:
-    """The option that was meant, where tyro offers one that is close."""
+    """A hint at the option that was meant, if tyro offers a similar one."""
     typed = next((word for word in re.split(r"[ ,=]+", unknown) if word.startswith("--")), "")
     close = difflib.get_close_matches(typed, dict.fromkeys(_OPTION.findall(text.removeprefix(unknown))), n=1)
     return f"; perhaps you meant {close[0]}" if close else ""
@@ -152,6 +171,10 @@ def _unbox(text: str) -> str:
     text = " ".join(_BOX.sub(" ", body).split())
     if found := _OWN_CHECK.search(text):
         return f"error: {found[1]}"
+    if found := _COMMAND.match(text):
+        close = difflib.get_close_matches(found[1], found[2].split(", "), n=1)
+        meant = f"perhaps you meant {close[0]}" if close else f"commands: {found[2]}"
+        return f"error: unknown command {found[1]}; {meant}; see {_HELP.split(text)[-1]}"
     if found := _UNKNOWN.search(text):
         return f"error: {found[1]}{_similar(found[1], text)}; see {_HELP.split(text)[-1]}"
     if found := _MISSING.match(text):

@@ -145,7 +145,7 @@ def _numbers(taps: str) -> tuple[int, ...]:
 
 def main() -> None:
     """Entry point of the console script."""
-    run(lambda: carry_out("jaxspec-convert", "Checkpoints in and out of jaxspec.", COMMANDS))
+    run(lambda: carry_out("jaxspec-convert", "Convert checkpoints and heads to and from jaxspec's format.", COMMANDS))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`jaxspec demo`: the small LLaMA that comes with jaxspec, decoded plainly and with drafts."""
+"""`jaxspec demo`: decodes the builtin LLaMA plainly and with drafts."""
 
 import shlex
 import shutil
@@ -29,9 +29,11 @@ METHODS = (
 PROMPT = '''def read(self, size=-1):
     """Read and return up to size bytes."""
     if'''
-NEXT = "class Reader:"
+NEXT = "def write(self, data):"
 NEW_TOKENS = 96  # the builtin model repeats itself in longer texts
 REPEATS = 5
+EXPLAINED = """speedup: against plain decoding. tau: mean tokens per round, which is one forward pass of the model.
+divergences: texts that differ from plain decoding's."""
 
 
 def run(settings: Demo) -> None:
@@ -55,13 +57,16 @@ def run(settings: Demo) -> None:
                 shown.advance()
     runs = {name: found[1:] for name, found in runs.items()}  # the first may still compile something
     best = min(METHODS[1:], key=lambda name: seconds(runs[name]))
-    console.rule(f"{best}, greedy")
+    console.rule(f"Code that the model wrote with {best}")
     console.print(PROMPT, end="", style="dim", markup=False)
     console.print(coloured(runs[best][0], model.tokenizer, rejected=False))
     if console.color_system:
         console.print(legend(colours=True).partition(", struck")[0], style="dim")
     console.rule()
     console.print(table(runs, model.target))
+    console.print(EXPLAINED, style="dim")
+    if seconds(runs[best]) > seconds(runs["plain"]):
+        console.print("Plain decoding was the fastest here. Other work on this machine disturbs such short timings.")
     command = "jaxspec" if shutil.which("jaxspec") else ".venv/bin/jaxspec"
     tried = f"{command} generate --target {BUILTIN} --prompt {shlex.quote(NEXT)} --show-drafts"
     console.print(f"Next, try: {tried}", soft_wrap=True, markup=False)

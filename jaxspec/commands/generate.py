@@ -15,9 +15,16 @@ from jaxspec.evaluate.suites import read_questions
 from jaxspec.host.terminal import say
 from jaxspec.report.draft_colours import coloured, legend
 
+ENDED = {
+    "length": "stopped at --max-new-tokens",
+    "eos": "ended with the end-of-sequence token",
+    "stop": "stopped at a stop string",
+}
+"""The text for each finish reason."""
+
 
 def run(settings: Generate) -> None:
-    """Generates for every prompt and prints what came out; remarks go to stderr."""
+    """Generates a text for every prompt and prints it; statistics go to stderr."""
     prompts = prompts_of(settings)
     refuse_stateful("repetition_penalty", settings.repetition_penalty)
     if settings.stream and (settings.prompts or settings.show_drafts or settings.format == "json"):
@@ -49,7 +56,7 @@ def run(settings: Generate) -> None:
 
 
 def in_order(found: Iterable[tuple[int, Generation]]) -> Iterator[Generation]:
-    """The results in the order of the prompts, each once those before it are there."""
+    """The results in the order of the prompts, each as soon as all before it are finished."""
     early, following = {}, 0
     for place, generation in found:
         early[place] = generation
@@ -79,11 +86,12 @@ def show(settings: Generate, tokenizer: Any, prompt: str, generation: Generation
     else:
         print(generation.text)
     found = generation.statistics
-    say(f"{len(generation.tokens)} tokens in {found.rounds} rounds, tau {found.tau:.2f}, {generation.finish_reason}")
+    ended = ENDED[generation.finish_reason]
+    say(f"{len(generation.tokens)} tokens in {found.rounds} rounds, tau {found.tau:.2f}; {ended}")
 
 
 def to_json(prompt: str, generation: Generation) -> dict[str, Any]:
-    """What `--format json` prints of one prompt."""
+    """The line that `--format json` prints for one prompt."""
     found = generation.statistics
     return {
         "prompt": prompt,

@@ -7,11 +7,16 @@ import ast
 import dataclasses
 import inspect
 import pathlib
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
 METAVARS = {str | None: "TEXT", int | None: "INT", float | None: "FLOAT", pathlib.Path | None: "PATH"}
+
+
+def summary(kind: type) -> str:
+    """The first paragraph of a command's docstring, for the list of commands."""
+    return " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
 
 
 def prepare(kind: Any) -> None:
@@ -38,12 +43,24 @@ def _annotate(owner: type) -> None:
     for name in texts.keys() & owner.__annotations__.keys():
         explained = fields[name].default in (None, ())
         shown = tyro.conf.arg(
-            help=texts[name], metavar=METAVARS.get(plain[name]), help_behavior_hint="" if explained else None
+            help=texts[name], metavar=_metavar(plain[name]), help_behavior_hint="" if explained else None
         )
         own = hints[name].__metadata__ if get_origin(hints[name]) is Annotated else ()
         owner.__annotations__[name] = Annotated[plain[name], shown, *own]  # what the settings say themselves counts
     if owner.__doc__:
         owner.__doc__ = "\n\n".join(" ".join(part.split()) for part in owner.__doc__.split("\n\n"))
+
+
+def _metavar(kind: Any) -> str | None:
+    """The placeholder of an option's value, without the None of an omitted option. None: tyro's own placeholder."""
+    match get_args(kind):
+        case (inner, none) if none is type(None) and get_origin(inner) is Literal:
+            return f"{{{','.join(map(str, get_args(inner)))}}}"
+        case (inner, none) if none is type(None) and get_origin(inner) is tuple:
+            name = get_args(inner)[0].__name__.upper()
+            return f"{name} [{name} ...]"
+        case _:
+            return METAVARS.get(kind)
 
 
 def docstrings(owner: type) -> dict[str, str]:

@@ -33,7 +33,7 @@ def main() -> None:
         return
     if sys.argv[1:2] == ["bench"] and "--compare" in sys.argv:  # which takes no other options, not even needed ones
         run(compare)
-    run(lambda: carry_out("jaxspec", "LLaMA text several times faster, not one token changed.", COMMANDS))
+    run(lambda: carry_out("jaxspec", "Fast text from LLaMA models by lossless speculative decoding.", COMMANDS))
 
 
 def compare() -> None:

@@ -60,7 +60,10 @@ class Generate:
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-    """Talk with a model. Answers stream, and the conversation's cache is kept between turns.
+    """Talk with a model.
+
+    Answers stream, and the conversation's cache is kept between turns. An answer takes at most half of the positions
+    that the model has left, so that others can follow.
 
     For example: jaxspec chat --target tinyllama --show-drafts
 
@@ -100,4 +103,4 @@ class Env:
 
 @dataclasses.dataclass(frozen=True)
 class Demo:
-    """Show plain and speculative decoding of the builtin model side by side. Takes a minute."""
+    """Show a text with its drafts, and compare the speed of four methods, with the builtin model. Takes a minute."""

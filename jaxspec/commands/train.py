@@ -25,7 +25,7 @@ COMMANDS = {
 
 def main() -> None:
     """Entry point of the console script."""
-    run(lambda: carry_out("jaxspec-train", "Train models and draft heads.", COMMANDS))
+    run(lambda: carry_out("jaxspec-train", "Train draft heads and small LLaMAs, and generate training data.", COMMANDS))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ PRIOR_LEVELS = (3.0, 1.0)
 
 @chex.dataclass(frozen=True)
 class GainState:
-    """What each sequence has learnt (all sums are discounted), and the values of the current round."""
+    """The statistics of each sequence (discounted sums), and the values of the current round."""
 
     weights: Float[Array, "B 2"]  # a and b
     precision: Float[Array, "B 2 2"]  # the inverse of their covariance

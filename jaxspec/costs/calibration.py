@@ -87,7 +87,7 @@ def how_run(model: Checkpoint) -> dict[str, str]:
 
 
 def dtype_of(dtype: str, quantize: str | None) -> str:
-    """Of a target's weights, in words."""
+    """The dtype of a target's weights and their quantisation, as text."""
     return ", ".join(filter(None, (dtype, quantize)))
 
 

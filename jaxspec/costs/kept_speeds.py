@@ -17,10 +17,10 @@ SPEEDS = "tokens_per_second"
 
 
 def of_all_methods(path: Path, heads: Sequence[str], **how: Any) -> Subject:
-    """What a table of all methods of the checkpoint at `path` is of; `how` as for `subject_of`.
+    """The subject of a table of all methods of the checkpoint at `path`; `how` as for `subject_of`.
 
-    Acceptance depends on the weights, so the checksums of the target's and of each head's are part of it, where they
-    were kept.
+    Acceptance depends on the weights. So the subject contains the checksums of the target's and each head's weights, if
+    the checkpoint has them.
     """
     found = hashlib.sha256()
     for folder in (path, *(find_head(path, head) for head in sorted(heads))):

@@ -17,16 +17,16 @@ FORMAT = {"format": "jaxspec-costs", "version": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What a table is of.
+    """The subject of a table: what was measured, and on which device.
 
     Attributes:
-        target, head: SHA-256 of the config.json of either, which holds every shape; `head` is empty where there is
-            none. Weights are not asked: whatever their values, they take the same time. Of a table of speeds, `head`
-            is of all weights (`kept_speeds`).
-        drafter: the strategy with its settings; of a table of speeds, what says so.
+        target, head: SHA-256 of the target's and the head's config.json, which holds every shape; `head` is empty
+            without a head. Costs do not depend on the values of weights. In a table of speeds, `head` is a hash of all
+            weights (`kept_speeds`).
+        drafter: the strategy with its settings; in a table of speeds, `all methods`.
         batch: sequences decoded together.
-        device: in words.
-        versions: of what the programs were compiled by; another one makes a table stale.
+        device: the device as text.
+        versions: versions of the software that compiled the programs. Other versions make a table stale.
     """
 
     target: str
@@ -39,14 +39,14 @@ class Subject:
 
     @property
     def file(self) -> Path:
-        """Where its table is kept, in the user's cache folder."""
+        """The file of its table, in the user's cache folder."""
         lasting = {name: value for name, value in dataclasses.asdict(self).items() if name != "versions"}
         name = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:16]
         return folder() / f"{name}.json"
 
 
 def folder() -> Path:
-    """Where tables are kept."""
+    """The folder of all tables."""
     return environment.cache_folder() / "costs"
 
 
@@ -62,7 +62,7 @@ def read(subject: Subject) -> CostTable:
 
 
 def read_as(make: Callable[[Mapping[str, Any]], T], subject: Subject) -> T:
-    """What `make` finds in the table that was kept.
+    """The stored table, made by `make` from its JSON.
 
     Raises:
         FileNotFoundError: there is none.

@@ -1,4 +1,4 @@
-"""What controllers know after each drafted level."""
+"""The signals that controllers receive after each drafted level."""
 
 import chex
 import jax

@@ -73,7 +73,7 @@ def fuse(
 
 
 def pair_tokens(head: EagleHead, own: Int[Array, "B T"], after: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Of the tokens of some features and those after them, the ones that the head pairs with the features."""
+    """The tokens that the head pairs with the features: the features' own tokens, or the tokens after them."""
     return own if head.inputs == "unshifted" else after
 
 

@@ -1,10 +1,9 @@
-"""The options that say which devices and hosts a command runs on. This module does not import JAX, so
-`--help` is fast."""
+"""Options for devices and hosts. This module does not import JAX, so `--help` is fast."""
 
 import dataclasses
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from tyro import conf
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Options by which this process finds the other processes, which run the same command."""
+    """How this process finds the other processes of the same command."""
 
     coordinator: str | None = None
     """On several hosts: HOST:PORT of the first process, or `auto` to read it from the environment. Under SLURM and on a
@@ -53,7 +52,7 @@ class Devices:
     """Shard over several devices, as in data=2,model=4: `model` shards the weights, `data` the batch. Default: one
     device. On several hosts, run the same command on each; the mesh uses the devices of all hosts, and the first host
     writes."""
-    hosts: conf.OmitArgPrefixes[Hosts] = Hosts()
+    hosts: Annotated[conf.OmitArgPrefixes[Hosts], conf.arg(name="")] = Hosts()  # the same box of --help
 
     def open(self, *, several: bool = False) -> "Mesh | None":
         """Connects to the other processes, if there are any, and makes the mesh; None for a single device.

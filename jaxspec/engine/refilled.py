@@ -14,15 +14,15 @@ BETWEEN_STOPS = 8  # rounds between two looks for stop strings
 
 
 def refilled(session: Session, ahead: ReadingAhead, rows: int, stops: StopStrings) -> Iterator[tuple[int, Generation]]:
-    """Yields (place, result) of every prompt as it is done, whatever the order of the prompts.
+    """Yields (index of the prompt, result) when each text is finished, in any order.
 
-    Between two calls of the loop free rows go to prompts that are ready. Beside each call one chunk of the next prompt
+    Between two calls of the loop, free rows get prompts that are ready. During each call, one chunk of the next prompt
     is read.
 
     Args:
-        session: the batch, at work on the first prompts.
-        ahead: the prompts that wait.
-        rows: of the batch that are used, from the first on.
+        session: the batch, which decodes the first prompts.
+        ahead: the waiting prompts.
+        rows: number of used rows, from the first.
     """
     while session.texts or ahead.pending:
         for row in [row for row in session.texts if session.done[row]]:

@@ -26,7 +26,7 @@ from jaxspec.host.progress import progress
 from jaxspec.methods.method import Method, parse_method
 
 QUESTIONS, REPEATS = 8, 3
-"""Of a measurement of all methods: questions, unless others are asked for, and how often each is answered."""
+"""Default number of questions for `--all`, and how often each method answers them."""
 
 
 def run(settings: Calibrate) -> None:

@@ -1,4 +1,4 @@
-"""What a run's numbers depend on: device, dtype, versions, settings and weights."""
+"""Describes a run by all that its numbers depend on: device, dtype, versions, settings and weights."""
 
 import dataclasses
 import hashlib

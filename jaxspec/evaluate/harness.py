@@ -6,6 +6,7 @@ is its own command `lm_eval` with this model known to it, and takes the same arg
 model by its entry point, and `lm_eval --model jaxspec` is enough.
 """
 
+import importlib.util
 import os
 import sys
 from collections import defaultdict
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+
+if __name__ == "__main__" and importlib.util.find_spec("lm_eval") is None:
+    sys.exit("error: this command needs lm-evaluation-harness: pip install 'jax-specdec[eval]'")
 from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
 from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]

@@ -1,12 +1,12 @@
-"""How good the answers are, as the papers report it beside their speed: lossless decoding must not change it.
+"""Scores of the answers, which the papers report beside the speed. Lossless decoding must not change them.
 
 | score | of | source |
 |---|---|---|
 | `exact_match` | GSM8K | the last number of the answer equals that after #### (arXiv:2110.14168, section 2) |
 | `rouge1`, `rouge2`, `rougeL` | XSum, CNN/DM | F-measures, stemmed (Lin 2004; Draft & Verify, Tables 1 and 17) |
 
-HumanEval's tests run code that a model wrote, so nothing here runs them: the answers are written in the format that its
-scorer reads (arXiv:2107.03374; `evaluate_functional_correctness SAMPLES.jsonl`).
+HumanEval's tests run code that a model wrote, so jaxspec does not run them. It writes the answers in the format that
+HumanEval's scorer reads (arXiv:2107.03374; `evaluate_functional_correctness SAMPLES.jsonl`).
 """
 
 import functools

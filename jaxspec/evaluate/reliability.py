@@ -1,9 +1,9 @@
-"""How far the confidence of drafts can be trusted: a reliability table and the expected calibration error.
+"""Calibration of the drafts' confidence: a reliability table and the expected calibration error.
 
-What EDD's Figure 3b plots (its section 3.2, "Analysis"): the drafter's confidence in a single token, not in the path to
-it, against the share of such tokens that the target accepts. The paper drafts chains and leaves out what follows the
-first rejection (its footnote 1), since the target never judged that. Here, of trees too, a draft counts where its
-parent was accepted, so that there is a verdict on it; siblings of an accepted draft count as rejected.
+EDD's Figure 3b (section 3.2, "Analysis") plots the same: the drafter's confidence in a single token, not in the path to
+it, against the share of such tokens that the target accepts. The paper drafts chains and leaves out all drafts after
+the first rejection (its footnote 1), because the target does not judge them. Here, for chains and trees, a draft counts
+if its parent was accepted. Siblings of an accepted draft count as rejected.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

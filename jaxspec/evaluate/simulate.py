@@ -1,9 +1,9 @@
 """Decoding with random weights and random acceptance: shows a device's speed before any head exists.
 
 Speed depends on shapes and on the number of accepted drafts, hardly on the tokens. So a target and a head with random
-weights run through the real loop, and two things are replaced: how confident the head is of its drafts, and the
-verdict. Both follow from the acceptance rate by position that the user gives, such as EAGLE's n-α (its Table 2). The
-text is meaningless, and is not compared.
+weights run through the real loop, and two things are replaced: the head's confidences and the verdict. Both follow
+from the acceptance rates by position that the user gives, such as EAGLE's n-α (its Table 2). The text is meaningless
+and is not compared.
 """
 
 import dataclasses
@@ -36,32 +36,34 @@ from jaxspec.model.config import LlamaConfig
 from jaxspec.rules.greedy import go_down, propose_top_k
 
 LABEL = "simulated"
-"""Stands in everything that a simulation prints or writes."""
+"""The label of everything that a simulation prints or writes."""
 
 M = TypeVar("M", bound=nnx.Module)
 
 BLIND = (Fixed, BetaTS, LengthTS)
-"""Controllers that decide without the head's own probabilities, which mean nothing with random weights."""
+"""Controllers that do not use the head's probabilities, which are meaningless with random weights."""
 
 LEAST = 1e-6
-"""The least confidence in a draft: at zero a builder would leave it out, and the tree would be too small."""
+"""The smallest confidence in a draft. With confidence 0 a builder would drop it, and the tree would be too small."""
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Replayed(Rule):
-    """In place of a rule: accepts by chance, whatever the tokens are. NOT lossless; for timing only.
+    """Replaces a rule: accepts drafts at random, whatever their tokens are. NOT lossless; for timing only.
 
-    The model: at position i (from 0) the likeliest child of an accepted node is the target's token with probability
-    a = `acceptance[i]`, and each further child with probability a / 2, once those before it are not. Heads of the
-    builtin model come near that. So the child of rank 0 has a, and that of rank r > 0 (1 - a)·(1 - a/2)^(r - 1)·a/2.
-    Beyond the last of the numbers that one goes on. A child's confidence is this probability, and the verdict draws by
-    it: for each row and position one rank, the same after every node of that position, as if the head knew the
-    marginals alone. A chain has the acceptance that was given, and bench's `acceptance_by_position` shows it; a tree
-    also accepts other children. Of a static tree that leaves ranks out, the children count as if it did not.
+    The model: at position i (from 0), the likeliest child of an accepted node is the target's token with probability
+    a = `acceptance[i]`. If it is not, each further child is the target's token with probability a / 2, given that the
+    children before it are not. Heads of the builtin model behave similarly. So the child of rank 0 has probability a,
+    and the child of rank r > 0 has probability (1 - a)·(1 - a/2)^(r - 1)·a/2. The last number also holds for all later
+    positions.
 
-    A head's real confidences change from round to round. Here they do not, so a tree has one shape in every round.
-    The target's logits at the end of the path still say the next token, so that all of them are computed.
+    A child's confidence is this probability. The verdict draws one rank for each row and position, which holds for all
+    nodes at that position. So a chain has the given acceptance, which bench's `acceptance_by_position` shows; a tree
+    also accepts other children. If a static tree leaves ranks out, its children count as if it did not.
+
+    A real head's confidences change from round to round. Here they do not, so a tree has the same shape in every round.
+    The target's logits at the end of the path still determine the next token, so they are all computed.
     """
 
     acceptance: tuple[float, ...]
@@ -73,12 +75,12 @@ class Replayed(Rule):
             raise ValueError(f"acceptance must be at least one number from 0 to 1, not {self.acceptance}")
 
     def chance(self, position: Int[Array, "*P"]) -> Float[Array, "*P"]:
-        """That of the likeliest child at these positions."""
+        """The chance that the likeliest child at these positions is accepted."""
         known = jnp.array(self.acceptance, jnp.float32)
         return known[jnp.minimum(position, len(self.acceptance) - 1)]
 
     def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
-        """The head's own best children, so that all of its work is done, with the confidences of the model."""
+        """The head's own best children, so that all of its work is done, with the confidences of the simulation."""
         assert draws.level is not None, "children are proposed at a level"
         found = propose_top_k(drafts, width, count)
         none = none_of(self.chance(draws.level), found.token.shape[-1])
@@ -94,20 +96,20 @@ class Replayed(Rule):
 
 
 def none_of(chance: Float[Array, "*P"], count: int) -> Float[Array, "*P C"]:
-    """The probability that none of the first 1, 2, … C children is the target's token, the first having `chance`."""
+    """The probability that none of the first 1, 2, … C children is the target's token; the first child has `chance`."""
     chance = chance[..., None]
     return (1 - chance) * (1 - chance / 2) ** jnp.arange(count)
 
 
 def siblings_before(tree: DraftTree) -> Int[Array, "B N"]:
-    """How many children of the same parent come before each node."""
+    """Number of children of the same parent before each node."""
     order = jnp.arange(tree.token.shape[1])
     same = (tree.parent[:, :, None] == tree.parent[:, None, :]) & tree.live[:, None, :]
     return (same & (order[None, :] < order[:, None])).sum(axis=-1)
 
 
 def parse(text: str) -> tuple[float, ...]:
-    """Reads `acceptance=0.75,0.69`: the chance of a draft at each position, from 0, once those before are accepted."""
+    """Reads `acceptance=0.75,0.69`: the acceptance at each position from 0, if all drafts before were accepted."""
     name, equals, numbers = text.partition("=")
     try:
         if name != "acceptance" or not equals:
@@ -127,8 +129,8 @@ def engine(
     Costs that the method needs and does not set are measured now, and not kept; stderr says so.
 
     Args:
-        model: such as `random_checkpoint` makes.
-        draft: the head, where another method has one for the same drafter.
+        model: a checkpoint from `random_checkpoint`.
+        draft: the head, if another method has one for the same drafter.
         batch_size: sequences decoded together, for which costs are measured.
 
     Raises:
@@ -157,7 +159,7 @@ def engine(
 def simulated(method: Method, acceptance: tuple[float, ...]) -> Method:
     """The method with verdicts and confidences that are drawn from `acceptance`.
 
-    Builders that correct a head's confidence (`ConfidencePower`) take it as it is: it is the chance already.
+    Builders that correct a head's confidence (`ConfidencePower`) use it uncorrected, because it is the true acceptance.
     """
     builder: Any = method.builder
     if isinstance(method.builder, ConfidencePower):
@@ -169,9 +171,8 @@ def random_checkpoint(target: Path, shape: CheckpointConfig, dtype: str | None =
     """A target of random weights that never ends a text.
 
     Args:
-        target: where the shape was found, a folder or a file in it; a tokenizer beside it is taken, weights are not
-            read.
-        dtype: float32 or bfloat16; None: the device's, as `load` has it.
+        target: the folder of the shape, or a file in it. Its tokenizer is used; weights are not read.
+        dtype: float32 or bfloat16; None: the device's default, as in `load`.
 
     Raises:
         CheckpointError: a model of that shape does not fit into memory.
@@ -189,7 +190,7 @@ def random_checkpoint(target: Path, shape: CheckpointConfig, dtype: str | None =
 
 
 def random_head(drafter: Drafter, target: LlamaConfig, dtype: Any) -> Any:
-    """Random weights for a drafter, of the shape that its paper gives a head for this target.
+    """Random weights for a drafter's head, in the shape of its paper for this target.
 
     `layer-skip` leaves out every second layer, so that a draft takes half the time of the target (Draft & Verify,
     Figure 2).
@@ -208,7 +209,7 @@ def random_head(drafter: Drafter, target: LlamaConfig, dtype: Any) -> Any:
 
 
 def randomise(abstract: M, dtype: Any) -> M:
-    """The module with random parameters, one after the other, so that memory stays near what they take.
+    """The module with random parameters. They are made one by one, so that peak memory stays near their size.
 
     Matrices draw from N(0, 1/columns in), as training begins; norms are ones.
     """
@@ -221,7 +222,7 @@ def randomise(abstract: M, dtype: Any) -> M:
 
 
 class Bytes:
-    """In place of a tokenizer where a shape comes without one: a token a byte."""
+    """Replaces a missing tokenizer: one token per byte."""
 
     chat_template = None
 
@@ -232,7 +233,7 @@ class Bytes:
         return {"input_ids": [byte % self.vocab_size for byte in text.encode()]}
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
-        """A text as long as the tokens are many; they have no meaning."""
+        """A meaningless text with one character per token."""
         return "".join(chr(97 + token % 26) for token in tokens)
 
 

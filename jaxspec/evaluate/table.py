@@ -27,6 +27,7 @@ DRAFTS = {
     "ECE": ("expected_calibration_error", ".3f"),
 }
 FAR = 0.15  # a prediction that is off by more is pointed out
+DISTURBED = "too far apart for shares: perhaps other work disturbed one of the two"
 NOTES = (
     "modelled: the speedup predicted from this run's counts and the measured cost of each part of a round.",
     "flat: the same for a memory-bound device, where time is proportional to the bytes of weights that are read, so "
@@ -42,7 +43,7 @@ NOTES = (
 def show(
     methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, float] | None, console: Console
 ) -> None:
-    """Prints a row a method, and what its speed is made of; fits 80 columns.
+    """Prints a row for each method, and the parts of its time. The table fits 80 columns.
 
     Args:
         target_seconds: of one forward of the target, by the number of tokens that it verifies; None if the pieces
@@ -81,7 +82,7 @@ def numbers(values: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -
 
 
 def show_weights(found: Mapping[str, Any], console: Console) -> None:
-    """Prints what the target's weights weigh and, on an accelerator, how fast each method read them.
+    """Prints the size of the target's weights and, on an accelerator, the bandwidth at which each method read them.
 
     Args:
         found: the values of bench's JSON.
@@ -103,7 +104,7 @@ def show_weights(found: Mapping[str, Any], console: Console) -> None:
 
 
 def _show_uncertainty(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Prints intervals of speedup and tau, and which methods are slower than the fastest; nothing of one question."""
+    """Prints intervals of speedup and tau, and compares each method with the fastest. One question has no interval."""
     if all(values["tau_interval"] is None for values in methods.values()):
         return
     table = grid("\nuncertainty", ["speedup,\n95 %", "tau,\n95 %", "tau\nuncut", "vs. the\nfastest", "\np"])
@@ -120,7 +121,7 @@ def _show_uncertainty(methods: Mapping[str, Mapping[str, Any]], console: Console
 
 
 def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Prints what a round of each method drafts, and how far the confidence of its drafts can be trusted."""
+    """Prints the drafts per round of each method, and the calibration of their confidence."""
     drafting = {name: values for name, values in methods.items() if values["nodes_drafted_per_round"]}
     if not drafting:
         return
@@ -131,7 +132,7 @@ def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> 
 
 
 def _show_quality(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Prints the scores of the answers, where their suite has any."""
+    """Prints the scores of the answers, if their suite has any."""
     scored = {name: values["quality"] for name, values in methods.items() if values["quality"]}
     if not scored:
         return
@@ -143,7 +144,7 @@ def _show_quality(methods: Mapping[str, Mapping[str, Any]], console: Console) ->
 
 
 def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, float], console: Console) -> None:
-    """Which method is the fastest and why: what drafting and verifying cost here."""
+    """Prints the costs of drafting and verification, the parts of each method's time, and the fastest method."""
     drafting = {name: values for name, values in methods.items() if values["draft_cost"]}
     if not drafting:
         return
@@ -158,14 +159,15 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
     line("Time of decoding: measured, predicted from the cost of each part, and the share of each part:")
     for name, values in methods.items():
         shares = ((part, 100 * ratio(spent, values["decode_seconds"])) for part, spent in values["breakdown"].items())
-        line(f"  {name}: {_prediction(values)}" + ", ".join(f"{part} {share:.0f} %" for part, share in shares))
+        parts = ", ".join(f"{part} {share:.0f} %" for part, share in shares)
+        line(f"  {name}: {_prediction(values)}{DISTURBED if _is_far(values) else parts}")
     line(fastest(drafting))
     for note in NOTES:
         line(note)
 
 
 def fastest(drafting: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which method is the fastest, and why. Where plain decoding is, the fastest that drafts comes after it."""
+    """A sentence about the fastest method. If that is plain decoding, the fastest method that drafts follows."""
     best, values = max(drafting.items(), key=lambda item: item[1]["speedup"])
     slower = "plain decoding. The best method that drafts is " if values["speedup"] <= 1 else ""
     return (
@@ -177,13 +179,17 @@ def fastest(drafting: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _prediction(values: Mapping[str, Any]) -> str:
-    """Measured and predicted seconds, and how far they part; nothing of results of versions that did not predict."""
+    """Measured and predicted seconds and their difference; empty for results of versions without predictions."""
     predicted, measured = values.get("predicted_seconds"), values["decode_seconds"]
     if predicted is None:
         return ""
-    off = ratio(predicted, measured) - 1
-    far = ", too far to trust" if abs(off) > FAR else ""
-    return f"{measured:.2f} s, predicted {predicted:.2f} s ({off:+.0%}{far}); "
+    return f"{measured:.2f} s, predicted {predicted:.2f} s ({ratio(predicted, measured) - 1:+.0%}); "
+
+
+def _is_far(values: Mapping[str, Any]) -> bool:
+    """Whether measured and predicted time contradict each other."""
+    predicted = values.get("predicted_seconds")
+    return predicted is not None and abs(ratio(predicted, values["decode_seconds"]) - 1) > FAR
 
 
 def _divergences(values: Mapping[str, Any]) -> str:

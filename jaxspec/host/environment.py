@@ -1,4 +1,4 @@
-"""What a run depends on besides its settings: device, versions, and the user's cache folder."""
+"""The environment of a run: device, versions, and the user's cache folder."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ def versions() -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Where jaxspec keeps what it can make again, compiled programs and cost tables.
+    """The folder for compiled programs and cost tables, which jaxspec can make again.
 
     `$JAXSPEC_CACHE`, else `jaxspec` in the user's cache folder (`$XDG_CACHE_HOME` or ~/.cache).
     """
@@ -38,7 +38,7 @@ def cache_folder() -> Path:
 
 
 def _cores() -> int | None:
-    """Those that this process may run on, where the system says."""
+    """Number of cores that this process may use, if the system tells it."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:

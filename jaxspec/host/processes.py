@@ -158,13 +158,13 @@ def agreed(text: str) -> str:
 
 
 def of_first(work: Callable[[], Any]) -> Any:
-    """What `work` returns in the first process, ready for JSON, in all of them; only the first calls it.
+    """Calls `work` in the first process only, and returns its result, which must be JSON, in all processes.
 
-    For what depends on files, clocks or libraries of one host, and decides what all do next.
+    Use it for decisions that depend on the files, clocks or libraries of one host.
 
     Raises:
-        ValueError, RuntimeError: in all, with the sentence of what the first one met; ValueError where that was bad
-            input. The first raises what it met.
+        ValueError, RuntimeError: in the other processes, if `work` raised an error in the first one; ValueError for bad
+            input. The first process raises the error itself.
     """
     if jax.process_count() == 1:
         return work()

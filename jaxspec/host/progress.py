@@ -12,7 +12,7 @@ _FRAME = 0.5  # between updates of the bar
 
 
 class Progress:
-    """How far some work is.
+    """Progress of some work.
 
     Args:
         draw: updates the bar on a terminal; None if there is none.
@@ -24,20 +24,20 @@ class Progress:
         self.shown, self.every = time.monotonic(), _SECONDS if draw is None else _FRAME
 
     def due(self) -> bool:
-        """Whether it is time to show how far it is; the next time will be later."""
+        """Whether it is time to show the progress again."""
         if (now := time.monotonic()) - self.shown < self.every:
             return False
         self.shown = now
         return True
 
     def advance(self, count: int = 1) -> None:
-        """So many more are done; shown if it is time."""
+        """Adds to the number of finished pieces, and shows it if it is time."""
         self.done += count
         if self.due():
             self.show(self.done)
 
     def show(self, done: int, said: str = "", left: float | None = None) -> None:
-        """Shows that so many are done, and what else there is to say; `left` are seconds."""
+        """Shows the number of finished pieces, a remark, and the seconds that are left."""
         self.done = done
         if self.draw is not None:
             self.draw(done, said)
@@ -49,7 +49,7 @@ class Progress:
 
 @contextlib.contextmanager
 def progress(title: str, total: int, done: int = 0, form: Callable[[int], str] = str) -> Iterator[Progress]:
-    """Yields what to tell how far it is: `total` are to be done, and `done` were before.
+    """Yields the progress of `total` pieces of work, of which `done` were finished before.
 
     Args:
         title: says what is counted, such as `step`.

@@ -151,5 +151,5 @@ def begin(client: Any, process: int, count: int) -> None:
 
 
 def running() -> Watch | None:
-    """What watches this process, if it is one of several."""
+    """The watch of this process, if it is one of several."""
     return _running[0] if _running else None

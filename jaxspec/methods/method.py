@@ -99,7 +99,7 @@ class Method:
         return GumbelCoupling() if coupled else RejectionSampling()
 
     def speculation(self, greedy: bool, **options: Any) -> Speculation:
-        """What the loop is compiled for. `options` are the remaining fields of `Speculation`."""
+        """The static settings that the loop is compiled for. `options` are the remaining fields of `Speculation`."""
         return Speculation(
             drafter=WithHistory(self.drafter, self.history) if self.history else self.drafter,
             builder=self.builder.at_temperature_0 if greedy else self.builder,

@@ -35,7 +35,7 @@ class Attention(nnx.Module):
 
 @chex.dataclass(frozen=True)
 class Attend:
-    """What the nodes of one forward pass can see. It is the same for every layer.
+    """The attention mask of one forward pass: what its nodes can see. It is the same for every layer.
 
     Attributes:
         cos, sin: [B W H/2] float32, rotary tables of the nodes' positions.

@@ -120,7 +120,7 @@ class LlamaConfig:
         return dataclasses.replace(self, num_experts=0, experts_per_token=0)
 
     def bare_layers(self, count: int, *, qk_norm: bool) -> "LlamaConfig":
-        """So many layers as wide as these, without experts and biases, for a head with an LM head of its own.
+        """`count` layers of this width, without experts and biases, for a head with its own LM head.
 
         Their rope has the same base and no scaling, because published configs of heads have no field for it.
         """

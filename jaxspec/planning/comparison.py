@@ -31,7 +31,7 @@ class Compared:
 
     @property
     def contradiction(self) -> str:
-        """How the measurement contradicts the plan; empty if it does not."""
+        """The contradiction between measurement and plan as text; empty if there is none."""
         if self.estimate is None:
             return self._beside(self.floor, "below its floor") if self.floor and self.measured < self.floor else ""
         if self.measured > self.estimate.upper:

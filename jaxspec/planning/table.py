@@ -52,7 +52,7 @@ def show(found: dict[str, Any], console: Console) -> None:
             line(f"By the compiler's estimates: {low:.2f} to {high:.2f} times as fast.")
     if found["in_fast_memory"]:
         arrays = ", ".join(found["in_fast_memory"])
-        line(f"In fast memory for the whole loop, where a larger model would not fit: {arrays}.")
+        line(f"Kept in fast memory during the whole loop, where a larger model's arrays may not fit: {arrays}.")
     line("Floors are lower bounds by the data sheets. Nothing was measured.")
 
 

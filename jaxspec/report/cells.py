@@ -14,7 +14,7 @@ Real = float | int
 
 @dataclasses.dataclass(frozen=True)
 class NumberFormat:
-    """How a number is written: a format, times a unit, and what stands after it."""
+    """The format of a number: a unit to multiply it with, its digits, and a suffix."""
 
     digits: str
     after: str = ""

@@ -16,7 +16,7 @@ PLAIN_LEGEND = "[-in brackets-]: drafted and rejected"
 
 
 def legend(colours: bool) -> str:
-    """What the colours mean, or the marks where there are none."""
+    """The meaning of the colours or, without colours, of the marks."""
     return LEGEND if colours else PLAIN_LEGEND
 
 
@@ -31,7 +31,7 @@ def coloured(generation: Generation, tokenizer: Any, rejected: bool, colours: bo
 
 
 def coloured_pieces(generation: Generation, tokenizer: Any, rejected: bool, colours: bool) -> list[Text]:
-    """The same in pieces, one or more for each round: further rounds add pieces and change none."""
+    """The coloured text in pieces, one or more per round. Further rounds add pieces and change none."""
     found = []
     for kind, tokens in pieces(generation, rejected):
         text = tokenizer.decode(tokens)

@@ -39,7 +39,7 @@ Colours = Mapping[str, str]
 def all_figures(runs: Sequence[Run]) -> list[Figure]:
     """All figures that these runs have the numbers for, the most telling first."""
     colours = colours_of(runs)
-    makers = (by_category, time, by_position, lengths, reliability, control, histograms)
+    makers = (by_category, by_position, time, lengths, reliability, control, histograms)
     of_each = [figure for run in runs for make in makers for figure in make(run, colours)]
     return [figure for figure in (*batches(runs, colours), *of_each) if figure.body]
 
@@ -152,7 +152,7 @@ def lengths(run: Run, colours: Colours) -> Iterator[Figure]:
 
 
 def control(run: Run, colours: Colours) -> Iterator[Figure]:
-    """What controllers had learnt after each round: Draft & Verify's Figure 5, and the means of EESD's posteriors."""
+    """The state of controllers after each round: Draft & Verify's Figure 5, and the means of EESD's posteriors."""
     learnt = [(name, curve) for name in run.methods if (curve := thresholds(run, name))]
     after = lambda name, at, value: Point(at, Number(value, PLAIN, ["replayed", run.number, name, at]))
     series = [

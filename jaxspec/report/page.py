@@ -69,21 +69,23 @@ def render(runs: Sequence[Run], questions: int = 3) -> str:
 
 
 WARNING = (
-    f"{LABEL.capitalize()}: weights are random, and drafts are accepted by chance. Times are of this device; the "
-    "acceptance is what was asked for, and the text means nothing."
+    f"{LABEL.capitalize()}: the weights are random, and drafts are accepted at random, at the given rates. The times "
+    "were measured on this device. The text is meaningless."
 )
 COLUMNS = (
     "<details><summary>What the columns mean</summary>"
-    '<p class="note">Times are medians over the repeats, ± their standard deviation; speedup is of decoding alone. In '
-    "brackets: 95 % intervals by bootstrap over the questions; those decoded together are drawn together. Of the "
-    "fastest: tokens per second over the fastest method's; p: of Wilcoxon's signed-rank test of the two over the "
-    "questions. τ: tokens per round; τ uncut: the last round of a text counted whole, as EAGLE does. Modelled: "
-    "predicted from this run's counts and the measured cost of each part of a round. HM: harmonic mean of v_d and r_d. "
-    "Unexplained: texts that differ from plain decoding's where rounding does not explain it.</p></details>"
+    '<p class="note">Times are medians over the repeats; ± is their standard deviation. Speedup is that of decoding, '
+    "without prefill. In brackets: 95 % bootstrap intervals over the questions; questions of one batch are "
+    "drawn together. Of the fastest: tokens per second, divided by those of the fastest method. p: of Wilcoxon's "
+    "signed-rank test that compares the two over the questions. Modelled: the speedup predicted from this run's counts "
+    "and the measured cost of each part of a round. τ: tokens per round. τ uncut: the same, with the last round of a "
+    "text counted in full, as EAGLE does. τ drafted: accepted drafts per round. α: accepted drafts divided by drafted "
+    "levels. HM: harmonic mean of EESD's v_d and r_d. Nodes and depth: verified nodes and drafted levels per round. "
+    "Unexplained: texts that differ from plain decoding's and that rounding does not explain.</p></details>"
 )
 GENERATIONS = (
-    '<p class="says">Every token, coloured by who proposed it. A click on a round draws the tree that was drafted and '
-    "verified in it; arrow keys go to the next. {}</p>"
+    '<p class="says">Each token is coloured by who proposed it. Click on a round to see its draft tree; the arrow keys '
+    "move to the next round. {}</p>"
     '<ul class="key"><li><span class="token accepted">drafted and accepted</span></li>'
     '<li><span class="token bonus">bonus, from the target</span></li>'
     '<li><span class="token rejected">drafted and rejected</span></li>'
@@ -130,7 +132,9 @@ def _how_many(runs: Sequence[Run], questions: int) -> str:
 def _figures(found: Sequence[Figure]) -> str:
     """The first figures, and the others folded."""
     first, others = ("".join(map(_figure, part)) for part in (found[:SHOWN], found[SHOWN:]))
-    more = _folded(f"{len(found) - SHOWN} more figures", f'<div class="figures">{others}</div>') if others else ""
+    count = len(found) - SHOWN
+    title = f"{count} more figure{'s' if count > 1 else ''}"
+    more = _folded(title, f'<div class="figures">{others}</div>') if others else ""
     return f'<div class="figures">{first}</div>{more}'
 
 
@@ -150,7 +154,7 @@ def _tile(label: str, value: Number, below: str) -> str:
 
 
 def _lossless(run: Run) -> str:
-    """How many texts are not plain decoding's, of all methods; what sampling or a simulation has instead."""
+    """Number of texts of all methods that differ from plain decoding's; a reason if no texts were compared."""
     found = [run.value(name, "unexplained_divergences") for name in run.methods]
     if any(value is None for value in found):
         why = "nothing was compared" if run.simulated else "sampled texts differ by design"

@@ -131,7 +131,7 @@ def quantised(runs: Sequence[Run]) -> list[Run]:
 
 
 def several_heads(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Run, str]]:
-    """Of methods that are wanted, those in runs that compare two heads or more."""
+    """The wanted methods in runs that compare two or more heads."""
     found = pick(runs, wanted)
     heads = {run.number: {each.methods[name].head for each, name in found if each is run} for run in runs}
     return [(run, name) for run, name in found if len(heads[run.number]) > 1]
@@ -207,9 +207,9 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
         pick(runs, lambda m: sampled(m) or m.drafter.name == "early-exit"),
         [(part, a_question(part)) for part in PARTS],
         "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts",
-        "Seconds a question, all its turns together; the paper's are means over 200 texts of XSum, of 512 tokens each. "
-        "Ours is what the prices of the pieces predict; other is what is left, and noise can make it negative. The "
-        "paper calls control sampling.",
+        "Seconds per question, over all its turns. The paper's are means over 200 texts of XSum, of 512 tokens each. "
+        "Ours are predicted from the costs of the pieces of a round. `Other` is the rest of the measured time; noise "
+        "can make it negative. The paper's word for control is sampling.",
     )
 
 

@@ -22,7 +22,7 @@ READ: dict[type, tuple[str, Callable[[Any], Any]]] = {
     BetaTS: ("mean of the posterior", lambda state: state.alpha / (state.alpha + state.beta)),
     CaliTS: ("estimate from samples", lambda state: state.estimate),
 }
-"""What of a controller's state is shown."""
+"""The number of a controller's state that is shown: its label, and how to read it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Curve:
 
 
 def thresholds(run: Run, name: str) -> Curve | None:
-    """What a method's controller went by; None if it learns nothing, or in rows side by side from turn to turn."""
+    """The curve of a method's controller. None if it learns nothing, or kept its state in several rows at once."""
     controller = run.methods[name].controller
     kept = run.settings["keep_state"]
     if type(controller) not in READ or (kept and run.settings["batch_size"] > 1):

@@ -13,7 +13,7 @@ from jaxspec.evaluate.runlog import Answer, log_of, read_finished
 from jaxspec.methods.method import Method, parse_method
 
 SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": "CNN/DM", "alpaca": "Alpaca"}
-"""What the papers call the published formats (`evaluate/formats.py`)."""
+"""The papers' names of the published formats (`evaluate/formats.py`)."""
 FILES = {**SUITES, "mt-bench": "MT-bench", "mtbench": "MT-bench", "spec-bench": "Spec-Bench"}
 """And files whose names say what is in them, or whose folders do."""
 NOT_IN_TITLES = (*LEFT_OUT, "questions")
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def data(self) -> str:
-        """What the questions are called in the papers, or the name of their file."""
+        """The papers' name of the questions, or the name of their file."""
         if self.settings["prompts"] == BUILTIN:
             return "held-out Python"
         file = PurePath(self.settings["prompts"])
@@ -114,7 +114,7 @@ def with_distinct_titles(runs: Sequence[Run]) -> list[Run]:
 
 
 def _conditions(run: Run, runs: Sequence[Run]) -> dict[str, str]:
-    """What the numbers depend on, in words: two runs that differ in it are not to stand in one row."""
+    """The conditions that the numbers depend on, as text. Runs with different conditions must not share a row."""
     settings, tokens = run.settings, run.settings.get("max_new_tokens")
     folders = {each.settings["target"] for each in runs if each.target == run.target}
     return {

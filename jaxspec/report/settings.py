@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
 from tyro import conf
 
@@ -16,7 +17,7 @@ class Report:
     by round. A click on a token opens the draft tree of its round.
     """
 
-    runs: conf.Positional[tuple[Path, ...]]
+    runs: Annotated[conf.Positional[tuple[Path, ...]], conf.arg(metavar="RUN.json ...", help_behavior_hint="")]
     """OUT.json files of finished `jaxspec bench` or `sweep` runs. The logs OUT.json.jsonl must lie beside them."""
     out: Path
     """Write the report to this file."""

@@ -11,7 +11,7 @@ COLOURS = 24
 """Colours of methods that the page has: classes s0 to s23. The others are `reference`, `published`, `chains`, and
 `part0` to `part3`."""
 WIDTH = 400  # of a chart; on a phone it is shown at nearly this size, so that its text can be read
-LEFT, RIGHT, TOP, BOTTOM = 40, 12, 12, 38
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 38
 NAME = 15  # height of a line with a name above bars
 LONGEST = 54  # a name that fits in a line
 
@@ -225,7 +225,7 @@ def _labels(width: int, height: int, x_label: str, y_label: str) -> str:
     middle = TOP + (height - TOP - BOTTOM) / 2
     return (
         f'<text class="axis" x="{LEFT + (width - LEFT - RIGHT) / 2}" y="{height - 6}">{escape(x_label)}</text>'
-        f'<text class="axis" transform="translate(11 {middle}) rotate(-90)">{escape(y_label)}</text>'
+        f'<text class="axis" transform="translate(9 {middle}) rotate(-90)">{escape(y_label)}</text>'
     )
 
 

@@ -46,7 +46,7 @@ class Table:
 
 @functools.cache
 def published() -> dict[str, list[dict[str, str]]]:
-    """What the papers print: the rows of each table, by its source; the cells of a row, by the titles of columns."""
+    """The papers' tables: the rows of each, by its source, with cells by column title."""
     tables = {}
     for section in PUBLISHED.read_text(encoding="utf-8").split("\n## ")[1:]:
         source, *lines = section.splitlines()
@@ -147,7 +147,7 @@ def chains(run: Run) -> list[list[str]]:
 
 
 def drafts_by(method: Method) -> tuple[Any, str | None, int]:
-    """What drafts: methods that share it differ in how they build, stop and verify."""
+    """The drafter with its head. Methods that share it differ in builder, controller and rule."""
     return method.drafter, method.head, method.history
 
 

@@ -1,9 +1,9 @@
-"""Whether rounding explains that a text leaves plain decoding's, greedy or drawn with the same noise.
+"""Decides whether rounding explains that a text differs from plain decoding's, greedy or sampled with the same noise.
 
-Plain decoding takes the token of the largest logit or, above temperature 0, of the largest log p + g with Gumbel noise
-g that the seed and the position determine. Logits of two evaluations differ in their last bits, so that a near-tie can
-flip, or a token at the edge of top-k or top-p be kept by one and cut off by the other. Either token has to be one that
-logits within the noise of the target's own would choose.
+Plain decoding selects the token with the largest logit. Above temperature 0, it selects the token with the largest
+log p + g, where the seed and the position determine the Gumbel noise g. Two evaluations of the logits differ in their
+last bits. So a near-tie can flip, and one evaluation may keep a token at the edge of top-k or top-p that the other cuts
+off. Rounding explains a difference if logits within the noise of the target's own could select either token.
 """
 
 from collections.abc import Sequence

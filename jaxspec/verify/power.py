@@ -1,14 +1,15 @@
-"""How sure a verdict is: tests, corrected for their number, and the deviation that they would have found.
+"""Statistical tests of `verify`, corrected for their number, and the deviation that they detect.
 
-Where a text is not plain decoding's own, each of its tokens is a draw from probabilities that are known: the target's,
-given the text before it. Sort the vocabulary by these, the likeliest first, and let a token's *place* be the
-probability of all tokens before it plus a random share of its own. If the method is lossless, places are uniform on
-[0, 1] and independent of each other, whatever the prompts and temperatures, so that all tokens of a run are one sample
-of one known distribution. Pearson's chi-square compares their numbers in tenths with that.
+Under rejection sampling a text may differ from plain decoding's. Then each of its tokens is a draw from known
+probabilities: the target's, given the text before it. Sort the vocabulary by these probabilities, the likeliest token
+first. A token's *place* is the probability of all tokens before it, plus a random share of its own. If the method is
+lossless, places are uniform on [0, 1] and independent of each other, for all prompts and temperatures. So all tokens of
+a run are one sample of one known distribution. Pearson's chi-square test compares the numbers of places per tenth with
+it.
 
-A method that draws from another distribution moves mass between tenths. If what moves is a total variation of d, on
-average over the texts, the statistic's noncentrality for n tokens is at least 4 n d², by Cauchy and Schwarz: that is
-how the number of tokens follows from the deviation that is to be found.
+A method with another distribution moves probability between tenths. Let d be the total variation distance that is
+moved, on average over the texts. By the Cauchy-Schwarz inequality, the noncentrality of the statistic for n tokens is
+at least 4 n d². This gives the number of tokens that are needed to detect a deviation.
 """
 
 from collections.abc import Mapping, Sequence

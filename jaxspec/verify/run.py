@@ -105,7 +105,7 @@ def work(
     first = {Case(name, kind, 0) for name in methods.names[: methods.first] for kind in kinds(parse_method(name))}
     cases = iter(only) if only else in_order(methods.names, methods.first, done, exact)
     spent = 0.0
-    with progress("verified seconds:", round(seconds), form=lambda number: f"{number:,}") as shown:
+    with progress("seconds of checks:", round(seconds), form=lambda number: f"{number:,}") as shown:
         for case in cases:
             if case in done:
                 continue
@@ -121,7 +121,9 @@ def work(
             yield result
             if shown.due():
                 tokens = sum(result.tokens for result in done.values())
-                shown.show(min(round(spent), shown.total), f"{tokens:,} tokens compared, last by {case}")
+                left = 0 if only else len(first - done.keys())
+                later = f"; the time is spent, but {left} first cases are left" if left and spent >= seconds else ""
+                shown.show(min(round(spent), shown.total), f"{tokens:,} tokens compared, last by {case}{later}")
             if not only and spent >= seconds and done.keys() >= first:
                 return
 

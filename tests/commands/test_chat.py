@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 
 import pytest
@@ -77,8 +78,17 @@ def test_what_does_not_fit_is_said_and_the_chat_goes_on(talk, path):
     (answer,) = answers(path, ["ab"])
     code, out, remarks = talk("x" * 300, "ab")
     assert (code, out) == (0, f"{answer}\n")
-    assert "exceeds the 256 positions of this model" in remarks
+    assert "leaves no room for an answer: the model has 256 positions" in remarks
     assert "/reset starts a new conversation" in remarks
+
+
+def test_a_long_answer_leaves_room_for_the_next(talk):
+    """It takes half of the 256 positions that the prompt leaves."""
+    code, _, remarks = talk("ab", "/stats", options=("--max-new-tokens", "1000"))
+    assert code == 0
+    line = next(line for line in remarks.splitlines() if line.startswith("answer: "))
+    tokens, prompt = (int(re.findall(rf"(\d+) {words}", line)[0]) for words in ("tokens,", "prompt tokens"))
+    assert tokens == (256 - prompt) // 2
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(talk, path, monkeypatch):

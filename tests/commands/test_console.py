@@ -74,14 +74,15 @@ def test_termination_unwinds_and_the_handler_is_put_back(capsys: pytest.CaptureF
     [
         (
             "generate --target builtin --promt a",
-            "error: Unrecognized options: --promt, a; perhaps you meant --prompt; see jaxspec --help",
+            "error: Unrecognized options: --promt, a; perhaps you meant --prompt; see jaxspec generate --help",
         ),
         (
             "bench --targt builtin",
             "error: Missing from jaxspec bench: --target, --prompts, --methods; unrecognized options: --targt builtin; "
             "see jaxspec bench --help",
         ),
-        ("generate --target builtin --zzzz", "error: Unrecognized options: --zzzz; see jaxspec --help"),
+        ("generate --target builtin --zzzz", "error: Unrecognized options: --zzzz; see jaxspec generate --help"),
+        ("genrate --target builtin", "error: unknown command genrate; perhaps you meant generate; see jaxspec --help"),
     ],
 )
 def test_wrong_options(
@@ -108,3 +109,13 @@ def test_help_is_flowing_text(command: str):
     for line, after in following:
         assert len(line) + 1 + len(after.split()[0]) > 76, (line, after)
     assert "default: None" not in text
+    assert "{None" not in text
+
+
+@pytest.mark.parametrize("module", ["main", "train", "convert"])
+def test_help_lists_the_commands_in_one_sentence_each(module: str):
+    """In a process of its own: examples and details are in a command's own help."""
+    typed = [sys.executable, "-m", f"jaxspec.commands.{module}", "--help"]
+    text = subprocess.run(typed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "For example" not in text
+    assert "COMMAND --help" in text

@@ -90,7 +90,7 @@ def test_inspect(model: Path, tmp_path: Path):
     for key in ("family", "layers", "hidden size", "vocabulary", "positions", "end of sequence"):
         assert ours[key] == source[key]
     assert source["family"] == "mistral"
-    assert source["heads of attention"] == "4 queries, 2 keys and values, 8 wide"
+    assert source["attention heads"] == "4 query heads, 2 KV heads, head size 8"
 
     meta = hf_models.make("llama", tmp_path / "hf", intermediate_size=96)
     write_meta(meta, tmp_path / "meta", 2, llama3=False, multiple_of=16)

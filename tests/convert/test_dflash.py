@@ -174,7 +174,7 @@ def test_inspect(folder: Path):
     ours = lines(folder / OUT)
     assert ours["format"] == "jaxspec head for the drafter dflash, exported in float16"
     assert (ours["taps"], ours["block"], ours["mask token"]) == ("2, 6", "4", "90")
-    for key in ("draft vocabulary", "block", "mask token", "own head", "heads of attention", "layers", "parameters"):
+    for key in ("draft vocabulary", "block", "mask token", "own head", "attention heads", "layers", "parameters"):
         assert ours[key] == published[key]
 
 

@@ -174,7 +174,7 @@ def test_inspect(folder: Path):
     ours = lines(folder / OUT)
     assert ours["format"] == "jaxspec head for the drafter eagle3, exported in float16"
     assert (ours["taps"], ours["layer.attention.q.kernel"]) == ("2, 4, 5", "[64, 32]")
-    for key in ("draft vocabulary", "tap norm", "final norm", "heads of attention", "vocabulary", "parameters"):
+    for key in ("draft vocabulary", "tap norm", "final norm", "attention heads", "vocabulary", "parameters"):
         assert ours[key] == published[key]
     assert (ours["draft vocabulary"], ours["final norm"]) == (f"{DRAFTED} of {VOCABULARY}", "yes")
 

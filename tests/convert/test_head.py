@@ -350,7 +350,7 @@ def test_inspect(folder: Path):
     ours = lines(folder / OUT)
     assert ours["format"] == "jaxspec head for the drafter eagle, exported in float16"
     assert (ours["bias"], ours["own embedding"], ours["fc.kernel"]) == ("yes", "no", "[64, 32]")
-    for key in ("layers", "hidden size", "heads of attention", "vocabulary", "positions"):
+    for key in ("layers", "hidden size", "attention heads", "vocabulary", "positions"):
         assert ours[key] == published[key]
     assert lines(folder / "ckpt")["heads"] == "eagle"
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from rich.console import Console
 
 from jaxspec.decoding.rule import Rule
-from jaxspec.evaluate import bench, comparison
+from jaxspec.evaluate import bench, comparison, table
 from jaxspec.evaluate.settings import Compare
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.report import page, runs
@@ -237,9 +238,22 @@ def test_table_fits_a_narrow_page(finished: Finished, monkeypatch, capsys: pytes
     said = " ".join(" ".join(printed).split())
     assert "Verifying n tokens, in s_t: 1: 1.00" in said
     assert f"One drafted level, in s_t: {METHOD}: " in said
-    seconds = r"\d+\.\d+ s, predicted \d+\.\d+ s \([+-]\d+%(, too far to trust)?\); "
-    shares = r"drafting {}, verification \d+ %, control 0 %, other -?\d+ %"
+    seconds = r"\d+\.\d+ s, predicted \d+\.\d+ s \([+-]\d+%\); "
+    shares = r"(drafting {}, verification \d+ %, control 0 %, other -?\d+ %|too far apart for shares)"
     assert re.search(f"plain: {seconds}{shares.format('0 %')}", said)
     assert re.search(f"{re.escape(METHOD)}: {seconds}{shares.format('[0-9]+ %')}", said)
     assert re.search(rf"Fastest: (plain decoding\. The best method that drafts is )?{re.escape(METHOD)}, \d", said)
     assert "modelled, not measured" in said
+
+
+@pytest.mark.parametrize(("factor", "says"), [(1.0, "verification"), (2.0, "too far apart for shares")])
+def test_shares_are_printed_if_the_prediction_is_close(
+    factor: float, says: str, finished: Finished, capsys: pytest.CaptureFixture
+):
+    methods = {
+        name: {**values, "predicted_seconds": factor * values["decode_seconds"]}
+        for name, values in finished.json["methods"].items()
+    }
+    table.show(methods, finished.json["target_seconds"], Console(width=200))
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  plain: "))
+    assert says in line

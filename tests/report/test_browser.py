@@ -35,6 +35,9 @@ PROBE = """<script>addEventListener("load", () => {
     range.selectNodeContents(cell);
     return new Set([...range.getClientRects()].map((each) => Math.round(each.top))).size;
   };
+  const overlaps = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  const crossed = all(".chart").filter((chart) => [...chart.querySelectorAll(".axis[transform]")].some((label) =>
+    [...chart.querySelectorAll(".tick")].some((tick) => overlaps(box(label), box(tick)))));
   const clicked = [...document.querySelectorAll(".round")][2];
   if (clicked) clicked.click();
   const found = {
@@ -45,6 +48,7 @@ PROBE = """<script>addEventListener("load", () => {
     smallest: Math.min(...all(".chart text").map(size)),
     broken: all(".ours tr > th:last-of-type").filter((cell) => lines(cell) > 1).map((cell) => cell.textContent),
     shortened: all(".chart text").filter((label) => label.textContent.endsWith("…")).length,
+    crossed: crossed.map((chart) => chart.getAttribute("aria-label")),
     headings: all("main > section > h2").map((each) => each.textContent),
     width: innerWidth,
     background: getComputedStyle(document.body).backgroundColor,
@@ -103,6 +107,7 @@ def test_the_page_is_drawn(width: int, dark: bool, background: str, html: Path, 
     own = [found["colours"][name][0] for name in made_up.METHODS]
     assert len(set(own)) == len(own)
     assert found["smallest"] >= 8.5 and found["broken"] == [] and found["shortened"] == 0
+    assert found["crossed"] == []
     assert found["charts"] > 20 and found["flat"] == 0
     assert found["rounds"] > 10 and found["images"] == 0
     assert found["cut"] == 2 and found["unjudged"] == 0 and found["struck"] > 10  # two turns end

@@ -202,7 +202,7 @@ def test_rounds_of_a_generation(runs: list[Path]):
 def test_a_simulated_run_says_so(tmp_path: Path):
     out = made_up.write(tmp_path / "out.json", made_up.METHODS[:2], simulate="acceptance=0.7")
     text = page.render(finished.read([out]))
-    assert "Simulated: weights are random" in text
+    assert "Simulated: the weights are random" in text
     assert text.count("simulated") > 10
 
 

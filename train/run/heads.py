@@ -1,4 +1,4 @@
-"""What the training of all heads shares: load target and text, train the head, write it."""
+"""Shared by the training of all heads: loads target and text, trains the head, writes it."""
 
 import contextlib
 import dataclasses

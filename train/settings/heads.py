@@ -42,7 +42,7 @@ class Where:
 class HeadSettings:
     """Options that all heads share."""
 
-    where: conf.OmitArgPrefixes[Where]
+    where: Annotated[conf.OmitArgPrefixes[Where], conf.arg(name="")]  # in the first box of --help
     data: conf.OmitArgPrefixes[DataMixture] = DataMixture()
     recipe: conf.OmitArgPrefixes[Recipe]
 

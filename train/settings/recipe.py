@@ -8,7 +8,7 @@ from jaxspec.train.settings.spelling import require
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Optimizer and training loop. Each field is an option on the command line, and its docstring is the help."""
+    """Optimizer and training loop."""
 
     steps: int
     """Optimizer steps."""
