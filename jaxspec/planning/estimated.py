@@ -123,7 +123,7 @@ def _prefill(
 
 
 def _kinds(done: list[Operation], where: Slice) -> dict[str, dict[str, int | float]]:
-    """Operations without an estimate, by kind: count, bytes of main memory, and seconds without overlap."""
+    """Operations without an estimate, by kind: count, bytes of main memory, and seconds that they add."""
     kinds = sorted({each.kind for each in done} - {ESTIMATED})
     of = lambda kind: [each for each in done if each.kind == kind]
     return {
