@@ -2,8 +2,8 @@
 
 For most operations of a TPU's tensor core, XLA records an estimate of cycles. It records none for copies between main
 and fast memory, nor for messages, sorts, in-place updates and kernels. The lower end of the interval assumes that all
-of these overlap. The upper end assumes that only what the compiler scheduled so overlaps: an asynchronous copy or
-message, with the operations between its start and its end.
+of these overlap, the upper end that none do. Between them is the time as scheduled: only that overlaps which the
+compiler scheduled so, an asynchronous copy or message with the operations between its start and its end.
 """
 
 import dataclasses
@@ -64,23 +64,25 @@ class Interval:
 
     Attributes:
         lower: everything overlaps: the longer of the estimated cycles and of all bytes at full bandwidth.
-        upper: the cycles, plus the times of all operations without an estimate; of asynchronous ones the time that the
-            program waits for them in its scheduled order.
+        scheduled: the cycles, plus the times of operations without an estimate; of asynchronous ones only the time that
+            the program waits for them in the order that the compiler chose.
+        upper: nothing overlaps: the cycles, plus the whole times of all operations without an estimate.
     """
 
     lower: float = 0.0
+    scheduled: float = 0.0
     upper: float = 0.0
 
     def __add__(self, other: "Interval") -> "Interval":
-        return Interval(self.lower + other.lower, self.upper + other.upper)
+        return Interval(self.lower + other.lower, self.scheduled + other.scheduled, self.upper + other.upper)
 
     def times(self, number: int | float) -> "Interval":
         """The time of `number` repetitions in sequence."""
-        return Interval(self.lower * number, self.upper * number)
+        return Interval(self.lower * number, self.scheduled * number, self.upper * number)
 
-    def over(self, seconds: float) -> list[float]:
-        """[lower, upper] divided by `seconds`."""
-        return [self.lower / seconds, self.upper / seconds]
+    def over(self, seconds: float) -> "Interval":
+        """The times as multiples of `seconds`."""
+        return self.times(1 / seconds)
 
     def ends(self) -> list[float]:
         """[lower, upper] in seconds."""
@@ -185,7 +187,7 @@ def _kind(each: Instruction) -> str:
 
 
 def _slowest(branches: Sequence[list[Operation]], where: Slice) -> Iterator[Operation]:
-    """For each phase, the operations of the branch with the longest upper estimate."""
+    """For each phase, the operations of the branch with the longest time as scheduled."""
     for phase in dict.fromkeys(each.phase for branch in branches for each in branch):
         own = [[each for each in branch if each.phase == phase] for branch in branches]
         yield from max(own, key=lambda some: sum(seconds(each, where) for each in some))
@@ -193,9 +195,12 @@ def _slowest(branches: Sequence[list[Operation]], where: Slice) -> Iterator[Oper
 
 def seconds(operation: Operation, where: Slice) -> float:
     """Seconds that all runs of an operation add; of an asynchronous one, only those that the program waits for it."""
+    return seconds_alone(operation, where) if operation.waited is None else operation.times * operation.waited
+
+
+def seconds_alone(operation: Operation, where: Slice) -> float:
+    """Seconds of all runs of an operation if nothing overlaps with it."""
     each, chip = operation.instruction, where.chip
-    if operation.waited is not None:
-        return operation.times * operation.waited
     match operation.kind:
         case "message":
             assert operation.message is not None
@@ -220,11 +225,12 @@ def _sort_passes(each: Instruction) -> int:
 def interval(found: Iterable[Operation], where: Slice) -> Interval:
     """Estimated seconds of these operations together."""
     found = list(found)
-    total = sum((seconds(each, where) for each in found), 0.0)
+    scheduled, alone = (sum((of(each, where) for each in found), 0.0) for of in (seconds, seconds_alone))
     cycles = sum((seconds(each, where) for each in found if each.kind == ESTIMATED), 0.0)
     moved = sum(each.times * each.bytes for each in found) / where.chip.bandwidth
     cycles += sum(each.times * each.flops for each in found) / (KERNEL_SHARE * where.chip.flops)
-    return Interval(max(cycles, moved), max(total, moved))
+    lower = max(cycles, moved)
+    return Interval(lower, max(lower, scheduled), max(lower, scheduled, alone))
 
 
 def coverage(found: Iterable[Operation]) -> float:

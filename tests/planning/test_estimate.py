@@ -169,7 +169,11 @@ def test_a_copy_overlaps_with_what_is_scheduled_between_its_ends(source: str, co
     assert message.message is not None
     left = WHERE.communication(message.message) - between - sum(waited)
     assert seconds(message, WHERE) == pytest.approx(max(0, left), rel=1e-4)
-    # Each is of the phase in which it is needed. All bytes count for the lower end.
+    # Each is of the phase in which it is needed. All bytes count for the lower end, and all times for the upper end.
+    total = interval(found, WHERE)
+    added = (30 / CHIP.clock + between) if copies else 30 / CHIP.clock
+    assert total.upper == pytest.approx(added + 2 * copy + WHERE.communication(message.message), rel=1e-4)
+    assert total.scheduled == pytest.approx(max(total.lower, added + sum(waited) + max(0, left)), rel=1e-4)
     assert [each.phase for each in found if each.kind == "copy"] == ["commit", "verify4"]
     assert interval(of_phase(found, "commit", "verify4"), WHERE).lower >= 2 * copy
 

@@ -55,5 +55,5 @@ def test_the_estimate_stays_near_the_floor(
     for part, most in (("draft", draft), ("verify", verify)):
         if most is not None:
             floor = WHERE.seconds(Work(works[part].flops, works[part].bytes))
-            upper = compiled.seconds(parts.phases_of(part, levels, nodes)).upper
-            assert upper / floor <= most
+            scheduled = compiled.seconds(parts.phases_of(part, levels, nodes)).scheduled
+            assert scheduled / floor <= most
