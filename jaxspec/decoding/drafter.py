@@ -69,9 +69,9 @@ class HeadShape:
 class Drafter(Strategy):
     """Proposes continuations of a tree's nodes.
 
-    The calls are `init`, and then in each round `root`, any number of `expand`, and `observe`. The state has one pytree
-    structure (with shapes and dtypes) after `init` and every `observe`, and one after `root` and every `expand`. State
-    of a single round, such as keys and values of its nodes, is None outside of it; `root` adds it.
+    The calls are `init`, and then in each round `root`, `widen`, any number of `expand`, and `observe`. The state has
+    one pytree structure (with shapes and dtypes) after `init` and every `observe`, and one after `widen` and every
+    `expand`. State of a single round, such as keys and values of its nodes, is None outside of it; `root` adds it.
 
     Attributes:
         rank: order in the choice of the default method: the lowest whose head exists is chosen; None: never.
@@ -137,6 +137,10 @@ class Drafter(Strategy):
     def root(self, models: Models, state: State, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, State]:
         """Drafts the token after the root (W = 1), at the start of a round."""
         return self.expand(models, state, prefix, tree, root_frontier(tree.token.shape[0]))
+
+    def widen(self, state: State, width: int) -> State:
+        """The state after `root`, for frontiers of W = `width` nodes."""
+        return state
 
     @abc.abstractmethod
     def expand(

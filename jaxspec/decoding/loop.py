@@ -136,7 +136,8 @@ def draft(
 
     begins = ~state.done & (drafts_now | copied)
     first = grow(tree, root_frontier(len(root)), begins, controller, drafts)
-    tree, _, _, controller, drafter = jax.lax.while_loop(drafting, level, (*first, drafter))
+    wide = spec.drafter.widen(drafter, first[1].node.shape[1])
+    tree, _, _, controller, drafter = jax.lax.while_loop(drafting, level, (*first, wide))
     return tree, dataclasses.replace(state, drafter=drafter, controller=controller)
 
 

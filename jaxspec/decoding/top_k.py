@@ -12,6 +12,7 @@ from jaxspec.model.mesh_rules import constrain, cuts
 GROUP = 128  # values in a group
 FEW = 8192  # with fewer values, sorting is faster on a CPU
 ROUNDS = 16  # largest count for which a TPU finds the values one after the other
+COMPARED = 256  # largest number of values of which a TPU compares each with each
 
 Found = tuple[Shaped[Array, "*B C"], Int[Array, "*B C"]]  # the values, and their indices
 
@@ -38,6 +39,8 @@ def top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
 def _top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
     """`top_k` of values that are not sharded along V."""
     size = values.shape[-1]
+    if platform() == "tpu" and count > 1 and size <= COMPARED:
+        return _by_rank(values, count)
     if platform() == "tpu" and count <= ROUNDS:
         return _by_rounds(values, count)
     # On one device XLA has a fast selection for matrices only. On a mesh no axes are merged: several may be sharded.
@@ -65,6 +68,24 @@ def _by_rounds(values: Shaped[Array, "*B V"], count: int) -> Found:
         at.append(first)
         left = jnp.where(place == first[..., None], LEAST, left)
     return values_of(jnp.stack(found, axis=-1)).astype(values.dtype), jnp.stack(at, axis=-1)
+
+
+def _by_rank(values: Shaped[Array, "*B V"], count: int) -> Found:
+    """Compares each value with each other. A value's rank is the number of values that come before it.
+
+    By its compiler's estimate a v5e takes 11 µs for ten times ten of 160 values, where ten rounds take 91 µs: each of
+    many small operations costs more than a microsecond.
+    """
+    bits, place = ordered(values.astype(jnp.float32)), jnp.arange(values.shape[-1], dtype=jnp.int32)
+    one, other = bits[..., :, None], bits[..., None, :]
+    before = (other > one) | ((other == one) & (place < place[:, None]))
+    rank = before.sum(axis=-1, dtype=jnp.int32)
+    chosen = rank[..., None, :] == jnp.arange(count)[:, None]
+
+    def pick(each: Int[Array, "*_ V"]) -> Int[Array, "*_ C"]:
+        return jnp.where(chosen, each, 0).sum(axis=-1, dtype=jnp.int32)
+
+    return values_of(pick(bits[..., None, :])).astype(values.dtype), pick(place)
 
 
 def _larger(one: tuple[Array, Array], other: tuple[Array, Array]) -> tuple[Array, Array]:

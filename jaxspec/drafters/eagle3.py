@@ -210,6 +210,9 @@ class Eagle3(Drafter):
         drafts = drafts_of(models.draft, state.logits[:, None], state.hidden[:, None])
         return drafts, feature_pairs.begin(reader(models), state, tree)
 
+    def widen(self, state: PairState, width: int) -> PairState:
+        return feature_pairs.widen(state, width)
+
     def expand(
         self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, PairState]:

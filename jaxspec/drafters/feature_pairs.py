@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.drafter import Committed, Prefix, last_valid, positions, slots_of
-from jaxspec.decoding.tree import DraftTree, Frontier, take
+from jaxspec.decoding.tree import NO_PARENT, DraftTree, Frontier, take
 from jaxspec.decoding.tree_mask import tree_mask
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import Attend, attend_to, causal_mask
@@ -28,7 +28,8 @@ class PairState:
     logits: Float[Array, "B C"]  # logits after the root, over the tokens that the head can draft
     hidden: Float[Array, "B D"]  # the predicted feature of the root
     nodes: tuple[kv.KV, ...] | None  # keys and values of this round's expanded nodes; None outside drafting
-    features: Float[Array, "B N D"] | None  # predicted features of the root and of each expanded node
+    expanded: Int[Array, "B W"] | None  # slots of the nodes expanded last, at first the root's; None outside drafting
+    features: Float[Array, "B W D"] | None  # their predicted features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,7 @@ def empty(config: LlamaConfig, batch: int, rows: int, tokens: int, dtype: jnp.dt
         logits=jnp.zeros((batch, tokens), jnp.float32),
         hidden=jnp.zeros((batch, config.hidden_size), dtype),
         nodes=None,
+        expanded=None,
         features=None,
     )
 
@@ -75,6 +77,7 @@ def observe(reader: PairReader, state: PairState, committed: Committed, features
         logits=jnp.where(learns, logits, state.logits),
         hidden=jnp.where(learns, root, state.hidden),
         nodes=None,
+        expanded=None,
         features=None,
     )
 
@@ -83,24 +86,39 @@ def begin(reader: PairReader, state: PairState, tree: DraftTree) -> PairState:
     """The state with room for the pairs of a tree's nodes."""
     batch, size = tree.token.shape
     nodes = kv.allocate(reader.config, batch, size, state.hidden.dtype, num_layers=1)
-    features = jnp.zeros((batch, size, state.hidden.shape[-1]), state.hidden.dtype).at[:, 0].set(state.hidden)
-    return dataclasses.replace(state, nodes=nodes, features=features)
+    root = jnp.zeros((batch, 1), jnp.int32)
+    return dataclasses.replace(state, nodes=nodes, expanded=root, features=state.hidden[:, None])
+
+
+def widen(state: PairState, width: int) -> PairState:
+    """The state after the root's drafts, for frontiers of W = `width` nodes.
+
+    Only features of the nodes expanded last are kept, as these are the parents of the next ones. Those of all nodes of
+    a large tree would fill a TPU's fast memory.
+    """
+    assert state.expanded is not None and state.features is not None, "root comes before widen"
+    more = (0, width - state.expanded.shape[1])
+    return dataclasses.replace(
+        state,
+        expanded=jnp.pad(state.expanded, ((0, 0), more), constant_values=NO_PARENT),
+        features=jnp.pad(state.features, ((0, 0), more, (0, 0))),
+    )
 
 
 def expand(
     reader: PairReader, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
 ) -> tuple[Float[Array, "B W C"], Float[Array, "B W D"], PairState]:
     """Logits after each node of the frontier, the predicted features that gave them, and the new state."""
-    assert state.nodes is not None and state.features is not None, "root comes before expand"
+    assert state.nodes is not None and state.expanded is not None, "root comes before expand"
+    assert state.features is not None, "root comes before expand"
     node, slots = frontier.node, slots_of(tree, frontier)
     parent = take(tree.parent, node)
-    tokens, before = take(tree.token, node if reader.shifted else parent), take(state.features, parent)
+    place = (state.expanded[:, None] == parent[..., None]).argmax(axis=-1)  # of a node's parent; any if it is not live
+    tokens, before = take(tree.token, node if reader.shifted else parent), take(state.features, place)
     at, mask = _positions(prefix, tree, node), tree_mask(tree, node, root_is_cached=True)
     attend = attend_to(reader.config, at, mask, prefix.length - 1, kv.capacity(state.cache), slots)
     out, nodes = reader.layer(tokens, before, attend, state.cache[0], state.nodes[0])
-    rows = jnp.arange(node.shape[0])[:, None]
-    features = state.features.at[rows, slots].set(out, mode="drop")
-    return reader.logits(out), out, dataclasses.replace(state, nodes=(nodes,), features=features)
+    return reader.logits(out), out, dataclasses.replace(state, nodes=(nodes,), expanded=slots, features=out)
 
 
 def _positions(prefix: Prefix, tree: DraftTree, node: Int[Array, "B W"]) -> Int[Array, "B W"]:

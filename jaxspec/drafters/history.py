@@ -113,6 +113,9 @@ class WithHistory(Drafter):
         asked = dataclasses.replace(asked, against=dataclasses.replace(state.against, ahead=guess))
         return beside(asked, tree, frontier, drafts), asked
 
+    def widen(self, state: HistoryState, width: int) -> HistoryState:
+        return dataclasses.replace(state, head=self.head.widen(state.head, width))
+
     def expand(
         self, models: Models, state: HistoryState, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, HistoryState]:

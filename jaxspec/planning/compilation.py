@@ -8,7 +8,7 @@ import jax
 
 from jaxspec.host.terminal import say
 from jaxspec.planning.chips import Slice
-from jaxspec.planning.estimate import Interval, Operation, interval, of_phase, operations, partly_filled
+from jaxspec.planning.estimate import Interval, Operation, interval, of_phase, operations
 from jaxspec.planning.hlo import CompiledProgram
 from jaxspec.planning.work import Collective, Phase, merged
 
@@ -49,7 +49,7 @@ class Compiled:
     def read(cls, compiled: Any, where: Slice, filled: float = 1.0) -> "Compiled":
         """Reads a program that JAX compiled; `filled` as in `of`."""
         program = CompiledProgram.parse(compiled.as_text())
-        return cls(program, partly_filled(operations(program, where), filled), compiled.memory_analysis(), where)
+        return cls(program, operations(program, where, filled), compiled.memory_analysis(), where)
 
     @property
     def temporaries(self) -> int:

@@ -1,8 +1,9 @@
 """Estimated seconds of a compiled program by the compiler's own cycle counts: an interval for each part of a round.
 
 For most operations of a TPU's tensor core, XLA records an estimate of cycles. It records none for copies between main
-and fast memory, which overlap with other operations, nor for messages, sorts, in-place updates and kernels. The lower
-end of the interval assumes that all of these overlap, the upper end that none do.
+and fast memory, nor for messages, sorts, in-place updates and kernels. The lower end of the interval assumes that all
+of these overlap, the upper end that none do. Between them is the time as scheduled: only that overlaps which the
+compiler scheduled so, an asynchronous copy or message with the operations between its start and its end.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from jaxspec.planning.chips import Slice
 from jaxspec.planning.hlo import CompiledProgram, Computation, Instruction
 from jaxspec.planning.messages import message_of
 from jaxspec.planning.phases import body_phase, phase_at
+from jaxspec.planning.schedule import Schedule
 from jaxspec.planning.work import COMMIT, Collective, Phase
 
 ESTIMATED, MESSAGE, COPY, UPDATE, SORT, KERNEL, OTHER = (
@@ -41,6 +43,7 @@ class Operation:
         bytes: bytes to and from main memory in each run.
         flops: a kernel's declared operations in each run.
         message: the collective, if the kind is `MESSAGE`.
+        waited: seconds that the program waits for an asynchronous operation in each run; None: it is not asynchronous.
         loop: the innermost loop inside a round that contains it; None: no such loop.
     """
 
@@ -52,6 +55,7 @@ class Operation:
     instruction: Instruction
     loop: Instruction | None = None
     flops: int = 0
+    waited: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,60 +64,61 @@ class Interval:
 
     Attributes:
         lower: everything overlaps: the longer of the estimated cycles and of all bytes at full bandwidth.
-        upper: nothing overlaps: the cycles, plus the times of all operations without an estimate.
+        scheduled: the cycles, plus the times of operations without an estimate; of asynchronous ones only the time that
+            the program waits for them in the order that the compiler chose.
+        upper: nothing overlaps: the cycles, plus the whole times of all operations without an estimate.
     """
 
     lower: float = 0.0
+    scheduled: float = 0.0
     upper: float = 0.0
 
     def __add__(self, other: "Interval") -> "Interval":
-        return Interval(self.lower + other.lower, self.upper + other.upper)
+        return Interval(self.lower + other.lower, self.scheduled + other.scheduled, self.upper + other.upper)
 
     def times(self, number: int | float) -> "Interval":
         """The time of `number` repetitions in sequence."""
-        return Interval(self.lower * number, self.upper * number)
+        return Interval(self.lower * number, self.scheduled * number, self.upper * number)
 
-    def over(self, seconds: float) -> list[float]:
-        """[lower, upper] divided by `seconds`."""
-        return [self.lower / seconds, self.upper / seconds]
+    def over(self, seconds: float) -> "Interval":
+        """The times as multiples of `seconds`."""
+        return self.times(1 / seconds)
 
     def ends(self) -> list[float]:
         """[lower, upper] in seconds."""
         return [self.lower, self.upper]
 
 
-def operations(program: CompiledProgram, where: Slice) -> list[Operation]:
+def operations(program: CompiledProgram, where: Slice, filled: float = 1.0) -> list[Operation]:
     """Operations of one round of a compiled loop, or of one run of a program without a loop.
 
     A `while` that counts to a constant runs that often. Any other `while` counts once: it is the loop of drafting, and
     its levels are a phase of their own. For a conditional, each phase counts its slowest branch. Verification has a
-    phase for each tree size.
+    phase for each tree size. An asynchronous operation counts where the program waits for it.
+
+    Args:
+        filled: share of the cache's rows that hold tokens. The attention kernel skips the other rows.
     """
-    return list(_of(program, program.loop, where, 1, COMMIT))
-
-
-def partly_filled(found: Iterable[Operation], share: float) -> list[Operation]:
-    """The operations if only `share` of the cache's rows is filled: the attention kernel skips the other rows."""
-    return [
-        dataclasses.replace(each, bytes=round(each.bytes * share), flops=round(each.flops * share))
-        if each.kind == KERNEL and f"/{attention_kernel.NAME}" in each.instruction.path
-        else each
-        for each in found
-    ]
+    return list(_of(program, program.loop, where, filled, 1, COMMIT))
 
 
 def _of(
     program: CompiledProgram,
     computation: Computation,
     where: Slice,
+    filled: float,
     times: int,
     phase: Phase,
     loop: Instruction | None = None,
 ) -> Iterator[Operation]:
-    """Operations of a computation that runs `times` times. `phase` applies until an instruction has a path."""
+    """Operations of a computation that runs `times` times. `phase` applies until an instruction has a path.
+
+    While another computation runs, what this one has started stands still: it may use all of the bandwidth itself.
+    """
+    schedule, started = Schedule(where.chip.bandwidth), dict[str, Operation]()
     for each in computation.instructions:
         phase = phase_at(each, phase)
-        inside = partial(_inside, program, where, phase=phase, loop=loop)
+        inside = partial(_inside, program, where, filled, phase=phase, loop=loop)
         if each.opcode == "while":
             trips, begins = times * (program.trips(each) or 1), body_phase(program, each) or phase
             yield from inside(each.runs["condition"], trips, loop=each)
@@ -122,24 +127,55 @@ def _of(
             yield from _slowest([list(inside(name, times)) for name in each.branches], where)
         elif each.opcode == "call":
             yield from inside(each.runs["to_apply"], times)
-        elif found := _operation(program, computation, each, phase, times):
-            yield dataclasses.replace(found, loop=loop)
+        elif each.opcode.endswith(("-done", "-update")):
+            found = started.pop(each.operands[0], None) if each.operands else None
+            if found and each.opcode.endswith("-update"):
+                started[each.name] = found
+            elif found:
+                yield _awaited(found, schedule, phase)
+        elif found := _operation(program, computation, each, phase, times, filled):
+            found = dataclasses.replace(found, loop=loop)
+            if not each.opcode.endswith("-start"):
+                schedule.run(seconds(found, where) / times, found.bytes)
+                yield found
+            elif found.message:
+                started[each.name] = found
+                schedule.start_message(each.name, where.communication(found.message))
+            else:
+                started[each.name] = found
+                schedule.start_copy(each.name, found.bytes)
+    yield from (_awaited(found, schedule, phase) for found in started.values())
 
 
-def _inside(program: CompiledProgram, where: Slice, name: str, times: int, **known: Any) -> Iterator[Operation]:
-    return _of(program, program.computations[name], where, times, **known)
+def _awaited(started: Operation, schedule: Schedule, phase: Phase) -> Operation:
+    """An asynchronous operation at its end; without a path of its own it belongs to the phase that waits for it."""
+    phase = started.phase if started.instruction.path else phase
+    return dataclasses.replace(started, phase=phase, waited=schedule.wait(started.instruction.name))
+
+
+def _inside(
+    program: CompiledProgram, where: Slice, filled: float, name: str, times: int, **known: Any
+) -> Iterator[Operation]:
+    return _of(program, program.computations[name], where, filled, times, **known)
 
 
 def _operation(
-    program: CompiledProgram, computation: Computation, each: Instruction, phase: Phase, times: int
+    program: CompiledProgram,
+    computation: Computation,
+    each: Instruction,
+    phase: Phase,
+    times: int,
+    filled: float,
 ) -> Operation | None:
     """The operation of one instruction; None if it costs nothing."""
-    if each.opcode in traffic.FREE or each.opcode.endswith(("-done", "-update")) or each.target in VIEWS:
+    if each.opcode in traffic.FREE or each.target in VIEWS:
         return None
     message = message_of(each)
     kind = MESSAGE if message else ESTIMATED if each.cycles is not None else _kind(each)
-    moved = 0 if message else traffic.moved(program, computation, each)
-    return Operation(phase, kind, times, moved, message, each, flops=each.flops)
+    moved, flops = 0 if message else traffic.moved(program, computation, each), each.flops
+    if kind == KERNEL and f"/{attention_kernel.NAME}" in each.path:
+        moved, flops = round(moved * filled), round(flops * filled)
+    return Operation(phase, kind, times, moved, message, each, flops=flops)
 
 
 def _kind(each: Instruction) -> str:
@@ -151,13 +187,18 @@ def _kind(each: Instruction) -> str:
 
 
 def _slowest(branches: Sequence[list[Operation]], where: Slice) -> Iterator[Operation]:
-    """For each phase, the operations of the branch with the longest upper estimate."""
+    """For each phase, the operations of the branch with the longest time as scheduled."""
     for phase in dict.fromkeys(each.phase for branch in branches for each in branch):
         own = [[each for each in branch if each.phase == phase] for branch in branches]
         yield from max(own, key=lambda some: sum(seconds(each, where) for each in some))
 
 
 def seconds(operation: Operation, where: Slice) -> float:
+    """Seconds that all runs of an operation add; of an asynchronous one, only those that the program waits for it."""
+    return seconds_alone(operation, where) if operation.waited is None else operation.times * operation.waited
+
+
+def seconds_alone(operation: Operation, where: Slice) -> float:
     """Seconds of all runs of an operation if nothing overlaps with it."""
     each, chip = operation.instruction, where.chip
     match operation.kind:
@@ -184,11 +225,12 @@ def _sort_passes(each: Instruction) -> int:
 def interval(found: Iterable[Operation], where: Slice) -> Interval:
     """Estimated seconds of these operations together."""
     found = list(found)
-    total = sum((seconds(each, where) for each in found), 0.0)
+    scheduled, alone = (sum((of(each, where) for each in found), 0.0) for of in (seconds, seconds_alone))
     cycles = sum((seconds(each, where) for each in found if each.kind == ESTIMATED), 0.0)
     moved = sum(each.times * each.bytes for each in found) / where.chip.bandwidth
     cycles += sum(each.times * each.flops for each in found) / (KERNEL_SHARE * where.chip.flops)
-    return Interval(max(cycles, moved), max(total, moved))
+    lower = max(cycles, moved)
+    return Interval(lower, max(lower, scheduled), max(lower, scheduled, alone))
 
 
 def coverage(found: Iterable[Operation]) -> float:

@@ -19,7 +19,16 @@ from jaxspec.planning.work import Parts, Phase, Work
 
 PARTS = ("draft", "verify", "prefill")
 NOTHING: dict[str, Any] = dict.fromkeys(
-    ("estimate_over_floor", "estimated_seconds_per_round", "estimate_coverage", "estimated_speedup", "not_estimated")
+    (
+        "estimate_over_floor",
+        "estimated_seconds_per_round",
+        "estimate_coverage",
+        "estimated_speedup",
+        "scheduled_over_floor",
+        "scheduled_seconds_per_round",
+        "scheduled_speedup",
+        "not_estimated",
+    )
 )
 
 Compose = Callable[[Method], PlacedProgram]
@@ -66,11 +75,18 @@ def estimated(
             took["prefill"] = reading.seconds(phases["prefill"])
             done["prefill"] = list(reading.operations)
             known["prefill"] = _prefill(settings, where, works["prefill"], floors["prefill"], took["prefill"])
+    over = {name: _over(took.get(name), floors[name]) for name in PARTS}
+    speedup = _speedup(compose, took, rounds, where, settings)
     return {
-        "estimate_over_floor": {name: _over(took.get(name), floors[name]) for name in PARTS},
+        "estimate_over_floor": {name: part and part.ends() for name, part in over.items()},
         "estimated_seconds_per_round": {name: part and part.ends() for name, part in took.items() if name != "prefill"},
         "estimate_coverage": {name: coverage(done[name]) if done.get(name) else None for name in PARTS},
-        "estimated_speedup": _speedup(compose, took, rounds, where, settings),
+        "estimated_speedup": speedup and sorted(speedup.ends()),
+        "scheduled_over_floor": {name: part and part.scheduled for name, part in over.items()},
+        "scheduled_seconds_per_round": {
+            name: part and part.scheduled for name, part in took.items() if name != "prefill"
+        },
+        "scheduled_speedup": speedup and speedup.scheduled,
         "not_estimated": {name: _kinds(of, where) for name, of in done.items()},
         **known,
         "in_fast_memory": compiled.in_fast_memory,
@@ -84,13 +100,13 @@ def filled_on_average(prompt: int, chunk: int, rows: int) -> float:
     return sum(min(rows, -(-start // BLOCK) * BLOCK) for start in starts) / (len(starts) * rows)
 
 
-def _over(took: Interval | None, floor: float | None) -> list[float] | None:
+def _over(took: Interval | None, floor: float | None) -> Interval | None:
     return took.over(floor) if took and floor else None
 
 
 def _speedup(
     compose: Compose, took: Mapping[str, Interval | None], rounds: Rounds, where: Slice, settings: PlanSettings
-) -> list[float] | None:
+) -> Interval | None:
     """Speedup over plain decoding, from the same end of both intervals; None if there is no tau or plain decoding does
     not fit."""
     if rounds.tau is None:
@@ -103,8 +119,8 @@ def _speedup(
         return None
     before = plain.seconds(program.count(traced).phases_of("verify", 0, 1))
     now = sum((part for part in took.values() if part and part is not took.get("prefill")), Interval())
-    ends = (rounds.tau * before.lower / now.lower, rounds.tau * before.upper / now.upper)
-    return sorted(ends)
+    gains = (before.lower / now.lower, before.scheduled / now.scheduled, before.upper / now.upper)
+    return Interval(*gains).times(rounds.tau)
 
 
 def _prefill(
@@ -118,12 +134,13 @@ def _prefill(
         "flops": work.flops,
         "floor_seconds": floor,
         "estimated_seconds": took and took.ends(),
+        "scheduled_seconds": took and took.scheduled,
         "share_of_peak": took and [work.flops / (where.chip.flops * end) for end in reversed(took.ends())],
     }
 
 
 def _kinds(done: list[Operation], where: Slice) -> dict[str, dict[str, int | float]]:
-    """Operations without an estimate, by kind: count, bytes of main memory, and seconds without overlap."""
+    """Operations without an estimate, by kind: count, bytes of main memory, and seconds that they add."""
     kinds = sorted({each.kind for each in done} - {ESTIMATED})
     of = lambda kind: [each for each in done if each.kind == kind]
     return {

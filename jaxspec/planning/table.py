@@ -49,7 +49,10 @@ def show(found: dict[str, Any], console: Console) -> None:
         line(f"At a tau of {found['tau']:.2f}: {found['speedup']:.2f} times as fast as plain decoding.")
         if found["estimated_speedup"]:
             low, high = found["estimated_speedup"]
-            line(f"By the compiler's estimates: {low:.2f} to {high:.2f} times as fast.")
+            line(
+                f"By the compiler's estimates: {low:.2f} to {high:.2f} times as fast, "
+                f"{found['scheduled_speedup']:.2f} as scheduled."
+            )
     if found["in_fast_memory"]:
         arrays = ", ".join(found["in_fast_memory"])
         line(f"Kept in fast memory during the whole loop, where a larger model's arrays may not fit: {arrays}.")
@@ -78,7 +81,13 @@ def _memory(found: dict[str, Any], console: Console) -> None:
 def _time(found: dict[str, Any], console: Console) -> None:
     compiled = found["estimate_over_floor"] is not None
     table = Table("on each chip", box=None, header_style="bold", padding=(0, 1, 0, 0))
-    for title in ("GFLOP", "GB read", "messages", "floor ms", *(("estimate ms", "of floor") if compiled else ())):
+    for title in (
+        "GFLOP",
+        "GB read",
+        "messages",
+        "floor ms",
+        *(("estimate ms", "of floor", "scheduled") if compiled else ()),
+    ):
         table.add_column(title, justify="right")
     names = {
         "draft": f"drafting {found['levels_per_round']:.3g} levels",
@@ -101,12 +110,12 @@ def _time(found: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def _estimate(found: dict[str, Any], part: str, ends: list[float] | None) -> tuple[str, str]:
-    """Cells for an interval in ms, and for its ratio to the floor."""
-    over = found["estimate_over_floor"][part]
+def _estimate(found: dict[str, Any], part: str, ends: list[float] | None) -> tuple[str, ...]:
+    """Cells for an interval in ms, for its ratio to the floor, and for the ratio of the time as scheduled."""
+    over, scheduled = found["estimate_over_floor"][part], found["scheduled_over_floor"][part]
     if ends is None or over is None:
-        return "", ""
-    return f"{1e3 * ends[0]:.2f} - {1e3 * ends[1]:.2f}", f"{over[0]:.2f} - {over[1]:.2f}"
+        return "", "", ""
+    return f"{1e3 * ends[0]:.2f}-{1e3 * ends[1]:.2f}", f"{over[0]:.2f}-{over[1]:.2f}", f"{scheduled:.2f}"
 
 
 def _slowest(found: dict[str, Any], console: Console) -> None:

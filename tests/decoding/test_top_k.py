@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding import top_k as module
-from jaxspec.decoding.top_k import FEW, GROUP, top_k
+from jaxspec.decoding.top_k import COMPARED, FEW, GROUP, top_k
 
 
 def hard_values(seed: int, size: int) -> list[np.ndarray]:
@@ -31,10 +31,13 @@ def test_as_a_sort_of_all_of_them(size: int, count: int):
         is_top_k(jax.jit(top_k, static_argnums=1)(values, count), values, count)
 
 
-@pytest.mark.parametrize("count", [1, 10])
-def test_by_rounds_as_a_tpu_does(count: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("count", "size"), [(1, 100), (2, 100), (100, 100), (10, COMPARED), (10, COMPARED + 1), (1, 300)]
+)
+def test_as_a_tpu_finds_them(count: int, size: int, monkeypatch: pytest.MonkeyPatch):
+    """By rounds, or of few values by comparing each with each."""
     monkeypatch.setattr(module, "platform", lambda: "tpu")
-    for values in hard_values(count, 300):
+    for values in hard_values(count, size):
         is_top_k(top_k(jax.numpy.asarray(values), count), values, count)
 
 

@@ -18,12 +18,12 @@ from jaxspec.planning.estimate import (
     interval,
     of_phase,
     operations,
-    partly_filled,
     seconds,
 )
 from jaxspec.planning.estimated import filled_on_average
 from jaxspec.planning.hlo import CompiledProgram
 from jaxspec.planning.program import tpus
+from jaxspec.planning.schedule import Schedule
 from jaxspec.planning.work import COMMIT, phase_of
 
 WHERE = parse_slice("v5e:2x2")
@@ -130,6 +130,62 @@ def test_a_program_by_hand():
     assert seconds(update, WHERE) == pytest.approx(ARRAY / 4 / CHIP.bandwidth)
 
 
+SCHEDULED = """
+ENTRY %main (a: bf16[8192,8192], b: bf16[8192,8192]) -> bf16[8192,8192] {
+  %a = bf16[8192,8192]{1,0} parameter(0)
+  %b = bf16[8192,8192]{1,0} parameter(1)
+  %fast = bf16[8192,8192]{1,0:S(1)} constant(0)
+  %one = (bf16[8192,8192]{1,0:S(1)}, bf16[8192,8192]{1,0}) copy-start(%a)
+  %two = (bf16[8192,8192]{1,0:S(1)}, bf16[8192,8192]{1,0}) copy-start(%b)
+  %sent = bf16[8192,8192]{1,0:S(1)} all-reduce-start(%fast), replica_groups={{0,1,2,3}}
+  BETWEEN
+  %a1 = bf16[8192,8192]{1,0:S(1)} copy-done(%one)
+  %b1 = bf16[8192,8192]{1,0:S(1)} copy-done(%two), metadata={op_name="jit(f)/verify4/add"}
+  %received = bf16[8192,8192]{1,0:S(1)} all-reduce-done(%sent)
+  ROOT %sum = bf16[8192,8192]{1,0:S(1)} add(%a1, %b1), op_name="jit(f)/level/add", {"estimated_cycles":"30"}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "copies", "hidden"),
+    [
+        ("%fast", 0.0, 0.0),
+        ("%fast", 1.5, 1.5),
+        ("%a", 1.5, 0.5),  # it reads as much as one copy itself
+        ("%fast", 100.0, 2.0),
+    ],
+)
+def test_a_copy_overlaps_with_what_is_scheduled_between_its_ends(source: str, copies: float, hidden: float):
+    """As far as main memory is idle meanwhile. A message overlaps with all of it, and with waiting for copies."""
+    assert CHIP.clock is not None
+    copy = 2 * 8192**2 / CHIP.bandwidth
+    between = copies * copy
+    line = f'%x = f32[2]{{0:S(1)}} add({source}, %fast), {{"estimated_cycles":"{between * CHIP.clock:.0f}"}}'
+    found = operations(CompiledProgram.parse(SCHEDULED.replace("BETWEEN", line if copies else "")), WHERE)
+    waited = [seconds(each, WHERE) for each in found if each.kind == "copy"]
+    assert sum(waited) == pytest.approx((2 - hidden) * copy, rel=1e-4)
+    message = next(each for each in found if each.message)
+    assert message.message is not None
+    left = WHERE.communication(message.message) - between - sum(waited)
+    assert seconds(message, WHERE) == pytest.approx(max(0, left), rel=1e-4)
+    # Each is of the phase in which it is needed. All bytes count for the lower end, and all times for the upper end.
+    total = interval(found, WHERE)
+    added = (30 / CHIP.clock + between) if copies else 30 / CHIP.clock
+    assert total.upper == pytest.approx(added + 2 * copy + WHERE.communication(message.message), rel=1e-4)
+    assert total.scheduled == pytest.approx(max(total.lower, added + sum(waited) + max(0, left)), rel=1e-4)
+    assert [each.phase for each in found if each.kind == "copy"] == ["commit", "verify4"]
+    assert interval(of_phase(found, "commit", "verify4"), WHERE).lower >= 2 * copy
+
+
+def test_messages_are_sent_one_after_another():
+    schedule = Schedule(bandwidth=1.0)
+    schedule.start_message("a", 2.0)
+    schedule.start_message("b", 3.0)
+    schedule.run(1.0)
+    assert (schedule.wait("b"), schedule.wait("a"), schedule.wait("unknown")) == (4.0, 0.0, 0.0)
+
+
 KERNEL_LINE = (
     "%k = bf16[4,128]{1,0} custom-call(%first), custom_call_target="
     '"tpu_custom_call", metadata={op_name="jit(f)/verify4/SCOPE/pallas_call"}, '
@@ -144,7 +200,7 @@ def test_a_kernel_takes_what_it_says_or_reads(scope: str):
     def took(flops: int, filled: float) -> float:
         line = KERNEL_LINE.replace("SCOPE", scope).replace("FLOPS", str(flops))
         program = CompiledProgram.parse(PROGRAM[: PROGRAM.index("ENTRY")] + _entry(line))
-        (kernel,) = [each for each in partly_filled(operations(program, WHERE), filled) if each.kind == "kernel"]
+        (kernel,) = [each for each in operations(program, WHERE, filled) if each.kind == "kernel"]
         assert interval([kernel], WHERE).upper == seconds(kernel, WHERE) == interval([kernel], WHERE).lower
         return seconds(kernel, WHERE)
 

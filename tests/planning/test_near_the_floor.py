@@ -1,4 +1,7 @@
-"""Two layers of a 70B on 16 chips: by the estimate near the floor, without faults or large temporaries."""
+"""Two layers of a 70B on 16 chips: by the estimate near the floor, without faults or large temporaries.
+
+Of 80 layers the ratios are smaller: `docs/compiled.md`.
+"""
 
 import dataclasses
 import importlib.util
@@ -24,9 +27,10 @@ SHAPE = dataclasses.replace(MODELS["llama-3.1-70b"], num_layers=2)
 @pytest.mark.parametrize(
     ("name", "batch", "levels", "nodes", "draft", "verify", "megabytes"),
     [
-        ("plain", 1, 0, 1, None, 1.85, 15),
-        ("plain", 16, 0, 1, None, 2.1, 40),
+        ("plain", 1, 0, 1, None, 1.6, 6),
+        ("plain", 16, 0, 1, None, 1.7, 20),
         ("eagle+chain", 1, 4, 5, 1.5, 2.05, 160),
+        ("eagle+eagle2", 1, 6, 60, 1.7, 2.7, 168),
     ],
 )
 def test_the_estimate_stays_near_the_floor(
@@ -51,5 +55,5 @@ def test_the_estimate_stays_near_the_floor(
     for part, most in (("draft", draft), ("verify", verify)):
         if most is not None:
             floor = WHERE.seconds(Work(works[part].flops, works[part].bytes))
-            upper = compiled.seconds(parts.phases_of(part, levels, nodes)).upper
-            assert upper / floor <= most
+            scheduled = compiled.seconds(parts.phases_of(part, levels, nodes)).scheduled
+            assert scheduled / floor <= most

@@ -296,7 +296,7 @@ def test_what_is_compiled_for_a_tpu_has_floors_and_estimates(jaxspec: Command, t
     assert max(map(len, shown.splitlines())) <= 80
     found = json.loads(out.read_text())
     for part, (lower, upper) in found["estimate_over_floor"].items():
-        assert 0 < lower <= upper, part
+        assert 0 < lower <= found["scheduled_over_floor"][part] <= upper, part
         assert 0 <= found["estimate_coverage"][part] <= 1
         assert all(each["seconds"] >= 0 for each in found["not_estimated"][part].values())
     low, high = found["prefill"]["share_of_peak"]
@@ -304,6 +304,7 @@ def test_what_is_compiled_for_a_tpu_has_floors_and_estimates(jaxspec: Command, t
     assert len(found["slowest_operations"]) == 2
     assert found["slowest_operations"][0]["seconds"] >= found["slowest_operations"][1]["seconds"]
     assert 0 < found["estimated_speedup"][0] <= found["estimated_speedup"][1]
+    assert found["scheduled_speedup"] > 0
 
 
 def test_a_bench_file_without_tau_is_one_sentence(jaxspec: Command, tmp_path: Path):

@@ -102,6 +102,9 @@ class RecordingDrafter(Drafter):
         begun = dataclasses.replace(state, inner=inner, drafting=jnp.ones_like(state.drafting))
         return drafts, _keep(begun, drafts, jnp.zeros((), jnp.int32))
 
+    def widen(self, state: Recording, width: int) -> Recording:
+        return dataclasses.replace(state, inner=self.inner.widen(state.inner, width))
+
     def expand(
         self, models: Models, state: Recording, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, Recording]:

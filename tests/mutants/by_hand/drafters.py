@@ -22,8 +22,8 @@ MUTANTS = (
         "pairs-read-the-roots-feature",
         f"{FOLDER}/feature_pairs.py",
         (f"{TREES}[eagle]", EAGLE),
-        "take(state.features, parent)",
-        "take(state.features, 0 * node)",
+        "take(state.features, place)",
+        "take(state.features, 0 * place)",
     ),
     ByHand(
         "pairs-stand-at-their-tokens-position",
