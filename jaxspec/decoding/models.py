@@ -1,11 +1,11 @@
 """`Models`, the weights of a run, as a pytree that is quick to pass to a compiled function."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import GetAttrKey, PyTreeDef, keystr
+from jax.tree_util import GetAttrKey, keystr
 
 from jaxspec.model.llama import Llama
 
@@ -14,18 +14,18 @@ from jaxspec.model.llama import Llama
 class _Structure:
     """The structure of a `Models`: one object for each different tree. So jit compares two of them by identity."""
 
-    tree: PyTreeDef
+    tree: Any  # a PyTreeDef
 
 
-_STRUCTURES: dict[PyTreeDef, _Structure] = {}
+_STRUCTURES: dict[Any, _Structure] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Models:
     """The weights of a run: the target's, the drafter's and the controller's (None: no weights).
 
-    A compiled function flattens its arguments at each call. For the modules of a small model that takes as long as a
-    round of decoding. So a `Models` keeps its arrays; nobody may change its modules afterwards.
+    A compiled function flattens its arguments at each call. For the modules of builtin that takes half a millisecond.
+    So a `Models` keeps its arrays after the first call; nobody may change its modules afterwards.
     """
 
     target: Llama
@@ -42,13 +42,13 @@ def _flatten(models: Models) -> tuple[Sequence[Any], _Structure]:
     return models._arrays
 
 
-def _flatten_with_names(models: Models) -> tuple[Sequence[tuple[GetAttrKey, Any]], _Structure]:
+def _flatten_with_names(models: Models) -> tuple[Sequence[tuple[Any, Any]], _Structure]:
     found, names = jax.tree_util.tree_leaves_with_path(_parts(models)), ("target", "draft", "control")
     named = [(GetAttrKey(f"{names[path[0].idx]}{keystr(path[1:])}"), array) for path, array in found]
     return named, _flatten(models)[1]
 
 
-def _unflatten(structure: _Structure, arrays: Sequence[Any]) -> Models:
+def _unflatten(structure: _Structure, arrays: Iterable[Any]) -> Models:
     models = object.__new__(Models)  # without checks of types: JAX puts other objects in the place of arrays
     for name, part in zip(("target", "draft", "control"), structure.tree.unflatten(arrays), strict=True):
         object.__setattr__(models, name, part)
