@@ -19,19 +19,14 @@ from jaxspec.host.progress import progress
 from jaxspec.model.llama import Llama
 from jaxspec.report.draft_colours import coloured, legend
 
-# Short chains and a small tree: on a CPU every token that is verified costs.
-METHODS = (
-    "plain",
-    "ngram+chain",
-    "edd,history=5+chain,length=4",
-    "eagle+eagle2,total=8,depth=4,width=4",
-)
-PROMPT = '''def read(self, size=-1):
-    """Read and return up to size bytes."""
-    if'''
+# Chains only: on a CPU every token that is verified costs.
+METHODS = ("plain", "ngram+chain", "edd,history=5+chain,length=6")
+PROMPT = """    def __eq__(self, other):
+        if isinstance(other, Path):
+            return"""
 NEXT = "def write(self, data):"
-NEW_TOKENS = 96  # the builtin model repeats itself in longer texts
-REPEATS = 5
+NEW_TOKENS = 80  # the builtin model repeats itself in longer texts
+REPEATS = 3
 EXPLAINED = """speedup: against plain decoding. tau: mean tokens per round, which is one forward pass of the model.
 divergences: texts that differ from plain decoding's."""
 
