@@ -18,6 +18,7 @@ TESTS = {  # besides the test file of the same name
     "jaxspec/decoding/sampling.py": ("tests/decoding/test_top_p.py", "tests/decoding/test_gumbel_coupling.py"),
     "jaxspec/decoding/admission.py": ("tests/engine/test_refilled.py", "-k", "alone"),
     "jaxspec/rules/rejection_sampling.py": ("tests/lossless/test_wrong_rules.py::test_right_rule_passes",),
+    "jaxspec/drafters/feature_pairs.py": (f"{BATTERY}{TREE}", "tests/drafters/test_trees.py"),
     "jaxspec/drafters/history.py": ("tests/lossless/test_history.py",),
     "jaxspec/drafters/ngram.py": ("tests/drafters/test_suffix_match.py",),
     "jaxspec/drafters/eagle3.py": ("tests/convert/test_eagle3.py::test_taps", "tests/convert/test_eagle3_oracle.py"),

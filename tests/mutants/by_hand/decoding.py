@@ -140,6 +140,13 @@ MUTANTS = (
         '"feature", "log_prob"',
     ),
     ByHand(
+        "a-free-row-waits-for-the-next-texts-end",
+        "jaxspec/engine/refilled.py",
+        ("tests/engine/test_refilled.py::test_no_row_idles_while_prompts_wait",),
+        "ahead.chunks_left > 1 or (ahead.chunks_left and len(session.texts) < rows)",
+        "ahead.chunks_left > 1",
+    ),
+    ByHand(
         "refilled-rows-keep-their-key",
         f"{FOLDER}/admission.py",
         ("tests/engine/test_refilled.py::test_sampled_texts_do_not_depend_on_the_rows",),
