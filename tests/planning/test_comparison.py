@@ -4,9 +4,9 @@ from jaxspec.planning.chips import CHIPS, KINDS, chip_of
 from jaxspec.planning.comparison import Compared, table, verdict
 from jaxspec.planning.estimate import Interval
 
-INSIDE = Compared("plain: verify", 1e-3, Interval(1.2e-3, 1.6e-3), 1.5e-3)
-ABOVE = Compared("plain: rest", 1e-3, Interval(1.2e-3, 1.6e-3), 2e-3)
-BELOW = Compared("prefill", 1e-3, Interval(1.2e-3, 1.6e-3), 0.6e-3)
+INSIDE = Compared("plain: verify", 1e-3, Interval(1.2e-3, 1.4e-3, 1.6e-3), 1.5e-3)
+ABOVE = Compared("plain: rest", 1e-3, Interval(1.2e-3, 1.4e-3, 1.6e-3), 2e-3)
+BELOW = Compared("prefill", 1e-3, Interval(1.2e-3, 1.4e-3, 1.6e-3), 0.6e-3)
 NO_ESTIMATE = Compared("draft", 1e-3, None, 5e-3)
 TOO_FAST = Compared("draft", 1e-3, None, 0.5e-3)
 UNKNOWN = Compared("draft", None, None, 0.5e-3)

@@ -155,6 +155,7 @@ PROGRAM = """
   %e = (f32[8]{0}, f32[2,2]{1,0:T(8,128)}) all-reduce-start(%d, %x), metadata={op_name="jit(f)/draft"}
   %f = (f32[8]{0}, f32[2,2]{1,0:T(8,128)}) all-reduce-done(%e), metadata={op_name="jit(f)/draft"}
   %g = (bf16[4]{0}, bf16[16]{0}) all-gather-start(%y), replica_groups=mesh['a'=2,'b'=4] {'b'}, dimensions={0}
+  %k = bf16[16]{0} all-gather-done(%g)
   ROOT %h = f32[2]{0} reduce-scatter(%d), replica_groups=mesh['a'=2,'b'=4] {'a','b':(1)2}, metadata={op_name="jit(f)/x"}
 }
 
