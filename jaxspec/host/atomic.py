@@ -39,6 +39,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
         try:
             temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
             temporary.replace(path)
+        except OSError as error:
+            error.filename, error.filename2 = str(path), None  # not the temporary name
+            raise
         finally:
             temporary.unlink(missing_ok=True)
 

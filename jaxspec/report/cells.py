@@ -43,7 +43,7 @@ class Number:
         return NOTHING if self.value is None else self.form(self.value)
 
     def html(self) -> str:
-        """An element that holds the exact value too, and one with its interval."""
+        """HTML of the number: the rounded value, with the exact one as an attribute, and the interval."""
         if self.value is None:
             return NOTHING
         found = f'<data {self.attributes()} value="{self.value!r}">{escape(str(self))}</data>'
@@ -51,7 +51,7 @@ class Number:
         return f'{found}<span class="interval"> [{ends}]</span>' if ends else found
 
     def attributes(self) -> str:
-        """The attribute that says where it comes from."""
+        """The HTML attribute that names the number's source."""
         return f'data-of="{escape(json.dumps(list(self.of)))}"'
 
 
@@ -76,7 +76,7 @@ FORMS = {
 
 
 def number(run: Run, method: str, *keys: str | int, form: NumberFormat | None = None) -> Number:
-    """A number of a run, written as its kind is, with its interval where the run has one."""
+    """A number of a run in its kind's format, with its interval if the run has one."""
     kind = next((str(key) for key in reversed(keys) if str(key) in FORMS), "")
     *folder, last = keys
     ends = (*folder, f"{last}_interval")

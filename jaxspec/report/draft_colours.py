@@ -57,7 +57,7 @@ def pieces(generation: Generation, rejected: bool) -> Iterator[tuple[str, list[i
 def rejected_path(one: Round, accepted: int) -> list[int]:
     """The most confident drafted continuation of the accepted path that the target refused.
 
-    None if the text's end cut the round, so that it has no bonus token: on what lies deeper there is no verdict.
+    None if the end of the text cut the round: then there is no bonus token, and no verdict on deeper drafts.
     """
     if len(one.committed) <= accepted:
         return []

@@ -177,7 +177,7 @@ def control(run: Run, colours: Colours) -> Iterator[Figure]:
 
 
 def time(run: Run, colours: Colours) -> Iterator[Figure]:
-    """Milliseconds per token by part; none of a run whose parts were not timed."""
+    """Milliseconds per token by part. Runs whose parts were not timed are left out."""
     if run.value(REFERENCE, "breakdown") is None:
         return
     rows = [

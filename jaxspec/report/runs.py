@@ -67,7 +67,7 @@ class Run:
         return self.where()
 
     def where(self, data: bool = True, batch: bool = True) -> str:
-        """Target and conditions, as the papers' rows have them: the title, without what columns or axes say."""
+        """Target and conditions as a row of a paper's table names them: the title without what columns or axes say."""
         parts = [self.target, self.data] if data else [self.target]
         parts.append(f"T = {self.settings['temperature']:g}")
         if batch and self.settings["batch_size"] > 1:
@@ -102,7 +102,7 @@ def read(paths: list[Path]) -> list[Run]:
 
 
 def with_distinct_titles(runs: Sequence[Run]) -> list[Run]:
-    """The runs, no two of them with the same title: in each stands what they differ in."""
+    """The same runs with distinct titles: titles that were equal name the settings in which the runs differ."""
     conditions = [_conditions(run, runs) for run in runs]
     differs = [key for key in conditions[0] if len({each[key] for each in conditions}) > 1]
     named = [
@@ -128,7 +128,7 @@ def _conditions(run: Run, runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _others(run: Run, alike: Sequence[Run]) -> list[str]:
-    """Other settings in which runs differ whose titles are the same, and else the run's number."""
+    """Settings in which runs with equal titles differ, or the run's number if there are none."""
     if len(alike) < 2:
         return []
     of = lambda each: {key: value for key, value in each.settings.items() if key not in NOT_IN_TITLES}

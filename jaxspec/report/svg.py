@@ -78,7 +78,7 @@ def lines(
     Args:
         y_range: None: from 0 to what is needed.
         diagonal: also y = x.
-        dots: a mark at every point; else points are there, and not seen.
+        dots: draw a mark at every point. Without, points are invisible but keep their numbers.
     """
     width, height = WIDTH, 240
     shown = [point for each in series for point in each.points if point.y.value is not None]
@@ -148,10 +148,10 @@ def bars(groups: Sequence[tuple[str, Sequence[tuple[str, str, Number]]]], *, x_l
 
 
 def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, str, Number]]]], *, x_label: str, unit: Real = 1.0) -> str:
-    """Horizontal bars of parts, each bar under its name; a part below zero is not drawn, and its number still there.
+    """Horizontal bars of parts, each bar under its name; a part below zero is not drawn, but keeps its number.
 
     Args:
-        unit: what the axis counts in: its numbers are the values times this.
+        unit: the axis shows the values times this.
     """
     bar, gap, left = 12, 5, 2
     positive = lambda parts: sum(max(number.value or 0, 0) for _, _, number in parts)
@@ -230,7 +230,7 @@ def _labels(width: int, height: int, x_label: str, y_label: str) -> str:
 
 
 def _says(number: Number) -> str:
-    """The attributes that tell a mark's number and where it comes from; none for a published one."""
+    """HTML attributes with a mark's number and its source; none for a published number."""
     return f'{number.attributes()} data-value="{number.value!r}"' if number.of else ""
 
 

@@ -24,7 +24,7 @@ class Table:
         title, source: what it shows, and which table of which paper it is.
         columns: titles of all columns, those that name a row included.
         ours: rows of cells, as many as `columns`.
-        missing: how to get rows of one's own, where there are none.
+        missing: shown if `ours` is empty: how to get such rows.
         groups: (title, number of columns) above the columns; () where there are none.
     """
 
@@ -102,7 +102,7 @@ def by_data(
     missing: str,
     note: str = "",
 ) -> Table:
-    """A table with columns for each data set, ours before those of the paper that these runs do not have."""
+    """A table with columns for each data set: those of these runs first, then the paper's others."""
     first = f" {measures[0][0]}"
     theirs = [column.removesuffix(first) for column in published()[source][0] if column.endswith(first)]
     data = list(dict.fromkeys([run.data for run in runs] + theirs))

@@ -109,3 +109,13 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path):
     write_whole(file, "new")
     assert file.read_text() == "new"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(path: Path, content: bytes):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(PermissionError) as raised:
+        write_whole(tmp_path / "report.html", "<html>")
+    assert raised.value.filename == str(tmp_path / "report.html")
