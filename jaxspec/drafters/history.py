@@ -3,7 +3,7 @@
 After SAM decoding (arXiv:2411.10666) and hybrid suffix decoding (arXiv:2411.04975), which search on the host. Here the
 search is one comparison of the whole text with its end, inside the loop.
 
-This is sound under every verification rule. What a row copies or raises depends only on its own committed text, and it
+This is sound under every verification rule. What a row copies or raises depends only on its own text and rounds, and it
 is part of the logits that children are drawn from. Rejection sampling stores exactly these as q. Gumbel coupling and
 greedy decoding need no q.
 """
@@ -41,7 +41,10 @@ class HistoryState:
 
     head: State
     ahead: Continuation | None  # the earlier continuation of the text; None outside drafting
+    alone: MatchState  # success of matches, whoever drafted
     against: MatchState  # success of matches for which the head preferred another token after the root
+    asked: Float[Array, " B"]  # number of rounds that the head drafted
+    accepted: Float[Array, " B"]  # number of drafts accepted in those rounds
     copied: Bool[Array, " B"]  # rows that copy earlier text in this round
     skipped: Bool[Array, " B"]  # whether a pass of the head was skipped, the same for every row
 
@@ -51,9 +54,12 @@ class HistoryState:
 class WithHistory(Drafter):
     """Copies earlier text if at least `history` of the last tokens match it; otherwise drafts with the head.
 
-    A copy is a chain: each token is the only child of the one before, down to the builder's depth. With a shorter match
-    the head drafts, but the match raises probabilities: at nodes that continue like the earlier text, the earlier next
-    token gets at least the rate at which such matches were right in this text when the head preferred another token.
+    A copy is a chain: each token is the only child of the one before, down to the builder's depth. A row copies only if
+    it expects as many accepted drafts from that, by the success of matches in its text, as the head had on average.
+
+    If a row does not copy, the head drafts, but the match raises probabilities: at nodes that continue like the earlier
+    text, the earlier next token gets at least the rate at which such matches were right in this text when the head
+    preferred another token.
 
     `observe` always runs, so the head's keys and values have no gaps. The head's pass runs if any row needs it. This
     does not change the drafts of any row.
@@ -63,6 +69,7 @@ class WithHistory(Drafter):
     abstains: ClassVar[bool] = True  # a copied node has one child
     head: Drafter
     history: int
+    depth: int  # the builder's
 
     @property
     def reuses_drafting(self) -> bool:
@@ -76,7 +83,10 @@ class WithHistory(Drafter):
         return HistoryState(
             head=self.head.init(models, batch, rows),
             ahead=None,
+            alone=suffix_match.unmatched(batch, LONGEST),
             against=suffix_match.unmatched(batch, LONGEST),
+            asked=jnp.zeros(batch),
+            accepted=jnp.zeros(batch),
             copied=jnp.zeros(batch, bool),
             skipped=jnp.zeros(batch, bool),
         )
@@ -85,11 +95,15 @@ class WithHistory(Drafter):
         return dataclasses.replace(state, head=self.head.enlarge(state.head, rows))
 
     def observe(self, models: Models, state: HistoryState, committed: Committed) -> HistoryState:
+        drafted = (committed.count > 0) & ~state.copied & (state.ahead is not None)  # the head, in a round
         return dataclasses.replace(
             state,
             head=self.head.observe(models, state.head, committed),
             ahead=None,
+            alone=suffix_match.learn(state.alone, committed.next_token, committed.count),
             against=suffix_match.learn(state.against, committed.next_token, committed.count),
+            asked=state.asked + drafted,
+            accepted=state.accepted + jnp.where(drafted, committed.count - 1, 0),
         )
 
     def from_history(self, state: HistoryState, batch: int) -> Bool[Array, " B"]:
@@ -98,10 +112,12 @@ class WithHistory(Drafter):
     def root(self, models: Models, state: HistoryState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, HistoryState]:
         batch, size = tree.token.shape
         ahead = suffix_match.continuation(prefix.token, prefix.length, LONGEST, size)
+        usual = state.accepted / (state.asked + suffix_match.TRUST)
         begun = dataclasses.replace(
             state,
             ahead=ahead,
-            copied=ahead.matched >= self.history,
+            alone=dataclasses.replace(state.alone, ahead=ahead),
+            copied=(ahead.matched >= self.history) & (worth(state.alone, ahead.matched, self.depth) >= usual),
             skipped=jnp.zeros_like(state.skipped),
         )
         frontier = root_frontier(batch)
@@ -179,6 +195,11 @@ def ask_if(needed: Bool[Array, ""], ask: Callable[[State], tuple[Drafts, State]]
     rest = iter(new)
     leaves = [next(rest) if place is None else old[place] for place in source]
     return drafts, jax.tree.unflatten(jax.tree.structure(after), leaves)
+
+
+def worth(state: MatchState, matched: Int[Array, " B"], depth: int) -> Float[Array, " B"]:
+    """The expected number of accepted drafts of a copy of `depth` tokens. Each of them makes the match longer."""
+    return jnp.cumprod(suffix_match.chance(state, matched[:, None] + jnp.arange(depth)), axis=1).sum(axis=1)
 
 
 def first_choice(drafts: Drafts) -> Int[Array, " B"]:

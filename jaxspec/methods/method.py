@@ -101,7 +101,7 @@ class Method:
     def speculation(self, greedy: bool, **options: Any) -> Speculation:
         """The static settings that the loop is compiled for. `options` are the remaining fields of `Speculation`."""
         return Speculation(
-            drafter=WithHistory(self.drafter, self.history) if self.history else self.drafter,
+            drafter=WithHistory(self.drafter, self.history, self.builder.depth) if self.history else self.drafter,
             builder=self.builder.at_temperature_0 if greedy else self.builder,
             controller=self.controller,
             rule=self.rule(greedy),

@@ -181,6 +181,30 @@ def test_where_all_rows_copy_the_head_is_not_asked(repeating):
     assert draft(finished)[1].drafter.skipped.all(), "a row that is done asks nobody"
 
 
+def test_a_row_copies_where_that_is_worth_as_much_as_the_head(repeating):
+    """By hand: after 12 equal tokens, shares of 12/14, 13/15, 14/16 and 15/17 give 2.82 tokens. The head's average
+    counts four rounds more."""
+    spec, chosen, state = repeating
+    state = with_text(state, [[5, 6, 7] * 5, [1, 2] * 7])
+    for accepted, asked, copied in (([39, 40], [10, 10], [True, False]), ([0, 80], [0, 20], [True, False])):
+        drafter = dataclasses.replace(state.drafter, asked=jnp.array(asked, float), accepted=jnp.array(accepted, float))
+        _, after = loop.draft(spec, chosen, dataclasses.replace(state, drafter=drafter), state.keys)
+        assert after.drafter.copied.tolist() == copied
+
+
+def test_a_round_counts_for_the_head_or_for_the_match(target):
+    spec = speculation(parse_method("eagle,history=4+chain,length=4"), True)
+    chosen = weights(spec, target)
+    state = begun(spec, chosen, requests([REPEATING, [3, 1], [3, 1, 2]], NEW), (), 128)
+    state = dataclasses.replace(state, done=jnp.array([False, False, True]))
+    after = loop.decode(spec, chosen, with_text(state, [[5, 6, 7] * 4, [1, 2, 9], [4, 1]]), jnp.int32(1))
+    drafter, accepted = after.drafter, rounds_of(after, 3).accepted[:, 0]
+    assert drafter.copied.tolist()[:2] == [True, False] and drafter.asked.tolist() == [0, 1, 0]
+    assert drafter.accepted.tolist() == [0, accepted[1], 0]
+    assert drafter.alone.compared[0].sum() == accepted[0] + 1 and drafter.alone.came[0].sum() >= accepted[0]
+    assert not drafter.alone.compared[1:].any()
+
+
 def test_a_copy_teaches_the_controller_nothing(target):
     spec = speculation(parse_method("eagle,history=4+chain,length=4+beta-ts"), True)
     chosen = weights(spec, target)
