@@ -133,7 +133,7 @@ def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyP
     # Rounds of plain take 8 and 16 s, of the chain of 4 32 and 64, of the chain of 3 128 and 256.
     level = {"plain": 0.0, "fixed": (64 - 32) / 3, "wavering": (256 - 128) / 2}
     assert found.level == pytest.approx(level)
-    assert found.rest == pytest.approx({"plain": 8 - 1, "fixed": 32 - 32 / 3 - 4, "wavering": 128 - 64 - 2})
+    assert found.rest == pytest.approx({"plain": 16 - 1, "fixed": 32 - 32 / 3 - 4, "wavering": 128 - 64 - 2})
     assert found.control_level == {"plain": 0.0, "fixed": 0.0, "wavering": 512.0}
     assert found.control_round == {"plain": 0.0, "fixed": 0.0, "wavering": 1024.0}
 
