@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.decoding import eos_cut
+from jaxspec.decoding import eos_cut, tpu_options
 from jaxspec.decoding.decode_state import DecodeState, needs_room, select_rows, write_block
 from jaxspec.decoding.draft_signals import draft_signals
 from jaxspec.decoding.drafter import Committed, Models, Prefix, State, last_valid
@@ -52,7 +52,7 @@ class Verified:
     log_prob: Float[Array, "B P"] | None  # log p of `next_token`
 
 
-@partial(jax.jit, static_argnames="spec", donate_argnames="state")
+@tpu_options.jit(tpu_options.LOOP, static_argnames="spec", donate_argnames="state")
 def decode(
     spec: Speculation,
     models: Models,

@@ -1,7 +1,6 @@
 """Prefill: reads the prompts into the caches, in chunks, before the first round."""
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from jaxspec.decoding import tpu_options
 from jaxspec.decoding.decode_state import DecodeState, write_block
 from jaxspec.decoding.drafter import Committed, Drafter, Models
 from jaxspec.decoding.loop import FIRST
@@ -72,7 +72,7 @@ def _without_strategy(state: DecodeState) -> DecodeState:
     return dataclasses.replace(state, controller=None, trace=None)
 
 
-@partial(jax.jit, static_argnames=("drafter", "chunk"), donate_argnames="state")
+@tpu_options.jit(tpu_options.PREFILL, static_argnames=("drafter", "chunk"), donate_argnames="state")
 def _read(
     drafter: Drafter, models: Models, state: DecodeState, chunk: int, begin: Int[Array, ""], end: Int[Array, ""]
 ) -> DecodeState:
