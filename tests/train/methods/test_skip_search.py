@@ -68,7 +68,7 @@ def run(target: Path, out: Path, trials: int = TRIALS, *options: Any) -> tuple[i
 
 
 def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs, tmp_path, capsys):
-    decode: Any = loop.decode  # a jitted function has methods that its type does not show
+    decode: Any = loop.decode.here  # a jitted function has methods that its type does not show
     decode.clear_cache()
     code, said = run(target, whole := tmp_path / "whole")
     assert code == 0, said
