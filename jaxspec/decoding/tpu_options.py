@@ -1,10 +1,12 @@
 """Options of the TPU compiler for the loop and for prefill, chosen by the compiler's own estimates.
 
-`docs/compiled.md` shows what they change. Nothing has run on a TPU yet: `benchmarks/accelerator.py` measures.
+`docs/compiled.md` shows what they change. Nothing has run on a TPU yet: `benchmarks/accelerator.py` measures, and the
+environment variable JAXSPEC_TPU_OPTIONS=0 turns them off, to compare.
 """
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,13 +17,14 @@ from jaxspec.host.terminal import say
 from jaxspec.model.mesh import platform
 
 LOOP = {
-    # Copies of weights into fast memory are planned by the operations' bundles, whole, and as if they took a third of
-    # the time, so that more weights are copied ahead instead of being read while they are multiplied.
+    # A round is bound by reading weights. These make the compiler copy more of them into fast memory ahead of their
+    # products: it weighs copies by the products' instructions, copies each array whole, and takes copies to be three
+    # times as fast as it otherwise would.
     "xla_msa_use_bundle_aware_cost_model": "true",
     "xla_tpu_sliced_prefetch_max_slices": "0",
     "xla_tpu_async_copy_bandwidth_scaling_factor": "3",
-    "xla_tpu_order_dot_after_layout": "false",
-    "xla_tpu_scoped_vmem_limit_kib": "24576",  # larger tiles of a product
+    "xla_tpu_order_dot_after_layout": "false",  # with the others, more copies fit
+    "xla_tpu_scoped_vmem_limit_kib": "24576",  # fast memory for the tiles of one product
 }
 PREFILL = {"xla_tpu_scoped_vmem_limit_kib": "49152"}
 
@@ -36,7 +39,8 @@ class Jitted:
     @property
     def here(self) -> Any:
         """The jitted function for the platform that a program traced now will run on."""
-        return self.on_tpu if platform() == "tpu" and understood(jax.sharding.get_mesh()) else self.usual
+        wanted = platform() == "tpu" and os.environ.get("JAXSPEC_TPU_OPTIONS") != "0"
+        return self.on_tpu if wanted and understood(jax.sharding.get_mesh()) else self.usual
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         return self.here(*given, **named)

@@ -35,10 +35,12 @@ def test_a_cpu_gets_no_options():
 
 
 @needs_libtpu
-def test_a_tpu_gets_them(asked_anew: None):
+def test_a_tpu_gets_them(asked_anew: None, monkeypatch: pytest.MonkeyPatch):
     with jax.set_mesh(make_mesh(model=4, devices=tpus(parse_slice("v5e:2x2")))):
         assert scaled.here is scaled.on_tpu
         assert "tpu" in scaled.lower(2, jax.ShapeDtypeStruct((4,), jnp.int32)).compile().as_text()
+        monkeypatch.setenv("JAXSPEC_TPU_OPTIONS", "0")
+        assert scaled.here is scaled.usual, "the user turned them off"
     assert scaled.here is scaled.usual
 
 
