@@ -23,7 +23,7 @@ LOOP = {
     "xla_msa_use_bundle_aware_cost_model": "true",
     "xla_tpu_sliced_prefetch_max_slices": "0",
     "xla_tpu_async_copy_bandwidth_scaling_factor": "3",
-    "xla_tpu_order_dot_after_layout": "false",  # with the others, more copies fit
+    "xla_tpu_order_dot_after_layout": "false",  # a lower estimate, together with the others
     "xla_tpu_scoped_vmem_limit_kib": "24576",  # fast memory for the tiles of one product
 }
 PREFILL = {"xla_tpu_scoped_vmem_limit_kib": "49152"}
