@@ -99,6 +99,10 @@ def _on_one_chip(
         mask = jnp.tile(mask, (1, group, 1))
     masks = mask.shape[1] // few
 
+    # The kernel reads values from main memory, only blocks with tokens. Otherwise the compiler copies all rows of keys
+    # and values into fast memory before the kernel. The keys' copy stays: it overlaps with the products before it.
+    values = prefix.v if interpret else pltpu.with_memory_space_constraint(prefix.v, pltpu.HBM)
+
     def live(s, b, cached):  # past the last block with tokens, the last one is named again, so nothing is read
         return jnp.minimum(s, jax.lax.div(jnp.maximum(cached[b] - 1, 0), many))
 
@@ -137,7 +141,7 @@ def _on_one_chip(
         ),
         interpret=interpret,
         name=NAME,
-    )(cached, query.reshape(batch, heads, queries, dim), prefix.k, prefix.v, nodes_k, nodes_v, mask)
+    )(cached, query.reshape(batch, heads, queries, dim), prefix.k, values, nodes_k, nodes_v, mask)
     return out.reshape(query.shape)
 
 
