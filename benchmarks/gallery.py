@@ -1,7 +1,7 @@
-"""Draws the README's gallery: `python benchmarks/gallery.py OUT.json`, the results of a bench with `--json`.
+"""Draws the README's gallery from results of `jaxspec bench --json`; benchmarks/README.md has the commands.
 
-`report.png` shows its report's overview and figures, `trees.png` a text and a draft tree there, and `plan.svg` a plan
-for eight A100s. The first two need Chromium and Pillow.
+`report.png` shows its report's overview and figures, `trees.png` the least repetitive text and a draft tree there, and
+`plan.svg` a plan for eight A100s. The first two need Chromium and Pillow.
 """
 
 import argparse
@@ -27,13 +27,21 @@ COLOURS = 64  # of a PNG's palette
 TREE = "eagle+eagle2"  # the method whose text and tree are shown, or the first that begins so
 PLAN = PlanSettings(model="llama-2-70b", method="eagle+eagle2", device="a100-80g:8", context=4096, tau="3.8")
 PREPARE = """<script>addEventListener("load", () => {
-  const select = [...document.querySelectorAll("#answers select")].at(-1);
-  const chosen = [...select.options].find((option) => option.text.startsWith("METHOD"));
-  if (chosen) { select.value = chosen.value; select.dispatchEvent(new Event("change")); }
+  const selects = () => [...document.querySelectorAll("#answers select")];
+  const choose = (select, value) => { select.value = value; select.dispatchEvent(new Event("change")); };
+  const rounds = () => [...document.querySelectorAll(".round")];
+  const show = (question) => {
+    choose(selects()[0], question);
+    const chosen = [...selects()[1].options].find((option) => option.text.startsWith("METHOD"));
+    if (chosen) choose(selects()[1], chosen.value);
+    return new Set(rounds().map((round) => round.textContent)).size;
+  };
+  const questions = [...selects()[0].options].map((option) => option.value);
+  const different = questions.map(show);
+  show(questions[different.indexOf(Math.max(...different))]);
   const panel = () => document.querySelector(".tree svg").getBoundingClientRect().height;
-  const rounds = [...document.querySelectorAll(".round")];
-  const tall = rounds.map((round) => { round.click(); return panel(); });
-  rounds[tall.indexOf(Math.max(...tall))].click();
+  const tall = rounds().map((round) => { round.click(); return panel(); });
+  rounds()[tall.indexOf(Math.max(...tall))].click();
   document.querySelectorAll("LEFT_OUT").forEach((each) => each.remove());
 });</script>"""
 
@@ -63,16 +71,17 @@ def draw_plan(out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="OUT.json of a finished bench; its log lies beside it")
+    parser.add_argument("--trees", type=Path, help="OUT.json of a bench whose trees are small enough to be shown whole")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder to write into")
     options = parser.parse_args()
     if BROWSER is None:
         parser.error("there is no Chromium to draw the report with")
     try:
-        html = page.render(read([options.results]))
+        html, small = (page.render(read([given])) for given in (options.results, options.trees or options.results))
     except ValueError as error:
         parser.error(str(error))
     screenshot(html, (1200, 1100), options.out / "report.png", left_out="#generations")
-    screenshot(html, (1000, 760), options.out / "trees.png", left_out="header, nav, section:not(#generations)")
+    screenshot(small, (1000, 1070), options.out / "trees.png", left_out="header, nav, section:not(#generations)")
     draw_plan(options.out / "plan.svg")
 
 

@@ -15,7 +15,6 @@ from notebooks import repository, run
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-NOT_RUN = ("which_method",)  # without outputs: they take an idle machine
 LARGEST = 300_000  # bytes of a notebook with its outputs
 SECONDS = 300  # of a notebook in a kernel of its own; its first cell installs nothing here
 
@@ -42,9 +41,6 @@ def test_there_are_six_and_the_readme_links_to_each():
 def test_outputs_are_those_of_its_code(notebook: Path):
     content = read(notebook)
     kept = content["metadata"].pop("jaxspec", {})
-    if notebook.stem in NOT_RUN:
-        assert not kept and not any(cell.get("outputs") for cell in content["cells"]), "it is run: take it from NOT_RUN"
-        return
     assert kept.get("code_sha256") == run.code_hash(content), f"run: python notebooks/run.py {notebook.stem}"
     outputs = [output for cell in content["cells"] for output in cell.get("outputs", [])]
     assert any(output.get("data", {}).keys() & set(run.IMAGES) for output in outputs), "no figure is stored"
