@@ -23,7 +23,7 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
 		printf '  make %-12s %s\n' "$$name" "$$what"; done
 
-demo: .venv/.light  ## generate code with the bundled model, show its drafts, and compare three methods
+demo: .venv/.light  ## generate code with the bundled model, show its drafts, and compare with plain decoding
 	@$(BIN)/jaxspec demo
 
 test: .venv/.dev  ## the tests, on WORKERS=2 processes
