@@ -5,6 +5,7 @@ from tests.mutants.mutant import ByHand
 GREEDY = "tests/lossless/test_greedy.py::TestGreedy"
 CHAIN = "[draft-model+chain,length=4+threshold,gamma=0.2,confidence=token]"
 AMONG = f"{GREEDY}::test_rows_draft_as_they_do_among_equals"
+FIRST = "tests/lossless/test_first_round.py::test_first_drafts_do_not_depend_on_other_prompts"
 GROWTH = "tests/lossless/test_growth.py"
 FOLDER = "jaxspec/decoding"
 
@@ -68,7 +69,7 @@ MUTANTS = (
     ByHand(
         "end-of-text-among-rejected-drafts",
         f"{FOLDER}/eos_cut.py",
-        (f"{GREEDY}::test_eos_cuts_inside_an_accepted_run{CHAIN}",),
+        ("tests/decoding/test_eos_cut.py",),
         "(offset <= accepted[:, None])",
         "(offset <= accepted[:, None] + 1)",
     ),
@@ -117,11 +118,12 @@ MUTANTS = (
         (f"{AMONG}{CHAIN}",),
         "start=jnp.where(count > 0, at, prompt + 1)",
         "start=jnp.where(count > 0, at, at)",
+        equivalent="our drafters write nothing there that they read, or the same again; others may rely on it",
     ),
     ByHand(
         "feature-of-another-chunk",
         f"{FOLDER}/prefill.py",
-        (f"{AMONG}[eagle3+chain,length=4+cali-ts]",),
+        (f"{FIRST}[eagle+eagle2,total=6,depth=2,width=3]",),
         "feature=jnp.where(ends[:, None], feature[:, 0], state.feature)",
         "feature=feature[:, 0]",
     ),
