@@ -103,4 +103,4 @@ class Env:
 
 @dataclasses.dataclass(frozen=True)
 class Demo:
-    """Show a text with its drafts, and compare its speed with plain decoding, with the builtin model. Takes a minute."""
+    """Show a text with its drafts, and compare with plain decoding, on the builtin model. Takes a minute."""

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxspec.decoding.decode_state import DecodeState
-from jaxspec.model.kv_cache import AXES, KV
+from jaxspec.model import kv_cache
+from jaxspec.model.kv_cache import KV
 from jaxspec.model.mesh_rules import on_each_device
 
 OF_A_TEXT = ("tokens", "length", "limit", "done", "keys", "sampling", "cache", "feature", "drafter", "log_prob")
@@ -39,15 +40,16 @@ def admit(
     is_kv = lambda leaf: isinstance(leaf, KV)
     leaves, tree = jax.tree.flatten(old, is_leaf=is_kv)
     pairs = list(zip(leaves, jax.tree.leaves(new, is_leaf=is_kv), strict=True))
-    caches = _written([pair for pair in pairs if is_kv(pair[0])], AXES, row, chosen)
+    caches = _written([pair for pair in pairs if is_kv(pair[0])], kv_cache.axes, row, chosen)
     others = _written([pair for pair in pairs if not is_kv(pair[0])], ("batch",), row, chosen)
     return dataclasses.replace(state, **tree.unflatten([next(caches if is_kv(leaf) else others) for leaf in leaves]))
 
 
-def _written(pairs: list[tuple[Any, Any]], axes: tuple[str | None, ...], row: Any, chosen: Any) -> Any:
+def _written(pairs: list[tuple[Any, Any]], axes: Any, row: Any, chosen: Any) -> Any:
     old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     by_row = ("batch",)
-    return iter(on_each_device(_write, (old, axes), (new, axes), (row, by_row), (chosen, by_row), out=axes))
+    arrays = ((old, axes), (new, axes), (row, by_row), (chosen, by_row))
+    return iter(on_each_device(_write, *arrays, out=(old, axes)))
 
 
 def _write(old: Any, new: Any, row: Int[Array, " 1"], chosen: Bool[Array, " 1"]) -> Any:

@@ -15,6 +15,7 @@ from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.trace import Trace, empty_trace
 from jaxspec.model import kv_cache as kv
+from jaxspec.model import split_rows
 from jaxspec.model.mesh import platform
 
 
@@ -45,8 +46,11 @@ class DecodeState:
 
 
 def margin(spec: Speculation) -> int:
-    """Rows past the length that a round may write: the accepted path, and the tokens that a drafter reads again."""
-    return spec.builder.depth + 3
+    """Rows past the length that a round may write: the accepted path, and the tokens that a drafter reads again.
+
+    If rows are split over devices, each device's part of both is rounded up.
+    """
+    return spec.builder.depth + 3 + 2 * (split_rows.parts() - 1)
 
 
 def needs_room(spec: Speculation, state: DecodeState) -> Bool[Array, ""]:

@@ -1,4 +1,4 @@
-"""How the decoding state is sharded over a mesh: rows along `data`, KV heads along `kv`."""
+"""How the decoding state is sharded over a mesh: texts along `data`, KV heads along `kv`, cache rows along `rows`."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,7 +12,7 @@ from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.model.kv_cache import AXES as KV_AXES
+from jaxspec.model import kv_cache
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.mesh import AnyMesh
 from jaxspec.model.mesh_rules import constrain
@@ -20,7 +20,7 @@ from jaxspec.model.placement import placed_leaf
 
 
 def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
-    """The state, real or abstract, as sharded `jax.ShapeDtypeStruct`s: rows along `data`, KV heads along `kv`."""
+    """The state, real or abstract, as sharded `jax.ShapeDtypeStruct`s."""
     return _with_axes(lambda leaf, axes: placed_leaf(leaf, mesh, axes), state)
 
 
@@ -55,7 +55,7 @@ def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeS
 
     def of(path: tuple, leaf: Any) -> Any:
         if isinstance(leaf, KV):
-            return jax.tree.map(lambda part: use(part, KV_AXES), leaf)
+            return jax.tree_util.tree_map_with_path(lambda path, part: use(part, kv_cache.axes(path)), leaf)
         return use(leaf, ("batch",) if leaf.ndim and path[0] != eos else ())
 
     return jax.tree_util.tree_map_with_path(of, state, is_leaf=lambda leaf: isinstance(leaf, KV))

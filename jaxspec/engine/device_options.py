@@ -49,9 +49,9 @@ class Devices:
     """Devices that hold the model."""
 
     mesh: str | None = None
-    """Shard over several devices, as in data=2,model=4: `model` shards the weights, `data` the batch. Default: one
-    device. On several hosts, run the same command on each; the mesh uses the devices of all hosts, and the first host
-    writes."""
+    """Shard over several devices, as in data=2,model=4: `model` shards the weights, `data` the batch. `rows` shards the
+    weights too, and the rows of the KV cache, where there are more devices than KV heads. Default: one device. On
+    several hosts, run the same command on each; the mesh uses the devices of all hosts, and the first host writes."""
     hosts: Annotated[conf.OmitArgPrefixes[Hosts], conf.arg(name="")] = Hosts()  # the same box of --help
 
     def open(self, *, several: bool = False) -> "Mesh | None":

@@ -149,7 +149,7 @@ def score(
         return at + chunk, cache, log_prob + more, greedy & likeliest
 
     cache = kv.allocate(target.config, batch, rows, target.norm[...].dtype)
-    cache = jax.tree.map(lambda array: constrain(array, *kv.AXES), cache)
+    cache = kv.constrained(cache)
     begin = (jnp.int32(0), cache, *ignore(None, targets))
     _, _, log_prob, greedy = jax.lax.while_loop(lambda carry: carry[0] < end, read_chunk, begin)
     return log_prob, greedy

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.model import attention_kernel
+from jaxspec.model import attention_kernel, split_rows
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.kv_cache import KV, capacity, write_nodes
+from jaxspec.model.kv_cache import KV, NODE_AXES, axes, capacity, write_nodes
 from jaxspec.model.linear import Linear, linear, settled
+from jaxspec.model.mesh_rules import cut_along, on_each_device
 from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary, rotate
 
@@ -94,10 +95,12 @@ def attention(
         assert attend.slots is not None, "the slots of the new nodes among the old are needed"
         nodes = write_nodes(nodes, new, attend.slots)
 
-    if attention_kernel.fits(query.shape, capacity((prefix,))):
+    if split_rows.parts() > 1:
+        out = attend_to_split_rows(query, prefix, attend.cached, nodes, attend.mask)
+    elif attention_kernel.fits(query.shape, capacity((prefix,))):
         out = attention_kernel.attend_in_kernel(query, prefix, attend.cached, nodes, attend.mask)
     else:
-        out = attend_plainly(query, prefix, attend.prefix, nodes, attend.mask)
+        out, _ = attend_plainly(query, prefix, attend.prefix, nodes, attend.mask)
     out = out.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
     return linear(out, p.o), nodes
 
@@ -108,8 +111,10 @@ def attend_plainly(
     in_prefix: Bool[Array, "B S"],
     nodes: KV,
     mask: Bool[Array, "B W N"],
-) -> Float[Array, "B K G W H"]:
+) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K G W 1"]]:
     """Attention of W queries of each head over the visible rows of the prefix and the visible nodes; float32.
+
+    It also returns the log-sum-exp of each query's scores.
 
     All scores are held at once. That is fastest on a CPU with short caches. GPUs use this form too, because we could
     neither measure nor estimate whether another is faster there.
@@ -129,7 +134,35 @@ def attend_plainly(
     def mix(w, v):
         return jnp.einsum("bkgws,bksh->bkgwh", w.astype(v.dtype), v, preferred_element_type=jnp.float32)
 
-    return (mix(over_prefix, prefix.v) + mix(over_nodes, nodes.v)) / total
+    return (mix(over_prefix, prefix.v) + mix(over_nodes, nodes.v)) / total, peak + jnp.log(total)
+
+
+def attend_to_split_rows(
+    query: Float[Array, "B K G W H"],
+    prefix: KV,
+    cached: Int[Array, " B"],
+    nodes: KV,
+    mask: Bool[Array, "B W N"],
+) -> Float[Array, "B K G W H"]:
+    """Attention over a cache whose rows are split over devices (`split_rows`), and over the visible nodes; float32."""
+    queries, row = attention_kernel.QUERY_AXES, ("batch",)
+    group_is_split = split_rows.AXIS in cut_along("query_group", query.shape[2])
+
+    def on_one_device(query: Array, prefix: KV, cached: Array, nodes: KV, mask: Array) -> Array:
+        held = split_rows.of_first(cached)
+
+        def attend(query: Array, is_first: Array) -> tuple[Array, Array]:
+            seen = mask & is_first
+            if attention_kernel.fits(query.shape, capacity((prefix,))):
+                out, log_total = attention_kernel.attend_on_one_chip(query, prefix, nodes, held, seen, residuals=True)
+                assert log_total is not None
+                return out, log_total
+            return attend_plainly(query, prefix, jnp.arange(capacity((prefix,))) < held[:, None], nodes, seen)
+
+        return split_rows.combine(query, attend, group_is_split=group_is_split)
+
+    arrays = ((query, queries), (prefix, axes), (cached, row), (nodes, NODE_AXES), (mask, row))
+    return on_each_device(on_one_device, *arrays, out=(query, queries))
 
 
 def causal_mask(batch: int, width: int) -> Bool[Array, "B W W"]:

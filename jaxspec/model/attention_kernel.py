@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.model.kv_cache import AXES, KV
+from jaxspec.model.kv_cache import KV, NODE_AXES, axes
 from jaxspec.model.mesh import platform
 from jaxspec.model.mesh_rules import on_each_device
 
@@ -64,29 +64,32 @@ def attend_in_kernel(
     Under a mesh each chip computes its own heads and sequences. The result has the dtype of the queries.
     `interpret` runs the kernel without a TPU.
     """
-    kernel = functools.partial(_on_one_chip, interpret=interpret)
+    kernel = functools.partial(attend_on_one_chip, interpret=interpret)
     arrays = (
         (query, QUERY_AXES),
-        (prefix, AXES),
-        (nodes.k.mT, AXES),
-        (nodes.v, AXES),
+        (prefix, axes),
+        (nodes, NODE_AXES),
         (cached, ("batch",)),
-        (mask.astype(jnp.int8), ("batch",)),
+        (mask, ("batch",)),
     )
-    return on_each_device(kernel, *arrays, out=QUERY_AXES)
+    return on_each_device(lambda *parts: kernel(*parts)[0], *arrays, out=(query, QUERY_AXES))
 
 
-def _on_one_chip(
+def attend_on_one_chip(
     query: Float[Array, "B K G W H"],
     prefix: KV,
-    nodes_k: Float[Array, "B K N H"],
-    nodes_v: Float[Array, "B K N H"],
+    nodes: KV,
     cached: Int[Array, " B"],
-    mask: Int[Array, "B W N"],
+    mask: Bool[Array, "B W N"],
     *,
-    interpret: bool,
-) -> Float[Array, "B K G W H"]:
-    """The kernel on one chip's part of the arrays. Keys of nodes have the layout of their values here."""
+    residuals: bool = False,
+    interpret: bool = False,
+) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K G W 1"] | None]:
+    """The kernel on one chip's part of the arrays.
+
+    Returns:
+        the attention, and with `residuals` the log-sum-exp of each query's scores, float32.
+    """
     from jax.experimental import pallas as pl  # this import takes half a second, and only TPUs need it
     from jax.experimental.pallas import tpu as pltpu
 
@@ -95,9 +98,10 @@ def _on_one_chip(
     few = queries_at_once(group, width)
     assert few is not None, "`fits` says which shapes the kernel takes"
     many = math.gcd(rows, min(BLOCK, SCORES // few))
+    seen = mask.astype(jnp.int8)
     if few == queries:
-        mask = jnp.tile(mask, (1, group, 1))
-    masks = mask.shape[1] // few
+        seen = jnp.tile(seen, (1, group, 1))
+    masks = seen.shape[1] // few
 
     # The kernel reads values from main memory, only blocks with tokens. Otherwise the compiler copies all rows of keys
     # and values into fast memory before the kernel. The keys' copy stays: it overlaps with the products before it.
@@ -109,28 +113,35 @@ def _on_one_chip(
     def block(shape, index):
         return pl.BlockSpec(shape, index)
 
+    def of_queries(width):
+        return block((None, None, few, width), lambda b, h, q, s, cached: (b, h, q, 0))
+
+    nodes_k = nodes.k.mT  # keys of nodes have the layout of their values in the kernel
     cached_bytes = 2 * prefix.k.dtype.itemsize * batch * heads * rows * dim * (queries // few)
-    out = pl.pallas_call(
+    out, *sums = pl.pallas_call(
         functools.partial(_step, many=many, scale=dim**-0.5),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch, heads, queries // few, rows // many),
             in_specs=[
-                block((None, None, few, dim), lambda b, h, q, s, cached: (b, h, q, 0)),
+                of_queries(dim),
                 block((None, None, dim, many), lambda b, h, q, s, cached: (b, h, 0, live(s, b, cached))),
                 block((None, None, many, dim), lambda b, h, q, s, cached: (b, h, live(s, b, cached), 0)),
                 block((None, None, count, dim), lambda b, h, q, s, cached: (b, h, 0, 0)),
                 block((None, None, count, dim), lambda b, h, q, s, cached: (b, h, 0, 0)),
                 block((None, few, count), lambda b, h, q, s, cached: (b, jax.lax.rem(q, masks), 0)),
             ],
-            out_specs=block((None, None, few, dim), lambda b, h, q, s, cached: (b, h, q, 0)),
+            out_specs=[of_queries(dim), *[of_queries(1)] * residuals],
             scratch_shapes=[
                 pltpu.VMEM((few, dim), jnp.float32),
                 pltpu.VMEM((few, 1), jnp.float32),
                 pltpu.VMEM((few, 1), jnp.float32),
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct((batch, heads, queries, dim), query.dtype),
+        out_shape=[
+            jax.ShapeDtypeStruct((batch, heads, queries, dim), query.dtype),
+            *[jax.ShapeDtypeStruct((batch, heads, queries, 1), jnp.float32)] * residuals,
+        ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"), vmem_limit_bytes=MEMORY
         ),
@@ -141,8 +152,8 @@ def _on_one_chip(
         ),
         interpret=interpret,
         name=NAME,
-    )(cached, query.reshape(batch, heads, queries, dim), prefix.k, values, nodes_k, nodes_v, mask)
-    return out.reshape(query.shape)
+    )(cached, query.reshape(batch, heads, queries, dim), prefix.k, values, nodes_k, nodes.v, seen)
+    return out.reshape(query.shape), sums[0].reshape(*query.shape[:-1], 1) if residuals else None
 
 
 def _step(
@@ -154,18 +165,18 @@ def _step(
     nodes_v: Ref,
     mask: Ref,
     out: Ref,
-    mixed: Ref,
-    peak: Ref,
-    weight: Ref,
-    *,
+    *others: Ref,
     many: int,
     scale: float,
 ) -> None:
     """Adds one block of the cache to the running softmax. The first step starts with the nodes; the last writes `out`.
 
-    `mixed`, `peak` and `weight` hold the weighted sum of values, the largest score and the sum of weights so far.
+    `others` are the log-sum-exp, if it is asked for, and what holds the weighted sum of values, the largest score and
+    the sum of weights so far.
     """
     from jax.experimental import pallas as pl
+
+    *log_total, mixed, peak, weight = others
 
     at, length = pl.program_id(3) * many, cached[pl.program_id(0)]
 
@@ -204,3 +215,5 @@ def _step(
     @pl.when(pl.program_id(3) == pl.num_programs(3) - 1)
     def finish():
         out[...] = (mixed[...] / weight[...]).astype(out.dtype)
+        for each in log_total:
+            each[...] = peak[...] + jnp.log(weight[...])

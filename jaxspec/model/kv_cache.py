@@ -6,6 +6,7 @@ path is written to the cache. So the branches of the loop read the cache and nev
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -14,12 +15,10 @@ from jax import core
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int
 
+from jaxspec.model import split_rows
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.mesh import platform
 from jaxspec.model.mesh_rules import constrain, on_each_device
-
-AXES = ("batch", "kv_heads", None, None)
-"""Logical axes of keys and of values."""
 
 
 @chex.dataclass(frozen=True)
@@ -28,6 +27,16 @@ class KV:
 
     k: Float[Array, "B K H S"]
     v: Float[Array, "B K S H"]
+
+
+def axes(path: tuple[Any, ...]) -> tuple[str | None, ...]:
+    """Logical axes of an array of the cache; `path` ends with its name, `k` or `v`."""
+    rows = {"k": (None, "cache_rows"), "v": ("cache_rows", None)}
+    return ("batch", "kv_heads", *rows[path[-1].name])
+
+
+NODE_AXES = ("batch", "kv_heads", None, None)
+"""Logical axes of keys and of values of nodes."""
 
 
 def allocate(
@@ -76,18 +85,21 @@ def append(
     if after is not None:
         start = start + jnp.minimum(after, 0)
 
-    if platform() == "tpu":
-        by_rows = partial(_append_with, _write_by_rows)
-        return on_each_device(by_rows, (cache, AXES), (rows, AXES), (start, ("batch",)), out=AXES)
-    written = _append_with(_write_together, cache, rows, start)
-    return jax.tree.map(lambda array: constrain(array, *AXES), written)
+    write = partial(_append_with, _write_by_rows if platform() == "tpu" else _write_together)
+    if platform() == "tpu" or split_rows.parts() > 1:
+        return on_each_device(write, (cache, axes), (rows, NODE_AXES), (start, ("batch",)), out=(cache, axes))
+    return constrained(write(cache, rows, start))
 
 
 def _append_with(
     write: Callable[..., Array], cache: tuple[KV, ...], rows: tuple[KV, ...], start: Int[Array, " B"]
 ) -> tuple[KV, ...]:
-    pairs = zip(cache, rows, strict=True)
-    return tuple(KV(k=write(old.k, new.k, start, 3), v=write(old.v, new.v, start, 2)) for old, new in pairs)
+    at = split_rows.of_first(start)
+
+    def put(old: Array, new: Array, axis: int) -> Array:
+        return write(old, split_rows.of_block(new, start, axis), at, axis)
+
+    return tuple(KV(k=put(old.k, new.k, 3), v=put(old.v, new.v, 2)) for old, new in zip(cache, rows, strict=True))
 
 
 def _write_together(old: Array, new: Array, start: Int[Array, " B"], axis: int) -> Array:
@@ -124,11 +136,13 @@ def enlarge(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:
 
 @partial(jax.jit, static_argnames="rows")
 def _enlarged(layer: KV, rows: int) -> KV:
-    def pad(x, axis):
-        wider = jnp.pad(x, [(0, rows - x.shape[axis] if i == axis else 0) for i in range(4)])
-        return constrain(wider, *AXES)
+    held = partial(_padded, rows=rows // split_rows.parts())
+    return on_each_device(held, (layer, axes), out=(jax.eval_shape(partial(_padded, rows=rows), layer), axes))
 
-    return KV(k=pad(layer.k, 3), v=pad(layer.v, 2))
+
+def _padded(layer: KV, rows: int) -> KV:
+    more, none = (0, rows - capacity((layer,))), (0, 0)
+    return KV(k=jnp.pad(layer.k, (none, none, none, more)), v=jnp.pad(layer.v, (none, none, more, none)))
 
 
 def _replaced(old: KV, new: KV) -> KV:
@@ -138,6 +152,11 @@ def _replaced(old: KV, new: KV) -> KV:
         old.k.delete()
         old.v.delete()
     return new
+
+
+def constrained(cache: tuple[KV, ...]) -> tuple[KV, ...]:
+    """The cache, sharded by `axes` on the current mesh."""
+    return jax.tree_util.tree_map_with_path(lambda path, array: constrain(array, *axes(path)), cache)
 
 
 def capacity(cache: tuple[KV, ...]) -> int:

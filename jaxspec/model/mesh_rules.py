@@ -12,16 +12,19 @@ from jaxspec.model.mesh import AnyMesh
 
 T = TypeVar("T")
 Rules = Mapping[str, tuple[str, ...]]
+Axes = tuple[str | None, ...] | Callable[[Any], tuple[str | None, ...]]
 DECODING: Rules = {
     "batch": ("data",),
-    "vocab": ("kv", "group", "spare"),
-    "mlp": ("kv", "group", "spare"),
-    "heads": ("kv", "group"),
+    "vocab": ("kv", "group", "spare", "rows"),
+    "mlp": ("kv", "group", "spare", "rows"),
+    "heads": ("kv", "group", "rows"),
     "kv_heads": ("kv",),
-    "query_group": ("group",),  # query heads that share a KV head
+    "query_group": ("group", "rows"),  # query heads that share a KV head
+    "cache_rows": ("rows",),
     "expert": (),  # experts are not distributed; each is sharded inside, as an MLP is
     "embed": (),
-    "input": ("kv", "group", "spare"),  # inputs of a head's square matrices: an all-reduce costs less than reading all
+    # Inputs of a head's square matrices: an all-reduce costs less than reading all of them.
+    "input": ("kv", "group", "spare", "rows"),
     "level": (),  # of the calibrator: depth in the tree, and its two classes
     "label": (),
 }
@@ -69,31 +72,36 @@ def constrain(x: Array, *axes: str | None) -> Array:
     return x if mesh.empty else jax.lax.with_sharding_constraint(x, spec(mesh, axes, x.shape))
 
 
+def cut_along(name: str, length: int) -> tuple[str, ...]:
+    """Axes of the current mesh that shard an array's axis of this name and length; none without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = () if mesh.empty else spec(mesh, (name,), (length,))[0] or ()
+    return (axes,) if isinstance(axes, str) else axes  # one may be alone
+
+
 def cuts(name: str, length: int) -> int:
     """Number of parts that an axis of this name and length has on the current mesh."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return 1
-    axes = spec(mesh, (name,), (length,))[0] or ()
-    return math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes))  # one may be alone
+    shape = jax.sharding.get_abstract_mesh().shape
+    return math.prod(shape[axis] for axis in cut_along(name, length))
 
 
-def on_each_device(
-    function: Callable[..., T], *given: tuple[Any, Sequence[str | None]], out: Sequence[str | None]
-) -> T:
+def on_each_device(function: Callable[..., T], *given: tuple[Any, Axes], out: tuple[Any, Axes]) -> T:
     """Runs a function on each device of the current mesh, on the device's parts of the arrays (`jax.shard_map`).
 
     Args:
-        given: the function's arguments: pytrees of arrays, each with the logical axes that all its arrays have.
-        out: logical axes of every array that the function returns.
+        given: the function's arguments: pytrees of arrays, each with logical axes: names for all its arrays, or a
+            function that maps an array's path in the pytree to names.
+        out: a pytree of arrays with the shapes that the function returns, and its logical axes.
     """
     mesh, arguments = jax.sharding.get_abstract_mesh(), [tree for tree, _ in given]
     if mesh.empty:
         return function(*arguments)
 
-    def places(tree: Any, axes: Sequence[str | None]) -> Any:
-        return jax.tree.map(lambda leaf: spec(mesh, axes, leaf.shape), tree)
+    def places(tree: Any, axes: Axes) -> Any:
+        def place(path: Any, leaf: Any) -> PartitionSpec:
+            return spec(mesh, axes if isinstance(axes, tuple) else axes(path), leaf.shape)
+
+        return jax.tree_util.tree_map_with_path(place, tree)
 
     inputs = tuple(places(tree, axes) for tree, axes in given)
-    outputs = places(jax.eval_shape(function, *arguments), out)
-    return jax.shard_map(function, in_specs=inputs, out_specs=outputs, check_vma=False)(*arguments)
+    return jax.shard_map(function, in_specs=inputs, out_specs=places(*out), check_vma=False)(*arguments)

@@ -55,7 +55,7 @@ class _Counter:
         self.arguments, self.mesh = arguments, mesh
         self.whole = True  # shapes are global, not those of one chip
         self.data = mesh.shape["data"]
-        self.attention = 1 / (self.data * mesh.shape["kv"] * mesh.shape["group"])  # share of the heads on one chip
+        self.attention = 1 / (self.data * mesh.shape["kv"] * mesh.shape["group"] * mesh.shape["rows"])  # on one chip
         self.flops: dict[Phase, float] = defaultdict(float)
         self.bytes: dict[Phase, float] = defaultdict(float)
         self.read: dict[Phase, set[int]] = defaultdict(set)

@@ -79,7 +79,7 @@ class PlacedProgram:
         held = placement.device_elements(target.layers)
         asked = config.experts_per_token / config.num_experts if config.num_experts else 1
         experts = placement.device_elements([layer.mlp for layer in target.layers]) if config.num_experts else 0
-        heads = config.num_heads / (self.mesh.shape["kv"] * self.mesh.shape["group"])
+        heads = config.num_heads / (self.mesh.shape["kv"] * self.mesh.shape["group"] * self.mesh.shape["rows"])
         attending = 4 * config.num_layers * heads * config.head_dim * prompt * (prompt + 1) / 2
         flops = batch * (2 * prompt * (held - experts * (1 - asked)) + attending)
         kv = placement.device_bytes(self.state.cache) * prompt / self.state.tokens.shape[1]
@@ -111,7 +111,7 @@ def one_chip() -> AbstractMesh:
     return _abstract((1,) * len(AXES))
 
 
-def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh:
+def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int = 1) -> AnyMesh:
     """The mesh of a model on these chips; an abstract mesh for GPUs if their compiler is not installed.
 
     Raises:
@@ -120,8 +120,8 @@ def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int) -> AnyMesh
     """
     if where.is_tpu or can_compile():
         devices = tpus(where) if where.is_tpu else gpus(where)
-        return split(make_mesh(data=data, model=model, devices=devices), config)
-    return _abstract((data, *parts(model, config)))
+        return split(make_mesh(data=data, model=model, rows=rows, devices=devices), config)
+    return _abstract((data, *parts(model, config), rows))
 
 
 def tpus(where: Slice) -> Sequence[Any]:

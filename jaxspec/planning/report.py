@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from importlib.metadata import version
 from typing import Any
 
@@ -122,8 +123,8 @@ def _where(settings: PlanSettings) -> Slice:
 
 def _cuts(settings: PlanSettings, where: Slice) -> dict[str, int]:
     sizes = {"data": 1, "model": where.chips} if settings.mesh is None else read_sizes(settings.mesh)
-    if sizes["data"] * sizes["model"] != where.chips:
-        raise ValueError(f"--mesh {settings.mesh}: data x model must be the {where.chips} chips of {where}")
+    if math.prod(sizes.values()) != where.chips:
+        raise ValueError(f"--mesh {settings.mesh}: data x model x rows must be the {where.chips} chips of {where}")
     return sizes
 
 

@@ -36,7 +36,8 @@ class PlanSettings:
     quantize: Literal["int8", "int4"] | None = None
     """Quantise the target's weights; heads stay in bfloat16. Default: as in a quantised checkpoint, else bfloat16."""
     mesh: str | None = None
-    """data=N,model=M: shard the sequences N ways and the model M ways. Default: the model over all chips."""
+    """data=N,model=M: shard the sequences N ways and the model M ways. data=N,model=M,rows=R: also split the rows of
+    the cache R ways. Default: the model over all chips."""
     tau: str | None = None
     """Mean tokens per round, such as 3.8: at most one more than the drafted levels. Or a file written by `jaxspec bench
     --json`, which also gives the numbers of levels and nodes."""

@@ -1,6 +1,6 @@
 """A program that `test_meshes.py` runs on eight CPU devices: methods on meshes, against plain decoding on one device.
 
-Its arguments are METHOD@DATAxMODEL@TEMPERATURE[,TOP_K,TOP_P], after --kernel where attention is to go through the
+Its arguments are METHOD@DATAxMODELxROWS@TEMPERATURE[,TOP_K,TOP_P], after --kernel where attention is to go through the
 kernel for TPUs, which is interpreted then; it prints a line of JSON for each: the case, and what was found.
 """
 
@@ -48,8 +48,8 @@ def plain_texts(sampling: str) -> list[list[int]]:
 def run(case: str) -> dict[str, Any]:
     """Decodes on a mesh; returns whether the mesh changed anything, and how the arrays are sharded."""
     name, sizes, sampling = case.rsplit("@", 2)
-    data, model = map(int, sizes.split("x"))
-    mesh = split(make_mesh(data=data, model=model), EVERYTHING.target.config)
+    data, model, rows = map(int, sizes.split("x"))
+    mesh = split(make_mesh(data=data, model=model, rows=rows), EVERYTHING.target.config)
     spec = speculation(parse_method(name), greedy=sampling == "0")
     whole = weights(spec, EVERYTHING)
     shardings = lambda head: jax.tree.map(lambda leaf: leaf.sharding, placement.place_head(head, mesh))
@@ -79,7 +79,9 @@ def main() -> None:
     if cases[0] == "--kernel":
         cases = cases[1:]
         attention_kernel.fits = lambda query, rows: True
-        attention_kernel.attend_in_kernel = functools.partial(attention_kernel.attend_in_kernel, interpret=True)
+        for name in ("attend_in_kernel", "attend_on_one_chip"):
+            interpreted = functools.partial(getattr(attention_kernel, name), interpret=True)
+            setattr(attention_kernel, name, interpreted)
     for case in cases:
         print(json.dumps(run(case)), flush=True)
 

@@ -27,7 +27,7 @@ LENGTHS = (1, CHUNK, CHUNK + 5, 3 * CHUNK + 1)  # in prompts of one, two and fou
         "edd+chain,length=3",
         pytest.param("dflash+chain,length=3", marks=pytest.mark.soak),
         "early-exit+chain,length=2",
-        pytest.param("medusa+chain,length=2", marks=pytest.mark.soak),
+        "medusa+chain,length=2",
     ],
 )
 def test_first_drafts_do_not_depend_on_other_prompts(name: str):

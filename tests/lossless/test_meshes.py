@@ -10,7 +10,8 @@ import pytest
 from tests import several_devices
 from tests.lossless import combinations
 
-MESHES = ("8x1", "4x2", "2x4", "1x8")
+MESHES = ("8x1x1", "4x2x1", "2x4x1", "1x8x1")
+SPLIT_ROWS = ("2x2x2", "1x2x4", "1x4x2")  # query heads of a KV head: split by rows, not split, split by `model` only
 METHODS = (  # one combination a drafter
     "plain",
     "ngram+chain,length=4",
@@ -28,9 +29,11 @@ SAMPLED = "0.8"  # a temperature
 TRUNCATED = "0.8,12,0.9"  # with top-k and top-p
 SPREAD = [f"{method}@{MESHES[i % 4]}@0" for i, method in enumerate(METHODS, 1)]
 SPREAD += [f"{method}@{MESHES[i % 4]}@{SAMPLED}" for i, method in enumerate(COUPLED, 2)]
-SPREAD += [f"{METHODS[0]}@2x4@{TRUNCATED}", f"{METHODS[4]}@1x8@{TRUNCATED}"]
-PRODUCT = [f"{method}@{mesh}@0" for method in METHODS for mesh in MESHES]
-PRODUCT += [f"{method}@{mesh}@{SAMPLED}" for method in COUPLED for mesh in MESHES]
+SPREAD += [f"{method}@{SPLIT_ROWS[i % 3]}@0" for i, method in enumerate(METHODS)]
+SPREAD += [f"{METHODS[4]}@2x2x2@{SAMPLED}"]
+SPREAD += [f"{METHODS[0]}@2x4x1@{TRUNCATED}", f"{METHODS[4]}@1x8x1@{TRUNCATED}"]
+PRODUCT = [f"{method}@{mesh}@0" for method in METHODS for mesh in MESHES + SPLIT_ROWS]
+PRODUCT += [f"{method}@{mesh}@{SAMPLED}" for method in COUPLED for mesh in MESHES + SPLIT_ROWS]
 
 
 def found(cases: list[str], *options: str) -> list[dict]:
@@ -46,13 +49,17 @@ def test_meshes_change_no_token(cases: list[str]):
     assert [one["case"] for one in results if not one["tokens"]] == []
     drafting = [one for one in results if not one["case"].startswith("plain")]
     assert [one["case"] for one in drafting if not one["accepted"]] == [], "nothing was accepted, so nothing was tested"
-    for one in results:  # two KV heads: the cache is cut in two at most, along `model`
-        data, model = map(int, one["case"].split("@")[-2].split("x"))
-        assert one["cache"] == 1 / (data * min(model, 2))
-        assert 1 / model <= one["weights"] < 1 / model + 0.15  # norms, and heads that devices share, are whole
+    for one in results:  # two KV heads: the cache is cut in two at most along `model`, and along `rows`
+        data, model, rows = map(int, one["case"].split("@")[-2].split("x"))
+        assert one["cache"] == 1 / (data * min(model, 2) * rows)
+        least = 1 / (model * rows)
+        assert least <= one["weights"] < least + 0.15  # norms, and heads that devices share, are whole
 
 
 def test_the_kernel_of_attention_on_a_mesh():
-    """Each device attends with its own query heads: of 4 that share 2 KV heads, where the mesh cuts both."""
-    (one,) = found(["ngram+chain,length=4@2x4@0"], "--kernel")
-    assert one["tokens"] and one["accepted"]
+    """Each device attends with its own query heads: of 4 that share 2 KV heads, where the mesh cuts both.
+
+    Where it splits rows instead, each device attends to its own.
+    """
+    for one in found(["ngram+chain,length=4@2x4x1@0", "ngram+chain,length=4@2x2x2@0"], "--kernel"):
+        assert one["tokens"] and one["accepted"]

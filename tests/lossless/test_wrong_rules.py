@@ -242,6 +242,7 @@ WRONG = {
 }
 
 RIGHT = {
+    "rejection sampling without replacement": (BUSHY, SAMPLED),
     "coupled, pruned by confidence": (DropsByConfidence(BUSHY, 0.2), COUPLED),
     "noise of each node": (BUSHY, OtherNoise(of_each_node)),
     "independent draws, duplicates tested again": (BUSHY, Wrong(independent, replaced=(("without", untouched),))),

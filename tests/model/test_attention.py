@@ -44,7 +44,7 @@ def plain(query: Array, prefix: KV, cached: Array, nodes: KV, mask: Array) -> Ar
     """The plain form, on zeros past each length: nothing times NaN is NaN there."""
     live = jnp.arange(ROWS) < cached[:, None]
     clean = KV(k=jnp.where(live[:, None, None], prefix.k, 0), v=jnp.where(live[:, None, :, None], prefix.v, 0))
-    return attend_plainly(query, clean, live, nodes, mask)
+    return attend_plainly(query, clean, live, nodes, mask)[0]
 
 
 @pytest.mark.parametrize("poison", [np.nan, 1e30])
@@ -52,6 +52,17 @@ def plain(query: Array, prefix: KV, cached: Array, nodes: KV, mask: Array) -> Ar
 def test_the_kernel_is_the_plain_form(group: int, width: int, count: int, poison: float):
     given = arguments(group, width, count, poison)
     close(attention_kernel.attend_in_kernel(*given, interpret=True), plain(*given))
+
+
+def test_the_log_sum_exp_of_the_scores():
+    query, prefix, cached, nodes, mask = given = arguments(4, 5, 5, np.nan)
+    out, log_total = attention_kernel.attend_on_one_chip(
+        query, prefix, nodes, cached, mask, residuals=True, interpret=True
+    )
+    close(out, plain(*given))
+    clean = KV(k=jnp.nan_to_num(prefix.k), v=jnp.nan_to_num(prefix.v))
+    _, expected = attend_plainly(query, clean, jnp.arange(ROWS) < cached[:, None], nodes, mask)
+    close(log_total, expected)
 
 
 def test_queries_in_parts_of_a_head(monkeypatch: pytest.MonkeyPatch):

@@ -28,9 +28,9 @@ LLAMA_70B = LlamaConfig(
 )
 
 
-def mesh(data: int = 1, kv: int = 1, group: int = 1, spare: int = 1) -> AbstractMesh:
+def mesh(data: int = 1, kv: int = 1, group: int = 1, spare: int = 1, rows: int = 1) -> AbstractMesh:
     """A split mesh of abstract devices."""
-    return AbstractMesh((data, kv, group, spare), AXES)
+    return AbstractMesh((data, kv, group, spare, rows), AXES)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,27 @@ def test_the_axis_model_is_split_by_heads(model, heads, kv_heads, sizes):
 def test_lengths_that_do_not_divide_are_cut_less():
     wide = mesh(data=2, kv=2, group=2, spare=2)
     cut = lambda *axes, shape, rules=DECODING: spec(wide, axes, shape, rules)
-    assert cut("vocab", "embed", shape=(32, 16)) == PartitionSpec(("kv", "group", "spare"), None)
+    assert cut("vocab", "embed", shape=(32, 16)) == PartitionSpec(("kv", "group", "spare", "rows"), None)
     assert cut("vocab", "embed", shape=(12, 16)) == PartitionSpec(("kv", "group"), None)
     assert cut("vocab", "embed", shape=(23, 16)) == PartitionSpec(None, None)
     assert cut("batch", "kv_heads", None, None, shape=(3, 2, 8, 64)) == PartitionSpec(None, ("kv",), None, None)
     # FSDP: no axis of the mesh is used twice.
-    assert cut("embed", "heads", shape=(16, 16), rules=TRAINING) == PartitionSpec(("data",), ("kv", "group"))
+    assert cut("embed", "heads", shape=(16, 16), rules=TRAINING) == PartitionSpec(("data",), ("kv", "group", "rows"))
     assert cut("embed", "embed", shape=(16, 16), rules=TRAINING) == PartitionSpec(("data",), None)
+
+
+def test_split_rows_halve_the_cache_again():
+    cache = jax.eval_shape(lambda: kv_cache.allocate(LLAMA_70B, 2, 64, jnp.dtype("bfloat16")))
+    whole = sum(leaf.size for leaf in jax.tree.leaves(cache)) * 2
+
+    def held(mesh: AbstractMesh) -> int:
+        put = lambda path, leaf: placement.placed_leaf(leaf, mesh, kv_cache.axes(path))
+        return placement.device_bytes(jax.tree_util.tree_map_with_path(put, cache))
+
+    assert held(mesh(kv=8, group=2)) == whole / 8
+    assert held(mesh(kv=8, rows=2)) == whole / 16
+    said = shared_heads(mesh(kv=8, group=2), LLAMA_70B)
+    assert said and "--mesh model=8,rows=2 would split" in said
 
 
 def test_a_70b_in_16_parts():
@@ -94,12 +108,12 @@ def test_small_heads_are_whole_and_large_ones_are_cut():
 
 
 def test_without_a_mesh_nothing_is_constrained():
-    text = jax.jit(lambda x: constrain(x, *kv_cache.AXES)).lower(jnp.zeros((1, 2, 3, 4))).as_text()
+    text = jax.jit(lambda x: constrain(x, *kv_cache.NODE_AXES)).lower(jnp.zeros((1, 2, 3, 4))).as_text()
     assert "sharding" not in text
 
 
 def test_meshes_that_cannot_be_are_refused():
-    assert parse_mesh("model=1").shape == {"data": 1, "model": 1}
+    assert parse_mesh("model=1").shape == {"data": 1, "model": 1, "rows": 1}
     for text in ("data", "data=2=3", "data=1,data=1", "tensor=2", "data=x"):
         with pytest.raises(ValueError, match="write data=N,model=M"):
             parse_mesh(text)
@@ -107,3 +121,5 @@ def test_meshes_that_cannot_be_are_refused():
         make_mesh(data=0)
     with pytest.raises(ValueError, match="data=64,model=1 needs 64 devices but there are "):
         make_mesh(data=64)
+    with pytest.raises(ValueError, match="2, 4 or 8 devices, not 3"):
+        make_mesh(rows=3)

@@ -214,14 +214,14 @@ MUTANTS = (
     ByHand(
         "target-redrawn-after-a-rejection",
         "jaxspec/rules/rejection_sampling.py",
-        ("tests/lossless/test_wrong_rules.py::test_right_rule_passes",),
+        ("tests/lossless/test_wrong_rules.py::test_right_rule_passes[rejection sampling without replacement]",),
         "jnp.maximum(p - q, 0.0)",
         "p",
     ),
     ByHand(
         "a-rejected-sibling-stays-in-q",
         "jaxspec/rules/rejection_sampling.py",
-        ("tests/lossless/test_wrong_rules.py::test_right_rule_passes",),
+        ("tests/lossless/test_wrong_rules.py::test_right_rule_passes[rejection sampling without replacement]",),
         "jnp.where(reject, without(q, token), q)",
         "q",
     ),

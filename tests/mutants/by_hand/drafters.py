@@ -4,6 +4,7 @@ from tests.mutants.mutant import ByHand
 
 TREES = "tests/drafters/test_trees.py::test_a_node_says_what_it_says_in_a_chain"
 RAGGED = "tests/lossless/test_greedy.py::TestGreedy::test_rows_draft_as_they_do_among_equals"
+FIRST = "tests/lossless/test_first_round.py::test_first_drafts_do_not_depend_on_other_prompts"
 LOOKUP = "tests/drafters/test_suffix_match.py"
 EAGLE = "tests/convert/test_eagle_oracle.py"
 EAGLE3 = "tests/convert/test_eagle3_oracle.py"
@@ -21,7 +22,7 @@ MUTANTS = (
     ByHand(
         "pairs-read-the-roots-feature",
         f"{FOLDER}/feature_pairs.py",
-        (f"{TREES}[eagle]", EAGLE),
+        (f"{TREES}[eagle3]",),
         "take(state.features, place)",
         "take(state.features, 0 * place)",
     ),
@@ -49,7 +50,7 @@ MUTANTS = (
     ByHand(
         "medusas-feature-overwritten",
         f"{FOLDER}/medusa.py",
-        (f"{RAGGED}[medusa+chain,length=4+fixed]",),
+        (f"{FIRST}[medusa+chain,length=2]",),
         "jnp.where((committed.count > 0)[:, None], last, state.feature)",
         "last",
     ),
