@@ -28,7 +28,8 @@ _BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+|-{4,}|^[|+]|[|+]$
 _OWN_CHECK = re.compile(r"Error parsing __tyro-dummy-inner__\S*: (.*?)\.? For full helptext")
 """An error that the settings themselves raised. tyro puts a name of its own before it."""
 
-_UNKNOWN = re.compile(r"(Unrecognized options: .*?) Perhaps you meant:")
+_UNKNOWN = re.compile(r"Unrecognized (?:or misplaced )?options: (.*?) (?:Arguments are applied to|Perhaps you meant:)")
+_OWNER = re.compile(r" \(applied to [^)]*\)")
 _COMMAND = re.compile(
     r"Unrecognized (?:or misplaced )?options: ([^\s,]+).*? Available subcommands: ((?:[\w-]+, )*[\w-]+)"
 )
@@ -161,8 +162,8 @@ def _text(error: BaseException) -> str:
 def _similar(unknown: str, text: str) -> str:
     """A hint at the option that was meant, if tyro offers a similar one."""
     typed = next((word for word in re.split(r"[ ,=]+", unknown) if word.startswith("--")), "")
-    close = difflib.get_close_matches(typed, dict.fromkeys(_OPTION.findall(text.removeprefix(unknown))), n=1)
-    return f"; perhaps you meant {close[0]}" if close else ""
+    close = difflib.get_close_matches(typed, dict.fromkeys(_OPTION.findall(text)), n=1)
+    return f"; perhaps you meant {close[0]}" if close and close[0] != typed else ""  # other commands may have this one
 
 
 def _unbox(text: str) -> str:
@@ -176,7 +177,8 @@ def _unbox(text: str) -> str:
         meant = f"perhaps you meant {close[0]}" if close else f"commands: {found[2]}"
         return f"error: unknown command {found[1]}; {meant}; see {_HELP.split(text)[-1]}"
     if found := _UNKNOWN.search(text):
-        return f"error: {found[1]}{_similar(found[1], text)}; see {_HELP.split(text)[-1]}"
+        unknown = _OWNER.sub("", found[1])
+        return f"error: Unrecognized options: {unknown}{_similar(unknown, text)}; see {_HELP.split(text)[-1]}"
     if found := _MISSING.match(text):
         said, _, unknown = found[2].partition("Unrecognized options: ")
         found_in = (_OPTION.search(f" {part}") or _ARGUMENT.match(part) for part in said.split("(required)"))
