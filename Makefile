@@ -17,7 +17,7 @@ COMMA := ,
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak mutants lint types format install install-dev clean
+.PHONY: help demo test soak mutants smoke lint types format install install-dev clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -34,6 +34,13 @@ soak: .venv/.dev  ## the tests, with the full product of methods; PART=2/8 for a
 
 mutants: .venv/.dev  ## break the library in many ways, and report which faults the tests find; ONLY=names
 	@$(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY))
+
+smoke:  ## a short test of an installation: with another PYTHON, or with LOWEST=1 versions of the dependencies
+	@$(PYTHON) -m venv --clear .cache/smoke
+	@$(if $(LOWEST),$(PYTHON) -m tests.smoke --lowest,cat constraints.txt) > .cache/smoke/versions.txt
+	@.cache/smoke/bin/python -m pip install --quiet --disable-pip-version-check --constraint .cache/smoke/versions.txt \
+		--editable '.[quant,report,search]'
+	@.cache/smoke/bin/python -m tests.smoke
 
 lint: .venv/.dev  ## ruff: rules and formatting
 	@$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""Weight-only quantisation of a target: kernels become int8 or int4 with float32 scales, multiplied by Qwix.
+"""Weight-only quantisation of a target: kernels become int8 or int4 with float32 scales, by Qwix.
 
 These stay floats: the embedding (only one row is read per token), norms, biases, routers, and the drafter's weights.
 The LM head is int8 in both cases, because its rounding directly changes the logits. int8 has one scale per output
@@ -77,7 +77,7 @@ def to_float(
     values: Int[Array, "*experts I O"], scale: Float[Array, "*experts groups O"]
 ) -> Float[Array, "*experts I O"]:
     """The dequantised kernel, float32."""
-    return qwix().dequantize(_joined(values, scale, jnp.dtype("float32")))
+    return qwix().dequantize(qwix().QArray(values, scale.astype(jnp.float32)))
 
 
 def quantized(model: M, how: str) -> M:
@@ -105,8 +105,15 @@ def dense(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
 
 
 def product(x: Float[Array, "*B I"], kernel: QuantizedKernel) -> Float[Array, "*B O"]:
-    """x @ kernel, in the dtype of x. Accelerators fuse the conversion of the integers into the product."""
-    return qwix().dot(x, _joined(kernel.values[...], kernel.scale[...], x.dtype))
+    """x @ kernel, in the dtype of x. Accelerators fuse the conversion of the integers into the product.
+
+    Integers and scales of groups are multiplied in float32. In bfloat16, XLA for TPUs writes the whole dequantised
+    kernel to memory: for an int4 kernel [4096, 3584] and 5 rows it estimates 228 µs on a v5e, and 15 µs this way.
+    """
+    values, scale = kernel.values[...], kernel.scale[...]
+    if scale.shape[-2] == 1:
+        return ((x @ values.astype(x.dtype)) * scale[0]).astype(x.dtype)
+    return x @ to_float(values, scale).astype(x.dtype)
 
 
 def leaf_bytes(shape: tuple[int, ...], dtype: Any) -> int:
@@ -134,7 +141,3 @@ def qwix() -> ModuleType:
             "quantised weights need Qwix, which is not installed: pip install 'jax-specdec[quant]'"
         ) from error
     return qwix
-
-
-def _joined(values: Array, scale: Array, dtype: jnp.dtype) -> Any:
-    return qwix().QArray(values, scale.astype(dtype))

@@ -27,27 +27,38 @@ SHAPE = dataclasses.replace(MODELS["llama-3.1-70b"], num_layers=2)
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
 @pytest.mark.parametrize(
-    ("name", "batch", "rows", "levels", "nodes", "draft", "verify", "megabytes"),
+    ("name", "batch", "rows", "levels", "nodes", "draft", "verify", "megabytes", "quantize", "split"),
     [
-        ("plain", 1, 2048, 0, 1, None, 1.43, 6),
-        ("plain", 16, 2048, 0, 1, None, 1.56, 19),
-        ("ngram+chain,length=4", 16, 8192, 0, 5, None, 1.77, 49),
-        ("eagle+chain", 1, 2048, 4, 5, 1.56, 1.54, 160),
-        ("eagle+eagle2", 1, 2048, 6, 60, 2.25, 2.3, 168),
+        ("plain", 1, 2048, 0, 1, None, 1.43, 6, None, 1),
+        ("plain", 16, 2048, 0, 1, None, 1.56, 19, None, 1),
+        ("ngram+chain,length=4", 16, 8192, 0, 5, None, 1.77, 49, None, 1),
+        ("ngram+chain,length=4", 16, 8192, 0, 5, None, 2.25, 51, None, 2),
+        ("ngram+chain,length=4", 1, 2048, 0, 5, None, 3.43, 14, "int4", 1),
+        ("eagle+chain", 1, 2048, 4, 5, 1.56, 1.54, 160, None, 1),
+        ("eagle+eagle2", 1, 2048, 6, 60, 2.25, 2.3, 168, None, 1),
     ],
 )
 def test_the_estimate_stays_near_the_floor(
-    name: str, batch: int, rows: int, levels: int, nodes: int, draft: float | None, verify: float, megabytes: float
+    name: str,
+    batch: int,
+    rows: int,
+    levels: int,
+    nodes: int,
+    draft: float | None,
+    verify: float,
+    megabytes: float,
+    quantize: str | None,
+    split: int,
 ):
     """Bounds are a tenth above what the compiler estimated when they were written."""
     method = parse_method(name)
     program = program_of(
         method,
-        models_of(Target(SHAPE), method, jnp.dtype("bfloat16")),
+        models_of(Target(SHAPE, quantize=quantize), method, jnp.dtype("bfloat16")),
         greedy=True,
         tree_sizes=ACCELERATOR_SIZES,
     )
-    placed = PlacedProgram.place(program, batch, rows, mesh_on(WHERE, SHAPE, 1, WHERE.chips))
+    placed = PlacedProgram.place(program, batch, rows, mesh_on(WHERE, SHAPE, 1, WHERE.chips // split, split))
     traced = placed.trace()
     compiled = Compiled.of(traced, WHERE)
     assert compiled is not None
