@@ -18,10 +18,10 @@ def main() -> None:
         path = checkpoints.make(Path(folder))
         settings = {"max_new_tokens": BUDGETS, "temperature": [0.0, 0.8] * 4, "seed": 2}
         alone = Engine(load(path), METHOD).generate(PROMPTS, **settings, batch_size=1)
-        for data, model in ((2, 2), (4, 1), (1, 2)):
-            engine = Engine(load(path, mesh=make_mesh(data=data, model=model)), METHOD)
+        for data, model, rows in ((2, 2, 1), (4, 1, 1), (1, 2, 2)):
+            engine = Engine(load(path, mesh=make_mesh(data=data, model=model, rows=rows)), METHOD)
             texts = engine.generate(PROMPTS, **settings, batch_size=4)
-            found[f"{data}x{model}"] = [each.tokens for each in texts] == [each.tokens for each in alone]
+            found[f"{data}x{model}x{rows}"] = [each.tokens for each in texts] == [each.tokens for each in alone]
     print(json.dumps(found))
 
 

@@ -186,4 +186,4 @@ def test_a_row_is_handed_on_without_a_copy_of_the_cache(model, engine):
 def test_on_meshes():
     """Rows along `data`: each part of the batch has its own prompt ready, and all texts are as on one device."""
     found = json.loads(several_devices.output("-m", "tests.engine.refilled_on_meshes"))
-    assert found == {"2x2": True, "4x1": True, "1x2": True}
+    assert found == {"2x2x1": True, "4x1x1": True, "1x2x2": True}

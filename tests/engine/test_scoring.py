@@ -102,4 +102,5 @@ def test_few_programs(model):
 
 
 def test_on_meshes():
-    assert json.loads(several_devices.output("-m", "tests.engine.scoring_on_meshes")) == {"2x2": True, "4x1": True}
+    found = json.loads(several_devices.output("-m", "tests.engine.scoring_on_meshes"))
+    assert found == {"2x2x1": True, "2x1x2": True}
