@@ -101,6 +101,21 @@ def test_trees_worked_out_by_hand():
     assert chosen(**small, verify=((1, 1.0), (2, 9.0), (4, 9.0), (8, 9.0))) == set()
 
 
+def test_the_time_of_drafting_is_that_of_the_levels_drafted():
+    """One level at the price of a forward: 1.6 tokens in 2.5 forwards are better than 1.9 in 3.5. After ten levels the
+    larger tree would be better: 1.9 tokens in 12.5 forwards, 1.6 in 11.5."""
+    verify = ((1, 1.0), (2, 1.5), (4, 2.5), (8, 5.0), (16, 9.0))
+    assert verified(Budgeted(width=2, total=16, cost=1.0, verify=verify), SAME).keys() == {(0,)}
+
+
+def test_it_looks_further_ahead_than_one_level():
+    """After one level the second and third do not pay, because three or four nodes take much longer to verify than two.
+    Seven levels pay, because eight hardly take longer than four."""
+    builder = Budgeted(width=1, depth=7, total=8, cost=0.05, verify=((1, 1.0), (2, 1.05), (4, 2.5), (8, 2.6)))
+    sure = np.tile([0.97, 0.01, 0.01, 0.01], (4, 1))
+    assert max(map(len, paths_of(grown(builder, sure)))) == 7
+
+
 def test_expensive_levels_are_few():
     drafted = lambda cost: max(map(len, paths_of(grown(Budgeted(cost=cost, verify=FLAT, width=2), SAME))))
     assert drafted(0.5) == 1

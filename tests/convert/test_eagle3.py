@@ -11,7 +11,7 @@ import torch
 from jaxspec.checkpoint import heads, loading, parameters
 from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import llama
-from jaxspec.drafters.eagle3 import Eagle3
+from jaxspec.drafters.eagle3 import Eagle3, official_taps
 from jaxspec.engine.head_weights import restore_head
 from tests import hf_models
 from tests.convert.commands import refused, run, tensors
@@ -92,6 +92,12 @@ def test_taps(values: dict, arguments: list[str], taps: list[int], words: list[s
     assert all(word in err for word in words), err
     assert f"layers {', '.join(map(str, taps))} (from 0)" in err
     assert heads.read_head(folder / "said", "eagle3").settings["taps"] == taps
+
+
+@pytest.mark.parametrize(("layers", "taps"), [(1, (0, 0, 0)), (2, (1, 1, 0)), (4, (2, 2, 1)), (32, (2, 16, 29))])
+def test_official_taps(layers: int, taps: tuple[int, ...]):
+    """Of 32 layers they are those of EAGLE's code; all exist, however few layers there are."""
+    assert official_taps(layers) == taps
 
 
 @pytest.mark.parametrize("official", [True, False])

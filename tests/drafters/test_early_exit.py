@@ -45,6 +45,16 @@ def test_an_exit_through_all_other_layers_is_the_target(num_layers: int, first: 
     assert (history.committed.max(axis=1) == 4).all()
 
 
+def test_all_nodes_after_the_root_may_be_leaves():
+    """Verification finishes every leaf that drafting left: here all five children of the root, in their turn the
+    accepted one."""
+    target = models(9)
+    spec = lambda name: speculation(parse_method(name), greedy=True)
+    texts, history = run(spec("early-exit+static,paths=0:1:2:3:4"), target, requests(PROMPTS, 60))
+    assert texts == run(spec("plain"), target, requests(PROMPTS, 60))[0]
+    assert history.accepted.sum() > 10
+
+
 class Passes:
     """Counts how often each slot of the grown tree passes each layer of the target."""
 

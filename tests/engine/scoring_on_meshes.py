@@ -39,7 +39,9 @@ def main() -> None:
         for data, model, rows in ((2, 2, 1), (2, 1, 2)):
             found = dict(scores(load(path, mesh=make_mesh(data=data, model=model, rows=rows)), asked, 3))
             near = [abs(found[place].log_prob - one.log_prob) < 1e-3 for place, one in alone.items()]
-            same[f"{data}x{model}x{rows}"] = all(near) and all(found[at].greedy == one.greedy for at, one in alone.items())
+            same[f"{data}x{model}x{rows}"] = all(near) and all(
+                found[at].greedy == one.greedy for at, one in alone.items()
+            )
     print(json.dumps(same))
 
 

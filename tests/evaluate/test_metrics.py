@@ -26,6 +26,12 @@ def test_a_chain():
     assert counts.harmonic_mean == pytest.approx(2 * (6 / 12) * (6 / 9) / (6 / 12 + 6 / 9))
 
 
+def test_a_position_that_was_not_drafted_was_not_reached():
+    """Both drafts of a round of two levels were accepted; the other round had three."""
+    counts = count([[3, 2, 2, 2, 2, 3], [2, 1, 3, 3, 3, 2]])
+    assert counts.acceptance_by_position == pytest.approx((1, 1 / 2, 0))
+
+
 def test_a_tree_counts_levels_and_nodes_apart():
     counts = count(TREE)
     assert counts.acceptance_rate == 3 / 5

@@ -3,17 +3,20 @@
 import dataclasses
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 from rich.console import Console
 
-from jaxspec.evaluate import table
+from jaxspec.evaluate import divergence, table
 from jaxspec.evaluate.description import weight_bytes
-from jaxspec.evaluate.divergence import diverges, first_difference, next_logits, noise
+from jaxspec.evaluate.divergence import batch_noise, diverges, first_difference, next_logits, noise
 from jaxspec.evaluate.results import Form, Measured, by_method, categories
 from jaxspec.evaluate.runlog import Answer, RunLog, Turn
-from jaxspec.model.llama import Llama
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import causal_mask
+from jaxspec.model.llama import Llama, forward
 from tests.evaluate import tiny
 
 FORMS = {"plain": Form("plain", (1,), True, 10**9), "m": Form("m,full", (1, 4), True, 10**9)}
@@ -164,6 +167,19 @@ def test_noise_is_rounding_and_no_more(target: Llama):
     assert 0 < noise(target, [texts], [1, 4]) < 1e-4
     assert noise(target, [texts], [1]) == 0
     assert noise(target, [[([1], [2])]], [4]) == 0  # one token: nothing was decoded
+    assert batch_noise(target, texts) < 1e-4  # of the shorter text only up to its end
+
+
+@pytest.mark.parametrize("chunk", [4, 512])
+def test_noise_starts_from_the_prompts(target: Llama, chunk: int, monkeypatch: pytest.MonkeyPatch):
+    """A prompt of nine tokens in a block of 16, read in chunks of at most `chunk`: in three, and in one."""
+    block = np.arange(16, dtype=np.int32)[None]
+    monkeypatch.setattr(divergence, "CHUNK", chunk)
+    read = divergence._read_prompts(target, block, 9)
+    empty = kv.allocate(target.config, 1, 16, jnp.dtype("float32"))
+    whole = forward(target, jnp.array(block), jnp.arange(16)[None], causal_mask(1, 16), empty, jnp.zeros(1, int))
+    for layer, nodes in zip(read, whole.nodes, strict=True):
+        np.testing.assert_allclose(layer.v[:, :, :9], nodes.v[:, :, :9], atol=1e-5)
 
 
 @pytest.mark.parametrize("experts", [0, 4])

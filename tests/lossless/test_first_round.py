@@ -54,3 +54,18 @@ def test_first_drafts_do_not_depend_on_other_prompts(name: str):
             assert getattr(mixed, field)[row][live].tolist() == getattr(alone, field)[0][live].tolist()
         np.testing.assert_allclose(mixed.log_confidence[row][live], alone.log_confidence[0][live], atol=1e-4)
     assert drafted > 0
+
+
+def test_first_log_probs_do_not_depend_on_other_prompts():
+    spec = dataclasses.replace(speculation(parse_method("plain"), greedy=True), log_probs=True)
+    chosen, rng = weights(spec, models(vocab_size=23)), np.random.default_rng(1)
+    prompts = [rng.integers(0, 23, n).tolist() for n in LENGTHS]
+
+    def first(batch: list[list[int]]) -> list[float]:
+        found = begun(spec, chosen, requests(batch, 9), (), 96).log_prob
+        assert found is not None
+        return [float(found[row, len(prompt)]) for row, prompt in enumerate(batch)]
+
+    alone = [first([prompt] * len(prompts))[0] for prompt in prompts]
+    assert max(alone) < 0
+    np.testing.assert_allclose(first(prompts), alone, atol=1e-4)

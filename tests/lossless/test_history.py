@@ -181,6 +181,15 @@ def test_where_all_rows_copy_the_head_is_not_asked(repeating):
     assert draft(finished)[1].drafter.skipped.all(), "a row that is done asks nobody"
 
 
+def test_a_match_of_just_as_many_tokens_is_copied(repeating):
+    """Four tokens match in row 0, three in row 1."""
+    spec, chosen, state = repeating
+    texts = [[1, 2, 3, 4, 9, 8, 1, 2, 3, 4], [1, 2, 3, 4, 9, 8, 7, 2, 3, 4]]
+    tree, after = loop.draft(spec, chosen, with_text(state, texts), state.keys)
+    assert after.drafter.copied.tolist() == [True, False]
+    assert tree.token[0, 1:].tolist() == [9, 8, 1, 2]
+
+
 def test_a_row_copies_where_that_is_worth_as_much_as_the_head(repeating):
     """By hand: after 12 equal tokens, shares of 12/14, 13/15, 14/16 and 15/17 give 2.82 tokens. The head's average
     counts four rounds more."""
@@ -204,6 +213,30 @@ def test_a_round_counts_for_the_head_or_for_the_match(target):
     assert not drafter.alone.compared[1].any()
     finished = dataclasses.replace(after, done=jnp.array([False, True]))
     assert loop.decode(spec, chosen, finished, jnp.int32(1)).drafter.asked[1] == 1
+
+
+def test_the_heads_average_is_of_all_its_rounds(target):
+    """No row copies: no match has 16 tokens."""
+    spec = speculation(parse_method("draft-model,history=16+chain,length=4"), True)
+    state = begun(spec, weights(spec, target), requests([[3, 1, 4], [2, 7]], NEW), (), 128)
+    after = loop.decode(spec, weights(spec, target), state, jnp.int32(5))
+    counts = rounds_of(after, 2)
+    assert not after.drafter.copied.any() and counts.accepted.sum() > 0
+    assert after.drafter.asked.tolist() == [5, 5]
+    assert after.drafter.accepted.tolist() == counts.accepted.sum(axis=1).tolist()
+
+
+def test_a_match_is_compared_with_text_that_the_head_did_not_expect(target):
+    """Row 0 copies. In row 1 the match is too short for that, and 9 followed it; the head prefers another token."""
+    texts = [[5, 6, 7] * 4, [1, 2, 9, 4, 1, 2]]
+    found = {}
+    for history in (0, 4):
+        spec = speculation(parse_method(f"eagle,history={history}+chain,length=1"), True)
+        chosen = weights(spec, target)
+        state = begun(spec, chosen, requests([REPEATING, [3, 1]], NEW), (), 128)
+        found[history] = loop.draft(spec, chosen, with_text(state, texts), state.keys)
+    assert found[0][0].token[1, 1] != 9
+    assert found[4][1].drafter.against.ahead.matched.tolist() == [0, 2]
 
 
 def test_a_copy_teaches_the_controller_nothing(target):

@@ -176,7 +176,7 @@ MUTANTS = (
     ByHand(
         "history-copies-shorter-matches-never",
         f"{FOLDER}/history.py",
-        ("tests/lossless/test_history.py", "tests/drafters/test_history.py"),
+        ("tests/lossless/test_history.py::test_a_match_of_just_as_many_tokens_is_copied",),
         "copied=(ahead.matched >= self.history)",
         "copied=(ahead.matched > self.history)",
     ),
@@ -211,7 +211,7 @@ MUTANTS = (
     ByHand(
         "history-learns-where-the-head-agrees",
         f"{FOLDER}/history.py",
-        ("tests/drafters/test_history.py", "tests/lossless/test_history.py"),
+        ("tests/lossless/test_history.py::test_a_match_is_compared_with_text_that_the_head_did_not_expect",),
         "(first_choice(drafts) != ahead.token[:, 0])",
         "(first_choice(drafts) == ahead.token[:, 0])",
     ),

@@ -71,16 +71,16 @@ def test_loss_is_the_papers():
     head, length = early_exit_head(target), 11
     rng = np.random.default_rng(0)
     windows = Windows(
-        tokens=jnp.asarray(rng.integers(0, 13, (2, length))),
-        segment=jnp.array([[0] * 6 + [1] * 5, [2] * length]),
-        counted=jnp.asarray(rng.random((2, length)) < 0.6),
+        tokens=jnp.asarray(rng.integers(0, 13, (8, length))),
+        segment=jnp.array([[0] * 6 + [1] * 5, *([[2] * length] * 7)]),
+        counted=jnp.asarray(rng.random((8, length)) < 0.6),
     )
     tokens, segment = jnp.asarray(windows.tokens), jnp.asarray(windows.segment)
     below = residual_streams(target, tokens, segment)[1]
     logits, _ = predict(head, decoder_layer(head.layers[0], head.config, below, segment))
     logs = np.asarray(jax.nn.log_softmax(logits), np.float64)
     total, count, right = 0.0, 0, 0
-    for row, i in np.ndindex(2, length - 1):
+    for row, i in np.ndindex(8, length - 1):
         if windows.counted[row, i + 1]:
             goal = int(windows.tokens[row, i + 1])
             total -= logs[row, i, goal]

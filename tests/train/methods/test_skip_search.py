@@ -1,6 +1,7 @@
 """`jaxspec-train skip-search`: the objective of a set, the log from which a killed search resumes, and the output."""
 
 import json
+import re
 import shutil
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -13,13 +14,15 @@ from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.decoding import loop
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.round_counts import from_rows
-from jaxspec.drafters.skip_mask import layers_of, skip
+from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
 from jaxspec.engine.generation import Generation
 from jaxspec.evaluate import piece_times
+from jaxspec.host.json_lines import LineLog
 from jaxspec.methods.method import parse_method
 from jaxspec.train.methods import skip_search, trial
 from jaxspec.train.methods.skip_sets import read_skip_set, strategies
 from jaxspec.train.methods.trial import BlockCosts, Trial
+from jaxspec.train.settings.skip_search import SkipSearch
 from tests.evaluate import tiny
 from tests.train.command import command
 
@@ -191,3 +194,26 @@ def test_refusals(options: tuple, says: str, target, tmp_path):
     assert code == 2
     assert says in said.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(20, {1: 40, 2: 20, 3: 0}), (0, {3: 0})])
+def test_says_what_is_left(
+    seconds: int,
+    left: dict[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+):
+    """A line if ten seconds have passed since the last one, and after the last trial."""
+    now = [1000.0]
+
+    def objective(skips: SkipMask) -> Trial:
+        now[0] += seconds
+        return Trial(skips, speedup=1.0, acceptance_rate=1.0, tau=1.0)
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    log = LineLog(tmp_path / "trials.jsonl", "the log", "another")
+    log.write({}, [])
+    skip_search.run_trials([], LAYERS, SkipSearch(target=tmp_path, trials=3), objective, log)
+    found = re.findall(r"^trial (\d) of 3: best so far .*, (\d+) s left$", capsys.readouterr().err, re.MULTILINE)
+    assert {int(trial): int(after) for trial, after in found} == left
