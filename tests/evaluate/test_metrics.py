@@ -27,9 +27,9 @@ def test_a_chain():
 
 
 def test_a_position_that_was_not_drafted_was_not_reached():
-    """Both drafts of a round of two levels were accepted; the other round had three."""
-    counts = count([[3, 2, 2, 2, 2, 3], [2, 1, 3, 3, 3, 2]])
-    assert counts.acceptance_by_position == pytest.approx((1, 1 / 2, 0))
+    """All drafts were accepted, in a round of two levels and in one of three: there was one third position."""
+    counts = count([[3, 2, 2, 2, 2, 3], [4, 3, 3, 3, 3, 4]])
+    assert counts.acceptance_by_position == (1, 1, 1)
 
 
 def test_a_tree_counts_levels_and_nodes_apart():

@@ -30,7 +30,7 @@ SHAPE = dataclasses.replace(MODELS["llama-3.1-70b"], num_layers=2)
     ("name", "batch", "rows", "levels", "nodes", "draft", "verify", "megabytes", "quantize", "split"),
     [
         ("plain", 1, 2048, 0, 1, None, 1.43, 6, None, 1),
-        ("plain", 16, 2048, 0, 1, None, 1.56, 19, None, 1),
+        pytest.param("plain", 16, 2048, 0, 1, None, 1.56, 19, None, 1, marks=pytest.mark.soak),
         ("ngram+chain,length=4", 16, 8192, 0, 5, None, 1.77, 49, None, 1),
         ("ngram+chain,length=4", 16, 8192, 0, 5, None, 2.25, 51, None, 2),
         ("ngram+chain,length=4", 1, 2048, 0, 5, None, 3.43, 14, "int4", 1),
