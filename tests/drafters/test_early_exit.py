@@ -46,13 +46,13 @@ def test_an_exit_through_all_other_layers_is_the_target(num_layers: int, first: 
 
 
 def test_all_nodes_after_the_root_may_be_leaves():
-    """Verification finishes every leaf that drafting left: here all five children of the root, in their turn the
-    accepted one."""
-    target = models(9)
+    """Verification finishes every leaf that drafting left, here all three children of the root. Of a vocabulary of four
+    tokens each of them is often the accepted one."""
+    target, asked = models(4), requests([[1, 2, 3], [0, 1, 2, 3, 2, 3, 0, 1], [1], [2, 2]], 60)
     spec = lambda name: speculation(parse_method(name), greedy=True)
-    texts, history = run(spec("early-exit+static,paths=0:1:2:3:4"), target, requests(PROMPTS, 60))
-    assert texts == run(spec("plain"), target, requests(PROMPTS, 60))[0]
-    assert history.accepted.sum() > 10
+    texts, history = run(spec("early-exit+static,paths=0:1:2"), target, asked)
+    assert texts == run(spec("plain"), target, asked)[0]
+    assert history.accepted.sum() > 50
 
 
 class Passes:
