@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.model import kv_cache
 from jaxspec.model.kv_cache import KV
-from jaxspec.model.mesh_rules import on_each_device
+from jaxspec.model.mesh_rules import Axes, on_each_device
 
 OF_A_TEXT = ("tokens", "length", "limit", "done", "keys", "sampling", "cache", "feature", "drafter", "log_prob")
 """Fields that a new text replaces. The row's counts and trees of earlier rounds stay, in columns of their own."""
@@ -45,7 +45,7 @@ def admit(
     return dataclasses.replace(state, **tree.unflatten([next(caches if is_kv(leaf) else others) for leaf in leaves]))
 
 
-def _written(pairs: list[tuple[Any, Any]], axes: Any, row: Any, chosen: Any) -> Any:
+def _written(pairs: list[tuple[Any, Any]], axes: Axes, row: Any, chosen: Any) -> Any:
     old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     by_row = ("batch",)
     arrays = ((old, axes), (new, axes), (row, by_row), (chosen, by_row))

@@ -27,13 +27,13 @@ METHODS = (  # one combination a drafter
 COUPLED = [method for method in METHODS if combinations.is_coupled(method)]
 SAMPLED = "0.8"  # a temperature
 TRUNCATED = "0.8,12,0.9"  # with top-k and top-p
-MIXED = ("8x1x1", "2x2x2", "4x2x1", "1x2x4", "2x4x1", "1x4x2", "1x8x1")
-SPREAD = [f"{method}@{MIXED[i % 7]}@0" for i, method in enumerate(METHODS, 1)]
-SPREAD += [f"{method}@{MIXED[i % 7]}@{SAMPLED}" for i, method in enumerate(COUPLED, 1)]
-SPREAD += [f"{METHODS[5]}@1x2x4@0"]
+EVERY = MESHES + SPLIT_ROWS
+SPREAD = [f"{method}@{EVERY[i % 7]}@0" for i, method in enumerate(METHODS, 1)]
+SPREAD += [f"{method}@{EVERY[i % 7]}@{SAMPLED}" for i, method in enumerate(COUPLED, 1)]
+SPREAD += [f"{METHODS[2]}@2x2x2@0", f"{METHODS[8]}@1x2x4@0"]
 SPREAD += [f"{METHODS[0]}@2x4x1@{TRUNCATED}", f"{METHODS[4]}@1x8x1@{TRUNCATED}"]
-PRODUCT = [f"{method}@{mesh}@0" for method in METHODS for mesh in MESHES + SPLIT_ROWS]
-PRODUCT += [f"{method}@{mesh}@{SAMPLED}" for method in COUPLED for mesh in MESHES + SPLIT_ROWS]
+PRODUCT = [f"{method}@{mesh}@0" for method in METHODS for mesh in EVERY]
+PRODUCT += [f"{method}@{mesh}@{SAMPLED}" for method in COUPLED for mesh in EVERY]
 
 
 def found(cases: list[str], *options: str) -> list[dict]:
