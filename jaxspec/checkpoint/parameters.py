@@ -6,6 +6,7 @@
 
 import contextlib
 import functools
+import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -136,6 +137,7 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
 @contextlib.contextmanager
 def _reading(path: Path | str) -> Iterator[None]:
     """Raises CheckpointError for whatever goes wrong while parameters are read."""
+    logging.getLogger("asyncio").addFilter(_says_something_new)
     try:
         yield
     except Exception as error:  # Orbax and TensorStore raise many types, none of them documented
@@ -145,6 +147,11 @@ def _reading(path: Path | str) -> Iterator[None]:
         elif isinstance(error, MemoryError | jax.errors.JaxRuntimeError):
             reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"the parameters at {path} cannot be read: {reason}") from error
+
+
+def _says_something_new(record: logging.LogRecord) -> bool:
+    """False for the log of a task that Orbax left behind when another had failed: it would be a traceback a tensor."""
+    return "tensorstore_spec" not in record.getMessage()
 
 
 def read_shapes(path: Path | str, module: nnx.Module | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.costs import kept_speeds
@@ -72,13 +72,13 @@ def speeds_of_all(settings: Calibrate, model: Checkpoint) -> dict[str, float]:
 
 
 def show_speeds(speeds: Mapping[str, float], console: Console) -> None:
-    """Prints the methods from the fastest on, which is the default from now on."""
-    shown = Table("method", "tokens/s", "speedup", "", box=None, pad_edge=False)
+    """Prints the methods from the fastest on, with whole names, and the fastest again as the default."""
+    shown = Table(Column("method", overflow="fold"), "tokens/s", "speedup", box=None, pad_edge=False)
     ranked = sorted(speeds, key=speeds.__getitem__, reverse=True)
     for name in ranked:
-        default = "default" if name == ranked[0] else ""
-        shown.add_row(name, f"{speeds[name]:.0f}", f"{speeds[name] / speeds[REFERENCE]:.2f}", default)
+        shown.add_row(name, f"{speeds[name]:.0f}", f"{speeds[name] / speeds[REFERENCE]:.2f}")
     console.print(shown)
+    console.print(f"Default from now on: {ranked[0]}", soft_wrap=True)
 
 
 def method_of(path: Path, head: str) -> Method:

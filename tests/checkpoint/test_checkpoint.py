@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -169,8 +170,16 @@ def test_parameters_damaged(saved: Path, tmp_path: Path):
         parameters.restore(tmp_path)
 
 
+def test_tasks_that_orbax_leaves_behind_log_nothing(caplog: pytest.LogCaptureFixture):
+    """Each would be a traceback, printed whenever the task is collected."""
+    with pytest.raises(CheckpointError), parameters._reading("params"):
+        raise ValueError("torn")
+    for what in ("exception=ValueError('DATA_LOSS: ... [tensorstore_spec={}]')", "exception=ValueError('another')"):
+        logging.getLogger("asyncio").error("Task exception was never retrieved\n%s", what)
+    assert [record.args for record in caplog.records] == [("exception=ValueError('another')",)]
+
+
 def test_a_command_says_so_in_one_line(saved: Path, tmp_path: Path):
-    """By itself, since tasks that Orbax leaves behind complain for a while."""
     tear(saved, tmp_path, "manifest.ocdbt")
     options = ["--method", "plain", "--prompt", "x"]
     command = [sys.executable, "-m", "jaxspec.commands.main", "generate", "--target", str(tmp_path), *options]
