@@ -101,6 +101,7 @@ def test_places_part_the_whole() -> None:
 def test_a_workload_is_determined_by_seed_kind_and_number(kind: str) -> None:
     first, again = SOURCE.workload(1, kind, 6), SOURCE.workload(1, kind, 6)
     assert first == again != SOURCE.workload(2, kind, 6)
+    assert len(first.requests) > len(SOURCE.workload(1, kind, 0).requests), "first checks are short"
     drawn = [SOURCE.workload(seed, kind, number) for seed in range(4) for number in range(0, 60, 4)]
     for workload in drawn:
         for request in workload.requests:
