@@ -36,6 +36,16 @@ hypothesis.settings.register_profile("ci", hypothesis.settings.get_profile("loca
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def two_tree_sizes():
+    """Two sizes of verification a method where users have up to eight: each is compiled, and any two show a choice."""
+    from jaxspec.decoding import speculation  # after the import hook
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speculation, "CPU_SIZES", (4,))
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forgotten_programs():
     """No test module meets so many programs of others that the process is aborted."""

@@ -10,6 +10,7 @@ import pytest
 from jaxspec.checkpoint.loading import load
 from jaxspec.costs import round_pieces, timing
 from jaxspec.costs.round_fit import RoundPair
+from jaxspec.decoding import speculation
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.request import Request, SamplingParams
@@ -83,7 +84,8 @@ def test_a_level_is_what_a_longer_round_takes_more():
     assert 0 < level < 1e-8 and rest == 0
 
 
-def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path):
+def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(speculation, "CPU_SIZES", (1, 2))
     model = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=2))
     head = random_head(EarlyExit(), model.config.model, "float32")
     methods = {

@@ -87,6 +87,17 @@ def test_refilled_rows(method: Method, target, prompts, plain):
     assert run_refilled(speculation(method, True), target, asked, eos) == expected
 
 
+def test_every_size_of_verification_that_a_cpu_has(target, prompts, plain):
+    """A round verifies as few nodes as hold its tree; elsewhere two sizes are compiled, here each."""
+    spec = parse_method("eagle+pruned,width=3,depth=4,leaf=0.02,cost=0.1,total=12").speculation(
+        greedy=True, tree_sizes=(1, 2, 4, 6, 8, 16, 32, 64)
+    )
+    assert spec.verify_sizes == (1, 2, 4, 6, 8, 12)
+    texts, history = run(spec, target, requests(prompts, NEW))
+    assert texts == plain
+    assert history.accepted.sum() > 0, "no draft was accepted, so nothing was tested"
+
+
 @pytest.mark.parametrize("name", combinations.WITH_KEPT_BLOCKS)
 def test_a_skip_set_with_weights_of_its_own(name: str, target, prompts, plain):
     texts, history = run(speculation(parse_method(name), True), with_kept_blocks(target), requests(prompts, NEW))
