@@ -2,11 +2,11 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.papers import PAGE, ROOT, commands, needs_builtin_only, run
 from jaxspec.commands import convert, main, train
 from jaxspec.commands.console import parse
 from jaxspec.evaluate.settings import Bench, Eval, Sweep
@@ -14,17 +14,7 @@ from jaxspec.methods.method import parse_method
 from jaxspec.methods.variants import vary
 from jaxspec.report.tables import published
 
-ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs/papers.md").read_text(encoding="utf-8")
 PROGRAMS = {"jaxspec": main.COMMANDS, "jaxspec-train": train.COMMANDS, "jaxspec-convert": convert.COMMANDS}
-
-
-def commands() -> Iterator[str]:
-    """Every command, on one line."""
-    for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            if not line.startswith("#"):
-                yield " ".join(line.split())
 
 
 @pytest.mark.parametrize("command", [*commands()])
@@ -49,7 +39,7 @@ def test_a_command_is_taken(command: str):
 
 def test_every_published_table_is_on_the_page():
     """Under its paper's heading, by number."""
-    sections = dict(re.findall(r"^## (.*?) \(.*?\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+    sections = dict(re.findall(r"^## (.*?) \(.*?\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.M | re.S))
     for source in published():
         paper, _, numbers = source.partition(", Table")
         if paper == "EAGLE-3":
@@ -57,3 +47,11 @@ def test_every_published_table_is_on_the_page():
         (section,) = (text for title, text in sections.items() if title.startswith(paper))
         for number in re.findall(r"\d+", numbers):
             assert re.search(rf"Tables? (\d+(,| and| to) )*{number}\b", section), source
+
+
+def test_what_needs_the_builtin_model_only_is_run(tmp_path: Path):
+    chosen = [command for command in commands() if needs_builtin_only(command)]
+    assert "jaxspec-convert llama mistralai/Mixtral-8x7B-Instruct-v0.1 mixtral" not in chosen
+    assert len(chosen) > 30 and not any("llama-13b" in command for command in chosen)
+    assert run("jaxspec bench --target builtin --methods none", tmp_path, tmp_path / "1.txt") == 2
+    assert "Missing from jaxspec bench: --prompts" in (tmp_path / "1.txt").read_text()
