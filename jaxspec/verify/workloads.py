@@ -14,7 +14,7 @@ from jaxspec.evaluate.formats import Question
 GREEDY, SAMPLED, DISTRIBUTION = KINDS = ("greedy", "sampled", "distribution")
 SAME_SHAPE = 4  # consecutive workloads that share their programs, because compiling takes longer than decoding
 FIRST = {GREEDY: 32, SAMPLED: 32, DISTRIBUTION: 64}  # prompts of number 0, with which every method is checked once
-LATER = {GREEDY: 256, SAMPLED: 256, DISTRIBUTION: 128}  # of other numbers, which then decode as long as they compile
+LATER = {GREEDY: 512, SAMPLED: 512, DISTRIBUTION: 256}  # of other numbers, which then decode as long as they compile
 TEMPERATURES = (0.3, 0.7, 1.0, 1.0, 1.4)
 TOP_P = (1.0, 1.0, 0.95, 0.7)
 TOP_K = (0, 0, 0, 40, 5)
