@@ -49,6 +49,11 @@ def run(command: Callable[[], Any]) -> NoReturn:
     except SystemExit as exit_:
         if exit_.code and (watching := watch.running()):
             watching.leave()
+        compiling = sys.modules.get("jaxspec.host.compiling")  # whose import would load JAX
+        if exit_.code and compiling is not None and compiling.still_compiling():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(int(exit_.code))
         raise
 
 

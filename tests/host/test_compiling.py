@@ -1,5 +1,8 @@
 """Programs are compiled concurrently, and slow compilations are reported."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -33,3 +36,32 @@ def test_one_that_fails_is_heard_of():
 
     with pytest.raises(MemoryError, match="too large"):
         compile_all({"a": fails, "b": lambda: None})
+
+
+SLOW = """
+import signal
+import time
+from jaxspec.commands import console
+from jaxspec.host.compiling import compile_all
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs lack
+
+def compile_slowly():
+    print("begun", flush=True)
+    time.sleep(100)
+
+console.run(lambda: compile_all({"a": compile_slowly}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("by", "code", "says"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_command_that_is_stopped_waits_for_no_compiler(by: signal.Signals, code: int, says: str):
+    command = [sys.executable, "-c", SLOW]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None and running.stdout.readline() == "begun\n"
+        running.send_signal(by)
+        _, err = running.communicate(timeout=60)
+    assert running.returncode == code
+    assert err.splitlines()[-1] == says
