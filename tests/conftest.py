@@ -38,7 +38,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 @pytest.fixture(autouse=True, scope="session")
 def two_tree_sizes():
-    """Two sizes of verification a method where users have up to eight: each is compiled, and any two show a choice."""
+    """Verification is compiled for two tree sizes instead of up to eight: compilation takes most of a test's time."""
     from jaxspec.decoding import speculation  # after the import hook
 
     with pytest.MonkeyPatch.context() as patch:

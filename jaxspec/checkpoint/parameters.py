@@ -137,7 +137,7 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
 @contextlib.contextmanager
 def _reading(path: Path | str) -> Iterator[None]:
     """Raises CheckpointError for whatever goes wrong while parameters are read."""
-    logging.getLogger("asyncio").addFilter(_says_something_new)
+    logging.getLogger("asyncio").addFilter(_not_left_by_orbax)
     try:
         yield
     except Exception as error:  # Orbax and TensorStore raise many types, none of them documented
@@ -149,8 +149,8 @@ def _reading(path: Path | str) -> Iterator[None]:
         raise CheckpointError(f"the parameters at {path} cannot be read: {reason}") from error
 
 
-def _says_something_new(record: logging.LogRecord) -> bool:
-    """False for the log of a task that Orbax left behind when another had failed: it would be a traceback a tensor."""
+def _not_left_by_orbax(record: logging.LogRecord) -> bool:
+    """False for records of Orbax's failed background tasks: one for each parameter, each with a traceback."""
     return "tensorstore_spec" not in record.getMessage()
 
 

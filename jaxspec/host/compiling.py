@@ -23,6 +23,8 @@ def compile_all(programs: Mapping[Name, Callable[[], Any]], name: Callable[[Name
 
     What JAX compiles under, such as the precision of products, is a thread's own: each call has to set it.
 
+    If it is interrupted, it raises at once. Compilations that have begun end in the background.
+
     Args:
         name: what stderr calls a program.
     """

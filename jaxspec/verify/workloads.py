@@ -13,8 +13,8 @@ from jaxspec.evaluate.formats import Question
 
 GREEDY, SAMPLED, DISTRIBUTION = KINDS = ("greedy", "sampled", "distribution")
 SAME_SHAPE = 4  # consecutive workloads that share their programs, because compiling takes longer than decoding
-FIRST = {GREEDY: 32, SAMPLED: 32, DISTRIBUTION: 64}  # prompts of number 0, with which every method is checked once
-LATER = {GREEDY: 512, SAMPLED: 512, DISTRIBUTION: 256}  # of other numbers, which then decode as long as they compile
+FIRST_PROMPTS = {GREEDY: 32, SAMPLED: 32, DISTRIBUTION: 64}  # of number 0, a method's first check
+LATER_PROMPTS = {GREEDY: 512, SAMPLED: 512, DISTRIBUTION: 256}  # many, since each method is compiled first
 TEMPERATURES = (0.3, 0.7, 1.0, 1.0, 1.4)
 TOP_P = (1.0, 1.0, 0.95, 0.7)
 TOP_K = (0, 0, 0, 40, 5)
@@ -79,7 +79,7 @@ class Source:
 
     def workload(self, seed: int, kind: str, number: int) -> Workload:
         """The workload of this seed, kind and number."""
-        shape, prompts = self.shape(seed, kind, number), (LATER if number else FIRST)[kind]
+        shape, prompts = self.shape(seed, kind, number), (LATER_PROMPTS if number else FIRST_PROMPTS)[kind]
         draw = np.random.default_rng([seed, zlib.crc32(kind.encode()), number])
         lengths = draw.integers(1, shape.longest + 1, prompts)
         budgets = draw.integers(1 if kind != DISTRIBUTION else shape.budget // 2, shape.budget + 1, prompts)

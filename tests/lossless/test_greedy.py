@@ -88,7 +88,7 @@ def test_refilled_rows(method: Method, target, prompts, plain):
 
 
 def test_every_size_of_verification_that_a_cpu_has(target, prompts, plain):
-    """A round verifies as few nodes as hold its tree; elsewhere two sizes are compiled, here each."""
+    """Each round verifies the smallest size that holds its tree. Other tests compile two sizes."""
     spec = parse_method("eagle+pruned,width=3,depth=4,leaf=0.02,cost=0.1,total=12").speculation(
         greedy=True, tree_sizes=(1, 2, 4, 6, 8, 16, 32, 64)
     )

@@ -39,7 +39,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, little_to_compile_and_time: None) -> None:
     """Few prompts per case."""
-    for prompts in ("FIRST", "LATER"):
+    for prompts in ("FIRST_PROMPTS", "LATER_PROMPTS"):
         monkeypatch.setattr(workloads, prompts, {"greedy": 6, "sampled": 6, "distribution": 24})
     monkeypatch.setattr(workloads, "LARGEST_BATCH", 4)
     monkeypatch.setattr(explanation, "NOISE_SIZES", (4,))
