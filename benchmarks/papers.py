@@ -4,12 +4,11 @@
     python benchmarks/papers.py --folder papers
 
 They run in the folder, since some read what earlier ones wrote. What a command prints is kept there as NUMBER.txt, and
-`done.jsonl` gets a line with its time, exit code and commit. The same call goes on after the last command that
-succeeded on this commit; `--again` runs all. Exits with 1 if one fails.
+`done.jsonl` gets a line with its exit code and time. The same call resumes, without commands that succeeded; `--again`
+runs all. One folder holds one commit's run. The exit code is 1 if a command fails.
 """
 
 import argparse
-import json
 import re
 import shlex
 import subprocess
@@ -17,6 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from jaxspec.host.json_lines import LineLog
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "papers.md"
@@ -43,9 +44,8 @@ def run(command: str, folder: Path, output: Path) -> int:
     with output.open("w", encoding="utf-8") as file:
         file.write(f"$ {command}\n")
         file.flush()
-        return subprocess.run(
-            [program, *words], cwd=folder, stdout=file, stderr=subprocess.STDOUT, check=False
-        ).returncode
+        done = subprocess.run([program, *words], cwd=folder, stdout=file, stderr=subprocess.STDOUT, check=False)
+    return done.returncode
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the commands run; made if missing")
     parser.add_argument("--list", action="store_true", help="print the commands with their numbers and run none")
     parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="run these of the list")
-    parser.add_argument("--again", action="store_true", help="also run what succeeded before on this commit")
+    parser.add_argument("--again", action="store_true", help="also run what succeeded before")
     options = parser.parse_args()
     chosen = {number: command for number, command in enumerate(commands(), 1) if needs_builtin_only(command)}
     if options.only:
@@ -69,9 +69,14 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     if not (link := options.folder / "benchmarks").exists():
         link.symlink_to(ROOT / "benchmarks", target_is_directory=True)
-    log = options.folder / "done.jsonl"
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    done = {line["command"] for line in lines if line["exit_code"] == 0 and line["commit"] == commit}
+    about = {"commit": commit}
+    log = LineLog(options.folder / "done.jsonl", "the log of benchmarks/papers.py", "another --folder")
+    try:
+        lines = log.read(about)
+    except ValueError as error:
+        parser.error(str(error))
+    log.write(about, lines)
+    done = {line["command"] for line in lines if line["exit_code"] == 0}
     failed = 0
     for number, command in chosen.items():
         if command in done and not options.again:
@@ -79,9 +84,7 @@ def main() -> None:
         print(f"{time.strftime('%H:%M')} {number:3}  {command}", flush=True)
         began = time.monotonic()
         exit_code = run(command, options.folder, options.folder / f"{number}.txt")
-        line = {"command": command, "commit": commit, "exit_code": exit_code, "seconds": time.monotonic() - began}
-        with log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        log.append([{"command": command, "exit_code": exit_code, "seconds": time.monotonic() - began}])
         if exit_code:
             print(f"exit code {exit_code}: see {options.folder / f'{number}.txt'}", file=sys.stderr)
             failed += 1
