@@ -39,6 +39,11 @@ def export(source: Path, out: Path, form: Format, target: Path | None = None, ve
     heads.check_same_shape(source, config.model, goal.model)
     options = DflashOptions.from_settings(config.settings)
     arrays = head_arrays(source, config, abstract(config.model, config.settings))
+    if options.markov_rank:
+        raise CheckpointError(
+            f"the head at {source} has a Markov term (--markov-rank {options.markov_rank}), which no published format "
+            "of DFlash heads has"
+        )
     layers = _layers(config, goal)
     if form == "dflash":
         values = _official(source, options, layers, goal)

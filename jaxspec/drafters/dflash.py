@@ -4,7 +4,8 @@ The block consists of the root and mask tokens after it. In every layer its toke
 directions, and to the context. The context is keys and values of verified tokens, computed from fused features of
 several target layers. The output at a mask token predicts the token at the same position, without knowing the other
 drafted tokens. So each level of the tree has one marginal distribution, shared by all nodes of that level. Embedding
-and LM head are the target's, or the head's own.
+and LM head are the target's, or the head's own. A head may have a Markov term, which corrects the marginals for the
+token before (DSpark, arXiv:2607.05147).
 
 The context is normalised once and is the same in all layers. A layer applies only its key and value projections to it,
 without its input norm. The root has no feature yet, so it is part of the block and not of the context.
@@ -21,9 +22,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix
-from jaxspec.decoding.drafts import Drafts
-from jaxspec.decoding.tree import DraftTree, Frontier
+from jaxspec.decoding.drafts import Drafts, for_each
+from jaxspec.decoding.tree import DraftTree, Frontier, take
 from jaxspec.drafters import draft_vocabulary
+from jaxspec.drafters.markov import MarkovTerm, corrections
 from jaxspec.host.arguments import integer
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import Attend, attend_to, project
@@ -49,6 +51,7 @@ class DflashOptions:
         draft_vocabulary: mask of the tokens that it can draft, from `draft_vocabulary.to_mask`; None: all.
         own_embedding: it has its own embedding instead of the target's.
         own_head: it has its own LM head instead of the target's. A head with a draft vocabulary always has one.
+        markov_rank: rank of its Markov term; 0: it has none.
     """
 
     taps: tuple[int, ...]
@@ -57,12 +60,14 @@ class DflashOptions:
     draft_vocabulary: str | None = None
     own_embedding: bool = False
     own_head: bool = False
+    markov_rank: int = 0
 
     def __post_init__(self) -> None:
         if not self.taps:
             raise ValueError("a DFlash head reads at least one layer of its target")
         integer("block", self.block, 2, 4096)
         integer("mask_token", self.mask_token, 0)
+        integer("markov_rank", self.markov_rank, 0, 65_536)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "DflashOptions":
@@ -98,6 +103,8 @@ class DflashHead(nnx.Module):
         self.embedding = table if options.own_embedding else None
         own = draft_vocabulary.build_lm_head(width, options.draft_vocabulary, vocab, rngs, dtype)
         self.head = own if options.with_lm_head else None
+        rank, mask = options.markov_rank, options.draft_vocabulary
+        self.markov = MarkovTerm(vocab, rank, mask, rngs=rngs, dtype=dtype) if rank else None
 
 
 @chex.dataclass(frozen=True)
@@ -160,22 +167,29 @@ def draft_logits(head: DflashHead, target: Llama, hidden: Float[Array, "*B D"]) 
     return unembed(target, hidden) if head.head is None else lm_head(hidden, head.head)
 
 
-def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int) -> Drafts:
-    """The drafts after every node at depth `level`; none beyond the block."""
+def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int, token: Int[Array, "B W"]) -> Drafts:
+    """The drafts after nodes with these tokens at depth `level`; none beyond the block.
+
+    Without a Markov term they are the same after every node.
+    """
     assert state.logits is not None and state.hidden is not None, "root comes before expand"
 
     def at(values: Array) -> Array:  # past the last level, the slice is the last one
         return jax.lax.dynamic_slice_in_dim(values, level, 1, axis=1)
 
     mask, vocab = head.options.draft_vocabulary, head.config.vocab_size
-    drafts = draft_vocabulary.drafts_of(mask, vocab, at(state.logits), at(state.hidden))
+    logits, hidden = at(state.logits), at(state.hidden)
+    if head.markov is not None:
+        logits = logits + corrections(head.markov, token)
+        hidden = for_each(hidden, token.shape[1])
+    drafts = draft_vocabulary.drafts_of(mask, vocab, logits, hidden)
     return dataclasses.replace(drafts, logits=jnp.where(level < state.logits.shape[1], drafts.logits, -jnp.inf))
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Dflash(Drafter):
-    """Drafts a whole block in one pass. All nodes of a level share one marginal distribution (DFlash).
+    """Drafts a whole block in one pass. Without a Markov term, all nodes of a level share one distribution (DFlash).
 
     Attributes:
         block: most tokens of a block, the root included. The head's own limit applies too.
@@ -205,6 +219,7 @@ class Dflash(Drafter):
         block: int | None = None,
         taps: Iterable[int] | None = None,
         mask_token: int | None = None,
+        markov_rank: int = 0,
     ) -> HeadShape:
         """`LlamaConfig.bare_layers` with norms of queries and keys.
 
@@ -214,11 +229,13 @@ class Dflash(Drafter):
             taps: layers of the target whose inputs it reads, from 0; None: as in DFlash's own code.
             mask_token: id of the mask token; None: the last of the vocabulary. Any id works, because a block contains
                 no token of the text except the root, which comes first.
+            markov_rank: rank of the Markov term; 0: none, as in DFlash.
         """
         options = DflashOptions(
             taps=official_taps(target.num_layers, layers) if taps is None else tuple(taps),
             block=self.block if block is None else block,
             mask_token=target.vocab_size - 1 if mask_token is None else mask_token,
+            markov_rank=markov_rank,
         )
         return HeadShape(target.bare_layers(layers, qk_norm=True), options.settings)
 
@@ -268,9 +285,9 @@ class Dflash(Drafter):
         tokens = masked_block(head, tree.token[:, 0], width)
         hidden = run_block(head, models.target, tokens, attend, state.cache)[:, 1:]
         drafted = dataclasses.replace(state, logits=draft_logits(head, models.target, hidden), hidden=hidden)
-        return of_level(head, drafted, 0), drafted
+        return of_level(head, drafted, 0, tree.token[:, :1]), drafted
 
     def expand(
         self, models: Models, state: DflashState, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, DflashState]:
-        return of_level(models.draft, state, frontier.level), state
+        return of_level(models.draft, state, frontier.level, take(tree.token, frontier.node)), state

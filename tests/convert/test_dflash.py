@@ -1,14 +1,17 @@
 """DFlash heads imported and exported: each layout bit for bit, the meaning of its config, and refusals."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads, loading, parameters
 from jaxspec.checkpoint.heads import HeadConfig
+from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.dflash import Dflash
 from jaxspec.drafters.draft_vocabulary import ids_of
 from jaxspec.engine.head_weights import restore_head
@@ -184,6 +187,18 @@ def test_what_a_format_has_no_words_for(folder: Path):
     assert refusal.code == 2 and "reads the target's embeddings" in refusal.last
     assert not (folder / "official").exists()
     assert exported(folder, "speculators")[1]["aux_hidden_state_layer_ids"] == [0, 3]
+
+
+@pytest.mark.parametrize("form", ["dflash", "speculators"])
+def test_a_markov_term_is_not_dropped_in_silence(form: str, folder: Path):
+    config = imported(folder, write(folder / "head", weights()))
+    trained = dataclasses.replace(config, dtype="float32", settings={**config.settings, "markov_rank": 2})
+    head = Dflash().build_head(HeadShape(trained.model, trained.settings), nnx.Rngs(0))
+    (folder / "trained").mkdir()
+    heads.write_head(folder / "trained", trained, head)
+    refusal = run("export", folder / "trained", folder / "out", "--format", form, "--target", folder / "ckpt")
+    assert refusal.code == 2 and "has a Markov term (--markov-rank 2)" in refusal.last
+    assert not (folder / "out").exists()
 
 
 def refuse(folder: Path, source: Path, *args: object) -> str:

@@ -36,11 +36,11 @@ def exact_products():
         yield
 
 
-@pytest.fixture(scope="module", params=["the target's", "its own"])
+@pytest.fixture(scope="module", params=["the target's", "its own", "with a Markov term"])
 def weights(request: pytest.FixtureRequest) -> Models:
     """A target of 8 layers and a head of random weights, whose heads of attention are not the target's.
 
-    Its embedding and LM head are the target's, or its own, and then it cannot draft every token.
+    Its embedding and LM head are the target's, or its own, and then it cannot draft every token. One has a Markov term.
     """
     target = models(VOCAB, num_layers=8).target
     shape = Dflash().head_for(target.config, layers=LAYERS, block=BLOCK, taps=TAPS, mask_token=7)
@@ -48,6 +48,8 @@ def weights(request: pytest.FixtureRequest) -> Models:
     if request.param == "its own":
         mask = draft_vocabulary.to_mask(DRAFTED, VOCAB)
         settings |= {"own_embedding": True, "own_head": True, "draft_vocabulary": mask}
+    if request.param == "with a Markov term":
+        settings |= {"markov_rank": 3}
     model = dataclasses.replace(shape.model, num_heads=4, num_kv_heads=2)
     head = Dflash().build_head(HeadShape(model, settings), nnx.Rngs(1))
     keys = iter(jax.random.split(jax.random.key(2), 100))
@@ -183,31 +185,42 @@ def test_shorter_blocks(block: int, weights: Models):
         np.testing.assert_allclose(drafted.logits[row], wanted[1], atol=2e-4)
 
 
-def test_a_level_says_the_same_after_every_node_and_costs_no_pass(weights: Models):
+def test_a_level_costs_no_pass_and_says_the_same_after_every_node_but_for_the_markov_term(weights: Models):
     text, known, drafter = Text(), [5, 2], Dflash()
     state = text.observe(weights, drafter.init(weights, 2, ROWS), [0, 0], known)
     drafts, state = text.draft(weights, state, known, BLOCK)
     assert state.logits is not None and state.hidden is not None
     prefix = Prefix(token=jnp.asarray(text.tokens), length=jnp.array(known) + 1, cache=())
-    tree = trees.init_tree(jnp.zeros(2, jnp.int32), 5, None)
-    node = jnp.asarray([[1, 2], [3, 0]])
+    token = np.array([[4, 8, 15, 16, 23], [42, 4, 8, 15, 16]])
+    tree = dataclasses.replace(trees.init_tree(jnp.zeros(2, jnp.int32), 5, None), token=jnp.asarray(token))
+    node = np.array([[1, 2], [3, 0]])
 
     def expand(level: Any) -> Drafts:
-        return drafter.expand(weights, state, prefix, tree, Frontier(node=node, live=node > 0, level=level))[0]
+        frontier = Frontier(node=jnp.asarray(node), live=jnp.asarray(node > 0), level=level)
+        return drafter.expand(weights, state, prefix, tree, frontier)[0]
 
-    own = weights.draft.head is not None
+    own, params = weights.draft.head is not None, Oracle(weights).head
+    corrected = "markov.embedding" in params
     for level, found in enumerate([drafts, *(expand(jnp.asarray(level)) for level in range(1, 5))]):
-        assert found.logits.shape == (2, 1, len(DRAFTED) if own else VOCAB) and found.hidden is not None
+        width = 2 if corrected and level else 1
+        assert found.logits.shape == (2, width, len(DRAFTED) if own else VOCAB)
+        assert found.hidden is not None and found.hidden.shape[1] == width
         assert (found.token is not None) == own
         if found.token is not None:
             assert found.token[0, 0].tolist() == DRAFTED
-        if level < BLOCK - 1:
-            wanted = state.logits[:, level]
-            np.testing.assert_allclose(found.logits[:, 0], jax.nn.log_softmax(wanted) if own else wanted, atol=1e-6)
-            np.testing.assert_array_equal(found.hidden[:, 0], state.hidden[:, level])
-        else:
+        if level == BLOCK - 1 or level == BLOCK:
             assert (np.asarray(found.logits) == -np.inf).all(), "the block has no such level"
-    assert "dot_general" not in str(jax.make_jaxpr(expand)(jnp.asarray(1)))
+            continue
+        wanted = np.asarray(state.logits[:, level])[:, None]
+        if corrected:
+            before = np.take_along_axis(token, node, 1) if level else text.tokens[[0, 1], known][:, None]
+            wanted = wanted + params["markov.embedding"][before] @ params["markov.head.kernel"]
+        np.testing.assert_allclose(found.logits, jax.nn.log_softmax(wanted) if own else wanted, atol=1e-4)
+        for each in range(width):
+            np.testing.assert_array_equal(found.hidden[:, each], state.hidden[:, level])
+    # No pass: the only product is the correction's, with the LM head of its rank.
+    products = str(jax.make_jaxpr(expand)(jnp.asarray(1))).count("dot_general")
+    assert products == int(corrected)
 
 
 def test_rows_do_not_see_each_other(weights: Models):
@@ -281,6 +294,7 @@ def test_a_trained_block_bounds_what_is_drafted(tmp_path: Path):
         ({}, {"block": 1}, "block must be at least 2"),
         ({}, {"taps": []}, "at least one layer"),
         ({}, {"width": 3}, "not have the settings of a DFlash head"),
+        ({}, {"markov_rank": -1}, "markov_rank must be"),
         ({"qk_norm": False}, {}, "no norms of queries and keys"),
     ],
 )

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.drafters.dflash import Dflash as DflashDrafter
 from jaxspec.drafters.dflash import DflashHead, context_rows, fuse, masked_block
+from jaxspec.drafters.markov import corrections
 from jaxspec.model.attention import project
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.linear import linear
@@ -54,15 +55,27 @@ def train(settings: Dflash) -> DflashHead:
         heads.check_taps(settings.taps or (), config)
         if settings.mask_token is not None and not 0 <= settings.mask_token < config.vocab_size:
             raise ValueError(f"--mask-token must be from 0 to {config.vocab_size - 1}, not {settings.mask_token}")
-        shape = drafter.head_for(config, layers=settings.layers, taps=settings.taps, mask_token=settings.mask_token)
+        shape = drafter.head_for(
+            config,
+            layers=settings.layers,
+            taps=settings.taps,
+            mask_token=settings.mask_token,
+            markov_rank=settings.markov_rank,
+        )
         random = heads.built(job.target.mesh, lambda: drafter.build_head(shape, nnx.Rngs(settings.recipe.seed)))
         head = initial(job.target.target, random)
         return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
 
 
 def initial(target: Llama, random: DflashHead) -> DflashHead:
-    """A head whose final norm starts as the target's, because the target's LM head reads its output."""
-    return dict_to_module(random, {**module_to_dict(random), **copies(module_to_dict(target), {"norm": "norm"})})
+    """A head whose final norm starts as the target's, because the target's LM head reads its output.
+
+    A Markov term starts at zero.
+    """
+    params = {**module_to_dict(random), **copies(module_to_dict(target), {"norm": "norm"})}
+    if random.markov is not None:
+        params["markov.head.kernel"] = jnp.zeros_like(params["markov.head.kernel"])
+    return dict_to_module(random, params)
 
 
 def loss(
@@ -79,24 +92,25 @@ def loss(
     segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
     counted, width = jnp.asarray(batch.counted), head.options.block
     context = context_rows(head, fuse(head, taps), positions(segment))
-    levels = jnp.arange(1, width)
+    levels, pick = jnp.arange(1, width), jax.vmap(lambda row, places: row[places])
 
     @jax.checkpoint  # otherwise the logits of all blocks are kept for the gradient
     def of_chunk(blocks: Blocks) -> tuple[Array, Array, Array, Array]:
         logits = unembed(target, draft(head, target, tokens, segment, blocks.anchor, context))
         at = blocks.anchor[..., None] + levels
         inside = jnp.minimum(at, tokens.shape[1] - 1)
-        read = lambda values: jax.vmap(lambda row, places: row[places])(values, inside)
-        same = read(segment) == jax.vmap(lambda row, places: row[places])(segment, blocks.anchor)[..., None]
-        valid = blocks.real[..., None] & (at < tokens.shape[1]) & same & read(counted)
-        entropy = optax.softmax_cross_entropy_with_integer_labels(logits, read(tokens))
+        same = pick(segment, inside) == pick(segment, blocks.anchor)[..., None]
+        valid = blocks.real[..., None] & (at < tokens.shape[1]) & same & pick(counted, inside)
+        label, before = pick(tokens, inside), pick(tokens, inside - 1)
+        if head.markov is not None:
+            logits = logits + corrections(head.markov, before.reshape(before.shape[0], -1)).reshape(logits.shape)
+        entropy = optax.softmax_cross_entropy_with_integer_labels(logits, label)
         weight = jax.lax.stop_gradient(weights(objective, entropy, valid))
         if objective.goal == "cross-entropy":
             lost = entropy
         else:
-            before = jax.vmap(lambda row, places: row[places])(features, inside - 1)
-            lost = divergence(objective, logits, unembed(target, before))
-        right = valid & (logits.argmax(-1) == read(tokens))
+            lost = divergence(objective, logits, unembed(target, pick(features, inside - 1)))
+        right = valid & (logits.argmax(-1) == label)
         counts = blocks.real.sum() if objective.weighting == "d-pace" else weight.sum()
         return (weight * lost).sum(), counts.astype(jnp.float32), right.sum((0, 1)), valid.sum((0, 1))
 

@@ -215,6 +215,9 @@ class Dflash(HeadSettings):
     """Target layers, counted from 0, whose inputs the head reads. Default: as many as it has layers, spread evenly."""
     mask_token: int | None = None
     """Id of the token that stands for unknown tokens in a block. Default: the last id of the vocabulary."""
+    markov_rank: int = 0
+    """Rank of a Markov term (DSpark), which corrects each drafted token's logits by the token before it; 256 in its
+    paper. 0: none, as in DFlash. Heads with one cannot be exported."""
     recipe: conf.OmitArgPrefixes[Recipe] = Recipe(
         steps=20_000, batch_size=8, learning_rate=6e-4, weight_decay=0.01, clip=1.0
     )
@@ -222,6 +225,7 @@ class Dflash(HeadSettings):
     def __post_init__(self) -> None:
         require(self, lambda value: value >= 1, "be at least 1", "layers")
         require(self, lambda value: value >= 2, "be at least 2", "block")
+        require(self, lambda value: value >= 0, "be at least 0", "markov_rank")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

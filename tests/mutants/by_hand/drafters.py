@@ -251,6 +251,13 @@ MUTANTS = (
         "drafts.logits",
     ),
     ByHand(
+        "markov-term-of-the-root-for-every-node",
+        f"{FOLDER}/dflash.py",
+        ("tests/drafters/test_dflash.py",),
+        "take(tree.token, frontier.node)",
+        "take(tree.token, 0 * frontier.node)",
+    ),
+    ByHand(
         "dflash-official-taps-one-layer-early",
         f"{FOLDER}/dflash.py",
         ("tests/drafters/test_dflash.py::test_official_taps",),

@@ -119,6 +119,13 @@ MUTANTS = (
         "(features, inside)",
     ),
     ByHand(
+        "markov-term-learns-from-the-token-itself",
+        f"{FOLDER}/dflash.py",
+        (f"{TESTS}/test_dflash.py::test_a_markov_term_is_trained_on_the_token_before",),
+        "pick(tokens, inside - 1)",
+        "pick(tokens, inside)",
+    ),
+    ByHand(
         "dflash-levels-weigh-the-same",
         f"{FOLDER}/dflash.py",
         (f"{TESTS}/test_dflash.py::{LOSS}",),

@@ -39,8 +39,19 @@ def target() -> Llama:
 
 @pytest.fixture(scope="module")
 def head() -> DflashHead:
+    return head_of(markov_rank=0)
+
+
+@pytest.fixture(scope="module")
+def corrected() -> DflashHead:
+    """The same with a Markov term of random weights."""
+    return head_of(markov_rank=3)
+
+
+def head_of(markov_rank: int) -> DflashHead:
     drafter = Dflash(block=BLOCK)
-    return drafter.build_head(drafter.head_for(CONFIG, layers=2, mask_token=4), nnx.Rngs(1))
+    shape = drafter.head_for(CONFIG, layers=2, mask_token=4, markov_rank=markov_rank)
+    return drafter.build_head(shape, nnx.Rngs(1))
 
 
 @pytest.fixture(scope="module")
@@ -183,16 +194,41 @@ def test_given_taps_replace_the_targets_own(target, head, batch):
     assert lost(dataclasses.replace(given, taps=tuple(2 * tap + 1 for tap in taps))) != pytest.approx(lost(batch))
 
 
+def test_a_markov_term_is_trained_on_the_token_before(target, head, corrected, batch, logits):
+    """The loss with it is that of marginals to which each label's own predecessor adds its correction."""
+    params = module_to_dict(corrected)
+    term = np.asarray(params["markov.embedding"]) @ np.asarray(params["markov.head.kernel"])
+    objective = DflashObjective(anchors=ANCHORS, decay_scale=1.5)
+    found, sums = partial(dflash.loss, objective=objective)(corrected, target, batch, jax.random.key(5))
+    blocks = dflash.draw(batch.segment, batch.counted, ANCHORS, jax.random.key(5))
+    total, right = 0.0, np.zeros(BLOCK - 1)
+    for row, n in np.ndindex(2, ANCHORS):
+        anchor = int(blocks.anchor[row, n])
+        for j in range(1, BLOCK):
+            at = anchor + j
+            inside = at < LENGTH and batch.segment[row, at] == batch.segment[row, anchor]
+            if not (blocks.real[row, n] and inside and batch.counted[row, at]):
+                continue
+            said = logits[row, anchor, j - 1] + term[int(batch.tokens[row, at - 1])]
+            label = int(batch.tokens[row, at])
+            total -= np.exp(-(j - 1) / 1.5) * log_softmax(said.astype(np.float64))[label]
+            right[j - 1] += said.argmax() == label
+    assert float(found) == pytest.approx(total, rel=1e-4)
+    plain = dflash.loss(head, target, batch, jax.random.key(5), objective)[1]
+    assert float(sums["count"]) == float(plain["count"])
+    assert right.sum() > 0 and float(sums["alpha_0"]) > 0
+
+
 @pytest.mark.parametrize("weighting", ["decay", "d-pace"])
-def test_gradients_reach_every_weight(weighting, target, head, batch):
+def test_gradients_reach_every_weight(weighting, target, corrected, batch):
     objective = DflashObjective(anchors=ANCHORS, weighting=weighting)
-    slopes = jax.jit(jax.grad(lambda head: dflash.loss(head, target, batch, None, objective)[0]))(head)
+    slopes = jax.jit(jax.grad(lambda head: dflash.loss(head, target, batch, None, objective)[0]))(corrected)
     for name, slope in module_to_dict(slopes).items():
         assert np.isfinite(slope).all() and np.abs(slope).max() > 0, name
 
 
 def test_a_head_is_trained_and_used(ckpt, data):
-    options = ("--block", 4, "--layers", 2, "--anchors", 16)
+    options = ("--block", 4, "--layers", 2, "--anchors", 16, "--markov-rank", 8)
     code, err = command("dflash", "--target", ckpt, "--data", data, *QUICK, *options)
     assert code == 0, err
     settings = heads.read_head(ckpt / "heads/dflash", "dflash").settings
@@ -217,6 +253,7 @@ def test_a_head_is_trained_and_used(ckpt, data):
         (("--block", 1), "--block must be at least 2"),
         (("--anchors", 0), "--anchors must be at least 1"),
         (("--smoothing", 2), "--smoothing must be from 0 to 1"),
+        (("--markov-rank", -1), "--markov-rank must be at least 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options, words, ckpt, data, tmp_path):

@@ -1,0 +1,50 @@
+"""DFlash heads with a Markov term: nodes of a level have different drafts, and the text is the target's."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.decoding.drafter import HeadShape, Models
+from jaxspec.drafters.dflash import Dflash
+from jaxspec.methods.method import parse_method
+from tests.lossless.harness import models, requests, run, run_refilled, speculation
+
+NEW, VOCAB = 40, 23
+METHODS = ["dflash+chain,length=3", "dflash+eagle2,total=12,depth=4,width=3"]
+
+
+@pytest.fixture(scope="module")
+def target() -> Models:
+    """The harness's models; the head has a Markov term of random weights as large as the marginals."""
+    known = models(VOCAB)
+    head = known.draft[Dflash]
+    shape = HeadShape(head.config, {**head.options.settings, "markov_rank": 3})
+    random = Dflash().build_head(shape, nnx.Rngs(8))
+    return dataclasses.replace(
+        known, draft={Dflash: dict_to_module(random, {**module_to_dict(random), **module_to_dict(head)})}
+    )
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, VOCAB, size=n).tolist() for n in (1, 8, 13, 25)]
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("name", METHODS)
+def test_text_is_plain_decodings(name: str, greedy: bool, target: Models, prompts: list[list[int]]):
+    """Greedy, also in rows that are refilled, or sampled with the same seeds."""
+    spec, plain = (speculation(parse_method(each), greedy) for each in (name, "plain"))
+    asked = requests(prompts, NEW) if greedy else requests(prompts, NEW, seed=3, temperature=0.8)
+    expected, _ = run(plain, target, asked)
+    texts, history = run(spec, target, asked)
+    assert texts == expected
+    assert history.accepted.sum() > 0, "no draft was accepted, so nothing was tested"
+    if greedy:
+        each = [(3, 9), (0, NEW), (1, 1), (2, 17), (0, 5), (3, NEW)]
+        short = [request for i, budget in each for request in requests([prompts[i]], budget)]
+        assert run_refilled(spec, target, short) == [expected[i][:budget] for i, budget in each]
