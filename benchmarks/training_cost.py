@@ -1,12 +1,14 @@
-"""The cost of a training step of an early exit, compared with an EAGLE head (EESD, Table 6).
+"""The cost of a training step: an early exit beside EAGLE, Medusa and draft models (EESD, Table 6).
 
-    python benchmarks/training_cost.py flops      # compiled FLOPs at the shapes of LLaMA-2 13B; allocates no arrays
-    python benchmarks/training_cost.py seconds    # seconds on the builtin target, both steps taking turns
+    python benchmarks/training_cost.py compiled   # at the shapes of LLaMA-2 13B; allocates no arrays
+    python benchmarks/training_cost.py seconds    # on the builtin target, the steps taking turns
 
-The paper compares with Medusa and a separate 7B model (Table 6: 1.6 s a batch against 9.5 s and 15.5 s at 13B). EAGLE
-runs the whole target in a step, as Medusa does.
+`compiled` prints the operations of each step and its bytes: arguments are weights, gradients' moments and the target,
+temporaries are what the compiler adds for the step on a CPU. `draft-model` is EDD's vanilla draft model of one layer,
+and `draft-model-7b` a LLaMA-2 7B, as in the paper.
 """
 
+import dataclasses
 import functools
 import json
 import statistics
@@ -21,13 +23,14 @@ from flax import nnx
 from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import abstract
-from jaxspec.drafters import DRAFTERS, Eagle, EarlyExit
+from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.early_exit import default_first
 from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
-from jaxspec.train.methods import eagle, early_exit
+from jaxspec.train.methods import draft_model, eagle, early_exit, medusa
 from jaxspec.train.run.trainer import make_optimizer, make_step, start
-from jaxspec.train.settings.heads import EagleObjective
+from jaxspec.train.settings.heads import Distillation, EagleObjective
 from jaxspec.train.settings.recipe import Recipe
 
 LLAMA_13B = LlamaConfig(
@@ -40,30 +43,48 @@ LLAMA_13B = LlamaConfig(
     head_dim=128,
     max_length=4096,
 )
+LLAMA_7B = dataclasses.replace(
+    LLAMA_13B, hidden_size=4096, intermediate_size=11008, num_layers=32, num_heads=32, num_kv_heads=32
+)
 REPEATS = 15
 
 
 def steps(model: LlamaConfig, recipe: Recipe) -> dict[str, tuple[Any, Any, Any]]:
     """By head: the jitted step, a function that builds the head, and shapes of the part of the target that it uses."""
-    optimizer = make_optimizer(recipe)
-    shapes = {"eagle": Eagle().head_for(model), "early-exit": EarlyExit().head_for(model)}
-    losses = {"eagle": functools.partial(eagle.loss, objective=EagleObjective()), "early-exit": early_exit.loss}
-    cut = early_exit.bottom_config(model, shapes["early-exit"].settings["first"])
-    frozen = {"eagle": abstract(model), "early-exit": abstract(cut)}
-    head = lambda name: lambda: DRAFTERS[name]().build_head(shapes[name], nnx.Rngs(0))
-    return {name: (make_step(losses[name], optimizer, recipe), head(name), frozen[name]) for name in losses}
+    losses = {
+        "eagle": functools.partial(eagle.loss, objective=EagleObjective()),
+        "early-exit": early_exit.loss,
+        "medusa": functools.partial(medusa.loss, decay=0.8),
+        "draft-model": functools.partial(draft_model.loss, objective=Distillation()),
+    }
+    optimizer, found = make_optimizer(recipe), {}
+    for name, loss in losses.items():
+        drafter = DRAFTERS[name]()
+        shape = drafter.head_for(model)
+        build = lambda drafter=drafter, shape=shape: drafter.build_head(shape, nnx.Rngs(0))
+        cut = early_exit.bottom_config(model, shape.settings["first"]) if name == "early-exit" else model
+        found[name] = (make_step(loss, optimizer, recipe), build, abstract(cut))
+    return found
 
 
-def flops(batch: int = 1, length: int = 2048) -> dict[str, float]:
-    """Floating-point operations of each compiled step, from shapes alone."""
+def compiled(batch: int = 1, length: int = 2048) -> None:
+    """Prints operations and gigabytes of each compiled step, from shapes alone."""
     recipe = Recipe(steps=10, batch_size=batch, learning_rate=1e-3)
     shape: Any = lambda dtype: jax.ShapeDtypeStruct((batch, length), dtype)
     windows = Windows(tokens=shape(jnp.int32), segment=shape(jnp.int32), counted=shape(bool))
-    found = {}
-    for name, (step, head, frozen) in steps(LLAMA_13B, recipe).items():
-        state = jax.eval_shape(lambda head=head: start(head(), make_optimizer(recipe)))
-        found[name] = step.lower(state, frozen, windows).compile().cost_analysis()["flops"]
-    return found
+    every = steps(LLAMA_13B, recipe)
+    step, _, target = every["draft-model"]
+    every["draft-model-7b"] = (step, lambda: Llama(LLAMA_7B, rngs=nnx.Rngs(0)), target)
+    for name, (step, build, frozen) in every.items():
+        state = jax.eval_shape(lambda build=build: start(build(), make_optimizer(recipe)))
+        program = step.lower(state, frozen, windows).compile()
+        memory = program.memory_analysis()
+        cost = {
+            "operations": program.cost_analysis()["flops"],
+            "arguments_gb": memory.argument_size_in_bytes / 1e9,
+            "temporaries_gb": memory.temp_size_in_bytes / 1e9,
+        }
+        print(json.dumps({name: cost}), flush=True)
 
 
 def seconds(batch: int = 8) -> dict[str, float]:
@@ -74,10 +95,10 @@ def seconds(batch: int = 8) -> dict[str, float]:
     tokens = jax.random.randint(jax.random.key(0), (batch, model.max_length), 0, model.vocab_size)
     windows = Windows(tokens=tokens, segment=jnp.zeros_like(tokens), counted=jnp.ones(tokens.shape, bool))
     bottom = early_exit.load_bottom(FOLDER, target.config, default_first(model.num_layers), jnp.dtype("float32"))
-    frozen = {"eagle": target.target, "early-exit": bottom}
-    running = {}
-    for name, (step, head, _) in steps(model, recipe).items():
-        state, _ = step(start(head(), make_optimizer(recipe)), frozen[name], windows)  # compiles
+    running, frozen = {}, {}
+    for name, (step, build, _) in steps(model, recipe).items():
+        frozen[name] = bottom if name == "early-exit" else target.target
+        state, _ = step(start(build(), make_optimizer(recipe)), frozen[name], windows)  # compiles
         running[name] = (step, state)
     samples: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(REPEATS):
@@ -90,7 +111,9 @@ def seconds(batch: int = 8) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in (["flops"], ["seconds"]):
+    if sys.argv[1:] == ["compiled"]:
+        compiled()
+    elif sys.argv[1:] == ["seconds"]:
+        print(json.dumps(seconds(), indent=2))
+    else:
         sys.exit(__doc__)
-    measured = flops() if sys.argv[1] == "flops" else seconds()
-    print(json.dumps({**measured, "ratio": measured["early-exit"] / measured["eagle"]}, indent=2))
