@@ -10,16 +10,24 @@ from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.decoding.drafter import HeadShape, Models
 from jaxspec.drafters.dflash import Dflash
 from jaxspec.methods.method import parse_method
-from tests.lossless.harness import models, requests, run, run_refilled, speculation
+from tests.lossless import combinations
+from tests.lossless.harness import models, requests, run, run_refilled, speculation, with_draft_vocabulary
 
 NEW, VOCAB = 40, 23
-METHODS = ["dflash+chain,length=3", "dflash+eagle2,total=12,depth=4,width=3"]
+QUICK = ("chain,length=4", "eagle2,total=12,depth=4,width=3")
+METHODS = [
+    *(pytest.param(f"dflash+{b}", marks=() if b in QUICK else pytest.mark.soak) for b in combinations.BUILDERS),
+    pytest.param("dflash+chain,length=3+threshold,gamma=0.2", marks=pytest.mark.soak),
+    "dflash,history=2+eagle2,total=8,depth=3,width=2",
+]
 
 
-@pytest.fixture(scope="module")
-def target() -> Models:
-    """The harness's models; the head has a Markov term of random weights as large as the marginals."""
+@pytest.fixture(scope="module", params=["every token", "half of the tokens"])
+def target(request: pytest.FixtureRequest) -> Models:
+    """The harness's models; the head has a Markov term of random weights, and drafts every token or half of them."""
     known = models(VOCAB)
+    if request.param == "half of the tokens":
+        known = with_draft_vocabulary(known, range(0, VOCAB, 2))
     head = known.draft[Dflash]
     shape = HeadShape(head.config, {**head.options.settings, "markov_rank": 3})
     random = Dflash().build_head(shape, nnx.Rngs(8))

@@ -201,7 +201,7 @@ def test_a_markov_term_is_trained_on_the_token_before(target, head, corrected, b
     objective = DflashObjective(anchors=ANCHORS, decay_scale=1.5)
     found, sums = partial(dflash.loss, objective=objective)(corrected, target, batch, jax.random.key(5))
     blocks = dflash.draw(batch.segment, batch.counted, ANCHORS, jax.random.key(5))
-    total, right = 0.0, np.zeros(BLOCK - 1)
+    total, right, rows = 0.0, np.zeros(BLOCK - 1), np.zeros(BLOCK - 1)
     for row, n in np.ndindex(2, ANCHORS):
         anchor = int(blocks.anchor[row, n])
         for j in range(1, BLOCK):
@@ -213,10 +213,13 @@ def test_a_markov_term_is_trained_on_the_token_before(target, head, corrected, b
             label = int(batch.tokens[row, at])
             total -= np.exp(-(j - 1) / 1.5) * log_softmax(said.astype(np.float64))[label]
             right[j - 1] += said.argmax() == label
+            rows[j - 1] += 1
     assert float(found) == pytest.approx(total, rel=1e-4)
     plain = dflash.loss(head, target, batch, jax.random.key(5), objective)[1]
     assert float(sums["count"]) == float(plain["count"])
-    assert right.sum() > 0 and float(sums["alpha_0"]) > 0
+    assert right.sum() > 0
+    for k in range(BLOCK - 1):
+        assert float(sums[f"alpha_{k}"] / sums["count"]) == pytest.approx(right[k] / max(rows[k], 1), abs=1e-6)
 
 
 @pytest.mark.parametrize("weighting", ["decay", "d-pace"])
