@@ -3,12 +3,11 @@
     python benchmarks/training_cost.py compiled   # at the shapes of LLaMA-2 13B; allocates no arrays
     python benchmarks/training_cost.py seconds    # on the builtin target, the steps taking turns
 
-`compiled` prints the operations of each step and its bytes: arguments are weights, gradients' moments and the target,
-temporaries are what the compiler adds for the step on a CPU. `draft-model` is EDD's vanilla draft model of one layer,
-and `draft-model-7b` a LLaMA-2 7B, as in the paper.
+`compiled` prints the operations of each step and its memory: arguments are the head, the optimizer's state and the
+target, temporaries are what the compiler adds for the step on a CPU. `draft-model` is EDD's vanilla draft model of one
+layer, and `draft-model-7b` a LLaMA-2 7B, as in the paper.
 """
 
-import dataclasses
 import functools
 import json
 import statistics
@@ -27,25 +26,14 @@ from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.early_exit import default_first
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
+from jaxspec.planning.shapes import find_model
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import draft_model, eagle, early_exit, medusa
 from jaxspec.train.run.trainer import make_optimizer, make_step, start
 from jaxspec.train.settings.heads import Distillation, EagleObjective
 from jaxspec.train.settings.recipe import Recipe
 
-LLAMA_13B = LlamaConfig(
-    vocab_size=32000,
-    hidden_size=5120,
-    intermediate_size=13824,
-    num_layers=40,
-    num_heads=40,
-    num_kv_heads=40,
-    head_dim=128,
-    max_length=4096,
-)
-LLAMA_7B = dataclasses.replace(
-    LLAMA_13B, hidden_size=4096, intermediate_size=11008, num_layers=32, num_heads=32, num_kv_heads=32
-)
+LLAMA_7B, LLAMA_13B = find_model("llama-2-7b").config, find_model("llama-2-13b").config
 REPEATS = 15
 
 

@@ -38,7 +38,7 @@ class AcceptancePredictor(nnx.Module):
     ):
         def vectors() -> nnx.Param:
             start = jax.random.normal(rngs.params(), (LEVELS, target_hidden, 2), dtype)
-            return nnx.Param(start * jnp.asarray(target_hidden**-0.5, dtype), axes=("level", "embed", "label"))
+            return nnx.Param(start * target_hidden**-0.5, axes=("level", "embed", "label"))
 
         def of_draft() -> Linear:
             return Linear(rngs, (draft_hidden, 2), ("embed", "label"), bias=False, dtype=dtype)
@@ -61,10 +61,8 @@ class UnfoldedPredictor(nnx.Module):
 
     def __init__(self, target_hidden: int, draft_hidden: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
         shape = (LEVELS, target_hidden, target_hidden)
-        scale = jnp.asarray(target_hidden**-0.5, dtype)
-        self.transform = nnx.Param(
-            jax.random.normal(rngs.params(), shape, dtype) * scale, axes=("level", "input", "embed")
-        )
+        start = jax.random.normal(rngs.params(), shape, dtype) * target_hidden**-0.5
+        self.transform = nnx.Param(start, axes=("level", "input", "embed"))
         self.head = Linear(rngs, (target_hidden + draft_hidden, 2), ("embed", "label"), bias=False, dtype=dtype)
 
 
