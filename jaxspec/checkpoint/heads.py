@@ -81,9 +81,12 @@ def check_same_shape(path: Path, head: LlamaConfig, target: LlamaConfig) -> None
 
 
 def find_head(path: Path, head: str) -> Path:
-    """CKPT/heads/HEAD, or HEAD as a path. Raises CheckpointError naming the heads that are there."""
-    inside = path / "heads" / head
-    for place in (inside, Path(head).expanduser()):
+    """CKPT/heads/HEAD, or HEAD as a path. With `./` or `../` in front, as in a shell, it is only a path.
+
+    Raises CheckpointError naming the heads that are there.
+    """
+    given = Path(head).expanduser()
+    for place in [given] if head.startswith(("./", "../")) else [path / "heads" / head, given]:
         if (place / "config.json").exists():
             return place
     there = ", ".join(config_json.head_names(path)) or "none"

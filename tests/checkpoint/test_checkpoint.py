@@ -17,7 +17,7 @@ import pytest
 from flax import nnx
 from transformers import AutoTokenizer
 
-from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.checkpoint import config_json, heads, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.loading import load_tokenizer
 from jaxspec.model import kv_cache
@@ -270,3 +270,13 @@ def test_a_generic_tokenizer_is_what_autotokenizer_makes_of_it(said: str, tmp_pa
     assert type(ours) is type(theirs) and repr(ours) == repr(theirs)
     assert ours.chat_template == theirs.chat_template
     assert ours("abc é")["input_ids"] == theirs("abc é")["input_ids"]
+
+
+def test_a_path_is_not_taken_for_the_head_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`vdm` is the checkpoint's own head, and `./vdm` the one in the working directory."""
+    for folder in (tmp_path / "ckpt" / "heads" / "vdm", tmp_path / "vdm"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    assert heads.find_head(Path("ckpt"), "vdm") == Path("ckpt/heads/vdm")
+    assert heads.find_head(Path("ckpt"), "./vdm") == Path("vdm")
