@@ -27,11 +27,11 @@ def test_it_is_small_and_says_what_it_is(model):
     sizes = {path: path.stat().st_size / 10**6 for path in FOLDER.rglob("*") if path.is_file()}
     heads = sum(size for path, size in sizes.items() if FOLDER / "heads" in path.parents)
     assert heads < HEADS and sum(sizes.values()) - heads < MODEL
-    assert model.heads == ("eagle", "eagle3", "early-exit", "edd", "layer-skip", "medusa", "vdm")
+    assert model.heads == ("dflash", "eagle", "eagle3", "early-exit", "edd", "layer-skip", "medusa", "vdm")
     assert model.config.dtype == "bfloat16"
     assert model.config.model.max_length >= 512
     card = (FOLDER / "README.md").read_text()
-    heads = ("eagle", "eagle3", "early-exit", "calibrator", "edd", "medusa", "draft-model", "skip-search")
+    heads = ("eagle", "eagle3", "dflash", "early-exit", "calibrator", "edd", "medusa", "draft-model", "skip-search")
     commands = [f"jaxspec-train {name}" for name in ("lm", "generate", *heads)]
     for line in (*commands, "--seed", "Python Software Foundation"):
         assert line in card
@@ -58,6 +58,7 @@ def plain(model, prompts):
     ("method", "tau"),
     [
         ("eagle+chain", 1.7),
+        ("dflash", 1.9),
         ("early-exit+chain+cali-ts", 1.8),
         pytest.param("eagle3+chain", 1.6, marks=pytest.mark.soak),
         pytest.param("edd+chain", 1.7, marks=pytest.mark.soak),
@@ -74,7 +75,7 @@ def test_the_head_drafts_what_the_target_says(model, prompts, plain, method, tau
 
 
 @pytest.mark.parametrize(
-    "method", ["eagle", "eagle3", "early-exit+cali-ts", "edd", "layer-skip", "medusa", "draft-model@vdm"]
+    "method", ["dflash", "eagle", "eagle3", "early-exit+cali-ts", "edd", "layer-skip", "medusa", "draft-model@vdm"]
 )
 def test_every_head_is_whole(model, method):
     engine = jaxspec.Engine(model, method)
@@ -92,7 +93,7 @@ def test_generate_names_it_like_any_other(monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert exit_.value.code == 0
     assert len(json.loads(out)["tokens"]) == 8
-    assert "method: eagle+" in err
+    assert "method: dflash," in err
 
 
 def test_demo_shows_a_text_and_a_table(monkeypatch, capsys):

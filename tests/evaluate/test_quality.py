@@ -93,10 +93,10 @@ def test_all_methods_of_a_checkpoint():
     found = all_methods(FOLDER)
     parsed = [parse_method(name) for name in found]
     assert found[0] == "plain" and len(set(found)) == len(found)
-    assert {"eagle+chain,length=5", "draft-model@vdm+chain,length=5", "eagle+pruned", "eagle,history=5+chain"} <= set(
+    assert {"eagle+chain,length=5", "draft-model@vdm+chain,length=5", "dflash+pruned", "dflash,history=5+chain"} <= set(
         found
     )
-    assert "early-exit+chain+cali-ts" in found and "eagle+chain+cali-ts" not in found  # which has no predictor
+    assert "early-exit+chain+cali-ts" in found and "dflash+chain+cali-ts" not in found  # which has no predictor
     assert {type(method.builder).__name__ for method in parsed} >= {"Chain", "Static", "Eagle2", "Cape", "Budgeted"}
 
 
