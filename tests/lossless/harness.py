@@ -103,6 +103,15 @@ def dflash_head(target: Llama) -> DflashHead:
     return dict_to_module(head, params)
 
 
+def with_markov_term(known: Models) -> Models:
+    """The same models, but a DFlash head with a random Markov term: nodes of a level have different drafts."""
+    head = known.draft[Dflash]
+    shape = HeadShape(head.config, {**head.options.settings, "markov_rank": 3})
+    random = Dflash().build_head(shape, nnx.Rngs(8))
+    corrected = dict_to_module(random, {**module_to_dict(random), **module_to_dict(head)})
+    return dataclasses.replace(known, draft={**known.draft, Dflash: corrected})
+
+
 def eagle_head(config: LlamaConfig) -> EagleHead:
     """A head that predicts the feature of a token to be near its embedding, as a shallow random target's is."""
     head = jax.tree.map(lambda x: 0.25 * x, EagleHead(config, rngs=nnx.Rngs(2), bias=True))

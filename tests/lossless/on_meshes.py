@@ -18,12 +18,12 @@ from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel, placement
 from jaxspec.model.llama import Llama
 from jaxspec.model.mesh import make_mesh, split
-from tests.lossless.harness import decoded, models, requests, speculation, weights
+from tests.lossless.harness import decoded, models, requests, speculation, weights, with_markov_term
 
 NEW = 20
 ROWS = 64
 PROMPTS = [np.random.default_rng(0).integers(0, 24, size=n).tolist() for n in (1, 8, 13, 25, 2, 3, 5, 9)]
-EVERYTHING = models(vocab_size=24, num_heads=4, num_kv_heads=2)
+EVERYTHING = with_markov_term(models(vocab_size=24, num_heads=4, num_kv_heads=2))
 placement.REPLICATED_BELOW = 0  # these heads are tiny, and are to be cut all the same
 
 

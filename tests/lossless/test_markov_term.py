@@ -1,17 +1,20 @@
 """DFlash heads with a Markov term: nodes of a level have different drafts, and the text is the target's."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from flax import nnx
 
-from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.decoding.drafter import HeadShape, Models
-from jaxspec.drafters.dflash import Dflash
+from jaxspec.decoding.drafter import Models
 from jaxspec.methods.method import parse_method
 from tests.lossless import combinations
-from tests.lossless.harness import models, requests, run, run_refilled, speculation, with_draft_vocabulary
+from tests.lossless.harness import (
+    models,
+    requests,
+    run,
+    run_refilled,
+    speculation,
+    with_draft_vocabulary,
+    with_markov_term,
+)
 
 NEW, VOCAB = 40, 23
 QUICK = ("chain,length=4", "eagle2,total=12,depth=4,width=3")
@@ -28,12 +31,7 @@ def target(request: pytest.FixtureRequest) -> Models:
     known = models(VOCAB)
     if request.param == "half of the tokens":
         known = with_draft_vocabulary(known, range(0, VOCAB, 2))
-    head = known.draft[Dflash]
-    shape = HeadShape(head.config, {**head.options.settings, "markov_rank": 3})
-    random = Dflash().build_head(shape, nnx.Rngs(8))
-    return dataclasses.replace(
-        known, draft={Dflash: dict_to_module(random, {**module_to_dict(random), **module_to_dict(head)})}
-    )
+    return with_markov_term(known)
 
 
 @pytest.fixture(scope="module")
