@@ -1,12 +1,15 @@
 """The method of a checkpoint where none is named. Nothing is measured for it."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.costs import kept_speeds
 from jaxspec.costs.calibration import how_run
+from jaxspec.engine.head_weights import fitted
 from jaxspec.host.processes import of_first
 from jaxspec.methods.method import Method, default_method, parse_method
 
@@ -54,4 +57,7 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
     found = of_first(kept)
     if "fastest" in found:
         return Default(parse_method(found["fastest"]), "the fastest by `jaxspec calibrate --all`")
-    return Default(default_method(heads), f"first in the order of preference; {found['missing']}")
+    method = default_method(heads)
+    with contextlib.suppress(CheckpointError):  # loading the head says what is wrong with it
+        method = fitted(path, method)
+    return Default(method, f"first in the order of preference; {found['missing']}")

@@ -148,6 +148,22 @@ def drafter_of(path: Path, head: str) -> Drafter:
     return DRAFTERS[name]()
 
 
+def fitted(path: Path, method: Method) -> Method:
+    """The method with settings reduced to what its head allows. It reads the head's shape, but no weights.
+
+    Args:
+        path: the checkpoint.
+
+    Raises:
+        CheckpointError: there is no such head, or it is for another drafter or target.
+    """
+    if method.head is None:
+        return method
+    target = config_json.read_config(path).model
+    shape = read_shape(find_head(path, method.head), method.drafter, target)
+    return method.fitted(nnx.eval_shape(lambda: method.drafter.build_head(shape, nnx.Rngs(0))))
+
+
 def head_config(drafter: Drafter, shape: HeadShape, target: CheckpointConfig, dtype: str | None = None) -> HeadConfig:
     """The `config.json` of a head of this shape. `dtype` is that of its parameters; None for a head without any."""
     kinds = (target.dtype, target.source_dtype) if dtype is None else (dtype, dtype)

@@ -9,8 +9,8 @@ from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.controllers.acceptance_predictor import FOLDER
-from jaxspec.engine.head_weights import drafter_of
-from jaxspec.methods.method import HISTORY, default_method
+from jaxspec.engine.head_weights import drafter_of, fitted
+from jaxspec.methods.method import HISTORY, default_method, parse_method
 
 ALL = "all"
 CHAIN = "chain,length=5"
@@ -28,11 +28,15 @@ def all_methods(target: Path) -> tuple[str, ...]:
 
     Each head and prompt lookup run as a chain. The best head also runs with every other builder, with every
     controller, with history beside it, and as a shorter and a longer chain. Heads with an acceptance predictor also run
-    with `beta-ts` and `cali-ts`. Unusable heads are left out.
+    with `beta-ts` and `cali-ts`. Unusable heads are left out. Of methods that are the same for a head, because it
+    drafts blocks of limited length, only the first is listed.
     """
     unusable = unusable_heads(target)
     heads = tuple(head for head in config_json.head_names(target) if head not in unusable)
-    return tuple(dict.fromkeys(_methods(target, heads)))
+    first: dict[str, str] = {}
+    for name in _methods(target, heads):
+        first.setdefault(str(fitted(target, parse_method(name))), name)
+    return tuple(first.values())
 
 
 def unusable_heads(target: Path) -> dict[str, str]:

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.checksums import NAME as CHECKSUMS
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.commands import methods as methods_command
 from jaxspec.commands.settings import Methods
 from jaxspec.costs import kept_speeds
 from jaxspec.costs.calibration import how_run
-from jaxspec.engine.default_method import default_of
+from jaxspec.engine.default_method import default_at, default_of
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import calibrate
 from jaxspec.evaluate.settings import Calibrate
@@ -78,6 +80,21 @@ def test_otherwise_the_order_of_preference_holds(model, capsys):
     assert "`jaxspec calibrate --all --batch-size 8`" in capsys.readouterr().err
     (model.path / CHECKSUMS).write_text("of other weights, which other drafts of would be accepted\n")
     assert str(default_of(model).method) == preferred
+
+
+def test_the_default_is_reduced_to_what_its_head_allows():
+    found = default_at(locate("builtin"), ("dflash",), dtype="float32", device="another")
+    assert str(found.method) == "dflash,block=6+chain,length=5+fixed"
+
+
+def test_a_default_head_that_cannot_be_read_is_said_when_it_is_loaded(model):
+    folder = model.path / "heads" / "dflash"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{")
+    found = default_at(model.path, ("dflash",), dtype="float32", device="another")
+    assert found.method == parse_method("dflash")
+    with pytest.raises(CheckpointError, match="dflash"):
+        Engine(model, found.method)
 
 
 @pytest.mark.parametrize(

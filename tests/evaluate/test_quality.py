@@ -96,6 +96,7 @@ def test_all_methods_of_a_checkpoint():
     assert {"eagle+chain,length=5", "draft-model@vdm+chain,length=5", "dflash+pruned", "dflash,history=5+chain"} <= set(
         found
     )
+    assert "dflash+chain,length=2" in found and "dflash+chain,length=8" not in found  # its blocks hold five drafts
     assert "early-exit+chain+cali-ts" in found and "dflash+chain+cali-ts" not in found  # which has no predictor
     assert {type(method.builder).__name__ for method in parsed} >= {"Chain", "Static", "Eagle2", "Cape", "Budgeted"}
 
