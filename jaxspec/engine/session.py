@@ -17,6 +17,7 @@ from jaxspec.decoding.prefill_buckets import rows_refilled, shapes
 from jaxspec.decoding.request import Request
 from jaxspec.engine.program import Program
 from jaxspec.engine.prompt_memory import PromptMemory
+from jaxspec.host import compilation_cache
 from jaxspec.host.processes import fetch, put_like
 
 UNLIMITED = 2**30
@@ -69,6 +70,7 @@ class Session:
             later: requests that may refill a row; the first cache has room for each of them.
             memory: for a single request, the stored prefix of the last prompt; it is updated with this prompt.
         """
+        compilation_cache.make_room_for_more()
         self.model, self.program = model, program
         with model.context():
             chunk, self.rows = shapes(program.spec, requests)

@@ -1,6 +1,8 @@
 """Compiled programs: stored on disk between runs, and freed in memory when they take too much."""
 
+import functools
 import gc
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from jaxspec.host.environment import cache_folder
 
 _MAPS = Path("/proc/self/maps")  # on Linux: a line for each piece of mapped memory
 _MOST_MAPS = Path("/proc/sys/vm/max_map_count")
+_COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event, also after reading a program from disk
 
 
 def keep_compilations() -> Path | None:
@@ -38,3 +41,28 @@ def make_room(share: float = 0.9) -> None:
     if _MAPS.read_bytes().count(b"\n") > share * int(_MOST_MAPS.read_text()):
         jax.clear_caches()
         gc.collect()
+
+
+def make_room_for_more() -> None:
+    """`make_room` if anything was compiled since the last call; otherwise it costs nothing. Call it before decoding.
+
+    It leaves room for some programs that are compiled before the next call.
+    """
+    compiled = _compiled()
+    if compiled.is_set():
+        compiled.clear()
+        make_room(0.75)
+
+
+@functools.cache
+def _compiled() -> threading.Event:
+    """An event that is set, and set again whenever JAX compiles a program."""
+    compiled = threading.Event()
+    compiled.set()
+
+    def listen(event: str, duration_secs: float, **about: str | int) -> None:
+        if event == _COMPILED:
+            compiled.set()
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return compiled

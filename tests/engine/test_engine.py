@@ -1,6 +1,7 @@
 """The engine as a user sees it: prompts in, text out, errors in one sentence."""
 
 import dataclasses
+import sys
 from typing import Any, ClassVar, final
 
 import jax
@@ -16,7 +17,9 @@ from jaxspec.convert import llama
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Committed
 from jaxspec.drafters.ngram import Ngram
+from jaxspec.engine.program import LOOP
 from jaxspec.engine.requests import requests_of
+from jaxspec.host import compilation_cache
 from jaxspec.model.llama import unembed
 from jaxspec.train.run.packed import hidden_states
 from tests import checkpoints, hf_models
@@ -310,7 +313,21 @@ def test_a_second_prompt_in_the_same_bucket_compiles_nothing(engine):
         engine.generate("a prompt that needs a larger bucket, because it is long", max_new_tokens=90)
         assert compiled, "the listener hears nothing"
     finally:
-        jax.monitoring.clear_event_listeners()
+        jax.monitoring.unregister_event_duration_listener(count)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit, or none that can be read")
+def test_programs_in_memory_are_limited(engine, tmp_path, monkeypatch):
+    """Each takes hundreds of a process's memory maps, and a process that asks for too many is aborted."""
+    before = engine.generate("abcabc", max_new_tokens=20)[0].tokens
+    (limit := tmp_path / "max_map_count").write_text("1")
+    monkeypatch.setattr(compilation_cache, "_MOST_MAPS", limit)
+    jax.jit(lambda x: x + 1)(jnp.ones(3))  # maps are counted again when something was compiled
+    assert LOOP.here._cache_size() > 0
+    session = engine.session(requests_of(engine.model, ["abcabc"], max_new_tokens=20))
+    assert LOOP.here._cache_size() == 0
+    session.advance()
+    assert engine.generate("abcabc", max_new_tokens=20)[0].tokens == before
 
 
 def test_warmup_compiles_ahead(model):
@@ -323,7 +340,7 @@ def test_warmup_compiles_ahead(model):
         fresh.generate("abcabc", max_new_tokens=20)
         assert compiled == []
     finally:
-        jax.monitoring.clear_event_listeners()
+        jax.monitoring.unregister_event_duration_listener(count)
     with pytest.raises(ValueError, match="exceeds the 256 positions"):
         fresh.warmup(max_prompt_tokens=200)
 

@@ -1,4 +1,4 @@
-"""A program that runs commands and breaks each of them off at a chosen write.
+"""A program that runs commands and breaks each of them off at a chosen write, or after a chosen time.
 
 It imports what the commands need once, and runs each of them in a process that it forks. Whatever Python writes below a
 folder it tells an audit hook of before it is done: files opened for writing, folders made, things renamed or removed.
@@ -17,15 +17,23 @@ import os
 import signal
 import sys
 import tempfile
+import threading
+import time
 import traceback
 import warnings
 from pathlib import Path
 from typing import Any, Literal
 
-How = Literal["never", "kill", "full", "read-only"]
+How = Literal["never", "kill", "kill after", "full", "read-only"]
 READY = "ready"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-NEEDED = ("jaxspec.convert.llama", "jaxspec.evaluate.bench", "jaxspec.evaluate.evaluation", "jaxspec.train.run.heads")
+NEEDED = (
+    "jaxspec.convert.llama",
+    "jaxspec.evaluate.bench",
+    "jaxspec.evaluate.evaluation",
+    "jaxspec.train.methods.skip_search",
+    "jaxspec.train.run.heads",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +43,8 @@ class Order:
     Attributes:
         command: the program and its arguments.
         below: the folder whose writes count.
-        how: what happens at the n-th write.
+        how: what happens at the n-th write; "kill after": after so many milliseconds, wherever it is.
+        at: n, or the milliseconds.
     """
 
     command: list[str]
@@ -46,10 +55,11 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a command ended: its exit code (-9: killed), the writes that it began, and what it said on stderr."""
+    """How a command ended: its exit code (-9: killed), the writes that it began, seconds, and its stderr."""
 
     code: int
     writes: int
+    seconds: float
     err: str
 
 
@@ -68,15 +78,21 @@ def follow(order: Order) -> Ended:
     with tempfile.TemporaryDirectory() as folder:
         said, counted = Path(folder, "err"), Path(folder, "writes")
         counted.write_text("")
+        began = time.perf_counter()
         if (child := os.fork()) == 0:
             code = 70
             try:
                 code = run(order, said, counted)
             finally:
                 os._exit(code)
+        timer = threading.Timer(order.at / 1000, os.kill, (child, signal.SIGKILL))
+        if order.how == "kill after":
+            timer.start()
         _, status = os.waitpid(child, 0)
+        timer.cancel()
+        seconds = time.perf_counter() - began
         err = said.read_text(errors="replace") if said.exists() else ""
-        return Ended(os.waitstatus_to_exitcode(status), len(counted.read_text()), err)
+        return Ended(os.waitstatus_to_exitcode(status), len(counted.read_text()), seconds, err)
 
 
 def run(order: Order, said: Path, counted: Path) -> int:

@@ -1,8 +1,9 @@
-"""Commands that are killed at each of their writes, or meet a full disk; see `at_writes`."""
+"""Commands that are killed at each of their writes or at random moments, or meet a full disk; see `at_writes`."""
 
 import contextlib
 import dataclasses
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -80,21 +81,47 @@ def made(place: Path, work: Work) -> set[str]:
 
 def survives_every_kill(work: Work, breaker: Breaker, tmp_path: Path, steps: Sequence[int] | None = None) -> None:
     """Kills the command at each of its writes, or at these, and gives it again."""
-    place = tmp_path / "place"
+
+    def kills(undisturbed: Ended) -> Iterator[tuple[How, int]]:
+        assert undisturbed.writes > 3
+        for at in steps or range(1, undisturbed.writes + 1):
+            yield "kill", at
+
+    assert set(_survives(work, breaker, tmp_path, kills)) == {-9}
+
+
+def survives_random_kills(work: Work, breaker: Breaker, tmp_path: Path, count: int) -> None:
+    """Kills the command at random moments, and gives it again."""
+    moments = random.Random(work.out)
+
+    def kills(undisturbed: Ended) -> Iterator[tuple[How, int]]:
+        for _ in range(count):
+            yield "kill after", int(1000 * undisturbed.seconds * moments.random())
+
+    codes = _survives(work, breaker, tmp_path, kills)
+    assert set(codes) <= {-9, 0} and codes.count(-9) > count // 2, codes  # a run may be faster than the first
+
+
+def _survives(
+    work: Work, breaker: Breaker, tmp_path: Path, kills: Callable[[Ended], Iterator[tuple[How, int]]]
+) -> list[int]:
+    """Breaks the command off in each of these ways, gives it again, and compares. Returns the first runs' codes."""
+    place, codes = tmp_path / "place", []
     undisturbed = breaker.follow(work.order(work.fresh(place)))
     assert undisturbed.code == 0, undisturbed.err
     expected, result = made(place, work), work.result(place)
-    assert undisturbed.writes > 3 and any(name.startswith(work.out) for name in expected), expected
-    for at in steps or range(1, undisturbed.writes + 1):
-        killed = breaker.follow(work.order(work.fresh(place), "kill", at))
-        assert killed.code == -9, (at, killed.err)
+    assert any(name.startswith(work.out) for name in expected), expected
+    for how, at in kills(undisturbed):
+        killed = breaker.follow(work.order(work.fresh(place), how, at))
+        codes.append(killed.code)
         whole = {name for name in made(place, work) if name.startswith(work.out) and "/." not in name}
-        assert whole in (set(), {name for name in expected if name.startswith(work.out)}), at
+        assert whole in (set(), {name for name in expected if name.startswith(work.out)}), (at, killed)
         again = breaker.follow(work.order(place))
         done = again.code == 2 and "exists already" in again.err  # it was killed after the last of the work
         assert again.code == 0 or (whole and done), (at, again.err)
         assert made(place, work) == expected, (at, "something is missing, or was left behind")
         assert work.result(place) == result, at
+    return codes
 
 
 def refuses(work: Work, breaker: Breaker, tmp_path: Path, how: How, steps: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Long runs are killed at many of their writes, and meet a full disk and one that can only be read.
+"""Long runs are killed at many of their writes and at random moments, and meet a full or a read-only disk.
 
 The same command, given again, ends with what an undisturbed run ends with.
 """
@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.evaluate.tiny import checkpoint, prompts
-from tests.host.breaking import Breaker, Work, refuses, survives_every_kill, writes_of
+from tests.host.breaking import Breaker, Work, refuses, survives_every_kill, survives_random_kills, writes_of
 
 pytestmark = pytest.mark.soak  # minutes: every run compiles its programs anew, or reads them from the cache
 KILLS = 24  # at most so many of a command's writes; a run of training has about a hundred
+MOMENTS = 10
 ANSWERS, RESULTS = "answers.jsonl", "results.json"
 
 
@@ -22,6 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint, questions and text to train on."""
     folder = tmp_path_factory.mktemp("broken-off")
     checkpoint(folder / "ckpt")
+    checkpoint(folder / "deep", num_layers=4)
     prompts(folder / "questions.jsonl", [{"prompt": f"def f{i}("} for i in range(3)])
     (folder / "text.py").write_text("def f(x):\n    return x + 1\n\n\n" * 40)
     return folder
@@ -63,7 +65,18 @@ def training(folder: Path) -> Work:
     return Work(folder, ("jaxspec-train", "medusa", *about, *how), "head", ("cache/", "head.run/"), result=losses)
 
 
-@pytest.fixture(params=[evaluation, bench, calibration, training], ids=lambda made: made.__name__)
+def search(folder: Path) -> Work:
+    """Trials are counted, not compared: their speedups come from times that each run measures."""
+    about = ("--target", "FOLDER/deep", "--data", "FOLDER/text.py", "--out", "FOLDER/set", "--trials", "3")
+    how = ("--samples", "2", "--prompt-tokens", "6", "--max-new-tokens", "8", "--method", "layer-skip+chain,length=2")
+
+    def trials(place: Path) -> int:
+        return len((place / "set.run/trials.jsonl").read_text().splitlines())
+
+    return Work(folder, ("jaxspec-train", "skip-search", *about, *how), "set", ("cache/", "set.run/"), result=trials)
+
+
+@pytest.fixture(params=[evaluation, bench, calibration, training, search], ids=lambda made: made.__name__)
 def work(request: pytest.FixtureRequest, folder: Path) -> Work:
     return request.param(folder)
 
@@ -73,7 +86,11 @@ def test_killed(breaker: Breaker, work: Work, tmp_path: Path):
     survives_every_kill(work, breaker, tmp_path, range(1, count + 1, -(-count // KILLS)))
 
 
-@pytest.mark.parametrize("work", [evaluation, bench, training], indirect=True, ids=lambda made: made.__name__)
+def test_killed_at_any_moment(breaker: Breaker, work: Work, tmp_path: Path):
+    survives_random_kills(work, breaker, tmp_path, MOMENTS)
+
+
+@pytest.mark.parametrize("work", [evaluation, bench, training, search], indirect=True, ids=lambda made: made.__name__)
 def test_a_disk_that_takes_nothing(breaker: Breaker, work: Work, tmp_path: Path):
     count = writes_of(work, breaker, tmp_path)
     refuses(work, breaker, tmp_path, "full", (1, count // 2, count - 1))

@@ -19,3 +19,17 @@ def test_programs_are_let_go_of_where_they_take_too_much_and_only_there():
     compilation_cache.make_room(0.0)
     assert double._cache_size() == 0
     assert double(jnp.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_maps_are_counted_only_after_something_was_compiled(monkeypatch: pytest.MonkeyPatch):
+    shares = []
+    monkeypatch.setattr(compilation_cache, "make_room", shares.append)
+    compilation_cache.make_room_for_more()
+    shares.clear()
+    compilation_cache.make_room_for_more()
+    assert shares == []
+    double: Any = jax.jit(lambda x: 2 * x)
+    double(jnp.ones(3))
+    compilation_cache.make_room_for_more()
+    compilation_cache.make_room_for_more()
+    assert shares == [0.75]

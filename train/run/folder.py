@@ -98,7 +98,8 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
         return
     file = folder / "settings.json"
     settings = json.loads(json.dumps(settings))
-    if folder.exists() and not file.exists() and any(folder.iterdir()):
+    unfinished = set(folder.glob(f".{file.name}.*.part"))  # of a run that was killed while it wrote its settings
+    if folder.exists() and not file.exists() and not unfinished.issuperset(folder.iterdir()):
         raise ValueError(f"{folder} exists and is not the folder of a run; name another with --run")
     if file.exists() and run.started:
         _check_same(file, settings)

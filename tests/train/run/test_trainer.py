@@ -211,6 +211,13 @@ def test_a_run_is_of_one_command(packed, tmp_path):
     assert (tmp_path / "other/file").exists()
 
 
+def test_a_run_that_was_killed_while_it_wrote_its_settings_begins_anew(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/.settings.json.host.1.01234567.part").touch()
+    with open_run(tmp_path / "run", {"--seed": 1}) as run:
+        assert [path.name for path in run.folder.iterdir()] == ["settings.json"]
+
+
 def test_a_bar_on_a_terminal(monkeypatch, tmp_path):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
