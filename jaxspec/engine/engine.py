@@ -50,7 +50,8 @@ class Engine:
         costs: costs of drafting and verification on this device, for methods that need them and do not set them.
             `Engine.calibrated` measures them.
 
-    A program is compiled when its shape is first used, and kept in the user's cache folder. `warmup` compiles early.
+    A program is compiled when its shape is first used, and kept in memory and in the user's cache folder. `warmup`
+    compiles early.
 
     Raises:
         ValueError: there is no such method, or it needs costs.

@@ -91,15 +91,16 @@ def survives_every_kill(work: Work, breaker: Breaker, tmp_path: Path, steps: Seq
 
 
 def survives_random_kills(work: Work, breaker: Breaker, tmp_path: Path, count: int) -> None:
-    """Kills the command at random moments, and gives it again."""
+    """Kills the command at random moments, and gives it again. Some runs may be faster, and end before that."""
     moments = random.Random(work.out)
+    seconds = min(breaker.follow(work.order(work.fresh(tmp_path / "place"))).seconds for _ in range(2))
 
     def kills(undisturbed: Ended) -> Iterator[tuple[How, int]]:
         for _ in range(count):
-            yield "kill after", int(1000 * undisturbed.seconds * moments.random())
+            yield "kill after", int(1000 * min(seconds, undisturbed.seconds) * moments.random())
 
     codes = _survives(work, breaker, tmp_path, kills)
-    assert set(codes) <= {-9, 0} and codes.count(-9) > count // 2, codes  # a run may be faster than the first
+    assert set(codes) <= {-9, 0} and codes.count(-9) > count // 3, codes
 
 
 def _survives(
