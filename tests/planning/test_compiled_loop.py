@@ -104,7 +104,9 @@ def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
     for phase, work in ((phase, work) for phase, work in works.items() if work.collectives):
         ours = [each for each in sent.get(phase, ()) if _is_of_rows(each)]
         total = lambda messages: sum(each.count for each in messages)
-        assert total(ours) == total(work.collectives), phase
+        sizes = lambda messages: sum(each.count * each.bytes for each in messages)
+        if total(ours) != total(work.collectives):  # XLA sends two messages that do not depend on each other as one
+            assert total(ours) < total(work.collectives) and sizes(ours) == sizes(work.collectives), phase
         widest = max(each.bytes for each in work.collectives)
         assert max(each.bytes for each in ours) <= 2 * widest, phase  # where XLA widens it to float32
     # What is left are the logits of a drafted level, and the largest of logits.
