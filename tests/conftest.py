@@ -52,7 +52,7 @@ def two_tree_sizes():
 def forgotten_programs():
     """A process that compiles for many tests does not run out of memory maps, which would abort it.
 
-    Some tests take 2,500 of the 65,530 maps. Counting them takes tens of milliseconds, hence only after every tenth.
+    A loop takes up to 2,500 of the 65,530 maps. Counting them takes tens of milliseconds, hence only after every tenth.
     """
     yield
     if next(TESTS) % 10 == 0:

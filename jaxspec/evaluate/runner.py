@@ -155,7 +155,6 @@ def measure(
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
     """Decodes a batch and records its trees. Repeats this if any process compiled something, because the times then
     include compilation."""
-    compilation_cache.make_room()
     with compilations() as compiled:
         found = engine.run(requests, learnt=learnt, record=True)
     return engine.run(requests, learnt=learnt, record=True) if largest(float(len(compiled))) else found

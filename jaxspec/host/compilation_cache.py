@@ -44,14 +44,11 @@ def make_room(share: float = 0.9) -> None:
 
 
 def make_room_for_more() -> None:
-    """`make_room` if anything was compiled since the last call; otherwise it costs nothing. Call it before decoding.
-
-    It leaves room for some programs that are compiled before the next call.
-    """
+    """`make_room` if anything was compiled since the last call; otherwise it costs nothing. Call it before decoding."""
     compiled = _compiled()
     if compiled.is_set():
         compiled.clear()
-        make_room(0.75)
+        make_room()
 
 
 @functools.cache
