@@ -9,7 +9,7 @@ pass: resident memory, whose growth is the slope of a line through the last two 
 compiled; and open files and threads.
 
 It exits with 1 if memory grows by more than 10 MB per thousand calls, anything is compiled, or files or threads are
-left open.
+left open. Memory still settles during the first two thousand calls, so short runs may fail.
 """
 
 import argparse
