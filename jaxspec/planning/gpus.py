@@ -12,9 +12,7 @@ PLUGIN, NVCC = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
 
 # XLA's description of a GPU in text format; openxla/xla's issue 25919 has an example for an H100. The numbers are from
 # NVIDIA's data sheets, and from the table of compute capabilities in the CUDA C++ programming guide.
-_THREADS = (
-    "threads_per_warp: 32 shared_memory_per_block: 49152 threads_per_block_limit: 1024 threads_per_core_limit: 2048"
-)
+_THREADS = "threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048"
 _GRID = "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535"
 _MEMORY = "shared_memory_per_block: 49152 registers_per_core_limit: 65536 registers_per_block_limit: 65536"
 _CHIPS = {
@@ -56,13 +54,17 @@ def gpus(where: Slice) -> Sequence[Any]:
     )
     os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *wanted)).strip()
     os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-    numbers, name = _CHIPS[where.kind]
-    described = (
+    topology = f"1x1x{where.chips}"  # slices, hosts per slice, GPUs per host
+    return topologies.get_topology_desc(platform="cuda", target_config=described(where.kind), topology=topology).devices
+
+
+def described(kind: str) -> str:
+    """XLA's description of a GPU, one of `chips.CHIPS`: a `GpuTargetConfigProto` in text format."""
+    numbers, name = _CHIPS[kind]
+    return (
         f'gpu_device_info {{ {_THREADS} {_GRID} {_MEMORY} {numbers} }} platform_name: "CUDA" {_VERSIONS} '
         f'device_description_str: "{name}"'
     )
-    topology = f"1x1x{where.chips}"  # slices, hosts per slice, GPUs per host
-    return topologies.get_topology_desc(platform="cuda", target_config=described, topology=topology).devices
 
 
 def _found(name: str) -> bool:
