@@ -27,8 +27,9 @@ from jaxspec.decoding.speculation import tree_sizes
 from jaxspec.engine.program import Program, program_of
 from jaxspec.evaluate import simulate
 from jaxspec.host.compiling import compile_all
-from jaxspec.methods.method import parse_method
+from jaxspec.methods.method import Method, parse_method
 from jaxspec.model.config import LlamaConfig
+from jaxspec.model.mesh import platform
 from jaxspec.planning import comparison, profile
 from jaxspec.planning.chips import Slice
 from jaxspec.planning.compilation import Compiled
@@ -42,6 +43,10 @@ from jaxspec.planning.work import COMMIT, Parts, Phase, Work
 
 PLAIN, PREFILL = "plain", "prefill"
 UNNAMED = 0.05  # share of the profiled time; with more, phases miss too much
+NO_GRAPHS = {"xla_gpu_enable_command_buffer": ""}
+"""Options for a GPU program whose kernels the profiler names. Kernels of a CUDA graph bear the graph's name instead: on
+an H100 with JAX 0.11.2 these were 99.97 % of the time. Without graphs kernels take as long, but launching them takes
+longer, so rounds by the clock are of the program with graphs."""
 Phases = Mapping[Phase, float]
 
 
@@ -50,7 +55,7 @@ class Question:
     """The shapes to plan and to profile.
 
     Attributes:
-        acceptance: n-α of the simulated drafters.
+        acceptance: acceptance by position of the simulated drafters, by their names.
         rows: rows of the KV cache, which is half full when rounds begin.
         prompt: length of the prompt whose prefill is planned, in tokens.
         rounds: number of profiled rounds.
@@ -62,12 +67,16 @@ class Question:
     dtype: str
     quantize: str | None
     methods: tuple[str, ...]
-    acceptance: tuple[float, ...]
+    acceptance: Mapping[str, tuple[float, ...]]
     rows: int
     prompt: int
     rounds: int
     where: Slice | None
     copied: float
+
+    def accepted(self, method: Method) -> tuple[float, ...]:
+        """Acceptance by position of the method's drafter; none for plain decoding."""
+        return self.acceptance.get(method.drafter.name, ())
 
     @property
     def request(self) -> Request:
@@ -88,8 +97,8 @@ class Plan:
     Attributes:
         program: the program before placement.
         placed: the program on the device.
+        lowered: the program before compilation.
         run: the executable.
-        text: its parsed HLO.
         parts: work of the parts of a round; empty for prefill.
         floors: least seconds by phase; the whole of prefill is one phase, `PREFILL`.
         read: the planner's reading of the executable; None if there is no data sheet.
@@ -98,8 +107,8 @@ class Plan:
 
     program: Program
     placed: PlacedProgram
+    lowered: Any
     run: Any
-    text: CompiledProgram
     parts: Parts
     floors: Phases
     read: Compiled | None
@@ -113,6 +122,17 @@ class Plan:
         """The compiler's estimate of the same in seconds; None if it estimates no times, as on a GPU."""
         read = self.read
         return read.seconds(phases) if read is not None and read.where.is_tpu else None
+
+    def profiled(self, models: Models, state: DecodeState, *more: Any) -> tuple[DecodeState, profile.DeviceTime]:
+        """Runs the program under the profiler: its result, and the device's time by phase.
+
+        Args:
+            state: as all arguments, of `run`; it is donated.
+        """
+        run = self.lowered.compile(compiler_options=NO_GRAPHS) if platform() == "gpu" else self.run
+        text = CompiledProgram.parse(run.as_text())
+        state, data = profile.record(lambda: run(models, state, *more))
+        return state, profile.by_phase(profile.events(data, text.module), text)
 
     def describe(self) -> dict[str, Any]:
         """Phases and faults for the JSON."""
@@ -162,8 +182,8 @@ def profiled(asked: Question, made: Mapping[str, Plan], model: Checkpoint) -> di
     """Runs the planned programs under the profiler; prints measured times beside planned ones."""
     rows, accounted, unnamed = [], {}, []
     for name, plan in made.items():
-        method = PLAIN if name == PREFILL else name
-        models = simulate.engine(model, parse_method(method), asked.acceptance).models
+        method = parse_method(PLAIN if name == PREFILL else name)
+        models = simulate.engine(model, method, asked.accepted(method)).models
         with model.context():
             more, accounted[name] = (_prefill if name == PREFILL else _rounds)(asked, name, plan, models)
         rows += more
@@ -180,7 +200,7 @@ def _program(asked: Question, name: str) -> Program:
     """The loop that a simulation of the method runs, on shapes without weights."""
     method = parse_method(name)
     if name != PLAIN:
-        method = simulate.simulated(method, asked.acceptance)
+        method = simulate.simulated(method, asked.accepted(method))
     models = models_of(Target(asked.shape, quantize=asked.quantize), method, jnp.dtype(asked.dtype))
     return program_of(method, models, greedy=True, tree_sizes=tree_sizes())
 
@@ -212,10 +232,10 @@ def _plan(
     filled: float = 1.0,
     chunks: int = 0,
 ) -> Plan:
-    run = traced.lower().compile()
+    lowered = traced.lower()
+    run = lowered.compile()
     read = None if asked.where is None else Compiled.read(run, asked.where, filled)
-    text = CompiledProgram.parse(run.as_text()) if read is None else read.program
-    return Plan(program, placed, run, text, parts, floors, read, chunks)
+    return Plan(program, placed, lowered, run, parts, floors, read, chunks)
 
 
 Found = tuple[list[comparison.Compared], dict[str, Any]]
@@ -229,13 +249,9 @@ def _prefill(asked: Question, name: str, plan: Plan, models: Models) -> Found:
         state = Program(plan.program.spec, models).start([asked.request], (), rows)
         return dataclasses.replace(state, controller=None, trace=None)
 
-    def read(state: DecodeState) -> DecodeState:
-        return plan.run(models, state, jnp.int32(0), jnp.int32(END))
-
-    jax.block_until_ready(read(begin()))
-    state = jax.block_until_ready(begin())
-    _, data = profile.record(lambda: read(state))
-    took = profile.by_phase(profile.events(data, plan.text.module), plan.text)
+    chunks = jnp.int32(0), jnp.int32(END)
+    jax.block_until_ready(plan.run(models, begin(), *chunks))
+    _, took = plan.profiled(models, jax.block_until_ready(begin()), *chunks)
     floor, estimate = plan.floors[PREFILL], plan.estimate(plan.prefill_phases)
     row = comparison.Compared(f"{name} of {asked.prompt}", floor, estimate, sum(took.phases.values()))
     return [row], took.to_json()
@@ -249,8 +265,7 @@ def _rounds(asked: Question, name: str, plan: Plan, models: Models) -> Found:
     before, began = int(state.round), time.perf_counter()
     state = jax.block_until_ready(plan.run(models, state, rounds))
     clock, between = time.perf_counter() - began, int(state.round)
-    state, data = profile.record(lambda: plan.run(models, state, rounds))
-    took = profile.by_phase(profile.events(data, plan.text.module), plan.text)
+    state, took = plan.profiled(models, state, rounds)
     count = int(state.round) - between
     history = jax.tree.map(lambda column: np.asarray(column)[0, between : between + count], state.history)
     of = _phases(plan.parts, history.levels.tolist(), history.verified.tolist())

@@ -28,11 +28,12 @@ def test_quick_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert {"device", "versions", *PARTS} <= found.keys()
     assert not any("left_out" in found[name] for name in PARTS)
 
+    drafting = ("eagle+chain,length=5", "dflash,block=4")
     rows = found["profile"]["phases"]
     assert [row["phase"] for row in rows] == [
         "prefill of 64",
         *(f"plain: {part}" for part in ("verify", "rest", "round by the clock")),
-        *(f"eagle+chain,length=5: {part}" for part in ("draft", "verify", "rest", "round by the clock")),
+        *(f"{name}: {part}" for name in drafting for part in ("draft", "verify", "rest", "round by the clock")),
     ]
     assert all(row["floor_seconds"] > 0 and row["measured_seconds"] > 0 for row in rows)
     assert all(row["estimated_seconds"] is None for row in rows)  # of a CPU
@@ -50,14 +51,25 @@ def test_quick_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         shapes["plain_gigabytes_per_second"]
     )
     assert list(shapes["verification_seconds"]) == ["8"]
-    plain, chain = (values["tau"] for values in shapes["methods"].values())
-    assert plain == 1 < chain
+    taus = {name: values["tau"] for name, values in shapes["methods"].items()}
+    assert taus.pop("plain") == 1
+    assert tuple(taus) == drafting and all(tau > 1 for tau in taus.values())
     methods = found["trained"]["methods"]
     assert all(values["tau"] >= 1 and values["unexplained_divergences"] == 0 for values in methods.values())
     assert found["transformers"]["times_as_fast"].keys() == methods.keys()
 
     script.main(["--quick", "--minutes", "-1", "--out", str(tmp_path / "none.json")])
     assert "left_out" in json.loads((tmp_path / "none.json").read_text())["trained"]
+
+
+def test_parts_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script = importlib.import_module("accelerator")
+    script.main(["--quick", "--parts", "bandwidth", "transformers", "--out", str(tmp_path / "out.json")])
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["bandwidth"]["gigabytes_per_second"] > 0
+    assert found["memory"]["left_out"] == "--parts does not name it"
+    assert found["transformers"]["left_out"] == "it needs the results of trained"
 
 
 def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -84,7 +96,7 @@ def test_as_many_layers_as_fit(monkeypatch: pytest.MonkeyPatch):
     script = importlib.import_module("accelerator")
 
     def layers(gigabytes, quantize=None):
-        found = script.fitting(script.FULL.shape, "bfloat16", quantize, 1024, int(gigabytes * 1e9))
+        found = script.fitting(script.FULL.shape, "bfloat16", quantize, 1024, int(gigabytes * 1e9), ("eagle",))
         assert f"{found['layers']} of 32 layers in {quantize or 'bfloat16'}" in found["why"]
         return found["layers"]
 
