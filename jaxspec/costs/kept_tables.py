@@ -12,7 +12,7 @@ from jaxspec.host import environment
 from jaxspec.host.atomic import write_whole
 
 T = TypeVar("T")
-FORMAT = {"format": "jaxspec-costs", "version": 2}
+FORMAT = {"format": "jaxspec-costs", "version": 3}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,16 +30,17 @@ class RoundPair:
     def split(self, short: float, full: float, verification: float) -> tuple[float, float]:
         """Seconds of a level, and of the rest of a round: commit, verdict, bookkeeping, and the drafter's update.
 
-        If the two rounds have the same levels, or noise makes the longer one the faster, the rest counts as part of the
-        level.
+        If the two rounds have the same levels, the rest counts as part of the level. A level never costs less than
+        `TINY`: a DFlash head drafts a whole block in one pass, which is part of the rest, so noise can make the longer
+        of the two rounds the faster.
 
         Args:
             short, full: seconds of the two rounds.
             verification: seconds of the verification of `nodes` nodes.
         """
         further = self.full_levels - self.short_levels
-        if further and full > short:
-            level = (full - short) / further
+        if further:
+            level = max(full - short, TINY) / further
         else:
             level = max(full - verification, TINY) / self.full_levels if self.full_levels else 0.0
         return level, max(full - self.full_levels * level - verification, 0.0)
