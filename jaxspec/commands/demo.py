@@ -19,9 +19,9 @@ from jaxspec.host.progress import progress
 from jaxspec.model.llama import Llama
 from jaxspec.report.draft_colours import coloured, legend
 
-# One method beside plain decoding, since each adds a quarter to the time of a first run, and a chain, since on a CPU
-# every token that is verified costs.
-METHODS = ("plain", "edd,history=5+chain,length=6")
+# One method beside plain decoding, since each adds a quarter to the time of a first run. A chain, since on a CPU every
+# token that is verified costs, and a long one, since this text repeats itself.
+METHODS = ("plain", "edd,history=5+chain,length=8")
 PROMPT = """    def __eq__(self, other):
         if isinstance(other, Path):
             return"""
