@@ -74,10 +74,16 @@ class Method:
         return dataclasses.replace(self, **given)
 
     def fitted(self, draft: Any) -> "Method":
-        """The same method, with settings reduced to what the drafter's weights allow, the chain's length included."""
+        """The same method, with settings reduced to what the drafter's weights allow.
+
+        If the drafter drafts a block at once, a chain is no longer than the block. With history it may be, if it was
+        longer than the block in the settings too: history then copies more tokens than the head drafts.
+        """
         drafter, builder = self.drafter.fitted(draft), self.builder
-        if isinstance(builder, Chain) and drafter.levels_at_once is not None:
-            builder = Chain(min(builder.length, drafter.levels_at_once))
+        asked, most = self.drafter.levels_at_once, drafter.levels_at_once
+        if isinstance(builder, Chain) and asked is not None and most is not None:
+            copies = self.history > 0 and builder.length > asked
+            builder = builder if copies else Chain(min(builder.length, most))
         return dataclasses.replace(self, drafter=drafter, builder=builder)
 
     def rule(self, greedy: bool) -> Rule:

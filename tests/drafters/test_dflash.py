@@ -270,20 +270,26 @@ def test_methods():
 
 
 def test_a_trained_block_bounds_what_is_drafted(tmp_path: Path):
-    """The chain is as long as the head can draft, unless it is told to be shorter; the engine says which."""
+    """The chain is as long as the head can draft, unless it is told to be shorter; the engine says which.
+
+    With history a chain that is longer than the block is kept: copies may be as long.
+    """
     path = tiny.checkpoint(tmp_path / "ckpt")
     config, folder = loading.load(path).config, path / "heads" / "dflash"
     shape = Dflash().head_for(config.model, layers=1, block=6)
     folder.mkdir(parents=True)
     heads.write_head(folder, head_config(Dflash(), shape, config, "float32"), Dflash().build_head(shape, nnx.Rngs(0)))
     model = loading.load(path)
-    found = {name: str(Engine(model, name).method) for name in ("dflash", "dflash,block=3", "dflash+chain,length=2")}
-    assert found == {
+    expected = {
         "dflash": "dflash,block=6+chain,length=5+fixed",
         "dflash,block=3": "dflash,block=3+chain,length=2+fixed",
         "dflash+chain,length=2": "dflash,block=6+chain,length=2+fixed",
+        "dflash,block=6+chain,length=9": "dflash,block=6+chain,length=5+fixed",
+        "dflash,history=4": "dflash,block=6,history=4+chain,length=5+fixed",
+        "dflash,block=6,history=4+chain,length=9": "dflash,block=6,history=4+chain,length=9+fixed",
     }
-    assert str(Engine(model).method) == found["dflash"]
+    assert {name: str(Engine(model, name).method) for name in expected} == expected
+    assert str(Engine(model).method) == expected["dflash"]
 
 
 @pytest.mark.parametrize(

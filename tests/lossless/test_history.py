@@ -38,8 +38,9 @@ METHODS = (  # each kind of head, and each kind of builder and controller
     "medusa,history=2+budgeted,width=2,depth=3,cost=0.1,verify=1:1/2:1.2/4:1.4/8:1.6,total=8",
     "layer-skip,history=2+chain,length=4+beta-ts,prior_alpha=1",
     "dflash,history=2+eagle2,total=8,depth=3,width=2",
+    "dflash,block=3,history=2+chain,length=6",  # longer than the block: copies only
 )
-COUPLED = tuple(name for name in METHODS if "chain" not in name)
+COUPLED = tuple(name for name in METHODS if "chain" not in name or "dflash" in name)
 SAMPLED = (
     "draft-model,history=2+chain,length=3",
     "eagle,history=2+chain,length=3",
@@ -106,6 +107,16 @@ def test_greedy_text_is_the_targets(name: str, target, prompts, plain):
     each = [(0, NEW), (1, 7), (2, 1), (3, 12), (1, NEW), (0, 12), (3, 5), (2, 9)]
     refilled = [request for i, budget in each for request in requests([prompts[i]], budget)]
     assert run_refilled(spec, target, refilled) == [plain[i][:budget] for i, budget in each]
+
+
+def test_copies_may_be_longer_than_the_heads_block(target, prompts):
+    asked = requests(prompts, NEW)
+    _, alone = run(speculation(parse_method("dflash,block=3+chain,length=6"), True), target, asked)
+    assert alone.levels.max() == 2
+    beside = speculation(parse_method("dflash,block=3,history=2+chain,length=6"), True)
+    state, seen = copies(beside, target, asked)
+    counts = rounds_of(state, len(asked))
+    assert counts.levels.T[seen == 1].max() == 6 and counts.accepted.T[seen == 1].max() > 2
 
 
 @pytest.mark.parametrize("name", COUPLED)
