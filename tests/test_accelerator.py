@@ -7,6 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxspec.costs import timing
@@ -70,6 +71,15 @@ def test_parts_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert found["bandwidth"]["gigabytes_per_second"] > 0
     assert found["memory"]["left_out"] == "--parts does not name it"
     assert found["transformers"]["left_out"] == "it needs the results of trained"
+
+
+def test_xla_knows_the_option_that_turns_cuda_graphs_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    script = importlib.import_module("accelerator")
+    lowered = jax.jit(lambda x: x + 1).lower(1.0)
+    assert lowered.compile(compiler_options=script.falsifier.NO_GRAPHS)(1.0) == 2
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_gpu_enable_command_buffers"):
+        lowered.compile(compiler_options={"xla_gpu_enable_command_buffers": ""})
 
 
 def test_a_part_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
