@@ -1,6 +1,7 @@
 """Measures one TPU or GPU, and checks `jaxspec plan` against it, in nine minutes.
 
-python benchmarks/accelerator.py [--model llama-3.1-8b] [--quantize int8] [--out FILE.json] [--minutes 9] [--quick]
+python benchmarks/accelerator.py [--model NAME] [--quantize int8] [--parts NAME ...] [--minutes 9] [--out FILE.json]
+    [--quick]
 
 1. memory: finds how many layers of a LLaMA-2-7B (or of --model) in bfloat16 fit: all 32 in 24 GB, fewer on a TPU v5e
    with 16 GB. Prints the number and the reason. Parts 3 to 5 use this model with random weights.
