@@ -127,7 +127,7 @@ class Plan:
         """Runs the program under the profiler: its result, and the device's time by phase.
 
         Args:
-            state: as all arguments, of `run`; it is donated.
+            models, state, more: the arguments of `run`. The state is donated.
         """
         run = self.lowered.compile(compiler_options=NO_GRAPHS) if platform() == "gpu" else self.run
         text = CompiledProgram.parse(run.as_text())

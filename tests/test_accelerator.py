@@ -106,7 +106,9 @@ def test_as_many_layers_as_fit(monkeypatch: pytest.MonkeyPatch):
     script = importlib.import_module("accelerator")
 
     def layers(gigabytes, quantize=None):
-        found = script.fitting(script.FULL.shape, "bfloat16", quantize, 1024, int(gigabytes * 1e9), ("eagle",))
+        found = script.fitting(
+            script.FULL.shape, "bfloat16", quantize, 1024, int(gigabytes * 1e9), script.FULL.replayed
+        )
         assert f"{found['layers']} of 32 layers in {quantize or 'bfloat16'}" in found["why"]
         return found["layers"]
 

@@ -76,14 +76,14 @@ class Method:
     def fitted(self, draft: Any) -> "Method":
         """The same method, with settings reduced to what the drafter's weights allow.
 
-        If the drafter drafts a block at once, a chain is no longer than the block. With history it may be, if it was
-        longer than the block in the settings too: history then copies more tokens than the head drafts.
+        For a drafter that drafts a block at once, a chain is cut to the block. With history only a chain of the whole
+        block, the default, is cut: copies have any other length that is given.
         """
         drafter, builder = self.drafter.fitted(draft), self.builder
-        asked, most = self.drafter.levels_at_once, drafter.levels_at_once
-        if isinstance(builder, Chain) and asked is not None and most is not None:
-            copies = self.history > 0 and builder.length > asked
-            builder = builder if copies else Chain(min(builder.length, most))
+        most = drafter.levels_at_once
+        if isinstance(builder, Chain) and most is not None:
+            kept = self.history and builder.length != self.drafter.levels_at_once
+            builder = builder if kept else Chain(min(builder.length, most))
         return dataclasses.replace(self, drafter=drafter, builder=builder)
 
     def rule(self, greedy: bool) -> Rule:

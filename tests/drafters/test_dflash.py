@@ -272,7 +272,7 @@ def test_methods():
 def test_a_trained_block_bounds_what_is_drafted(tmp_path: Path):
     """The chain is as long as the head can draft, unless it is told to be shorter; the engine says which.
 
-    With history a chain that is longer than the block is kept: copies may be as long.
+    With history, copies have the length that is given; the default is the block's.
     """
     path = tiny.checkpoint(tmp_path / "ckpt")
     config, folder = loading.load(path).config, path / "heads" / "dflash"
@@ -286,7 +286,10 @@ def test_a_trained_block_bounds_what_is_drafted(tmp_path: Path):
         "dflash+chain,length=2": "dflash,block=6+chain,length=2+fixed",
         "dflash,block=6+chain,length=9": "dflash,block=6+chain,length=5+fixed",
         "dflash,history=4": "dflash,block=6,history=4+chain,length=5+fixed",
+        "dflash,history=4+chain,length=9": "dflash,block=6,history=4+chain,length=9+fixed",
         "dflash,block=6,history=4+chain,length=9": "dflash,block=6,history=4+chain,length=9+fixed",
+        "dflash,block=6,history=4+chain,length=5": "dflash,block=6,history=4+chain,length=5+fixed",
+        "dflash,history=4+chain,length=2": "dflash,block=6,history=4+chain,length=2+fixed",
     }
     assert {name: str(Engine(model, name).method) for name in expected} == expected
     assert str(Engine(model).method) == expected["dflash"]

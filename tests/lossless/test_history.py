@@ -39,6 +39,7 @@ METHODS = (  # each kind of head, and each kind of builder and controller
     "layer-skip,history=2+chain,length=4+beta-ts,prior_alpha=1",
     "dflash,history=2+eagle2,total=8,depth=3,width=2",
     "dflash,block=3,history=2+chain,length=6",  # longer than the block: copies only
+    "dflash,block=3,history=2+chain,length=6+beta-ts,prior_alpha=1",
 )
 COUPLED = tuple(name for name in METHODS if "chain" not in name or "dflash" in name)
 SAMPLED = (
