@@ -386,7 +386,7 @@ def transformers(scale: Scale, folder: Path, ours: dict[str, Any]) -> dict[str, 
     run = with_transformers(oracle, scale.new_tokens, {})
     tokens = seconds = 0.0
     for question in read_questions("builtin", scale.questions):
-        prompt = tokenizer(question.turns[0])["input_ids"]
+        prompt = tokenizer.encode(question.turns[0])
         run(prompt)  # warms up
         text, taken = run(prompt)
         tokens, seconds = tokens + len(text) - 1, seconds + taken

@@ -34,7 +34,7 @@ def main() -> None:
     torch.set_num_threads(torch.get_num_threads() if options.threads is None else options.threads)
     oracle = transformers.AutoModelForCausalLM.from_pretrained(options.hf, dtype=torch.float32).eval()
     model = load(options.checkpoint, "float32")
-    prompts = [model.tokenizer(q.turns[0])["input_ids"] for q in read_questions(options.prompts, options.limit)]
+    prompts = [model.tokenizer.encode(q.turns[0]) for q in read_questions(options.prompts, options.limit)]
 
     runs: dict[str, Run] = {
         GREEDY: with_transformers(oracle, options.max_new_tokens, {}),

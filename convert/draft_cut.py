@@ -18,8 +18,9 @@ from rich import filesize
 
 from jaxspec.checkpoint import checksums, config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.checkpoint.loading import check_same_vocabulary, load_tokenizer
+from jaxspec.checkpoint.loading import check_same_vocabulary
 from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.controllers.acceptance_predictor import FOLDER as PREDICTOR
 from jaxspec.convert import readers
 from jaxspec.decoding.drafter import Drafter, HeadShape

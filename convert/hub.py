@@ -12,10 +12,10 @@ _CONFIGS = ["config.json", "generation_config.json", *FILES]
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
-def locate(source: str, revision: str | None) -> Path:
+def locate(source: str, revision: str | None, weights: tuple[str, ...] = _WEIGHTS) -> Path:
     """The folder of an argument: a local one, or that of the downloaded files. Raises CheckpointError."""
     if is_hub_id(source):
-        return fetch(source, revision)
+        return fetch(source, revision, weights)
     if revision is not None:
         raise CheckpointError(f"--revision needs a hub id, and {source} is not one")
     return Path(source)
@@ -26,8 +26,11 @@ def is_hub_id(source: str) -> bool:
     return _ID.fullmatch(source) is not None and not Path(source).exists()
 
 
-def fetch(name: str, revision: str | None = None) -> Path:
+def fetch(name: str, revision: str | None = None, weights: tuple[str, ...] = _WEIGHTS) -> Path:
     """The folder of a hub model's config, tokenizer and weights. Code files are never downloaded.
+
+    Args:
+        weights: patterns of weight files, of which the first that the model has are fetched.
 
     Raises:
         CheckpointError: there is no such model or revision, no access, or no network and the model is not in the cache.
@@ -36,9 +39,9 @@ def fetch(name: str, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     folder = Path()
-    for weights in _WEIGHTS:
+    for pattern in weights or ("",):
         try:
-            patterns = [*_CONFIGS, weights, f"{weights}.index.json"]
+            patterns = [*_CONFIGS, *([pattern, f"{pattern}.index.json"] if pattern else [])]
             folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
         except LocalEntryNotFoundError as error:
             raise CheckpointError(
@@ -48,6 +51,6 @@ def fetch(name: str, revision: str | None = None) -> Path:
         except (HfHubHTTPError, HFValidationError, OSError) as error:
             reason = " ".join(str(error).split())[:200]
             raise CheckpointError(f"{name} cannot be fetched from the hub: {reason}") from error
-        if any(folder.glob(weights)):
+        if pattern and any(folder.glob(pattern)):
             break
     return folder

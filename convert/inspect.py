@@ -61,7 +61,10 @@ def _of_checkpoint(path: Path) -> Iterable[tuple[str, Any]]:
     yield from _of_config(config)
     yield "quantised", config.quantize or "no"
     yield from _of_tensors(shapes)
-    yield "tokenizer", "yes" if has_tokenizer(path) else "none"
+    if has_tokenizer(path) and config.tokenizer_class is None:
+        yield "tokenizer", f"read by an older rule; mend it with `jaxspec-convert tokenizer SRC {path}`"
+    else:
+        yield "tokenizer", "yes" if has_tokenizer(path) else "none"
     yield "heads", ", ".join(config_json.head_names(path)) or "none"
 
 

@@ -59,7 +59,8 @@ def convert(
     with staged_by_all(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
         if processes.is_first():
             scheme = planned.scheme if tokenizer_from is None else "huggingface"
-            tokenizer.bring(tokenizer_from or source, folder, scheme)
+            kind = tokenizer.bring(tokenizer_from or source, folder, scheme)
+            config = dataclasses.replace(config, tokenizer_class=kind)
         write_params(planned.tensors, dtype, source, folder, out, quantize)
         if processes.is_first():  # written last: it marks the checkpoint as complete
             config_json.write_config(folder, config)

@@ -1,84 +1,177 @@
-"""Tokenizer files: copied as they are, never executed; Meta's are converted by transformers."""
+"""Tokenizer files: copied as they are and never executed. Where there is no tokenizer.json, transformers writes one."""
 
+import dataclasses
+import importlib.util
+import json
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.tokenizer import GENERIC, VOCABULARIES, class_of, load_tokenizer
 from jaxspec.convert.names import Scheme
+from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
 
 FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
-    "tokenizer.model",
+    *VOCABULARIES,
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.json",
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/*.jinja",
 )
-_USABLE = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def bring(source: Path, folder: Path, scheme: Scheme) -> None:
-    """Copies or converts the tokenizer of `source` into `folder`. Without a tokenizer there is only a warning."""
-    if scheme == "meta":
-        _convert_meta(source, folder)
-    else:
+def bring(source: Path, folder: Path, scheme: Scheme) -> str | None:
+    """Copies the tokenizer of a model in `source` into `folder`, and writes its tokenizer.json if it has none.
+
+    Returns its class (`checkpoint.tokenizer.class_of`). None: there is no tokenizer that can be read, and a warning
+    tells why.
+    """
+    try:
+        if scheme == "meta":
+            return _convert_meta(source, folder)
+        if not has_tokenizer(source):
+            raise ValueError("it has none of the files " + ", ".join(("tokenizer.json", *VOCABULARIES)))
         copy(source, folder)
-    if not has_tokenizer(folder):
-        say(f"warning: {source} holds no tokenizer that can be read; without one, only token ids can be decoded")
+        if (source / "tokenizer.json").is_file():
+            _name_what_is_ignored(source)
+            return class_of(source)
+        from transformers import AutoTokenizer
+
+        found = AutoTokenizer.from_pretrained(str(source), local_files_only=True, trust_remote_code=False)
+        _write(found, folder)
+        _compare(found, source / "tokenizer.model")
+        return GENERIC
+    except Exception as error:  # transformers raises many kinds
+        for file in files(folder):
+            file.unlink()
+        say(
+            f"warning: {source} holds no tokenizer that can be read ({' '.join(str(error).split())[:300]}); without "
+            "one only token ids can be decoded, so name a tokenizer with --tokenizer"
+        )
+        return None
+
+
+def files(folder: Path) -> Iterator[Path]:
+    """The tokenizer files in a folder."""
+    return (file for name in FILES for file in sorted(folder.glob(name)) if file.is_file())
 
 
 def copy(source: Path, folder: Path) -> None:
     """Copies the existing tokenizer files, byte for byte, and nothing else."""
-    for name in FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
+    for file in files(source):
+        (to := folder / file.relative_to(source)).parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, to)
 
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder holds a Hugging Face tokenizer."""
-    return any((folder / name).is_file() for name in _USABLE)
+    return any((folder / name).is_file() for name in ("tokenizer.json", *VOCABULARIES))
 
 
 def check_tokenizer(folder: Path) -> None:
     """Raises CheckpointError unless a folder named by the user holds a Hugging Face tokenizer."""
     if not has_tokenizer(folder):
         raise CheckpointError(
-            f"{folder} holds no Hugging Face tokenizer ({', '.join(_USABLE)}); name another --tokenizer"
+            f"{folder} holds no Hugging Face tokenizer ({', '.join(('tokenizer.json', *VOCABULARIES))}); name another "
+            "--tokenizer"
         )
 
 
 def check_readable(folder: Path) -> None:
-    """Raises CheckpointError if the folder's tokenizer.json is damaged."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
+    """Raises CheckpointError if the folder has a tokenizer.json that cannot be read."""
+    if (folder / "tokenizer.json").is_file():
+        load_tokenizer(folder)
+
+
+def replace(source: Path, checkpoint: Path, scheme: Scheme) -> None:
+    """Replaces the tokenizer of a checkpoint by that of `source`, its original model. No weight is read or written.
+
+    Raises:
+        CheckpointError: `checkpoint` is none of jaxspec's, or `source` has no tokenizer that can be read; then the
+            checkpoint is as before.
+    """
+    config = config_json.read_config(checkpoint)
+    check_readable(source)
+    with tempfile.TemporaryDirectory() as temporary:
+        new = Path(temporary)
+        if (kind := bring(source, new, scheme)) is None:
+            raise CheckpointError(f"{source} holds no tokenizer that can be read, so {checkpoint} keeps its own")
+        found = {file.relative_to(new): file.read_bytes() for file in files(new)}
+    for file in files(checkpoint):
+        if file.relative_to(checkpoint) not in found:
+            file.unlink()
+    for name, content in found.items():
+        (checkpoint / name).parent.mkdir(exist_ok=True)
+        write_whole(checkpoint / name, content)
+    write_whole(checkpoint / "config.json", dataclasses.replace(config, tokenizer_class=kind).to_json())
+    say(f"wrote the tokenizer of {checkpoint}: {', '.join(map(str, found))}")
+
+
+def _name_what_is_ignored(source: Path) -> None:
+    """Warns where add_bos_token or add_eos_token contradicts tokenizer.json."""
+    file, tokenizer = source / "tokenizer_config.json", load_tokenizer(source)
+    if tokenizer is None or not file.is_file():
         return
-    from tokenizers import Tokenizer
-
-    try:
-        Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises plain Exception
-        raise CheckpointError(
-            f"{file} is not a whole tokenizer ({' '.join(str(error).split())[:200]}); download it again, or name "
-            "another --tokenizer"
-        ) from error
+    config, added = json.loads(file.read_text(encoding="utf-8")), tokenizer.encode("")
+    for key, token in (("add_bos_token", tokenizer.bos_token_id), ("add_eos_token", tokenizer.eos_token_id)):
+        if isinstance(wanted := config.get(key), bool) and wanted != (token in added):
+            say(
+                f"warning: {file} sets {key} to {str(wanted).lower()} and is ignored, as in transformers 5: "
+                f"tokenizer.json {'adds none' if wanted else 'adds one'}"
+            )
 
 
-def _convert_meta(source: Path, folder: Path) -> None:
+def _convert_meta(source: Path, folder: Path) -> str | None:
     """Converts a sentencepiece model (LLaMA 1 and 2) with transformers. LLaMA 3's tiktoken files cannot be converted,
     because they lack the special tokens."""
     # LLaMA 1 has its tokenizer next to the folders of its sizes.
     file = next((at for at in (source / "tokenizer.model", source.parent / "tokenizer.model") if at.is_file()), None)
     if file is None:
-        return
+        raise ValueError("there is no tokenizer.model")
     with file.open("rb") as stream:
         is_sentencepiece = stream.read(1) == b"\n"  # a protobuf's first field; tiktoken's files are base64 text
     if not is_sentencepiece:
-        say(f"warning: {file} is a tiktoken file, which lacks the special tokens; name a tokenizer with --tokenizer")
-        return
+        raise ValueError(f"{file} is a tiktoken file, which lacks the special tokens")
     from transformers import LlamaTokenizer
 
-    LlamaTokenizer.from_pretrained(str(file.parent), add_bos_token=True).save_pretrained(str(folder))
+    shutil.copyfile(file, folder / file.name)
+    _write(LlamaTokenizer.from_pretrained(str(file.parent), add_bos_token=True), folder)
+    return GENERIC
+
+
+def _compare(tokenizer: Any, file: Path) -> None:
+    """Warns where transformers reads a sentencepiece model otherwise than sentencepiece, if that is installed."""
+    if not file.is_file() or importlib.util.find_spec("sentencepiece") is None:
+        return
+    from sentencepiece import SentencePieceProcessor
+
+    model = SentencePieceProcessor(model_proto=file.read_bytes())
+    for text in ("x", "  x", "x  y", "12 34", "\t\n", "é😀"):
+        if (theirs := model.encode(text)) != (found := tokenizer.encode(text, add_special_tokens=False)):
+            say(
+                f"warning: transformers, which jaxspec follows here, reads {file} otherwise than sentencepiece does: "
+                f"{text!r} becomes {found}, not {theirs}; a folder with a tokenizer.json avoids this (--tokenizer)"
+            )
+            return
+
+
+def _write(tokenizer: Any, folder: Path) -> None:
+    """Writes the tokenizer.json of a transformers tokenizer, and the names of its special tokens.
+
+    Raises:
+        AttributeError: the tokenizer is Python code, which tokenizer.json cannot hold.
+    """
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    config = {**config, **tokenizer.special_tokens_map, "tokenizer_class": GENERIC}
+    file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -30,6 +30,8 @@ class CheckpointConfig:
         source_format: `huggingface`, `meta`, or `jaxspec` where a model was made here.
         bos, pad: token ids, None if the source names none.
         eos: every id that ends a sequence.
+        tokenizer_class: the class of tokenizers that transformers takes in the original folder; None: there is no
+            tokenizer, or an earlier version of jaxspec copied it and did not note the class.
         quantize: integers that the kernels are (see `model/quantization.py`); None: all parameters are floats.
     """
 
@@ -42,6 +44,7 @@ class CheckpointConfig:
     eos: tuple[int, ...] = ()
     pad: int | None = None
     quantize: str | None = None
+    tokenizer_class: str | None = None
 
     def __post_init__(self) -> None:
         check_dtypes(self.dtype, self.source_dtype)
@@ -59,7 +62,9 @@ class CheckpointConfig:
     @classmethod
     def from_json(cls, text: str) -> "CheckpointConfig":
         """Inverse of `to_json`. Raises ValueError naming a missing, unknown or wrong key."""
-        values = fields_of(text, cls, FORMAT, "; convert the model with `jaxspec-convert llama`", quantize=None)
+        values = fields_of(
+            text, cls, FORMAT, "; convert the model with `jaxspec-convert llama`", quantize=None, tokenizer_class=None
+        )
         return cls(**{**values, "eos": tuple(values["eos"])})
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from jax.sharding import Mesh
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
 from jaxspec.model.mesh import shared_heads, split, use
@@ -24,7 +24,7 @@ class Checkpoint:
     """A target in memory.
 
     Attributes:
-        tokenizer: a transformers tokenizer; None if the folder has none, and then prompts are token ids.
+        tokenizer: a `Tokenizer`; None if the folder has none, and then prompts are token ids.
         heads: names found under CKPT/heads.
         mesh: that it is spread over, as `mesh.split` gives it; None: one device has it.
     """
@@ -93,33 +93,6 @@ def compute_dtype(dtype: str | None) -> jnp.dtype:
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype is float32 or bfloat16, not {dtype!r}")
     return jnp.dtype(dtype)
-
-
-def load_tokenizer(path: str | Path) -> Any:
-    """The tokenizer in a folder, None if there is none. Code in the folder is never run."""
-    folder = Path(path)
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
-        return None
-    try:
-        if _is_generic(folder):
-            from transformers import PreTrainedTokenizerFast
-
-            return PreTrainedTokenizerFast.from_pretrained(str(folder), local_files_only=True)
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers and tokenizers raise many kinds
-        raise CheckpointError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def _is_generic(folder: Path) -> bool:
-    """Whether tokenizer.json says all there is to a tokenizer: AutoTokenizer, which imports PyTorch where that is
-    installed, would come to the same class."""
-    try:
-        said = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
-    except (OSError, ValueError, AttributeError):  # AutoTokenizer says what is wrong
-        return False
-    return (folder / "tokenizer.json").exists() and said in ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def check_same_vocabulary(target: CheckpointConfig, tokenizer: Any, draft: Path) -> None:

@@ -4,13 +4,14 @@ from pathlib import Path
 
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.commands.console import carry_out, run
-from jaxspec.convert.settings import Export, Head, Inspect, Llama
+from jaxspec.convert.settings import Export, Head, Inspect, Llama, Tokenizer
 from jaxspec.host.terminal import say
 
 COMMANDS = {
     "llama": (Llama, "commands.convert.convert_llama"),
     "head": (Head, "commands.convert.convert_head"),
     "export": (Export, "commands.convert.export"),
+    "tokenizer": (Tokenizer, "commands.convert.replace_tokenizer"),
     "inspect": (Inspect, "commands.convert.describe"),
 }
 
@@ -76,17 +77,17 @@ def _cut_head(settings: Head, target: Path) -> None:
 
 def _most_frequent(target: Path, size: int, data: Path) -> list[int]:
     """The tokens of a target that a text counts most often."""
-    from jaxspec.checkpoint import config_json, loading
+    from jaxspec.checkpoint import config_json, tokenizer
     from jaxspec.drafters import draft_vocabulary
     from jaxspec.train.data import encoding, sources, token_counts
     from jaxspec.train.settings.data import Data
 
-    config, tokenizer = config_json.read_config(target), loading.load_tokenizer(target)
+    config, loaded = config_json.read_config(target), tokenizer.load_tokenizer(target)
     if size < 1:
         raise ValueError(f"--draft-vocab must be at least 1, not {size}")
-    if tokenizer is None:
+    if loaded is None:
         raise ValueError(f"{target} has no tokenizer, so no text can be counted for it; list the tokens in --draft-ids")
-    encoded = encoding.encode(tokenizer, sources.read(Data(data)))
+    encoded = encoding.encode(loaded, sources.read(Data(data)))
     counts = token_counts.counted(encoded, config.model.vocab_size)
     ids = draft_vocabulary.most_frequent(counts, size, always=config.eos)
     share = counts[ids].sum() / max(counts.sum(), 1)
@@ -116,6 +117,14 @@ def export(settings: Export) -> None:
         dflash_export.export(path, out, form, target, settings.verifier)
     else:
         eagle3_export.export(path, out, form, target, settings.verifier)
+
+
+def replace_tokenizer(settings: Tokenizer) -> None:
+    """`jaxspec-convert tokenizer`."""
+    from jaxspec.convert import hub, meta, tokenizer
+
+    source = hub.locate(settings.src, settings.revision, weights=())
+    tokenizer.replace(source, settings.path, "meta" if meta.is_meta(source) else "huggingface")
 
 
 def describe(settings: Inspect) -> None:

@@ -42,7 +42,7 @@ def _generation(session: Session, host: tuple, at: int, row: int, stops: StopStr
     """The result of a row, whose index in the arrays on the host is `at`."""
     text, (all_tokens, history, log_prob, trace, controller) = session.texts[row], jax.tree.map(lambda x: x[at], host)
     begin = len(text.request.tokens)
-    kept, decoded, stopped = stops.cut(all_tokens[begin : int(session.length[row])].tolist())
+    kept, decoded, stopped = stops.cut(all_tokens[begin : int(session.length[row])].tolist(), text.request.tokens)
     tokens = all_tokens[begin : begin + kept].tolist()
     rounds = np.arange(text.first_round, session.round) % len(history.committed)
     of_rounds = partial(jax.tree.map, lambda column: column[rounds])

@@ -81,16 +81,16 @@ def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool) -> list[
     elif tokenizer is None:
         raise ValueError(f"{model.path} has no tokenizer, so prompt {index} must be a list of token ids")
     elif isinstance(prompt, str) and not chat:
-        tokens = tokenizer(prompt)["input_ids"]
+        tokens = tokenizer.encode(prompt)
     else:
         if not tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {model.path} has no chat template; pass plain prompts, without chat")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         except Exception as error:  # a template can raise anything
             raise ValueError(f"the chat template of {model.path} does not take prompt {index}: {error}") from error
-        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template adds BOS itself
+        tokens = tokenizer.encode(text, add_special_tokens=False)  # the template adds BOS itself
     if not tokens:
         if model.config.bos is None:
             raise ValueError(f"prompt {index} is empty and the checkpoint names no BOS token to start from")

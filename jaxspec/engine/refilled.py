@@ -45,6 +45,8 @@ def stopped_rows(session: Session, stops: StopStrings) -> list[int]:
     tokens, found = fetch(session.state.tokens), []
     for row, text in session.texts.items():
         if not session.done[row]:
-            _, _, stopped = stops.cut(tokens[row, len(text.request.tokens) : session.length[row]].tolist())
+            _, _, stopped = stops.cut(
+                tokens[row, len(text.request.tokens) : session.length[row]].tolist(), text.request.tokens
+            )
             found += [row] * stopped
     return found

@@ -28,25 +28,30 @@ class StopStrings:
         """Length of the longest stop string, in characters."""
         return max(map(len, self.strings), default=0)
 
-    def cut(self, tokens: list[int]) -> tuple[int, str, bool]:
-        """(number of tokens up to the end of the first stop string, text before it, whether there is one)."""
-        text = text_of(self.tokenizer, tokens)
+    def cut(self, tokens: list[int], before: list[int]) -> tuple[int, str, bool]:
+        """(number of tokens up to the end of the first stop string, text before it, whether there is one).
+
+        Args:
+            tokens: generated tokens.
+            before: the prompt, or its end.
+        """
+        text = text_of(self.tokenizer, tokens, before)
         if self._find(text) is None:
             return len(tokens), text, False
         low, high = 1, len(tokens)  # bisection of the shortest prefix with a stop string
         while low < high:
             middle = (low + high) // 2
-            if self._find(text_of(self.tokenizer, tokens[:middle])) is None:
+            if self._find(text_of(self.tokenizer, tokens[:middle], before)) is None:
                 low = middle + 1
             else:
                 high = middle
-        text = text_of(self.tokenizer, tokens[:low])
+        text = text_of(self.tokenizer, tokens[:low], before)
         return low, text[: self._find(text)], True
 
     def _find(self, text: str) -> int | None:
         return min((at for string in self.strings if (at := text.find(string)) >= 0), default=None)
 
 
-def text_of(tokenizer: Any, tokens: list[int]) -> str:
-    """The text of generated tokens without special tokens; empty without a tokenizer."""
-    return "" if tokenizer is None else tokenizer.decode(tokens, skip_special_tokens=True)
+def text_of(tokenizer: Any, tokens: list[int], before: list[int]) -> str:
+    """The text of tokens that follow the tokens `before`, without special tokens; empty without a tokenizer."""
+    return "" if tokenizer is None else tokenizer.decode_after(before[-1:], tokens)

@@ -28,9 +28,9 @@ class Unfinished:
 
 def pieces(session: Session, stops: StopStrings, unfinished: Unfinished, rounds: int) -> Iterator[str]:
     """Decodes a batch of one prompt, `rounds` rounds at a time, and yields each new part of its text."""
-    begin, stopped = len(session.texts[0].request.tokens), False
+    prompt, stopped = session.texts[0].request.tokens, False
     while not stopped:
         session.advance(rounds)
-        _, text, stopped = stops.cut(fetch(session.state.tokens)[0, begin : session.length[0]].tolist())
+        _, text, stopped = stops.cut(fetch(session.state.tokens)[0, len(prompt) : session.length[0]].tolist(), prompt)
         stopped |= session.finished
         yield from unfinished.more(text, final=stopped, hold=stops.longest)

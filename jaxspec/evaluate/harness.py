@@ -133,7 +133,7 @@ class Jaxspec(TemplateLM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as prompt text, by the tokenizer's chat template."""
         rest = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
-        return self.tokenizer.apply_chat_template(chat_history, tokenize=False, **rest)
+        return self.tokenizer.apply_chat_template(chat_history, **rest)
 
     def get_model_info(self) -> dict[str, str]:
         """Information on the model for the harness's results."""

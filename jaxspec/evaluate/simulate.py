@@ -19,8 +19,9 @@ from jaxtyping import Array, Float, Int
 from jaxspec.builders.confidence_power import ConfidencePower
 from jaxspec.checkpoint import memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
-from jaxspec.checkpoint.loading import Checkpoint, compute_dtype, load_tokenizer
+from jaxspec.checkpoint.loading import Checkpoint, compute_dtype
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.controllers import BetaTS, Fixed, LengthTS
 from jaxspec.costs.calibration import measure
 from jaxspec.decoding.drafter import Drafter
@@ -229,12 +230,15 @@ class Bytes:
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [byte % self.vocab_size for byte in text.encode()]}
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [byte % self.vocab_size for byte in text.encode()]
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
         """A meaningless text with one character per token."""
         return "".join(chr(97 + token % 26) for token in tokens)
+
+    def decode_after(self, before: list[int], tokens: list[int]) -> str:
+        return self.decode(tokens)
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "dtype"))

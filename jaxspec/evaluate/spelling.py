@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-from jaxspec.engine.stop_strings import text_of
 from jaxspec.evaluate.runlog import Turn
 
 
@@ -14,16 +13,18 @@ def spell(tokenizer: Any, turn: Turn) -> Turn:
     drafted = {token for tree in turn.trees or () for token in tree["token"]}
     return dataclasses.replace(
         turn,
-        pieces=pieces_of(tokenizer, turn.tokens),
+        pieces=pieces_of(tokenizer, turn.prompt, turn.tokens),
         words={str(token): word_of(tokenizer, token) for token in sorted(drafted)},
     )
 
 
-def pieces_of(tokenizer: Any, tokens: list[int]) -> list[str]:
-    """The text of each token. If several tokens make up one character, the last has it and the others are empty."""
-    pieces, before, read = [], 0, 0  # tokens[before:read] have their pieces; they give the next token its context
-    for end in range(1, len(tokens) + 1):
-        shown, text = (text_of(tokenizer, tokens[before:until]) for until in (read, end))
+def pieces_of(tokenizer: Any, prompt: list[int], tokens: list[int]) -> list[str]:
+    """The text of each token after a prompt. If several tokens make up one character, the last has it and the others
+    are empty."""
+    pieces, before, read = [], 0, len(prompt[-1:])  # what stands in [before:read] gives the next token its context
+    tokens = [*prompt[-1:], *tokens]
+    for end in range(read + 1, len(tokens) + 1):
+        shown, text = (tokenizer.decode(tokens[before:until], skip_special_tokens=True) for until in (read, end))
         if text.endswith("\ufffd") and end < len(tokens):
             pieces.append("")
             continue

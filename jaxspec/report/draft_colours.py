@@ -32,9 +32,10 @@ def coloured(generation: Generation, tokenizer: Any, rejected: bool, colours: bo
 
 def coloured_pieces(generation: Generation, tokenizer: Any, rejected: bool, colours: bool) -> list[Text]:
     """The coloured text in pieces, one or more per round. Further rounds add pieces and change none."""
-    found = []
+    found, before = [], generation.prompt_tokens[-1:]
     for kind, tokens in pieces(generation, rejected):
-        text = tokenizer.decode(tokens)
+        text = tokenizer.decode([*before, *tokens]).removeprefix(tokenizer.decode(before))
+        before = before if kind == "rejected" else tokens[-1:] or before
         if kind == "rejected":  # its line breaks are not the text's
             text = re.sub(r"\s*\n\s*", "⏎", text)
         found.append(Text(text if colours or kind != "rejected" else f"[-{text}-]", STYLES[kind]))

@@ -71,9 +71,9 @@ class Source:
         """The source for a checkpoint and the questions of a prompt file."""
         texts = ()
         if (tokenizer := model.tokenizer) is not None:
-            encoded = (tokenizer(question.turns[0])["input_ids"] for question in questions)
+            encoded = (tokenizer.encode(question.turns[0]) for question in questions)
             texts = tuple(tuple(text) for text in encoded if text)
-        words = "".join(text_of(model.tokenizer, list(text)) for text in texts)
+        words = "".join(text_of(model.tokenizer, list(text), []) for text in texts)
         config = model.config.model
         return cls(config.vocab_size, config.usable_length, texts, words)
 

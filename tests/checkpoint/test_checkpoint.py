@@ -15,15 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from transformers import AutoTokenizer
 
 from jaxspec.checkpoint import config_json, heads, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.checkpoint.loading import load_tokenizer
 from jaxspec.model import kv_cache
 from jaxspec.model.config import LlamaConfig, Rope
 from jaxspec.model.llama import Llama
-from tests.checkpoints import byte_tokenizer
 
 MODEL = LlamaConfig(
     vocab_size=40,
@@ -259,17 +256,6 @@ def test_available_memory():
             return {"bytes_limit": 1000, "bytes_in_use": 300}
 
     assert memory.available_bytes(Accelerator()) == 700
-
-
-@pytest.mark.parametrize("said", ["PreTrainedTokenizerFast", "TokenizersBackend"])
-def test_a_generic_tokenizer_is_what_autotokenizer_makes_of_it(said: str, tmp_path: Path):
-    byte_tokenizer().save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), "tokenizer_class": said}))
-    ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    assert type(ours) is type(theirs) and repr(ours) == repr(theirs)
-    assert ours.chat_template == theirs.chat_template
-    assert ours("abc é")["input_ids"] == theirs("abc é")["input_ids"]
 
 
 def test_a_path_is_not_taken_for_the_head_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

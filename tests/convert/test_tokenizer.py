@@ -1,6 +1,7 @@
 """Tokenizer files come along byte for byte; Meta's are converted."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,15 @@ import sentencepiece
 import transformers
 
 from jaxspec.checkpoint import builtin
-from jaxspec.checkpoint.loading import load_tokenizer
-from jaxspec.convert import export, llama
+from jaxspec.checkpoint.tokenizer import load_tokenizer
+from jaxspec.convert import export, llama, tokenizer
 from tests import hf_models
 from tests.checkpoints import byte_tokenizer
 from tests.convert.commands import run
 from tests.convert.test_meta import write_meta
+from tests.tokenizers import NASTY, of_bytes, write
 
+NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 TEXT = "def greet(name):\n    return 'Hello, ' + name\n\nThe quick brown fox jumps over the lazy dog 1234567890 times."
 TOKENIZER = byte_tokenizer().backend_tokenizer.to_str().encode()
 
@@ -61,7 +64,8 @@ def test_the_builtin_tokenizer_is_exported_for_every_version_of_transformers(tmp
     said = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["tokenizer_class"]
     assert said == "PreTrainedTokenizerFast"  # version 4 knows no TokenizersBackend
     theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf"), load_tokenizer(builtin.FOLDER)
-    assert theirs(TEXT)["input_ids"] == ours(TEXT)["input_ids"]
+    assert ours is not None
+    assert theirs(TEXT)["input_ids"] == ours.encode(TEXT)
 
 
 def test_none_is_a_warning_and_another_can_be_named(tmp_path: Path):
@@ -94,6 +98,117 @@ def test_sentencepiece(place: str, meta: Path, sentencepiece_model: bytes, tmp_p
     for text in (TEXT, "naïve  café", "x"):
         assert converted(text)["input_ids"] == [reference.bos_id(), *reference.encode(text)]
         assert converted.decode(reference.encode(text)) == reference.decode(reference.encode(text))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+def test_without_a_tokenizer_json_ids_are_those_of_transformers_in_the_original_folder(
+    family: str, sentencepiece_model: bytes, tmp_path: Path
+):
+    """Sentencepiece models, and vocab.json with merges.txt."""
+    bpe = json.loads(of_bytes().to_str())["model"]
+    merges = "\n".join(["#version: 0.2", *(" ".join(merge) for merge in bpe["merges"])])
+    files = {
+        "tokenizer.model": sentencepiece_model,
+        "vocab.json": json.dumps(bpe["vocab"]).encode(),
+        "merges.txt": merges.encode(),
+    }
+    for number, (kept, config) in enumerate(
+        (
+            (["tokenizer.model"], {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, **NAMED}),
+            (["tokenizer.model"], {"tokenizer_class": "LlamaTokenizer", "add_eos_token": True, **NAMED}),
+            (
+                ["tokenizer.model"],
+                {"tokenizer_class": "CodeLlamaTokenizer", "chat_template": "x", **NAMED},
+            ),
+            (["vocab.json", "merges.txt"], {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "</s>"}),
+            (["vocab.json", "merges.txt"], {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, **NAMED}),
+        )
+    ):
+        source, folder = write(tmp_path / f"hf{number}", None, config, model_type=family), tmp_path / f"ckpt{number}"
+        if family == "mistral" and "vocab.json" in kept:
+            continue  # transformers reads none there either
+        for name in kept:
+            (source / name).write_bytes(files[name])
+        folder.mkdir()
+        assert tokenizer.bring(source, folder, "huggingface") == "PreTrainedTokenizerFast"
+        theirs, ours = transformers.AutoTokenizer.from_pretrained(source), load_tokenizer(folder)
+        assert ours is not None
+        assert (ours.special_tokens_map, ours.chat_template) == (theirs.special_tokens_map, theirs.chat_template)
+        for text in NASTY:
+            ids = theirs(text)["input_ids"]
+            assert ours.encode(text) == ids, (config, text)
+            assert ours.decode(ids) == theirs.decode(ids), (config, text)
+
+
+def test_a_reading_that_is_not_sentencepieces_is_named(
+    sentencepiece_model: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    source = write(tmp_path / "hf", None, {"tokenizer_class": "LlamaTokenizer", **NAMED}, model_type="llama")
+    (source / "tokenizer.model").write_bytes(sentencepiece_model)
+    tokenizer.bring(source, tmp_path, "huggingface")
+    assert "otherwise than sentencepiece does: '  x' becomes [" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_is_a_warning(tmp_path: Path):
+    hf_models.make("llama", tmp_path / "hf")
+    for number, (name, content) in enumerate((("vocab.json", b"{"), ("tokenizer.model", b"x"), ("tekken.json", b"{}"))):
+        source, ckpt = tmp_path / f"hf{number}", tmp_path / f"ckpt{number}"
+        shutil.copytree(tmp_path / "hf", source)
+        (source / name).write_bytes(content)
+        result = run("llama", source, ckpt)
+        assert result.code == 0
+        (warning,) = (line for line in result.err.splitlines() if line.startswith("warning:"))
+        assert "holds no tokenizer that can be read (" in warning
+        assert not (ckpt / name).exists()
+        assert load_tokenizer(ckpt) is None
+
+
+def test_settings_that_tokenizer_json_contradicts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for add in (True, False):
+        config = {"add_bos_token": add, "add_eos_token": False, **NAMED}
+        for bos in (True, False):
+            source = write(tmp_path / f"{add}{bos}", of_bytes(bos=bos), config, model_type="llama")
+            tokenizer.bring(source, tmp_path, "huggingface")
+            error = capsys.readouterr().err
+            assert ("sets add_bos_token to" in error) == (add != bos)
+            assert "add_eos_token" not in error
+
+
+def test_the_tokenizer_of_a_checkpoint_is_replaced(tmp_path: Path):
+    """For checkpoints of earlier versions, whose config.json does not name the class of tokenizers."""
+    model = hf_models.make("llama", tmp_path / "hf", vocab_size=500)
+    write(tmp_path / "hf", of_bytes(), NAMED)
+    llama.convert(tmp_path / "hf", tmp_path / "ckpt")
+    assert "tokenizer: yes" in run("inspect", tmp_path / "ckpt").out
+    file = tmp_path / "ckpt" / "config.json"
+    values = json.loads(file.read_text())
+    values["family"] = "mistral"
+    file.write_text(json.dumps({key: value for key, value in values.items() if key != "tokenizer_class"}))
+    (tmp_path / "ckpt" / "added_tokens.json").write_text("{}")
+    assert f"jaxspec-convert tokenizer SRC {tmp_path / 'ckpt'}" in run("inspect", tmp_path / "ckpt").out
+    weights = {f: f.read_bytes() for f in (tmp_path / "ckpt" / "params").rglob("*") if f.is_file()}
+
+    other = write(tmp_path / "other", of_bytes(bos=True), {**NAMED, "chat_template": "x"}, model_type="llama")
+    (tmp_path / "none").mkdir()
+    before = sorted(f.name for f in (tmp_path / "ckpt").iterdir())
+    for source, target, reason in (
+        (tmp_path / "none", tmp_path / "ckpt", "holds no tokenizer that can be read, so"),
+        (other, tmp_path / "none", "there is no readable jaxspec checkpoint at"),
+    ):
+        result = run("tokenizer", source, target)
+        assert result.code == 2
+        assert reason in result.last
+    assert before == sorted(f.name for f in (tmp_path / "ckpt").iterdir())
+
+    assert run("tokenizer", other, tmp_path / "ckpt").code == 0
+    assert json.loads(file.read_text()) == {**values, "tokenizer_class": "PreTrainedTokenizerFast"}
+    assert "tokenizer: yes" in run("inspect", tmp_path / "ckpt").out
+    assert {f: f.read_bytes() for f in weights} == weights
+    assert not (tmp_path / "ckpt" / "added_tokens.json").exists()
+    ours = load_tokenizer(tmp_path / "ckpt")
+    assert ours is not None
+    assert (ours.chat_template, ours.encode("x")[0]) == ("x", 1)
+    assert model.config.vocab_size == 500
 
 
 def test_tiktoken_asks_for_a_tokenizer(meta: Path, tmp_path: Path):

@@ -119,7 +119,7 @@ class TestGenerate:
 
     def test_token_ids_need_no_tokenizer(self, model, engine):
         bare = dataclasses.replace(model, tokenizer=None)
-        tokens = model.tokenizer("abc")["input_ids"]
+        tokens = model.tokenizer.encode("abc")
         expected = engine.generate("abc", max_new_tokens=8)[0].tokens
         assert Engine(bare, "ngram").generate(tokens, max_new_tokens=8)[0].tokens == expected
 

@@ -188,7 +188,7 @@ class TestPrompts:
 class TestText:
     def test_a_character_split_over_tokens_is_streamed_whole(self, model: Checkpoint) -> None:
         """`é` and `漢` are two and three tokens of the byte tokenizer: no piece ends within one."""
-        tokens = model.tokenizer("aé漢b", add_special_tokens=False)["input_ids"]
+        tokens = model.tokenizer.encode("aé漢b", add_special_tokens=False)
         assert len(tokens) == 7
         unfinished, pieces = Unfinished(model.tokenizer), []
         for end in range(1, 8):

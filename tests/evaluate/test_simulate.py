@@ -206,5 +206,5 @@ def test_the_option():
 
 
 def test_bytes_stand_in_for_a_tokenizer(model: Checkpoint):
-    assert model.tokenizer("abc") == {"input_ids": [97, 98, 99]}
+    assert model.tokenizer.encode("abc") == [97, 98, 99]
     assert len(model.tokenizer.decode([1, 2, 3])) == 3

@@ -24,14 +24,14 @@ class Rendered:
 
 
 def render(tokenizer: Any, conversation: Conversation) -> Rendered | BadRecord:
-    """Formats a conversation with the chat template of a transformers tokenizer, which must have one.
+    """Formats a conversation with the chat template of a tokenizer, which must have one.
 
     A template may mark the assistant's text with `{% generation %}`. Otherwise the assistant's text is the part that
     each of its turns adds to the output. This requires that later turns do not change earlier output. If the last turn
     was cut off, its span ends with its text.
     """
     messages = [dataclasses.asdict(message) for message in conversation.messages]
-    find = _marked if _MARKS.search(tokenizer.get_chat_template()) else _added
+    find = _marked if _MARKS.search(tokenizer.chat_template) else _added
     try:
         found = find(tokenizer, messages)
         return found if conversation.complete else _broken_off(found, conversation.messages[-1].content)
@@ -40,27 +40,15 @@ def render(tokenizer: Any, conversation: Conversation) -> Rendered | BadRecord:
 
 
 def _marked(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:
-    """Formats with a template that marks the assistant's turns.
-
-    The token mask of `apply_chat_template` is not used, because it can miss bytes of the last character of a turn.
-    """
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    rendered: Any = render_jinja_template(
-        [messages],
-        chat_template=tokenizer.get_chat_template(),
-        return_assistant_tokens_mask=True,
-        **tokenizer.special_tokens_map,
-    )
-    (text,), (spans,) = rendered
-    return Rendered(text, tuple(spans))
+    """Formats with a template that marks the assistant's turns."""
+    return Rendered(*tokenizer.render_marked(messages))
 
 
 def _added(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:
     """Formats with any other template. Raises ValueError if a later turn changes earlier output."""
 
     def write(count: int, prompt: bool = False) -> str:
-        return tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=prompt)
+        return tokenizer.apply_chat_template(messages[:count], add_generation_prompt=prompt)
 
     whole, spans = write(len(messages)), []
     for index, message in enumerate(messages):

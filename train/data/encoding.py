@@ -21,7 +21,6 @@ def encode(tokenizer: Any, found: Texts, enough: int | None = None, strict: bool
     the assistant's turns count, with their end-of-turn tokens.
 
     Args:
-        tokenizer: a transformers tokenizer.
         strict: raise an error for a conversation that the chat template cannot format. Otherwise it is skipped and
             named on stderr.
 
@@ -29,14 +28,8 @@ def encode(tokenizer: Any, found: Texts, enough: int | None = None, strict: bool
         ValueError: there are conversations, and the tokenizer does not support them, or the chat template can format
             none of them, or not all and `strict` is set.
     """
-    if any(isinstance(each, Conversation) for each in found):
-        if not tokenizer.chat_template:
-            raise ValueError("the data holds conversations and the tokenizer has no chat template; train on plain text")
-        if not tokenizer.is_fast:
-            raise ValueError(
-                "the data holds conversations and the tokenizer does not say which characters a token stands for; "
-                "train on plain text, or with a tokenizer that has a tokenizer.json"
-            )
+    if any(isinstance(each, Conversation) for each in found) and not tokenizer.chat_template:
+        raise ValueError("the data holds conversations and the tokenizer has no chat template; train on plain text")
     return usable(_groups(tokenizer, found, enough), strict)
 
 
@@ -56,13 +49,8 @@ def _groups(tokenizer: Any, found: Texts, enough: int | None) -> Iterator[Encode
 
 
 def _texts(tokenizer: Any, documents: list[Document]) -> Iterator[Encoded]:
-    """Encodes documents lazily, because a tokenizer does not accept an empty list."""
-    rows = tokenizer(
-        [document.text for document in documents],
-        split_special_tokens=True,
-        return_attention_mask=False,
-        verbose=False,  # no warning about texts beyond the context; windows cut them
-    )["input_ids"]
+    """Encodes documents."""
+    rows = tokenizer.encode_as_text([document.text for document in documents])
     eos = tokenizer.eos_token_id
     for document, row in zip(documents, rows, strict=True):
         bare = row[:-1] if row[-1:] == [eos] else row  # an EOS here is always the tokenizer's own
@@ -73,23 +61,15 @@ def _texts(tokenizer: Any, documents: list[Document]) -> Iterator[Encoded]:
 def _chats(tokenizer: Any, conversations: list[Conversation]) -> Iterator[Encoded | BadRecord]:
     """Encodes conversations."""
     rendered = [chat.render(tokenizer, conversation) for conversation in conversations]
-    rows = _with_offsets(tokenizer, [each.text for each in rendered if not isinstance(each, BadRecord)])
+    texts = [each.text for each in rendered if not isinstance(each, BadRecord)]
+    rows = iter(tokenizer.encode_with_offsets(texts))
     for conversation, each in zip(conversations, rendered, strict=True):
         if isinstance(each, BadRecord):
             yield each
             continue
         tokens, offsets = next(rows)
-        counted = loss_mask.of_conversation(offsets, each.spans)
+        counted = loss_mask.of_conversation(np.array(offsets, np.int32).reshape(-1, 2), each.spans)
         if counted.any():
-            yield Encoded(tokens, counted)
+            yield Encoded(np.array(tokens, np.int32), counted)
         else:
             yield BadRecord(conversation.name, "the chat template cannot be used: it marks no text of the assistant")
-
-
-def _with_offsets(tokenizer: Any, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each text, which includes its special tokens: tokens [T], and their (start, end) in characters [T, 2]."""
-    encoded = tokenizer(
-        texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False, verbose=False
-    )
-    for tokens, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        yield np.array(tokens, np.int32), np.array(offsets, np.int32).reshape(-1, 2)

@@ -115,7 +115,6 @@ def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, s
     pieces are the same for any `count`. A special token's name in the text is ordinary text.
 
     Args:
-        tokenizer: a transformers tokenizer.
         length: tokens of a piece, without BOS; fewer at the end of a document.
 
     Raises:
@@ -135,11 +134,6 @@ def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, s
         line = text.rfind("\n", 0, int(place - ends[number]) + len(text)) + 1
         pieces.append(text[line : line + _CHARACTERS_A_TOKEN * length])
 
-    def to_tokens(texts, special):
-        return tokenizer(
-            texts, split_special_tokens=True, add_special_tokens=special, return_attention_mask=False, verbose=False
-        )["input_ids"]
-
     # A cut may split a character. Its remainder is removed, and the rest is encoded again as text.
-    texts = [tokenizer.decode(tokens[:length]).strip(_HALF) for tokens in to_tokens(pieces, False)]
-    return to_tokens(texts, True)
+    texts = [tokenizer.decode(tokens[:length]).strip(_HALF) for tokens in tokenizer.encode_as_text(pieces, False)]
+    return tokenizer.encode_as_text(texts)

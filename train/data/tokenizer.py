@@ -1,4 +1,4 @@
-"""Trains a byte-level BPE tokenizer, in the files that transformers' AutoTokenizer reads."""
+"""Trains a byte-level BPE tokenizer."""
 
 import json
 import math
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from jaxspec.checkpoint.tokenizer import GENERIC
 
 BOS, EOS = "<s>", "</s>"
 BOS_ID, EOS_ID = 0, 1
@@ -46,17 +48,13 @@ def learn(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json, readable by versions 4 and 5 of transformers."""
-    from transformers import PreTrainedTokenizerFast
-
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=BOS,
-        eos_token=EOS,
-        model_max_length=max_length,
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(str(folder))
-    file = folder / "tokenizer_config.json"
-    values = json.loads(file.read_text(encoding="utf-8"))
-    values["tokenizer_class"] = "PreTrainedTokenizerFast"  # version 5 writes a name that version 4 does not know
-    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    """Writes tokenizer.json and tokenizer_config.json, which versions 4 and 5 of transformers read."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    values = {
+        "bos_token": BOS,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": EOS,
+        "model_max_length": max_length,
+        "tokenizer_class": GENERIC,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

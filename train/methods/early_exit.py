@@ -16,8 +16,9 @@ from jaxtyping import Array, Key
 from jaxspec.checkpoint import config_json, parameters
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.config_json import CheckpointConfig
-from jaxspec.checkpoint.loading import Checkpoint, load_tokenizer
+from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.drafters.early_exit import EarlyExit as EarlyExitDrafter
 from jaxspec.drafters.early_exit import EarlyExitHead, default_first, predict
 from jaxspec.model.config import LlamaConfig

@@ -124,19 +124,19 @@ def is_complete(engine: Engine, text: Sequence[int]) -> bool:
 
 def record(engine: Engine, prompt: list[int], generated: list[int]) -> dict[str, Any]:
     """The line of a text, without special tokens, and without a partial character at the end of an incomplete text."""
-    text, complete = shown(engine, prompt, generated)
-    return {"text": text, "prompt": text_of(engine.model.tokenizer, prompt), "complete": complete}
+    text, complete = shown(engine, [], prompt, generated)
+    return {"text": text, "prompt": text_of(engine.model.tokenizer, prompt, []), "complete": complete}
 
 
 def chat_record(engine: Engine, chat: ChatPrompt, generated: list[int]) -> dict[str, Any]:
     """The line of a conversation with its generated answer."""
-    answer, complete = shown(engine, [], generated)
+    answer, complete = shown(engine, chat.tokens, [], generated)
     messages = (*chat.messages, Message(ASSISTANT, answer))
     return {"messages": [dataclasses.asdict(each) for each in messages], "complete": complete}
 
 
-def shown(engine: Engine, prompt: list[int], generated: list[int]) -> tuple[str, bool]:
-    """The text of prompt and generated tokens, and whether the target ended it."""
+def shown(engine: Engine, before: list[int], prompt: list[int], generated: list[int]) -> tuple[str, bool]:
+    """The text of prompt and generated tokens after the tokens `before`, and whether the target ended it."""
     complete = is_complete(engine, generated)
-    text = text_of(engine.model.tokenizer, prompt + generated[: len(generated) - complete])
+    text = text_of(engine.model.tokenizer, prompt + generated[: len(generated) - complete], before)
     return (text if complete else text.rstrip("\ufffd")), complete

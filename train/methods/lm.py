@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Key
 
 from jaxspec.checkpoint import checksums, config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
-from jaxspec.checkpoint.loading import load_tokenizer
+from jaxspec.checkpoint.tokenizer import GENERIC, load_tokenizer
 from jaxspec.host import compilation_cache
 from jaxspec.host.atomic import staged
 from jaxspec.host.interrupts import deferred
@@ -118,6 +118,7 @@ def describe(model: LlamaConfig, dtype: str) -> CheckpointConfig:
         source_format="jaxspec",
         bos=tokenizer.BOS_ID,
         eos=(tokenizer.EOS_ID,),
+        tokenizer_class=GENERIC,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxspec.checkpoint.loading import load_tokenizer
+from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.train.data import dataset, tokenizer
 from jaxspec.train.data.sources import Sources
 from jaxspec.train.data.text import Document

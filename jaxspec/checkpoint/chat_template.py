@@ -1,0 +1,136 @@
+"""Renders chat templates in a sandboxed Jinja environment, the same as transformers'.
+
+The environment is described under "Writing a chat template" in transformers' documentation: blocks trimmed, loop
+controls, the tag `generation`, the filter `tojson` without HTML escapes, `raise_exception` and `strftime_now`.
+"""
+
+import datetime
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.sandbox
+
+Messages = Sequence[Mapping[str, Any]]
+_BEGIN, _END = "\ue000\u2062begin\u2063", "\ue000\u2062end\u2063"  # private characters: no text has them
+
+
+def render(template: str, messages: Messages, variables: Mapping[str, Any]) -> str:
+    """The text that a template makes of a conversation.
+
+    Args:
+        messages: `{"role": …, "content": …}` and further keys; keys whose value is None are left out.
+        variables: what else the template may read, such as `bos_token` and `add_generation_prompt`.
+
+    Raises:
+        ValueError: there are no messages.
+        jinja2.TemplateError: the template is damaged or refuses the conversation.
+    """
+    return _rendered(template, False, messages, variables)
+
+
+def render_to_last(template: str, messages: Messages, variables: Mapping[str, Any]) -> str:
+    """The text up to the end of the last message. Raises ValueError if the template changes that message."""
+    *others, last = messages
+    text = render(template, [*others, {**last, "content": last["content"] + _END}], variables)
+    before, end, _ = text.rpartition(_END)
+    if not end or last["content"].strip() not in before:
+        raise ValueError("the chat template changes the last message, which was to be continued")
+    return before
+
+
+def render_marked(
+    template: str, messages: Messages, variables: Mapping[str, Any]
+) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """The text, and the (start, end) in characters of each of the template's `{% generation %}` blocks."""
+    text, spans = "", []
+    for part in _rendered(template, True, messages, variables).split(_BEGIN):
+        block, end, rest = part.partition(_END)
+        if end:
+            spans.append((len(text), len(text) + len(block)))
+        text += block + rest
+    return text, tuple(spans)
+
+
+def reads(template: str, name: str) -> bool:
+    """Whether a template reads the variable `name`."""
+    return name in jinja2.meta.find_undeclared_variables(_environment(False).parse(template))
+
+
+def _rendered(template: str, marks: bool, messages: Messages, variables: Mapping[str, Any]) -> str:
+    return _compiled(template, marks).render(
+        messages=_plain(messages), **{"tools": None, "documents": None, **variables}
+    )
+
+
+def _plain(messages: Messages) -> list[dict[str, Any]]:
+    if not messages:
+        raise ValueError("a conversation needs at least one message")
+    plain = []
+    for message in messages:
+        kept = {key: value for key, value in message.items() if value is not None}
+        # The names that templates and data sets give to an answer's reasoning.
+        reasoning = next((kept[key] for key in ("reasoning_content", "thinking", "reasoning") if key in kept), None)
+        both = {} if reasoning is None else {"reasoning_content": reasoning}
+        plain.append({**({"thinking": reasoning} if both else {}), **kept, **both})
+    return plain
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(template: str, marks: bool) -> jinja2.Template:
+    return _environment(marks).from_string(template)
+
+
+@functools.cache
+def _environment(marks: bool) -> jinja2.Environment:
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_MarkedGeneration if marks else _Generation, jinja2.ext.loopcontrols],
+    )
+    made.filters["tojson"] = _tojson
+    made.globals |= {
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
+        "dict": lambda *args, **kwargs: dict(*args, **kwargs),  # the class itself would open its attributes
+    }
+    return made
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %} … {% endgeneration %}` around what the assistant writes."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja reads it from the class)
+    marks = ("", "")
+
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_write"), [], [], body).set_lineno(line)
+
+    def _write(self, caller: Any) -> str:
+        begin, end = self.marks
+        return begin + caller() + end
+
+
+class _MarkedGeneration(_Generation):
+    marks = (_BEGIN, _END)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

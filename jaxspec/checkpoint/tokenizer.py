@@ -1,0 +1,272 @@
+"""Tokenizers: text to token ids and back, and conversations to text.
+
+`tokenizer.json` decides the ids: its normaliser, pre-tokenizer, model, post-processor and decoder run as they stand,
+through the `tokenizers` library. The special tokens and the chat template come from the files beside it, as
+transformers 5 reads them in the original folder.
+"""
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from jaxspec.checkpoint import chat_template
+from jaxspec.checkpoint.chat_template import Messages
+from jaxspec.checkpoint.config_json import FORMAT, CheckpointError
+from jaxspec.host.terminal import say
+
+GENERIC = "PreTrainedTokenizerFast"
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LLAMA = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+_END_OF_TEXT = {"unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+# Special tokens that a class of transformers has where the config files name none.
+_DEFAULTS = {
+    "LlamaTokenizer": _LLAMA,
+    "CodeLlamaTokenizer": _LLAMA,
+    "Qwen2Tokenizer": {**_END_OF_TEXT, "pad_token": "<|endoftext|>"},
+    "GPT2Tokenizer": {**_END_OF_TEXT, "bos_token": "<|endoftext|>"},
+    "GPTNeoXTokenizer": {**_END_OF_TEXT, "bos_token": "<|endoftext|>", "pad_token": "<|padding|>"},
+}
+# Classes that replace the post-processor: whether they then add BOS. The others keep that of tokenizer.json.
+_BOS = {"CodeLlamaTokenizer": True, "GPTNeoXTokenizer": False}
+VOCABULARIES = ("tokenizer.model", "vocab.json", "tekken.json")  # other files that hold a whole vocabulary
+# How LLaMA 3 and Mistral split text before BPE, from their tokenizer.json.
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_TEKKEN_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint; `load_tokenizer` makes it.
+
+    Attributes:
+        special_tokens_map: token by name: `bos_token`, `eos_token` and the like, and those that only this model has.
+        all_special_tokens: these tokens, and the unnamed ones of the config files.
+        chat_template: the template of conversations; None: there is none.
+    """
+
+    def __init__(self, backend: Backend, named: dict[str, str], unnamed: list[str], templates: dict[str, str]):
+        self._backend, self._templates, self._lock = backend, templates, threading.Lock()
+        self.special_tokens_map = named
+        self.all_special_tokens = list(dict.fromkeys([*named.values(), *unnamed]))
+        self.chat_template = templates.get("default")
+        self.bos_token_id, self.eos_token_id = (
+            backend.token_to_id(named[name]) if name in named else None for name in ("bos_token", "eos_token")
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. The name of a special token in it is that token.
+
+        Args:
+            add_special_tokens: what the post-processor adds, usually BOS in front.
+        """
+        return self._encoded([text], add_special_tokens)[0].ids
+
+    def encode_as_text(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of texts in which the name of a special token is ordinary text."""
+        return [each.ids for each in self._encoded(texts, add_special_tokens, split=True)]
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Token ids of texts that hold their special tokens, and the (start, end) in characters of each token."""
+        return [(each.ids, each.offsets) for each in self._encoded(texts, False)]
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of tokens. Bytes that are no whole character become U+FFFD."""
+        return self._backend.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens)
+
+    def decode_after(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        """The text that `tokens` add to the tokens before them, without special tokens.
+
+        Decoded alone, the first token loses its space in vocabularies of sentencepiece.
+        """
+        shown, text = (self.decode([*before, *more], skip_special_tokens=True) for more in ((), tokens))
+        return text.removeprefix(shown)
+
+    def apply_chat_template(
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        **arguments: Any,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            add_generation_prompt: end with what comes before the assistant's next answer.
+            continue_final_message: end with the last message, without what the template writes after it.
+            arguments: further variables of the template, such as `enable_thinking`.
+
+        Raises:
+            ValueError: there is no chat template, there are no messages, or the last one is not in the text.
+            jinja2.TemplateError: the template is damaged or refuses the conversation.
+        """
+        render = chat_template.render_to_last if continue_final_message else chat_template.render
+        return render(*self._variables(messages, add_generation_prompt, arguments))
+
+    def render_marked(self, messages: Messages, **arguments: Any) -> tuple[str, tuple[tuple[int, int], ...]]:
+        """The text of a conversation, and the (start, end) in characters of its `{% generation %}` blocks."""
+        return chat_template.render_marked(*self._variables(messages, False, arguments))
+
+    def get_vocab(self) -> dict[str, int]:
+        """Token id by token, added tokens included."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    def to_json(self) -> str:
+        """Text of a `tokenizer.json` that gives the same ids."""
+        return self._backend.to_str(pretty=True)
+
+    def _encoded(self, texts: Sequence[str], add_special_tokens: bool, split: bool = False) -> list[Any]:
+        if not split:
+            return self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        with self._lock:  # the setting belongs to the whole tokenizer
+            usual, self._backend.encode_special_tokens = self._backend.encode_special_tokens, True
+            try:
+                return self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+            finally:
+                self._backend.encode_special_tokens = usual
+
+    def _variables(self, messages: Messages, prompt: bool, arguments: dict[str, Any]) -> tuple[str, Messages, dict]:
+        if self.chat_template is None:
+            raise ValueError("the tokenizer has no chat template")
+        template = self._templates.get("tool_use", self.chat_template) if arguments.get("tools") else self.chat_template
+        return template, messages, {**self.special_tokens_map, "add_generation_prompt": prompt, **arguments}
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer | None:
+    """The tokenizer in a checkpoint or a Hugging Face folder, None if there is none. Code in it is never run.
+
+    Raises:
+        CheckpointError: a file is damaged, or there is a tokenizer without a tokenizer.json.
+    """
+    folder = Path(folder)
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        if (other := next((name for name in VOCABULARIES if (folder / name).is_file()), None)) is None:
+            return None
+        raise CheckpointError(
+            f"the tokenizer in {folder} is {other} without a tokenizer.json; write one with "
+            f"`jaxspec-convert tokenizer SRC {folder}`, where SRC is the original model"
+        )
+    try:
+        return _load(folder)
+    except Exception as error:  # tokenizers raises plain Exception, and configs may hold anything
+        raise CheckpointError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def class_of(folder: Path) -> str:
+    """The class of tokenizers that transformers takes in a Hugging Face folder that has a tokenizer.json.
+
+    Most are generic (`GENERIC`): tokenizer.json holds all there is to them.
+    """
+    config, own = (_read(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    family, file = config.get("model_type"), folder / "tokenizer.json"
+    named = str(own.get("tokenizer_class") or config.get("tokenizer_class") or "").removesuffix("Fast")
+    if family == "qwen2" or (family == "qwen3" and not named):
+        return "Qwen2Tokenizer"
+    of_bytes = file.is_file() and '"ByteLevel"' in file.read_text(encoding="utf-8")
+    if family in ("mistral", "mixtral") or (named == "LlamaTokenizer" and of_bytes):
+        return GENERIC
+    return named if named in _DEFAULTS else GENERIC
+
+
+def _load(folder: Path) -> Tokenizer:
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend.no_truncation()
+    backend.no_padding()
+    config = _read(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= _read(folder / "special_tokens_map.json")
+    kind = _kind(folder, config)
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    defaults = {name: token for name, token in _DEFAULTS.get(kind, {}).items() if token in vocabulary}
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    given = {name: token for name, token in config.items() if name in _NAMED or name.endswith("_token")}
+    given |= extra if isinstance(extra, dict) else {}
+    named = {name: text for name, token in (defaults | given).items() if (text := _content(token)) is not None}
+    unnamed = [] if isinstance(extra, dict) else [text for token in extra if (text := _content(token)) is not None]
+    _add_tokens(backend, _added(folder, config, {*named.values(), *unnamed}), [*named.values(), *unnamed])
+    backend.encode_special_tokens = config.get("split_special_tokens", False)
+    if kind in _BOS:
+        bos = f"{named['bos_token']} " if _BOS[kind] and "bos_token" in named else ""
+        tokens = [(bos.strip(), backend.token_to_id(bos.strip()))] if bos else []
+        backend.post_processor = processors.TemplateProcessing(single=f"{bos}$A", special_tokens=tokens)
+    _check_split(folder, backend, vocabulary, config.get("fix_mistral_regex") is True)
+    return Tokenizer(backend, named, unnamed, _templates(folder, config))
+
+
+def _kind(folder: Path, config: dict[str, Any]) -> str:
+    """The class of tokenizers: in a checkpoint, what conversion found in the original folder."""
+    checkpoint = _read(folder / "config.json")
+    if checkpoint.get("format") != FORMAT:
+        return class_of(folder)
+    return str(checkpoint.get("tokenizer_class") or config.get("tokenizer_class")).removesuffix("Fast")
+
+
+def _add_tokens(backend: Backend, added: list[AddedToken], special: list[str]) -> None:
+    """Adds the tokens of the config files that tokenizer.json lacks or has with other flags."""
+    there = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    new = [token for token in added if repr(token) not in there]
+    known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *new)}
+    new += [AddedToken(text, special=True) for text in dict.fromkeys(special) if text not in known]
+    if new:
+        backend.add_tokens(new)
+
+
+def _added(folder: Path, config: dict[str, Any], special: set[str]) -> list[AddedToken]:
+    """The added tokens that the config files list, by their ids."""
+    if "added_tokens_decoder" in config:
+        listed = {int(at): AddedToken(**token) for at, token in config["added_tokens_decoder"].items()}
+    else:
+        old = _read(folder / "added_tokens.json")
+        flags = lambda text: {"special": text in special, "normalized": text not in special}
+        listed = {at: AddedToken(text, **flags(text)) for text, at in old.items()}
+    return [listed[at] for at in sorted(listed)]
+
+
+def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name; files take precedence over tokenizer_config.json."""
+    files = {file.stem: file for file in (folder / "additional_chat_templates").glob("*.jinja")}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    if files:
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    given = config.get("chat_template") or {}
+    if isinstance(given, list):
+        return {each["name"]: each["template"] for each in given}
+    return {"default": given} if isinstance(given, str) else given
+
+
+def _check_split(folder: Path, backend: Backend, vocabulary: dict[str, int], mend: bool) -> None:
+    """Mends or names the pre-tokenizer of Mistral Small 3's tokenizer.json, which is LLaMA 3's in error."""
+    if backend.pre_tokenizer is None or "[INST]" not in vocabulary:
+        return
+    state = json.loads(backend.pre_tokenizer.__getstate__())
+    first = (state.get("pretokenizers") or [state])[0]
+    if first.get("pattern") != {"Regex": _LLAMA3_SPLIT}:
+        return
+    if mend:
+        backend.pre_tokenizer[0] = pre_tokenizers.Split(Regex(_TEKKEN_SPLIT), behavior="isolated")
+    else:
+        say(
+            f"warning: {folder / 'tokenizer.json'} splits text as LLaMA 3 does and not as Mistral does, so numbers and "
+            'mixed case get other ids than the model was trained with; "fix_mistral_regex": true in '
+            "tokenizer_config.json mends it"
+        )
+
+
+def _content(token: Any) -> str | None:
+    return token.get("content") if isinstance(token, dict) else token if isinstance(token, str) else None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

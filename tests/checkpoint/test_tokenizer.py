@@ -1,0 +1,261 @@
+"""Tokenizers as the files of a model's own folder define them, whatever class of transformers they name."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, processors
+from transformers import AutoTokenizer
+
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.tokenizer import GENERIC, class_of, load_tokenizer
+from tests.tokenizers import LLAMA3_SPLIT, NASTY, TEMPLATE, of_bytes, of_sentencepiece, write
+
+NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+MAKERS = {
+    "bytes": of_bytes,
+    "bytes with BOS": lambda: of_bytes(bos=True),
+    "bytes by GPT-2's regex": lambda: of_bytes(None),
+    "LLaMA 2's sentencepiece": lambda: of_sentencepiece(legacy=True),
+    "Mistral's sentencepiece": lambda: of_sentencepiece(legacy=False),
+}
+_flags = {"lstrip": False, "rstrip": True, "normalized": False, "single_word": False, "special": True}
+CONFIGS: dict[str, dict[str, Any] | None] = {
+    "no config": None,
+    "empty": {},
+    "generic": {"tokenizer_class": GENERIC, **NAMED},
+    "LlamaTokenizerFast": {"tokenizer_class": "LlamaTokenizerFast", **NAMED},
+    "LlamaTokenizer": {"tokenizer_class": "LlamaTokenizer", "add_bos_token": False},
+    "GPT2Tokenizer": {"tokenizer_class": "GPT2Tokenizer", **NAMED},
+    "Qwen2Tokenizer": {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "</s>", "pad_token": None},
+    "GPTNeoXTokenizer": {"tokenizer_class": "GPTNeoXTokenizer", **NAMED, "pad_token": None},
+    "of the model": {"tokenizer_class": "LlamaTokenizerFast", **NAMED, "image_token": "<|user|>"},
+    "new tokens": {
+        "tokenizer_class": GENERIC,
+        **NAMED,
+        "pad_token": "<pad>",
+        "extra_special_tokens": ["a  b", "<|end|>"],
+    },
+    "other flags": {
+        "tokenizer_class": GENERIC,
+        **NAMED,
+        "added_tokens_decoder": {"0": {"content": "<unk>", **_flags}, "500": {"content": "camel", **_flags}},
+    },
+    "split": {"tokenizer_class": GENERIC, **NAMED, "split_special_tokens": True},
+}
+REBUILT = ("LlamaTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer", "GPTNeoXTokenizer", "CodeLlamaTokenizer")
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_ids_are_those_of_tokenizer_json(maker: str, tmp_path: Path):
+    """Classes of transformers that build their own normaliser and pre-tokenizer change nothing; where it takes the
+    file as it stands, all agrees with it: ids, texts, special tokens."""
+    made, compared = MAKERS[maker](), 0
+    for number, (name, config) in enumerate(CONFIGS.items()):
+        for family in ("llama", "mistral", "qwen2"):
+            folder = write(tmp_path / f"{number}{family}", made, config, model_type=family)
+            ours, raw = load_tokenizer(folder), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            assert ours is not None
+            if name not in ("of the model", "new tokens", "other flags", "split", "GPTNeoXTokenizer"):
+                for text in NASTY:
+                    assert ours.encode(text) == raw.encode(text).ids, (name, family, text)
+            theirs: Any = AutoTokenizer.from_pretrained(folder)
+            if type(theirs).__name__ in REBUILT:
+                continue
+            compared += 1
+            assert ours.special_tokens_map == theirs.special_tokens_map, (name, family)
+            assert set(ours.all_special_tokens) == set(theirs.all_special_tokens), (name, family)
+            for text in NASTY:
+                ids = theirs(text)["input_ids"]
+                assert ours.encode(text) == ids, (name, family, text)
+                assert ours.decode(ids) == theirs.decode(ids), (name, family, text)
+                assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids, skip_special_tokens=True)
+                assert ours.encode_as_text([text]) == [theirs(text, split_special_tokens=True)["input_ids"]]
+    assert compared >= 15
+
+
+def test_what_a_class_of_transformers_names_and_adds(tmp_path: Path):
+    """Special tokens that only the class names, and BOS that only the class adds, come from the original folder."""
+    for name, family in (("LlamaTokenizer", "llama"), ("CodeLlamaTokenizer", "llama"), ("GPTNeoXTokenizer", "llama")):
+        made = of_sentencepiece(legacy=False) if "Llama" in name else of_bytes(bos=True)
+        folder = write(tmp_path / name, made, {"tokenizer_class": name, "unk_token": "<unk>"}, model_type=family)
+        theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+        assert ours is not None
+        assert type(theirs).__name__ == name == class_of(folder)
+        named = {key: token for key, token in theirs.special_tokens_map.items() if token in made.get_vocab()}
+        assert {key: token for key, token in ours.special_tokens_map.items() if key in named} == named
+        assert theirs("x")["input_ids"] == ours.encode("x")
+    for config, family in (({}, "qwen2"), ({}, "qwen3"), ({"tokenizer_class": "LlamaTokenizerFast"}, "qwen2")):
+        made = of_bytes()
+        made.add_special_tokens(["<|endoftext|>"])
+        folder = write(tmp_path / f"{family}{len(config)}", made, config, model_type=family)
+        ours = load_tokenizer(folder)
+        assert ours is not None
+        assert ours.special_tokens_map == AutoTokenizer.from_pretrained(folder).special_tokens_map
+        assert ours.eos_token_id == made.token_to_id("<|endoftext|>")
+
+
+def test_special_tokens_of_the_older_files(tmp_path: Path):
+    folder = write(tmp_path, of_bytes(), {"tokenizer_class": GENERIC, "eos_token": "</s>"}, model_type="llama")
+    old = {
+        "eos_token": {"content": "<|end|>", "lstrip": False, "rstrip": True, "normalized": False, "single_word": False}
+    }
+    (folder / "special_tokens_map.json").write_text(json.dumps({**old, "bos_token": "<s>"}))
+    (folder / "added_tokens.json").write_text(json.dumps({"camel": 430, "<s>": 1}))
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    assert ours is not None
+    assert ours.special_tokens_map == theirs.special_tokens_map == {"eos_token": "<|end|>", "bos_token": "<s>"}
+    for text in NASTY:
+        assert theirs(text)["input_ids"] == ours.encode(text)
+
+
+def test_settings_of_a_batch_are_ignored(tmp_path: Path):
+    made = of_bytes()
+    made.enable_truncation(3)
+    made.enable_padding(length=8)
+    ours = load_tokenizer(write(tmp_path, made))
+    assert ours is not None
+    assert len(ours.encode("a" * 40)) > 8
+    assert len(ours.encode("a")) == 1
+
+
+def test_text_after_other_tokens_keeps_its_space(tmp_path: Path):
+    ours = load_tokenizer(write(tmp_path, of_sentencepiece(legacy=True), NAMED, model_type="llama"))
+    assert ours is not None
+    prompt = ours.encode("def f(x):\n")
+    for text in ("    x = 1", " x", "x", "", "é😀", "  \n"):
+        tokens = ours.encode(text)[1:]
+        whole = ours.decode([*prompt, *tokens], skip_special_tokens=True)
+        assert ours.decode_after(prompt, tokens) == ours.decode_after(prompt[-1:], tokens)
+        assert ours.decode(prompt, skip_special_tokens=True) + ours.decode_after(prompt[-1:], tokens) == whole
+    assert ours.decode_after(prompt[:1], ours.encode("x")[1:]) == "x"  # BOS begins a text, as does nothing
+    half = ours.encode("😀")[-4:]
+    assert ours.decode_after(half[:2], half[2:]) == "😀"
+
+
+LLAMA_CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "{{ yes }} <b>", "thinking": "hm"}]
+TEMPLATES = {
+    "plain": TEMPLATE,
+    "json": "{% for m in messages %}{{ m | tojson }}{{ m.content|tojson(indent=2) }}{% endfor %}",
+    "refuses": "{% if messages[0].role == 'user' %}{{ raise_exception('no users here') }}{% endif %}",
+    "loops": "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}",
+    "blocks": "  {% if add_generation_prompt %}\nyes\n  {% endif %}\n{% set n = namespace(x=dict(a=1)) %}{{ n.x.a }}",
+    "reasoning": "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}{% endfor %}",
+    "arguments": "{{ enable_thinking }}{{ tools is none }}{{ documents is none }}{{ date is defined }}",
+    "escapes": "{{ messages.__class__ }}{{ [].append(1) }}",
+    "damaged": "{% for m in messages %}",
+    "marked": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}",
+}
+
+
+def outcome(render: Callable[..., str], **arguments: Any) -> str:
+    """The text, or the error."""
+    try:
+        return render(LLAMA_CHAT, **arguments)
+    except Exception as error:
+        return repr(error)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_chat_templates_render_as_in_transformers(name: str, tmp_path: Path):
+    folder = write(tmp_path, of_bytes(), {**NAMED, "tokenizer_class": GENERIC}, model_type="llama")
+    (folder / "chat_template.jinja").write_text(TEMPLATES[name])
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    assert ours is not None
+    for prompt in (False, True):
+        arguments = {"add_generation_prompt": prompt, "enable_thinking": False}
+        expected = outcome(theirs.apply_chat_template, tokenize=False, **arguments)
+        assert outcome(ours.apply_chat_template, **arguments) == expected
+
+
+def test_the_assistants_part_is_marked(tmp_path: Path):
+    folder = write(tmp_path, of_bytes(), {"chat_template": TEMPLATES["marked"]}, model_type="llama")
+    ours = load_tokenizer(folder)
+    assert ours is not None
+    text, spans = ours.render_marked(LLAMA_CHAT)
+    assert text == ours.apply_chat_template(LLAMA_CHAT) == "hi.{{ yes }} <b>."
+    assert [text[start:end] for start, end in spans] == ["hi", "{{ yes }} <b>"]
+    assert ours.apply_chat_template(LLAMA_CHAT, continue_final_message=True) == "hi.{{ yes }} <b>"
+
+
+def test_several_chat_templates(tmp_path: Path):
+    listed = [{"name": "default", "template": "d{{ tools }}"}, {"name": "tool_use", "template": "t"}]
+    folder = write(tmp_path, of_bytes(), {"chat_template": listed}, model_type="llama")
+    for _ in range(2):
+        ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+        assert ours is not None
+        for tools in (None, [{"type": "function"}]):
+            expected = theirs.apply_chat_template(LLAMA_CHAT, tools=tools, tokenize=False)
+            assert ours.apply_chat_template(LLAMA_CHAT, tools=tools) == expected
+        (folder / "additional_chat_templates").mkdir(exist_ok=True)
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("u")
+        (folder / "chat_template.jinja").write_text("e")
+    none = load_tokenizer(write(tmp_path / "none", of_bytes()))
+    assert none is not None
+    assert none.chat_template is None
+    with pytest.raises(ValueError, match="has no chat template"):
+        none.apply_chat_template(LLAMA_CHAT)
+
+
+def test_a_pre_tokenizer_that_is_not_the_models_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Mistral Small 3's tokenizer.json splits as LLaMA 3 does; LLaMA 3's own and Mistral's others are right."""
+    right, wrong = of_bytes(), of_bytes(LLAMA3_SPLIT)
+    for made, marks, warned in ((wrong, ["[INST]"], True), (wrong, ["<|eot_id|>"], False), (right, ["[INST]"], False)):
+        folder = write(tmp_path / f"{warned}{marks}{made is right}", made, {"tokenizer_class": GENERIC})
+        copy = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        copy.add_special_tokens(marks)
+        copy.save(str(folder / "tokenizer.json"))
+        load_tokenizer(folder)
+        assert ("splits text as LLaMA 3 does" in capsys.readouterr().err) == warned
+        if warned:
+            write(folder, None, {"fix_mistral_regex": True})
+            mended = load_tokenizer(folder)
+            assert mended is not None
+            assert not capsys.readouterr().err
+            assert mended.encode("1234") == [mended.encode(digit)[0] for digit in "1234"]
+            assert mended.encode("camelCase") != copy.encode("camelCase").ids
+
+
+def test_folders_without_one_and_damaged_ones(tmp_path: Path):
+    assert load_tokenizer(tmp_path) is None
+    (tmp_path / "tokenizer.model").write_bytes(b"\n")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.model without a tokenizer\.json; write one with"):
+        load_tokenizer(tmp_path)
+    folder = write(tmp_path / "whole", of_bytes(), NAMED)
+    for name, content in (("tokenizer_config.json", "[]"), ("tokenizer_config.json", "{"), ("tokenizer.json", "{}")):
+        damaged = write(tmp_path / "damaged", of_bytes(), NAMED)
+        (damaged / name).write_text(content)
+        with pytest.raises(CheckpointError, match="cannot be read") as error:
+            load_tokenizer(damaged)
+        assert "\n" not in str(error.value)
+    assert load_tokenizer(folder) is not None
+
+
+def test_decoding_imports_no_transformers():
+    code = (
+        "import sys, jaxspec\n"
+        "jaxspec.load('builtin').tokenizer.apply_chat_template\n"
+        "sys.exit('transformers' in sys.modules or 'torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_post_processors_stay(tmp_path: Path):
+    made = of_bytes()
+    ends = [("<s>", 1), ("</s>", 2)]
+    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    made.add_tokens([AddedToken("camel", lstrip=True, rstrip=True)])
+    for add in (True, False):
+        config = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": add, "add_eos_token": add, **NAMED}
+        folder = write(tmp_path / str(add), made, config, model_type="llama")
+        ours = load_tokenizer(folder)
+        assert ours is not None
+        for text in NASTY:
+            assert (
+                ours.encode(text) == made.encode(text).ids == AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
+            )
