@@ -70,15 +70,22 @@ class Tokenizer:
         Args:
             add_special_tokens: what the post-processor adds, usually BOS in front.
         """
-        return self._encoded([text], add_special_tokens)[0].ids
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_as_text(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of texts in which the name of a special token is ordinary text."""
-        return [each.ids for each in self._encoded(texts, add_special_tokens, split=True)]
+        with self._lock:  # the setting belongs to the whole tokenizer
+            usual, self._backend.encode_special_tokens = self._backend.encode_special_tokens, True
+            try:
+                found = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+            finally:
+                self._backend.encode_special_tokens = usual
+        return [each.ids for each in found]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Token ids of texts that hold their special tokens, and the (start, end) in characters of each token."""
-        return [(each.ids, each.offsets) for each in self._encoded(texts, False)]
+        found = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [(each.ids, each.offsets) for each in found]
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of tokens. Bytes that are no whole character become U+FFFD."""
@@ -120,20 +127,6 @@ class Tokenizer:
     def get_vocab(self) -> dict[str, int]:
         """Token id by token, added tokens included."""
         return self._backend.get_vocab(with_added_tokens=True)
-
-    def to_json(self) -> str:
-        """Text of a `tokenizer.json` that gives the same ids."""
-        return self._backend.to_str(pretty=True)
-
-    def _encoded(self, texts: Sequence[str], add_special_tokens: bool, split: bool = False) -> list[Any]:
-        if not split:
-            return self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        with self._lock:  # the setting belongs to the whole tokenizer
-            usual, self._backend.encode_special_tokens = self._backend.encode_special_tokens, True
-            try:
-                return self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-            finally:
-                self._backend.encode_special_tokens = usual
 
     def _variables(self, messages: Messages, prompt: bool, arguments: dict[str, Any]) -> tuple[str, Messages, dict]:
         if self.chat_template is None:
@@ -187,8 +180,8 @@ def _load(folder: Path) -> Tokenizer:
     if "added_tokens_decoder" not in config:
         config |= _read(folder / "special_tokens_map.json")
     kind = _kind(folder, config)
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    defaults = {name: token for name, token in _DEFAULTS.get(kind, {}).items() if token in vocabulary}
+    known = lambda token: backend.token_to_id(token) is not None
+    defaults = {name: token for name, token in _DEFAULTS.get(kind, {}).items() if known(token)}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     given = {name: token for name, token in config.items() if name in _NAMED or name.endswith("_token")}
     given |= extra if isinstance(extra, dict) else {}
@@ -200,7 +193,7 @@ def _load(folder: Path) -> Tokenizer:
         bos = f"{named['bos_token']} " if _BOS[kind] and "bos_token" in named else ""
         tokens = [(bos.strip(), backend.token_to_id(bos.strip()))] if bos else []
         backend.post_processor = processors.TemplateProcessing(single=f"{bos}$A", special_tokens=tokens)
-    _check_split(folder, backend, vocabulary, config.get("fix_mistral_regex") is True)
+    _check_split(folder, backend, config.get("fix_mistral_regex") is True)
     return Tokenizer(backend, named, unnamed, _templates(folder, config))
 
 
@@ -246,9 +239,9 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     return {"default": given} if isinstance(given, str) else given
 
 
-def _check_split(folder: Path, backend: Backend, vocabulary: dict[str, int], mend: bool) -> None:
+def _check_split(folder: Path, backend: Backend, mend: bool) -> None:
     """Mends or names the pre-tokenizer of Mistral Small 3's tokenizer.json, which is LLaMA 3's in error."""
-    if backend.pre_tokenizer is None or "[INST]" not in vocabulary:
+    if backend.pre_tokenizer is None or backend.token_to_id("[INST]") is None:
         return
     state = json.loads(backend.pre_tokenizer.__getstate__())
     first = (state.get("pretokenizers") or [state])[0]

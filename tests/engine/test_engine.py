@@ -8,19 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models
 
 import jaxspec
 from jaxspec import Engine, load
 from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.checkpoint.tokenizer import Tokenizer
 from jaxspec.convert import llama
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Committed
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.engine.program import LOOP
 from jaxspec.engine.requests import requests_of
+from jaxspec.evaluate.spelling import pieces_of
 from jaxspec.host import compilation_cache
 from jaxspec.model.llama import unembed
+from jaxspec.report.draft_colours import coloured
 from jaxspec.train.run.packed import hidden_states
 from tests import checkpoints, hf_models
 
@@ -116,6 +121,28 @@ class TestGenerate:
             assert one.accepted.sum() == accepted + 1
             assert one.token[one.accepted][1:].tolist() == one.committed[:accepted]
         assert found.statistics.tokens == 29
+
+    def test_the_text_keeps_the_space_after_its_prompt(self, model):
+        """Decoded alone, the first word of sentencepiece's vocabularies has none."""
+        backend = tokenizers.Tokenizer(models.WordLevel({f"▁w{i}": i for i in range(259)}, "▁w0"))
+        backend.decoder = decoders.Metaspace()
+        words = Tokenizer(backend, {}, [], {})
+        spaced, prompt = Engine(dataclasses.replace(model, tokenizer=words), "ngram+chain"), [7, 8, 7, 8, 7]
+        assert words.decode(prompt).startswith("w7 w8")
+        settings = {"max_new_tokens": 20}
+        (found,) = spaced.generate([prompt], record=True, **settings)
+        expected = "".join(f" w{token}" for token in found.tokens)
+        assert found.text == expected == "".join(spaced.stream(prompt, **settings))
+        assert [text.text for _, text in spaced.generate_iter([prompt] * 3, batch_size=2, **settings)] == [expected] * 3
+        assert coloured(found, words, rejected=False).plain == expected
+        assert "".join(pieces_of(words, prompt, found.tokens)) == expected
+        stop = f" w{found.tokens[0]} w{found.tokens[1]}"
+        assert spaced.generate([prompt], stop=[stop], **settings)[0].text == ""
+        for text in (
+            spaced.stream(prompt, stop=[stop], **settings),
+            spaced.generate_iter([prompt], stop=[stop], **settings),
+        ):
+            assert "".join(piece if isinstance(piece, str) else piece[1].text for piece in text) == ""
 
     def test_token_ids_need_no_tokenizer(self, model, engine):
         bare = dataclasses.replace(model, tokenizer=None)
