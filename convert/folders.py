@@ -14,10 +14,7 @@ _KINDS = (
     ("flax_model* tf_model* *.h5 saved_model.pb weights*.npz *.nemo", f"another framework's format, {_RELEASE}"),
     ("global_step* *zero_pp_rank_* mp_rank_*", "a part of a DeepSpeed checkpoint; join it with zero_to_fp32.py"),
     ("*.distcp */*.distcp", "a part of an FSDP checkpoint; join it with `accelerate merge-weights`"),
-    (
-        "*.safetensors *.bin *.pt *.pth *.ckpt",
-        "a file of another name; if it is the model, call it model.safetensors or pytorch_model.bin",
-    ),
+    ("*.safetensors *.bin *.pt *.pth", "a file of another name; if it is the model, call it model.safetensors"),
     ("*/config.json */*/config.json */params.json", "a model in a folder of its own; name that folder"),
     ("tokenizer* preprocessor_config.json processor_config.json", "a tokenizer or processor; download the model"),
 )
@@ -31,7 +28,8 @@ def instead(path: Path, missing: str) -> str:
     """
     if not any(path.iterdir()):
         return f"{path} holds {missing}: it is empty"
-    if not any(path.glob("model.safetensors*")) and not any(path.glob("pytorch_model.bin*")):
+    weights = ("model.safetensors", "pytorch_model.bin")
+    if not any((path / f"{name}{end}").exists() for name in weights for end in ("", ".index.json")):
         for patterns, what in _KINDS:
             if found := sorted(file for pattern in patterns.split() for file in path.glob(pattern)):
                 return f"{path} holds {missing}, but {found[0].relative_to(path)}: {what}"

@@ -11,17 +11,9 @@ import numpy as np
 
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import experts, hf_config, meta, tokenizer
+from jaxspec.convert import experts, hf_config, meta, readers, tokenizer
 from jaxspec.convert.names import Scheme, theirs, unprefixed
-from jaxspec.convert.readers import (
-    Source,
-    Tensor,
-    check_dtypes,
-    check_present,
-    open_directory,
-    read_config,
-    read_json,
-)
+from jaxspec.convert.readers import Source, Tensor, open_directory, read_config, read_json
 from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
 from jaxspec.host import processes
 from jaxspec.host.atomic import staged_by_all
@@ -64,7 +56,7 @@ def convert(
     planned = plan(source, dtype)
     config = dataclasses.replace(planned.config, dtype=dtype or planned.config.dtype, quantize=quantize)
     for name in tokenizer.FILES:
-        check_present((tokenizer_from or source) / name)
+        readers.check_present((tokenizer_from or source) / name)
     tokenizer.check_readable(tokenizer_from or source)
     with staged_by_all(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
         if processes.is_first():
@@ -90,7 +82,7 @@ def plan(source: Path, dtype: str | None = None) -> Conversion:
         tokens, scheme = meta.special_tokens(family, model), "meta"
     else:
         model, family, tokens, tensors, scheme = *_huggingface(source), "huggingface"
-    check_dtypes(tensors, () if dtype is None else ("float64",))
+    readers.check_dtypes(tensors, () if dtype is None else ("float64",))
     matched = _match(model, tensors, scheme, source)
     stored = main_dtype(matched.values())
     if stored == "float64":
