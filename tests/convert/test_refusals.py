@@ -245,6 +245,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # archives of it are refused
 def test_bin_files(copy: Callable[[str], Path], tmp_path: Path):
     source, out = copy("llama"), tmp_path / "ckpt"
     state = {name: torch.from_numpy(array) for name, array in tensors(source).items()}
