@@ -15,8 +15,8 @@ from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import dflash_config, draft_maps, fused_heads, kinds
 from jaxspec.convert.dflash_config import LAYOUTS, Layout
-from jaxspec.convert.head_parts import Taps, lm_head_of, unprefixed, without_targets
-from jaxspec.convert.names import theirs
+from jaxspec.convert.head_parts import Taps, lm_head_of, without_targets
+from jaxspec.convert.names import theirs, unprefixed
 from jaxspec.convert.readers import Tensor, check_dtypes, open_directory, read_config
 from jaxspec.convert.transfer import main_dtype, match
 from jaxspec.decoding.drafter import HeadShape

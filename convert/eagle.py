@@ -22,10 +22,9 @@ from jaxspec.convert.head_parts import (
     lm_head_of,
     one_layer,
     target_of,
-    unprefixed,
     without_targets,
 )
-from jaxspec.convert.names import theirs
+from jaxspec.convert.names import theirs, unprefixed
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config
 from jaxspec.convert.transfer import main_dtype, match, write_head
 from jaxspec.decoding.drafter import HeadShape

@@ -15,8 +15,8 @@ from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import draft_maps, eagle3_config, fused_heads, kinds
 from jaxspec.convert.eagle3_config import LAYOUTS, Layout
-from jaxspec.convert.head_parts import Taps, unprefixed, without_targets
-from jaxspec.convert.names import theirs
+from jaxspec.convert.head_parts import Taps, without_targets
+from jaxspec.convert.names import theirs, unprefixed
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config
 from jaxspec.convert.transfer import main_dtype, match
 from jaxspec.decoding.drafter import HeadShape

@@ -1,7 +1,7 @@
-"""Shared by the conversions of EAGLE heads: tensor names without prefixes, and tensors that repeat the target's."""
+"""Shared by the conversions of EAGLE heads: their configs, and tensors that repeat the target's."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ from jaxspec.checkpoint import config_json, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import hf_config
-from jaxspec.convert.names import IGNORED, is_kernel
-from jaxspec.convert.readers import Source, Tensor, format_of
+from jaxspec.convert.names import is_kernel
+from jaxspec.convert.readers import Tensor, format_of
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 
@@ -28,28 +28,6 @@ class Taps:
 
     layers: tuple[int, ...] | None
     reason: str
-
-
-def unprefixed(tensors: Source, source: Path, known: Collection[str]) -> dict[str, Tensor]:
-    """The head's tensors, without a prefix of their names that some tools add, such as `model.`.
-
-    Args:
-        known: names of which the head has one; the text before that name in the files is the prefix.
-
-    Raises:
-        CheckpointError: a tensor occurs with and without the prefix.
-    """
-    ends = tuple(f".{name}" for name in known)
-    whole = next((name for name in tensors if name.endswith(ends) and name not in known), "")
-    prefix = next((whole.removesuffix(name) for name in known if whole.endswith(f".{name}")), "")
-    found = {}
-    for name, tensor in tensors.items():
-        if IGNORED.fullmatch(name):
-            continue
-        if (bare := name.removeprefix(prefix)) in found:
-            raise CheckpointError(f"tensor {bare} is twice in {source}, with and without the prefix {prefix}")
-        found[bare] = tensor
-    return found
 
 
 def one_layer(raw: Mapping[str, Any], source: Path, what: str) -> LlamaConfig:

@@ -31,6 +31,16 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+# By their names in lower case, since LLaMA's class was once spelled LLaMAForCausalLM. A model that was saved from the
+# class without LM head is read too, if it has one.
+_KINDS = {f"{kind}{end}": kind for kind in ARCHITECTURES for end in ("forcausallm", "model")}
+# Keys that change what transformers computes, and the values that jaxspec computes, the first of which is the default.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "is_causal": (True, None),
+    "per_layer_config": (None, {}, []),
+    "transformers_weights": (None,),
+}
 # Values of absent keys: transformers' defaults. (A null differs: as many KV heads as query heads, no window.)
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _DEFAULTS = {
@@ -52,10 +62,12 @@ _DEFAULTS = {
 
 def family(config: Mapping[str, Any]) -> str:
     """The `model_type` of a config. Raises CheckpointError unless it is a supported architecture."""
-    kind = config.get("model_type")
+    found = config.get("architectures") or []
+    named = _KINDS.get(str(found[0]).lower()) if isinstance(found, list) and len(found) == 1 else None
+    kind = config.get("model_type") or named
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise CheckpointError(f"model_type {kind!r} is not supported; jaxspec reads {', '.join(ARCHITECTURES)}")
-    if (found := config.get("architectures")) and found != [ARCHITECTURES[kind]]:
+    if found and named != kind:
         raise CheckpointError(f"architectures {found} is not supported; a {kind} must be {ARCHITECTURES[kind]}")
     return kind
 
@@ -152,15 +164,15 @@ def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
 
 def _refuse(config: Mapping[str, Any], kind: str) -> None:
     """Raises CheckpointError for unsupported settings that would change the computation."""
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
-        raise CheckpointError(
-            f"the checkpoint is quantized (quantization_config: {method}); convert the one it was made from"
-        )
-    if (activation := config["hidden_act"]) != "silu":
-        raise CheckpointError(f"hidden_act {activation!r} is not supported, only 'silu'")
+    for key in ("quantization_config", "compression_config", "quantization"):  # the last is MLX's
+        if quantization := config.get(key):
+            method = quantization.get("quant_method", "unknown") if isinstance(quantization, Mapping) else quantization
+            raise CheckpointError(f"the checkpoint is quantized ({key}: {method}); convert the one it was made from")
+    for key, values in _ONLY.items():
+        if (value := config.get(key, values[0])) not in values:
+            raise CheckpointError(f"{key} {reprlib.repr(value)} is not supported, only {values[0]!r}")
     window = config.get("sliding_window")
-    if (kind in ("mistral", "mixtral") and window is not None) or config.get("use_sliding_window"):
+    if window is not None and (kind in ("mistral", "mixtral") or config.get("use_sliding_window")):
         raise CheckpointError(
             f"sliding-window attention (sliding_window {window}) is not supported; use a release without a window"
         )
@@ -170,8 +182,11 @@ def _refuse(config: Mapping[str, Any], kind: str) -> None:
 
 
 def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
-    """The rope, from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling` (before)."""
-    values = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    """The rope, from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling` (before).
+
+    As in transformers, `rope_scaling` comes first, and for `llama3` a length in the config itself.
+    """
+    values = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(values, Mapping):
         raise CheckpointError(f"rope_scaling {values!r} is not supported, it must be an object")
     kind = values.get("rope_type") or values.get("type") or "default"
@@ -185,7 +200,9 @@ def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
     where = values if values.get("rope_theta") is not None else {"rope_theta": 10000.0, **_given(config)}
     settings: dict[str, Any] = {key: positive(values, key) for key in _ROPE_NUMBERS[kind]}
     if kind in ("dynamic", "llama3"):
-        settings["original_length"] = integer(values, "original_max_position_embeddings", otherwise=max_length)
+        key = "original_max_position_embeddings"
+        outer = config if kind == "llama3" and config.get(key) is not None else values
+        settings["original_length"] = integer(outer, key, otherwise=max_length)
     settings["scaling"] = "none" if kind == "default" else kind
     return Rope(theta=positive(where, "rope_theta"), **settings)
 

@@ -7,9 +7,9 @@ from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.tokenizer import FILES
 
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_CONFIGS = ["config.json", "generation_config.json", *FILES]
+_CONFIGS = ["config.json", "generation_config.json", "params.json", "adapter_config.json", *FILES]
 # Weight files at the top of a repository. Safetensors come first, because reading them does not need PyTorch.
-_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors", "consolidated.*.pth")
 
 
 def locate(source: str, revision: str | None, weights: tuple[str, ...] = _WEIGHTS) -> Path:

@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import experts, hf_config, meta, tokenizer
-from jaxspec.convert.names import IGNORED, Scheme, theirs
-from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config, read_json
+from jaxspec.convert import experts, hf_config, meta, readers, tokenizer
+from jaxspec.convert.names import Scheme, theirs, unprefixed
+from jaxspec.convert.readers import Source, Tensor, open_directory, read_config, read_json
 from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
 from jaxspec.host import processes
 from jaxspec.host.atomic import staged_by_all
@@ -53,13 +53,15 @@ def convert(
         DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     check_quantization(quantize)
-    planned = plan(source)
+    planned = plan(source, dtype)
     config = dataclasses.replace(planned.config, dtype=dtype or planned.config.dtype, quantize=quantize)
+    for file in tokenizer.files(tokenizer_from or source):
+        readers.check_present(file)
     tokenizer.check_readable(tokenizer_from or source)
     with staged_by_all(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
         if processes.is_first():
-            scheme = planned.scheme if tokenizer_from is None else "huggingface"
-            kind = tokenizer.bring(tokenizer_from or source, folder, scheme)
+            own = planned.scheme == "meta" and tokenizer_from is None and not (source / "tokenizer.json").is_file()
+            kind = tokenizer.bring(tokenizer_from or source, folder, "meta" if own else "huggingface")
             config = dataclasses.replace(config, tokenizer_class=kind)
         write_params(planned.tensors, dtype, source, folder, out, quantize)
         if processes.is_first():  # written last: it marks the checkpoint as complete
@@ -69,16 +71,23 @@ def convert(
     return config
 
 
-def plan(source: Path) -> Conversion:
-    """Reads configs and headers and checks them against each other. Raises CheckpointError."""
+def plan(source: Path, dtype: str | None = None) -> Conversion:
+    """Reads configs and headers and checks them against each other. Raises CheckpointError.
+
+    Args:
+        dtype: dtype that parameters will have; with one, float64 is read too.
+    """
     if meta.is_meta(source):
-        model, tensors = meta.open_meta(source)
-        family, tokens, scheme = "llama", meta.special_tokens(model), "meta"
+        family, model, tensors = meta.open_meta(source)
+        tokens, scheme = meta.special_tokens(family, model), "meta"
     else:
         model, family, tokens, tensors, scheme = *_huggingface(source), "huggingface"
+    readers.check_dtypes(tensors, () if dtype is None else ("float64",))
     matched = _match(model, tensors, scheme, source)
-    dtype = main_dtype(matched.values())
-    config = CheckpointConfig(family, model, dtype, dtype, scheme, **tokens)
+    stored = main_dtype(matched.values())
+    if stored == "float64":
+        stored = dtype or stored
+    config = CheckpointConfig(family, model, stored, stored, scheme, **tokens)
     return Conversion(config, matched, scheme)
 
 
@@ -88,14 +97,26 @@ def _huggingface(source: Path) -> tuple[LlamaConfig, str, dict[str, Any], Source
     generation = read_json(generation_file) if generation_file.exists() else {}
     if (penalty := generation.get("repetition_penalty") or 1) != 1:
         say(f"warning: {generation_file} asks for repetition_penalty {penalty}, which jaxspec does not apply")
-    model, tensors = hf_config.to_llama(raw), open_directory(source)
-    check_dtypes(tensors)
-    return model, hf_config.family(raw), hf_config.special_tokens(raw, generation, model.vocab_size), tensors
+    model, family = hf_config.to_llama(raw), hf_config.family(raw)
+    if raw.get("auto_map"):
+        say(f"warning: {source / 'config.json'} names code of its own (auto_map), which is not run: a {family} is read")
+    tokens = hf_config.special_tokens(raw, generation, model.vocab_size)
+    return model, family, tokens, _unprefixed(open_directory(source), source)
 
 
-def _match(model: LlamaConfig, tensors: Source, scheme: Scheme, source: Path) -> dict[str, Tensor]:
+def _unprefixed(tensors: Source, source: Path) -> dict[str, Tensor]:
+    """Tensors by the names of a model with its LM head, also if it was saved from the class without one."""
+    embedding = theirs("embedding", "huggingface")
+    if embedding in (found := unprefixed(tensors, source, [embedding])):
+        return found
+    base = unprefixed(tensors, source, ["embed_tokens.weight"])
+    if "embed_tokens.weight" not in base:
+        return found
+    return {name if name.startswith("lm_head.") else f"model.{name}": tensor for name, tensor in base.items()}
+
+
+def _match(model: LlamaConfig, found: Source, scheme: Scheme, source: Path) -> dict[str, Tensor]:
     """The source tensor of each of jaxspec's parameters."""
-    found = {name: tensor for name, tensor in tensors.items() if not IGNORED.fullmatch(name)}
     if max(model.num_layers, model.num_experts) > len(found):  # checking so many names would take long
         raise CheckpointError(
             f"{source} says {model.num_layers} layers (and {model.num_experts} experts), and its files hold "
@@ -103,8 +124,9 @@ def _match(model: LlamaConfig, tensors: Source, scheme: Scheme, source: Path) ->
         )
     if model.num_experts:
         found = experts.join(found, model.num_experts, str(source))
-    head = found.pop(theirs("head.kernel", scheme), None) if model.tie_embeddings else None
-    matched = match(parameters.abstract(model), found, lambda ours: theirs(ours, scheme), str(source))
+    rest = dict(found)
+    head = rest.pop(theirs("head.kernel", scheme), None) if model.tie_embeddings else None
+    matched = match(parameters.abstract(model), rest, lambda ours: theirs(ours, scheme), str(source))
     if head is not None and not np.array_equal(head.read(), matched["embedding"].read()):
         raise CheckpointError(
             f"{source} says tie_word_embeddings, but its {head.name} differs from the embedding; "

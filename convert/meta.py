@@ -1,9 +1,11 @@
-"""Meta's format: `params.json` and `consolidated.*.pth`, one file per shard of tensor parallelism.
+"""Meta's format: `params.json` and `consolidated.*.pth`, one file per shard of tensor parallelism. Mistral's has other
+settings and `consolidated.safetensors`.
 
 `open_meta` presents the shards as whole tensors in Hugging Face's rotary layout, so the rest of the conversion is the
 same for both formats.
 """
 
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,8 @@ import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.hf_config import integer, positive
-from jaxspec.convert.names import IGNORED, Row, meta_row
-from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_torch, read_json
+from jaxspec.convert.names import Row, meta_row, unprefixed
+from jaxspec.convert.readers import Source, Tensor, open_file_or_shards, read_json, same, weights_file
 from jaxspec.model.config import LlamaConfig, Rope
 
 _KNOWN = {
@@ -29,31 +31,44 @@ _KNOWN = {
     "vocab_size",
     "max_seq_len",
     "max_batch_size",
+    # Mistral's
+    "head_dim",
+    "hidden_dim",
+    "tied_embeddings",
+    "max_position_embeddings",
+    "dtype",
 }
+# Mistral's settings at the values that change nothing.
+_ONLY = {"model_type": "transformer", "activation": "silu"}
 
 
 def is_meta(path: Path) -> bool:
-    """Whether a folder is one of Meta's releases."""
-    return (path / "params.json").is_file() and not (path / "config.json").exists()
+    """Whether a folder is one of Meta's or Mistral's releases, and holds no weights in Hugging Face's format."""
+    if not (path / "params.json").is_file():
+        return False
+    return not (path / "config.json").exists() or (any(path.glob("consolidated*")) and weights_file(path) is None)
 
 
-def open_meta(path: Path) -> tuple[LlamaConfig, Source]:
-    """Shape and tensors of a Meta folder.
+def open_meta(path: Path) -> tuple[str, LlamaConfig, Source]:
+    """Family, shape and tensors of a folder of Meta's or Mistral's.
 
     Raises:
         CheckpointError: there are no shards, they do not fit together, or a tensor or setting is missing or unknown.
     """
     params = read_json(path / "params.json")
-    files = sorted(path.glob("consolidated.*.pth"))
-    if not files:
-        raise CheckpointError(f"{path} has params.json but no consolidated.*.pth; check that the download is complete")
-    shards = [open_torch(file) for file in files]
+    _refuse(params)
+    torch_files, single = sorted(path.glob("consolidated.*.pth")), path / "consolidated.safetensors"
+    files = [*torch_files, *[single] * any(path.glob("consolidated*.safetensors"))]
+    if not files or (single in files and torch_files):
+        found = f"{files[0].name} and {single.name}" if files else f"no consolidated.*.pth and no {single.name}"
+        raise CheckpointError(f"{path} has params.json and {found}; it must have one of them, whole")
+    opened = [open_file_or_shards(file) for file in files]
+    shards = [unprefixed(tensors, path, ["tok_embeddings.weight"]) for tensors in opened]
     for file, shard in zip(files, shards, strict=True):
-        check_dtypes(shard)
         if wrong := sorted(shard.keys() ^ shards[0].keys()):
             raise CheckpointError(f"tensor {wrong[0]} is not in both {files[0].name} and {file.name} of {path}")
     for name in shards[0]:
-        if meta_row(name) is None and not IGNORED.fullmatch(name):
+        if meta_row(name) is None:
             raise CheckpointError(f"tensor {name} in {files[0]} is not part of a LLaMA; is this another model?")
     for name in ("tok_embeddings.weight", "layers.0.feed_forward.w1.weight"):
         if name not in shards[0]:
@@ -66,19 +81,41 @@ def open_meta(path: Path) -> tuple[LlamaConfig, Source]:
         for name in shards[0]
         if (row := meta_row(name)) is not None
     }
-    return _config(params, source), source
+    family = "mistral" if _is_mistral(params) else "llama"
+    if family == "mistral" and "output.weight" not in source and not params.get("tied_embeddings"):
+        raise CheckpointError(f"tensor output.weight is missing in {files[0]}, and params.json has no tied_embeddings")
+    return family, _config(params, source), source
 
 
-def special_tokens(config: LlamaConfig) -> dict[str, Any]:
-    """The special tokens of Meta's tokenizers, with the chat models' EOS tokens. Meta's files do not contain them."""
-    if config.vocab_size >= 128256:  # LLaMA 3's
+def _is_mistral(params: Mapping[str, Any]) -> bool:
+    """Whether a params.json is Mistral's: it gives the width of the MLP, which Meta's derives."""
+    return params.get("hidden_dim") is not None
+
+
+def special_tokens(family: str, config: LlamaConfig) -> dict[str, Any]:
+    """The special tokens of Meta's and Mistral's tokenizers, with the chat models' EOS tokens. The files do not contain
+    them."""
+    if family == "llama" and config.vocab_size >= 128256:  # LLaMA 3's
         return {"bos": 128000, "eos": (128001, 128008, 128009)}
     return {"bos": 1, "eos": (2,)}
 
 
+def _refuse(params: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for settings that are unknown or would change the computation."""
+    set_ = {key: value for key, value in params.items() if value is not None and _ONLY.get(key, ()) != value}
+    if unknown := sorted(set_.keys() - _KNOWN):
+        raise CheckpointError(
+            f"params.json has {unknown[0]!r}: {reprlib.repr(set_[unknown[0]])}, which is not supported; convert the "
+            "model's Hugging Face release"
+        )
+    if _is_mistral(params) and params.get("rope_theta") is None:
+        raise CheckpointError(
+            "params.json has no 'rope_theta', for which Mistral's code and transformers take different values; convert "
+            "the model's Hugging Face release"
+        )
+
+
 def _config(params: Mapping[str, Any], source: Source) -> LlamaConfig:
-    if unknown := sorted(params.keys() - _KNOWN):
-        raise CheckpointError(f"params.json has the setting {unknown[0]!r}, which no LLaMA 1 to 3 has")
     dim, heads = _integer(params, "dim"), _integer(params, "n_heads")
     embedding = source["tok_embeddings.weight"]
     vocab = params.get("vocab_size")
@@ -90,7 +127,7 @@ def _config(params: Mapping[str, Any], source: Source) -> LlamaConfig:
             num_layers=_integer(params, "n_layers"),
             num_heads=heads,
             num_kv_heads=_integer(params, "n_kv_heads", heads),
-            head_dim=dim // heads,
+            head_dim=_integer(params, "head_dim", dim // heads),
             norm_eps=_positive(params, "norm_eps"),
             max_length=_max_length(params),
             rope=_rope(params),
@@ -102,7 +139,9 @@ def _config(params: Mapping[str, Any], source: Source) -> LlamaConfig:
 
 def _intermediate(params: Mapping[str, Any], source: Source) -> int:
     """Width of the MLP: 2/3 of 4 x dim, times `ffn_dim_multiplier`, rounded up to `multiple_of`. Without
-    `multiple_of` it is the tensor's width."""
+    `multiple_of` it is the tensor's width. Mistral's files contain it."""
+    if _is_mistral(params):
+        return _integer(params, "hidden_dim")
     if "multiple_of" not in params:
         return source["layers.0.feed_forward.w1.weight"].shape[0]
     multiple = _integer(params, "multiple_of")
@@ -116,6 +155,8 @@ def _max_length(params: Mapping[str, Any]) -> int:
     """Number of positions. The files usually do not contain it, so it is derived from properties of each release."""
     if params.get("max_seq_len") is not None:
         return _integer(params, "max_seq_len")
+    if _is_mistral(params):
+        return _integer(params, "max_position_embeddings", 32768)  # as transformers' converter
     if params.get("use_scaled_rope"):
         return 131072  # LLaMA 3.1 and later
     by_theta = {500000.0: 8192, 1000000.0: 16384}  # LLaMA 3; Code LLaMA
@@ -141,10 +182,7 @@ def _rope(params: Mapping[str, Any]) -> Rope:
 def _tied(source: Source) -> bool:
     """Whether embedding and LM head are tied, as in LLaMA 3.2 1B and 3B. Meta's files contain both copies."""
     embedding, output = source["tok_embeddings.weight"], source.get("output.weight")
-    if output is None:
-        return True
-    same_kind = (embedding.shape, embedding.dtype) == (output.shape, output.dtype)
-    return same_kind and bool(np.array_equal(embedding.read(), output.read()))
+    return output is None or same(embedding, output)
 
 
 def _join(name: str, row: Row, parts: list[Tensor], dim: int, heads: Mapping[str, int]) -> Tensor:

@@ -5,9 +5,13 @@ PyTorch's linear weights are [out, in], and kernels here are [in, out]. So the f
 
 import dataclasses
 import re
-from typing import Literal
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import numpy as np
+
+from jaxspec.checkpoint.config_json import CheckpointError
 
 Scheme = Literal["huggingface", "meta"]
 
@@ -53,7 +57,10 @@ _BY_OURS = {row.ours: row for row in TABLE}
 _BY_META = {row.meta: row for row in TABLE if row.meta is not None}
 
 # Tables of rotary angles, which some files contain although they follow from the config.
-IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq|rope\.freqs")
+IGNORED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|(.*\.)?rope\.freqs")
+# Parts of names from modules that only wrap another: of torch.compile, DataParallel, FSDP and checkpointing.
+_WRAPPER = re.compile(r"(?<![^.])(_orig_mod|module|_fsdp_wrapped_module|_fpw_module|_checkpoint_wrapped_module)\.")
+Value = TypeVar("Value")
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -82,3 +89,27 @@ def turned(ours: str, array: np.ndarray) -> np.ndarray:
 def meta_row(name: str) -> Row | None:
     """The table's row for a tensor of Meta's files; None for an unknown tensor."""
     return _BY_META.get(_split(name.removesuffix(".weight"))[0])
+
+
+def unprefixed(tensors: Mapping[str, Value], source: Path, known: Collection[str]) -> dict[str, Value]:
+    """A source's tensors, without tables of rotary angles, and without what tools add to names, such as `module.`.
+
+    Args:
+        known: names of which the source has one; the text before that name in the files is the prefix.
+
+    Raises:
+        CheckpointError: a tensor occurs with and without the prefix.
+    """
+    unwrapped = {name: _WRAPPER.sub("", name) for name in tensors}
+    ends = tuple(f".{name}" for name in known)
+    whole = next((name for name in unwrapped.values() if name.endswith(ends) and name not in known), "")
+    prefix = next((whole.removesuffix(name) for name in known if whole.endswith(f".{name}")), "")
+    found = {}
+    for name, tensor in tensors.items():
+        if IGNORED.fullmatch(name):
+            continue
+        if (bare := unwrapped[name].removeprefix(prefix)) in found:
+            more = prefix or name.removesuffix(bare)
+            raise CheckpointError(f"tensor {bare} is twice in {source}, with and without the prefix {more}")
+        found[bare] = tensor
+    return found

@@ -4,10 +4,13 @@ A mapped file counts as memory while its touched pages stay mapped. Opening it a
 millisecond and keeps the peak at one tensor.
 """
 
+import contextlib
 import dataclasses
 import functools
 import pickle
+import re
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,8 +20,16 @@ import numpy as np
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import DTYPES, CheckpointError
+from jaxspec.convert import folders
+from jaxspec.convert.names import IGNORED
+from jaxspec.host.terminal import say
 
-_SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Keys under which training code keeps a model's state dict, beside its optimizer's and the like.
+_NESTED = ("state_dict", "model_state_dict", "model", "module")
+_FILES = ("model.safetensors", "pytorch_model.bin")
+_INDEX = ".index.json"
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,19 +57,28 @@ def open_directory(path: Path) -> Source:
     Raises:
         CheckpointError: there are no weights, the index is invalid, or a shard is missing or unreadable.
     """
-    for stem, suffix, opener in (("model", "safetensors", open_safetensors), ("pytorch_model", "bin", open_torch)):
-        if (single := path / f"{stem}.{suffix}").exists():
-            return opener(single)
-        if (index := path / f"{stem}.{suffix}.index.json").exists():
-            return _open_shards(index, opener)
-    raise CheckpointError(
-        f"{path} holds neither model.safetensors nor pytorch_model.bin nor an index of their shards; "
-        "check that the download is complete"
-    )
+    if (file := weights_file(path)) is None:
+        raise CheckpointError(
+            folders.instead(path, f"neither {_FILES[0]} nor {_FILES[1]} nor an index of their shards")
+        )
+    return open_file_or_shards(file)
 
 
-def _open_shards(index: Path, opener: Callable[[Path], Source]) -> Source:
-    """The tensors of all shards in an index, each shard checked against the index."""
+def weights_file(path: Path) -> Path | None:
+    """The file of weights in a Hugging Face folder, which may be there as shards only; None: there are no weights."""
+    whole = (path / name for name in _FILES)
+    return next((file for file in whole if file.exists() or file.with_name(f"{file.name}{_INDEX}").exists()), None)
+
+
+def open_file_or_shards(file: Path) -> Source:
+    """All tensors of a file, or of the shards that its index names if there is no such file.
+
+    As in transformers, it does not matter which tensors the index expects in which shard.
+    """
+    opener = open_safetensors if file.suffix == ".safetensors" else open_torch
+    if file.exists():
+        return opener(file)
+    index = file.with_name(f"{file.name}{_INDEX}")
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files; download it again")
@@ -72,13 +92,32 @@ def _open_shards(index: Path, opener: Callable[[Path], Source]) -> Source:
             raise CheckpointError(f"shard {shard} is named in {index} but absent; download it again")
     tensors: dict[str, Tensor] = {}
     for shard in shards:
-        found = opener(index.parent / shard)
-        listed = {name for name, where in weight_map.items() if where == shard}
-        if wrong := sorted(listed ^ found.keys()):
-            problem = "but holds no" if wrong[0] in listed else "without it, but holds"
-            raise CheckpointError(f"{shard} is listed in {index.name} {problem} tensor {wrong[0]}; download both again")
-        tensors |= found
+        for name, tensor in opener(index.parent / shard).items():
+            if not same(tensors.setdefault(name, tensor), tensor):
+                raise CheckpointError(
+                    f"tensor {name} is in {tensors[name].file} and, with other values, in {shard}; download the files "
+                    f"that {index} names again"
+                )
     return tensors
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether tensors of one name are the same, by their values if they are in several files."""
+    if one is other or IGNORED.fullmatch(one.name):
+        return True
+    alike = (one.shape, one.dtype) == (other.shape, other.dtype) and one.dtype in DTYPES
+    return alike and np.array_equal(one.read(), other.read())
+
+
+def check_present(file: Path) -> None:
+    """Raises CheckpointError for a file that stands for content which has not been downloaded."""
+    with contextlib.suppress(OSError), file.open("rb") as stream:
+        if stream.read(len(_POINTER)) == _POINTER:
+            raise CheckpointError(
+                f"{file} is a pointer of git-LFS and not the file itself; run `git lfs pull` in its folder"
+            )
+    if (control := file.with_name(f"{file.name}.aria2")).exists():  # the file then has its full size, with holes
+        raise CheckpointError(f"{file} is an unfinished download, since {control.name} is beside it; let aria2 finish")
 
 
 def open_safetensors(path: Path) -> Source:
@@ -97,6 +136,7 @@ def open_safetensors(path: Path) -> Source:
         shape, dtype = tuple(header.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype)
         return Tensor(name, shape, dtype, path.name, functools.partial(read, name))
 
+    check_present(path)
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: lazy(name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 (it has no __iter__)
@@ -107,31 +147,59 @@ def open_safetensors(path: Path) -> Source:
 
 
 def open_torch(path: Path) -> Source:
-    """All tensors of one PyTorch file, which must be a plain state dict. No pickled code is ever run."""
+    """All tensors of one PyTorch file: a state dict, or one nested in another dictionary. No pickled code is ever run.
+
+    Files that PyTorch before 1.6 wrote cannot be mapped, so their tensors stay in memory.
+    """
+    state, ignored = _state_dict(path)
+    if ignored:
+        say(f"warning: only the state dict in {path} is read, and {', '.join(map(repr, ignored))} beside it ignored")
+    kept = None if zipfile.is_zipfile(path) else state
 
     def read(name: str) -> np.ndarray:
         import torch
 
-        tensor = _load_torch(path)[name].contiguous()
+        tensor = (kept or _state_dict(path)[0])[name].detach().resolve_neg().contiguous()
         if tensor.dtype == torch.bfloat16:
             return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
         return tensor.numpy().copy()
 
     def lazy(name: str, tensor: Any) -> Tensor:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return Tensor(name, tuple(tensor.shape), dtype, path.name, functools.partial(read, name))
+        return Tensor(name, tuple(tensor.shape), _torch_dtype(tensor), path.name, functools.partial(read, name))
 
-    return {name: lazy(name, tensor) for name, tensor in _load_torch(path).items()}
+    return {name: lazy(name, tensor) for name, tensor in state.items()}
 
 
-def _load_torch(path: Path) -> dict[str, Any]:
-    """The tensors of a PyTorch file, memory-mapped."""
-    state = load_torch(path)
+def _state_dict(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The tensors of a PyTorch file, and the keys beside a nested state dict."""
+    state, ignored = load_torch(path), []
     import torch  # `load_torch` has checked that it is installed
 
-    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
-        raise CheckpointError(f"{path} is not a state dict: it must map names to tensors and hold nothing else")
-    return state
+    while isinstance(state, dict) and (inner := [key for key in _NESTED if isinstance(state.get(key), dict)]):
+        if len(inner) > 1:
+            raise CheckpointError(f"{path} holds several state dicts ({', '.join(inner)}); save one of them alone")
+        ignored += [str(key) for key in state if key != inner[0]]
+        state = state[inner[0]]
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} is not a state dict but a {type(state).__name__}; save the model's state_dict()")
+    for name, tensor in state.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(
+                f"{path} is not a state dict, since its key {name!r} has a value of type {type(tensor).__name__}: it "
+                "must map names to tensors and hold nothing else"
+            )
+    return state, ignored
+
+
+def _torch_dtype(tensor: Any) -> str:
+    """The dtype of a PyTorch tensor, with what keeps its values from being read."""
+    import torch
+
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    if plain and not tensor.is_meta:
+        return dtype
+    return f"{dtype} ({type(tensor).__name__}, {tensor.layout}, on device {tensor.device})"
 
 
 def load_torch(path: Path) -> Any:
@@ -140,6 +208,7 @@ def load_torch(path: Path) -> Any:
     Raises:
         CheckpointError: it holds other objects, is damaged, or PyTorch is not installed.
     """
+    check_present(path)
     try:
         import torch
     except ImportError as error:
@@ -149,20 +218,21 @@ def load_torch(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # only tensors are loaded
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} holds more than tensors and is rejected, because loading it could run code"
-        ) from error
-    except (RuntimeError, OSError, EOFError) as error:
-        if _is_pickle(path):
-            raise CheckpointError(
-                f"{path} is a pickle and not a PyTorch file of version 1.6 or later: it is rejected, because loading "
-                "it could run code; save the weights as safetensors"
-            ) from error
-        raise CheckpointError(
-            f"{path} is not a whole PyTorch file of version 1.6 or later; download it again or save it anew"
-        ) from error
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # on damaged files PyTorch raises whatever its parsers do
+        raise CheckpointError(f"{path} {_problem(path, error)}") from error
+
+
+def _problem(path: Path, error: Exception) -> str:
+    """What PyTorch's error means, and what to do."""
+    named = re.search(r"GLOBAL ([\w.]+)|TorchScript", str(error))
+    if named is not None or (isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path)):
+        what = "" if named is None else f" ({named[1] or named[0]})"
+        more = "because loading it could run code; save the model's state_dict(), best as safetensors"
+        return f"holds more than tensors{what} and is rejected, {more}"
+    if _is_pickle(path):
+        return "is no PyTorch file but a pickle, which could run code, and is rejected; save the weights as safetensors"
+    return "is not a whole PyTorch file; download it again or save it anew"
 
 
 def _is_pickle(path: Path) -> bool:
@@ -174,14 +244,24 @@ def _is_pickle(path: Path) -> bool:
         return False
 
 
-def check_dtypes(tensors: Source) -> None:
-    """Raises CheckpointError, naming a tensor without a supported float dtype."""
+def check_dtypes(tensors: Source, more: tuple[str, ...] = ()) -> None:
+    """Raises CheckpointError, naming a tensor that matters without a supported float dtype.
+
+    Args:
+        more: dtypes that are supported too.
+    """
     for tensor in tensors.values():
-        if tensor.dtype not in DTYPES:
-            raise CheckpointError(
-                f"tensor {tensor.name} in {tensor.file} has dtype {tensor.dtype}, and only {', '.join(DTYPES)} are "
-                "read; use the checkpoint that is not quantized"
-            )
+        if tensor.dtype in (*DTYPES, *more) or IGNORED.fullmatch(tensor.name):
+            continue
+        advice = "if the checkpoint is quantized, use the one it was made from"
+        if tensor.dtype == "float64":
+            advice = "save it as float32, or convert a whole model with --dtype float32"
+        elif "(" in tensor.dtype:  # see `_torch_dtype`
+            advice = "save it as a dense tensor with its values"
+        raise CheckpointError(
+            f"tensor {tensor.name} in {tensor.file} has dtype {tensor.dtype}, and only {', '.join(DTYPES)} are read; "
+            f"{advice}"
+        )
 
 
 def format_of(path: Path) -> str | None:
@@ -197,6 +277,14 @@ def read_config(source: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{source} is not a folder; name a Hugging Face or Meta folder, or a hub id like org/model"
         )
+    if (source / "adapter_config.json").is_file():
+        base = read_json(source / "adapter_config.json").get("base_model_name_or_path")
+        raise CheckpointError(
+            f"{source} is an adapter such as LoRA's, not a model: merge it into its base model ({base}) with PEFT's "
+            "merge_and_unload, save that, and convert it"
+        )
+    if not (source / "config.json").is_file():
+        raise CheckpointError(folders.instead(source, "no config.json"))
     if ours := format_of(source):
         kind, more = ("checkpoint", "") if ours == config_json.FORMAT else ("head", ", or cut it with --draft-vocab")
         raise CheckpointError(f"{source} is a jaxspec {kind} already; use it as it is, or `export` it{more}")
@@ -205,6 +293,7 @@ def read_config(source: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CheckpointError if it is missing, invalid, or not an object."""
+    check_present(path)
     try:
         values = config_json.parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -13,8 +13,8 @@ from jaxspec.engine.device_options import Hosts
 class Llama:
     """Convert a LLaMA, or a model with its architecture, into a jaxspec checkpoint.
 
-    SRC is a Hugging Face folder, a hub id, or a folder in Meta's format. Tensors are streamed, so memory use stays near
-    the size of one shard. OUT appears only after everything has been checked and written.
+    SRC is a Hugging Face folder, a hub id, or a folder in Meta's or Mistral's format. Tensors are streamed, so memory
+    use stays near the size of one shard. OUT appears only after everything has been checked and written.
 
     For example: jaxspec-convert llama TinyLlama/TinyLlama-1.1B-Chat-v1.0 tinyllama --dtype bfloat16
     """

@@ -109,8 +109,10 @@ def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None)
     """
     for ours, tensor in tensors.items():
         kept = dtype is None or (quantize is not None and kind_of(ours, quantize) is not None)
+        kept = kept and tensor.dtype != "float64"
         array = tensor.read()
-        array = np.ascontiguousarray(turned(ours, array), dtype=None if kept else np.dtype(dtype))
+        with np.errstate(over="ignore"):  # what overflows is refused as infinite
+            array = np.ascontiguousarray(turned(ours, array), dtype=None if kept else np.dtype(dtype))
         _check_finite(array, tensor)
         packed = pack(ours, array, quantize)
         del array  # frees its memory before the next one is read

@@ -1,10 +1,13 @@
 """Untrusted files: whatever is wrong with one, conversion ends with one sentence or with a sound model.
 
 Damage that makes another valid file (a digit of a weight, the name of a field that is not read) may pass; what may not
-is a traceback, another exit code, or anything written beside a refusal.
+is a traceback, another exit code, or anything written beside a refusal. Of odd folders that transformers reads, the
+logits are transformers'.
 """
 
 import contextlib
+import dataclasses
+import functools
 import json
 import pickle
 import struct
@@ -13,12 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+import transformers
 from hypothesis import strategies as st
 
-from jaxspec.checkpoint import config_json, heads
+from jaxspec.checkpoint import config_json, heads, parameters
+from jaxspec.model import kv_cache
+from jaxspec.model.attention import causal_mask
+from jaxspec.model.llama import Llama, forward, unembed
 from tests import hf_models
 from tests.checkpoints import byte_tokenizer
 from tests.convert.commands import run, tensors
@@ -175,3 +185,253 @@ def test_a_strange_value_in_a_checkpoints_own_config(data: st.DataObject, value:
     with contextlib.suppress(config_json.CheckpointError):
         found = heads.read_config(tmp_path) if head else config_json.read_config(tmp_path)
         assert found.model.norm_eps > 0 and np.isfinite(found.model.rope.theta)
+
+
+TOKENS = np.random.default_rng(0).integers(0, 96, (1, 40))
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+# What a config may hold besides. "kept": the logits of the sound model; "honoured": others, which are transformers';
+# a word: refused with that word in the sentence.
+EDITS: list[tuple[dict[str, Any], str]] = [
+    ({"architectures": ["LLaMAForCausalLM"]}, "kept"),
+    ({"architectures": None}, "kept"),
+    ({"model_type": None}, "kept"),
+    ({"hidden_act": "swish", "is_causal": True, "use_cache": False, "pretraining_tp": 2}, "kept"),
+    ({"attention_dropout": 0.1, "torch_dtype": "float16", "quantization_config": None, "unknown": [1]}, "kept"),
+    ({"max_sequence_length": 9, "logit_scale": 3.0, "layer_types": None, "per_layer_config": None}, "kept"),
+    ({"auto_map": {"AutoModelForCausalLM": "code.Model"}}, "kept"),
+    ({"rope_parameters": None, "rope_scaling": None}, "kept"),
+    ({"rope_parameters": {"type": "default"}}, "kept"),
+    ({"rope_parameters": None, "rope_theta": 5e5}, "honoured"),
+    ({"rope_scaling": LINEAR}, "honoured"),  # rope_parameters stay beside it
+    ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 4.0}}, "honoured"),
+    ({"rope_parameters": LLAMA3, "original_max_position_embeddings": 16}, "honoured"),
+    ({"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 16}}, "honoured"),
+    ({"rms_norm_eps": 0.5}, "honoured"),
+    ({"is_causal": False}, "is_causal"),
+    ({"per_layer_config": {"0": {"num_attention_heads": 2}}}, "per_layer_config"),
+    ({"transformers_weights": "other.safetensors"}, "transformers_weights"),
+    ({"hidden_act": "gelu"}, "hidden_act"),
+    ({"quantization": {"bits": 4}}, "quantization"),
+    ({"compression_config": {"quant_method": "sparse"}}, "compression_config: sparse"),
+    ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
+    ({"hidden_size": "32"}, "hidden_size"),
+    ({"num_hidden_layers": None}, "num_hidden_layers"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    ({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}, "llava"),
+    ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "yarn"),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Oddity:
+    """A folder of a small model with files as they might be found.
+
+    Attributes:
+        family: of `ODD_FAMILIES`.
+        edit: number of the config's change in `EDITS`; None: none.
+        prefix: before every name.
+        missing: a tensor that is in no file.
+        surplus: a tensor that is no parameter.
+        wide: number of the tensor that is float64, and of one that is bfloat16; None: all are float32.
+        files: how many there are: 1 has no index.
+        suffix, nested, legacy: safetensors, or a `.bin`, with the state dict inside another and written as before 1.6.
+        index: what is done to the index.
+        beside: another file in the folder.
+    """
+
+    family: str
+    edit: int | None
+    prefix: str
+    missing: str | None
+    surplus: str | None
+    wide: int | None
+    files: int
+    suffix: str
+    nested: bool
+    legacy: bool
+    index: str
+    beside: str | None
+
+
+ROTARY, HEAD = "model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"
+ODD_FAMILIES = ("llama", "llama-tied", "mistral")
+odd_folders = st.builds(
+    Oddity,
+    family=st.sampled_from(ODD_FAMILIES),
+    edit=st.none() | st.integers(0, len(EDITS) - 1),
+    prefix=st.sampled_from(["", "", "", "module.", "_orig_mod.", "base_model.model.", "model.", "without model."]),
+    missing=st.sampled_from([None, None, None, HEAD, "model.norm.weight", "model.embed_tokens.weight"]),
+    surplus=st.sampled_from([None, None, ROTARY, HEAD, "score.weight"]),
+    wide=st.none() | st.integers(0, 5),
+    files=st.integers(1, 3),
+    suffix=st.sampled_from(["safetensors", "safetensors", "bin"]),
+    nested=st.booleans(),
+    legacy=st.booleans(),
+    index=st.sampled_from(["right", "turned", "stale", "surplus", "empty shard", "twice"]),
+    beside=st.sampled_from([None, "surplus shard", "stale index", "a .bin", "adapter_config.json"]),
+)
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small models whose weights are bfloat16 numbers, so that every float dtype holds them."""
+    path = tmp_path_factory.mktemp("originals")
+    for family in ODD_FAMILIES:
+        model = hf_models.make(family, path / family, num_hidden_layers=1).to(torch.bfloat16).float()
+        model.save_pretrained(path / family)
+    return path
+
+
+@torch.inference_mode()
+def of_transformers(folder: Path) -> np.ndarray | None:
+    """The logits of a folder; None if transformers fails, or parameters are missing."""
+    try:
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True
+        )
+    except Exception:  # transformers has no class for what it refuses
+        return None
+    return None if found["missing_keys"] else model(torch.from_numpy(TOKENS)).logits.numpy()
+
+
+@jax.jit
+def of_jaxspec(model: Llama, cache: tuple[kv_cache.KV, ...]) -> jax.Array:
+    length = TOKENS.shape[1]
+    causal = causal_mask(1, length)
+    out = forward(model, jnp.asarray(TOKENS), jnp.arange(length)[None], causal, cache, jnp.zeros(1, int))
+    return unembed(model, out.hidden)
+
+
+def write_odd(odd: Oddity, original: Path, folder: Path) -> None:
+    """Writes the folder."""
+    config = json.loads((original / "config.json").read_text())
+    change = {} if odd.edit is None else EDITS[odd.edit][0]
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    state = {name: torch.from_numpy(array) for name, array in tensors(original).items()}
+    if odd.surplus is not None:
+        tied = odd.surplus == HEAD and odd.family == "llama-tied"
+        state.setdefault(odd.surplus, state["model.embed_tokens.weight"].clone() if tied else torch.ones(3))
+    if odd.missing is not None:
+        state.pop(odd.missing, None)
+    if odd.wide is not None:
+        names = sorted(state)
+        state[names[odd.wide]] = state[names[odd.wide]].double()
+        state[names[0]] = state[names[0]].bfloat16()
+    bare = odd.prefix == "without model."
+    rename = lambda name: name.removeprefix("model.") if bare else odd.prefix + name
+    state = {rename(name): tensor for name, tensor in state.items()}
+
+    def save(part: dict[str, Any], name: str) -> None:
+        if odd.suffix == "safetensors":
+            safetensors.torch.save_file(part, folder / name, metadata={"format": "pt"})
+        else:
+            whole = {"state_dict": part, "epoch": 3} if odd.nested else part
+            torch.save(whole, folder / name, _use_new_zipfile_serialization=not odd.legacy)
+
+    stem = "model" if odd.suffix == "safetensors" else "pytorch_model"
+    index = folder / f"{stem}.{odd.suffix}.index.json"
+    if odd.files == 1:
+        save(state, f"{stem}.{odd.suffix}")
+    else:
+        shard = lambda i: f"{stem}-{i % odd.files}.{odd.suffix}"
+        place = {name: i for i, name in enumerate(sorted(state))}
+        copied = [sorted(state)[0]] * (odd.index == "twice")
+        for i in range(odd.files):
+            save({n: t for n, t in state.items() if place[n] % odd.files == i or n in copied}, shard(i))
+        listed = {name: shard(i + (odd.index == "turned")) for name, i in place.items()}
+        if odd.index == "stale":
+            listed = {name: file for name, file in listed.items() if "mlp" not in name}
+        elif odd.index == "surplus":
+            listed["model.layers.7.rotary_emb.inv_freq"] = shard(0)
+        elif odd.index == "empty shard":
+            listed[ROTARY] = f"{stem}-9.{odd.suffix}"
+            save({}, f"{stem}-9.{odd.suffix}")
+        index.write_text(json.dumps({"metadata": {}, "weight_map": listed}))
+    if odd.beside == "surplus shard":
+        safetensors.torch.save_file({"model.norm.weight": torch.zeros(32)}, folder / "model-99.safetensors")
+    elif odd.beside == "stale index" and odd.files == 1:
+        index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "gone.safetensors"}}))
+    elif odd.beside == "a .bin" and odd.suffix == "safetensors":
+        torch.save({"model.norm.weight": torch.zeros(32)}, folder / "pytorch_model.bin")
+    elif odd.beside == "adapter_config.json":
+        (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+
+
+def reason(odd: Oddity) -> str | None:
+    """A word of the sentence that refuses a folder; None: it is converted."""
+    if odd.beside == "adapter_config.json":
+        return "org/base"
+    if odd.edit is not None and EDITS[odd.edit][1] not in ("kept", "honoured"):
+        return EDITS[odd.edit][1]
+    if odd.edit is not None and odd.family == "mistral" and EDITS[odd.edit][0].get("architectures"):
+        return "must be MistralForCausalLM"
+    lost = odd.missing is not None and not (odd.missing == HEAD and odd.family == "llama-tied")
+    return "tensor" if lost or odd.surplus == "score.weight" else None
+
+
+PLAIN = Oddity("llama", None, "", None, None, None, 1, "safetensors", False, False, "right", None)
+SHARDS = {"files": 3}
+ALONE: list[dict[str, Any]] = [
+    *({"edit": i} for i in range(len(EDITS))),
+    *({"prefix": prefix} for prefix in ("module.", "_orig_mod.", "base_model.model.", "model.", "without model.")),
+    {"prefix": "without model.", "family": "llama-tied"},
+    {"prefix": "without model.", "missing": HEAD},
+    {"family": "llama-tied", "surplus": HEAD},
+    {"surplus": ROTARY},
+    {"wide": 3},
+    {"suffix": "bin", "nested": True},
+    {"suffix": "bin", "legacy": True},
+    {"suffix": "bin", "files": 2, "index": "turned"},
+    *({**SHARDS, "index": index} for index in ("turned", "stale", "surplus", "empty shard", "twice")),
+    {**SHARDS, "beside": "surplus shard"},
+    {"beside": "stale index"},
+    {"beside": "a .bin"},
+    {"beside": "adapter_config.json"},
+]
+
+
+@pytest.mark.parametrize("change", ALONE, ids=str)
+def test_one_oddity(change: dict[str, Any], originals: Path, tmp_path: Path):
+    check_odd(dataclasses.replace(PLAIN, **change), originals, tmp_path)
+
+
+@hypothesis.settings(SETTINGS, max_examples=25)
+@hypothesis.given(odd=odd_folders)
+def test_several_oddities(odd: Oddity, originals: Path, tmp_path: Path):
+    check_odd(odd, originals, tmp_path)
+
+
+def check_odd(odd: Oddity, originals: Path, tmp_path: Path) -> None:
+    """Converts the folder: with transformers' logits, or refused with one sentence that holds the reason."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    for folder in (source, out):
+        folder.mkdir(exist_ok=True)
+        run_away(folder)
+    original = originals / odd.family
+    write_odd(odd, original, source)
+    dtype = ("--dtype", "float32") if odd.wide is not None else ()
+    found = run("llama", source, out / "ckpt", *dtype)
+    assert "Traceback" not in found.err
+    if (word := reason(odd)) is not None:
+        assert found.code == 2 and word in found.last and found.last.startswith("error: "), found.err
+        assert list(out.iterdir()) == []
+        return
+    assert found.code == 0, found.err
+    model = parameters.restore(out / "ckpt", jnp.float32)
+    cache = jax.device_put(kv_cache.allocate(model.config, 1, 64, jnp.dtype("float32")), jax.devices()[0])
+    ours = of_jaxspec(model, cache)
+    expected = [of_transformers(source)]  # None for prefixes and the like, which transformers does not read
+    if odd.edit is None or EDITS[odd.edit][1] == "kept":
+        expected.append(sound_logits(original))
+    for theirs in expected:
+        if theirs is not None:
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    nested = odd.suffix == "bin" and odd.nested
+    assert ("'epoch' beside it ignored" in found.err) == nested
+    assert ("code of its own (auto_map)" in found.err) == (odd.edit is not None and "auto_map" in EDITS[odd.edit][0])
+
+
+@functools.cache
+def sound_logits(original: Path) -> np.ndarray | None:
+    return of_transformers(original)

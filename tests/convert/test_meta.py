@@ -1,10 +1,12 @@
 """Meta's layout, rendered here from Hugging Face models independently of the converter's tables."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from jaxspec.convert import export, llama, meta
 from tests import hf_models
@@ -175,3 +177,75 @@ def test_refusals(source: Path, tmp_path: Path):
     first.unlink()
     second.unlink()
     check("no consolidated.*.pth")
+
+
+MISTRAL: dict[str, object] = {"hidden_dim": 48, "head_dim": 16, "n_kv_heads": 2, "vocab_size": 96, "rope_theta": 1e6}
+
+
+@pytest.fixture
+def mistrals(tmp_path: Path) -> Path:
+    """Two folders of one model: `hf` in Hugging Face's format, `own` in Mistral's."""
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    model = hf_models.make("mistral", tmp_path / "hf", head_dim=16, rope_parameters=rope, max_position_embeddings=32768)
+    write_meta(model, tmp_path / "own", 1, llama3=True, **MISTRAL)
+    old = tmp_path / "own" / "consolidated.00.pth"
+    save_file(torch.load(old, weights_only=True), tmp_path / "own" / "consolidated.safetensors")
+    old.unlink()
+    return tmp_path
+
+
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize("config", [False, True])
+def test_mistrals_own_format(shards: bool, config: bool, mistrals: Path):
+    own, whole = mistrals / "own", mistrals / "own" / "consolidated.safetensors"
+    if shards:
+        state, files = load_file(whole), ("consolidated-1.safetensors", "consolidated-2.safetensors")
+        place = {name: files[i % 2] for i, name in enumerate(state)}
+        for file in files:
+            save_file({name: tensor for name, tensor in state.items() if place[name] == file}, own / file)
+        whole.with_name(f"{whole.name}.index.json").write_text(json.dumps({"weight_map": place}))
+        whole.unlink()
+    if config:  # of a download without the weights beside it
+        (own / "config.json").write_bytes((mistrals / "hf" / "config.json").read_bytes())
+    found = llama.convert(own, mistrals / "ckpt")
+    assert (found.family, found.model) == ("mistral", llama.plan(mistrals / "hf").config.model)
+    export.export(mistrals / "ckpt", mistrals / "back")
+    assert_bitwise(tensors(mistrals / "back"), tensors(mistrals / "hf"))
+
+
+def test_mistrals_special_tokens_are_not_llama3s(mistrals: Path):
+    model = dataclasses.replace(llama.plan(mistrals / "own").config.model, vocab_size=131072)
+    assert meta.special_tokens("mistral", model) == {"bos": 1, "eos": (2,)}
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"sliding_window": 4096}, "'sliding_window': 4096"),
+        ({"moe": {"num_experts": 8}}, "'moe': {'num_experts': 8}"),
+        ({"vision_encoder": {"hidden_size": 8}}, "'vision_encoder'"),
+        ({"model_type": "mamba"}, "'model_type': 'mamba'"),
+        ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "'quantization'"),
+        ({"rope_theta": None}, "no 'rope_theta'"),
+        ({"lora": None, "moe": None, "sliding_window": None, "model_type": "transformer"}, None),
+    ],
+)
+def test_mistrals_settings(params: dict, words: str | None, mistrals: Path):
+    file = mistrals / "own" / "params.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **params}))
+    if words is None:
+        llama.convert(mistrals / "own", mistrals / "ckpt")
+    else:
+        sentence = refused(mistrals / "own", mistrals / "ckpt")
+        assert words in sentence and "Hugging Face release" in sentence
+
+
+def test_mistrals_folders_are_whole(mistrals: Path):
+    own = mistrals / "own"
+    state = load_file(own / "consolidated.safetensors")
+    torch.save(state, own / "consolidated.00.pth")
+    assert "consolidated.00.pth and consolidated.safetensors" in refused(own, mistrals / "ckpt")
+    (own / "consolidated.00.pth").unlink()
+    del state["output.weight"]
+    save_file(state, own / "consolidated.safetensors")
+    assert "tensor output.weight is missing" in refused(own, mistrals / "ckpt")

@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from tests import hf_models
-from tests.convert.commands import refused, run, tensors
+from tests.convert.commands import assert_bitwise, refused, run, tensors
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def rope(kind: Any, **values: Any) -> dict[str, Any]:
         ("mixtral", {"num_experts_per_tok": 7}, ["experts_per_token must be from 1 to 5, not 7"]),
         ("mixtral", {"sliding_window": 4096}, ["sliding-window attention (sliding_window 4096)"]),
         ("llama", {"model_type": "gemma2"}, ["model_type 'gemma2'", "llama, mistral, mixtral, qwen2, qwen3"]),
-        ("llama", {"model_type": None}, ["model_type None"]),
+        ("llama", {"model_type": None, "architectures": None}, ["model_type None"]),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification"]),
         ("llama", {"hidden_act": "gelu"}, ["hidden_act 'gelu'"]),
         ("mistral", {"sliding_window": 4096}, ["sliding_window 4096"]),
@@ -157,7 +157,12 @@ NORM = "model.layers.1.input_layernorm.weight"
         ({NORM: np.full(32, np.nan, np.float32)}, [NORM, "model.safetensors", "NaN"]),
         ({NORM: np.full(32, -np.inf, np.float16)}, [NORM, "NaN or infinite"]),
         ({NORM: np.full(32, np.nan, ml_dtypes.bfloat16)}, [NORM, "NaN or infinite"]),
-        ({NORM: np.ones(32, np.int8)}, [NORM, "I8", "float32, bfloat16, float16"]),
+        ({NORM: np.ones(32, np.int8)}, [NORM, "I8", "float32, bfloat16, float16", "if the checkpoint is quantized"]),
+        ({NORM: np.ones(32, np.float64)}, [NORM, "float64", "--dtype float32"]),
+        ({NORM: np.ones(32, np.complex64)}, [NORM, "C64"]),
+        ({NORM: np.ones(32, bool)}, [NORM, "BOOL"]),
+        ({NORM: np.ones(32, ml_dtypes.float8_e4m3fn)}, [NORM, "F8_E4M3"]),
+        ({"module.lm_head.weight": np.ones((96, 32), np.float32)}, ["lm_head.weight is twice", "prefix module."]),
     ],
 )
 def test_tensors(changed: dict, words: list[str], copy: Callable[[str], Path], tmp_path: Path):
@@ -171,6 +176,17 @@ def test_narrowing_may_not_overflow(copy: Callable[[str], Path], tmp_path: Path)
     source = copy("llama")
     edit_tensors(source, **{NORM: np.full(32, 3.4e38, np.float32)})
     assert NORM in refused(source, tmp_path / "ckpt", "--dtype", "bfloat16")
+    edit_tensors(source, **{NORM: np.full(32, 1e300)})
+    assert NORM in refused(source, tmp_path / "ckpt", "--dtype", "float32")
+
+
+def test_float64(copy: Callable[[str], Path], tmp_path: Path):
+    """Quantised, it is rounded first."""
+    source = copy("llama")
+    edit_tensors(source, **{name: array.astype(float) for name, array in tensors(source).items()})
+    assert run("llama", source, tmp_path / "ckpt", "--dtype", "bfloat16", "--quantize", "int8").code == 0
+    config = json.loads((tmp_path / "ckpt" / "config.json").read_text())
+    assert (config["dtype"], config["source_dtype"]) == ("bfloat16", "bfloat16")
 
 
 def test_shards(copy: Callable[[str], Path], tmp_path: Path):
@@ -187,13 +203,10 @@ def test_shards(copy: Callable[[str], Path], tmp_path: Path):
         assert "points outside its directory" in refused(source, out)
     with_map(**{NORM: "model-99999-of-00004.safetensors"})
     assert "shard model-99999-of-00004.safetensors is named in" in refused(source, out)
-    with_map(**{"model.layers.9.norm.weight": shard})
-    sentence = refused(source, out)
-    assert shard in sentence
-    assert "holds no tensor model.layers.9.norm.weight" in sentence
-    rest = {name: file for name, file in good["weight_map"].items() if name != NORM}
-    index.write_text(json.dumps({"weight_map": rest}))
-    assert f"without it, but holds tensor {NORM}" in refused(source, out)
+    other = source / "other.safetensors"
+    save_file({NORM: np.zeros(32, np.float32)}, other)
+    with_map(elsewhere=other.name)
+    assert f"tensor {NORM} is in {shard} and, with other values, in other.safetensors" in refused(source, out)
     index.write_text(json.dumps({"metadata": {}}))
     assert "no weight_map" in refused(source, out)
     index.write_text("{")
@@ -232,6 +245,7 @@ class Trap:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # archives of it are refused
 def test_bin_files(copy: Callable[[str], Path], tmp_path: Path):
     source, out = copy("llama"), tmp_path / "ckpt"
     state = {name: torch.from_numpy(array) for name, array in tensors(source).items()}
@@ -240,16 +254,49 @@ def test_bin_files(copy: Callable[[str], Path], tmp_path: Path):
     torch.save({**state, "trap": Trap(tmp_path / "trapped")}, file)
     assert "loading it could run code" in refused(source, out)
     assert not (tmp_path / "trapped").exists()
-    torch.save({"state_dict": state}, file)
-    assert "not a state dict" in refused(source, out)
-    torch.save(state, file, _use_new_zipfile_serialization=False)
-    assert "is a pickle and not a PyTorch file of version 1.6 or later" in refused(source, out)
+    norm = state[NORM]
+    for whole, words in (
+        (torch.nn.Linear(2, 2), "holds more than tensors (torch.nn.modules.linear.Linear)"),
+        ({**state, "step": np.float64(1)}, "multiarray.scalar)"),
+        ({**state, "step": 3}, "its key 'step' has a value of type int"),
+        ({0: norm}, "its key 0 has a value of type Tensor"),
+        ([norm], "is not a state dict but a list"),
+        ({"model": state, "state_dict": state}, "several state dicts (state_dict, model)"),
+        ({**state, NORM: norm.to("meta")}, "on device meta)"),
+        ({**state, NORM: norm.to_sparse()}, "torch.sparse_coo"),
+        ({**state, NORM: norm.to(torch.int8)}, "dtype int8"),
+    ):
+        torch.save(whole, file)
+        assert words in refused(source, out), words
     file.write_bytes(pickle.dumps({**state, "trap": Trap(tmp_path / "trapped")}))
-    assert "is rejected, because loading it could run code; save the weights" in refused(source, out)
+    assert "could run code" in refused(source, out)
     assert not (tmp_path / "trapped").exists()
+    file.write_bytes(pickle.dumps({"a": 1}))
+    assert "is no PyTorch file but a pickle" in refused(source, out)
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), file)
+    assert "(TorchScript)" in refused(source, out)
     torch.save(state, file)
     file.write_bytes(file.read_bytes()[:-200])
     assert "not a whole PyTorch file" in refused(source, out)
+
+
+def test_views_and_parameters(copy: Callable[[str], Path], tmp_path: Path):
+    """Storage that is shared, transposed or in another order; Parameters; tables of rotary angles of any dtype."""
+    source = copy("llama")
+    state = {name: torch.from_numpy(array) for name, array in tensors(source).items()}
+    (source / "model.safetensors").unlink()
+    torch.save(state, source / "pytorch_model.bin")
+    assert run("llama", source, tmp_path / "plain").code == 0
+    norms = [name for name in state if "norm" in name]
+    shared = torch.cat([state[name] for name in norms])
+    views = {name: shared[32 * i : 32 * (i + 1)] for i, name in enumerate(norms)}
+    views |= {name: torch.nn.Parameter(t.t().contiguous().t()) for name, t in state.items() if name not in norms}
+    table = torch.ones(3, dtype=torch.int8)
+    torch.save(views | {"model.rotary_emb.inv_freq": table}, source / "pytorch_model.bin")
+    assert run("llama", source, tmp_path / "views").code == 0
+    for out in ("plain", "views"):
+        assert run("export", tmp_path / out, tmp_path / f"{out}-hf").code == 0
+    assert_bitwise(tensors(tmp_path / "views-hf"), tensors(tmp_path / "plain-hf"))
 
 
 def test_torch_is_an_extra(copy: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -263,9 +310,55 @@ def test_folders(copy: Callable[[str], Path], tmp_path: Path):
     source, out = copy("llama"), tmp_path / "ckpt"
     assert "is not a folder" in refused(tmp_path / "absent", out)
     (tmp_path / "empty").mkdir()
-    assert "config.json cannot be read" in refused(tmp_path / "empty", out)
+    assert "holds no config.json: it is empty" in refused(tmp_path / "empty", out)
     (source / "model.safetensors").unlink()
     assert "neither model.safetensors nor pytorch_model.bin" in refused(source, out)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.safetensors.incomplete", "an unfinished download; finish it"),
+        ("adapter_model.safetensors", "merge it into its base model"),
+        ("model-q4.gguf", "a GGUF file; name that file"),
+        ("model-00001-of-00002.safetensors", "a shard; download the index"),
+        ("consolidated.safetensors", "Meta's or Mistral's format; download its params.json"),
+        ("onnx/model.onnx", "a compiled model"),
+        ("flax_model.msgpack", "another framework's format"),
+        ("tf_model.h5", "another framework's format"),
+        ("weights.npz", "another framework's format"),
+        ("rank0.engine", "a compiled model"),
+        ("global_step9/mp_rank_00_model_states.pt", "DeepSpeed"),
+        ("pytorch_model_fsdp_0/__0_0.distcp", "FSDP"),
+        ("model.fp16.safetensors", "a file of another name"),
+        ("checkpoint-500/config.json", "checkpoint-500/config.json: a model in a folder of its own"),
+        ("tokenizer.json", "a tokenizer or processor; download the model"),
+        ("README.md", "check that the download is complete"),
+    ],
+)
+@pytest.mark.parametrize("configured", [False, True])
+def test_folders_of_something_else(name: str, words: str, configured: bool, tmp_path: Path, originals: Path):
+    source = tmp_path / "source"
+    (source / name).parent.mkdir(parents=True)
+    (source / name).write_bytes(b"x")
+    if configured:
+        (source / "config.json").write_bytes((originals / "llama" / "config.json").read_bytes())
+    sentence = refused(source, tmp_path / "ckpt")
+    assert words in sentence and ("neither model.safetensors" if configured else "no config.json") in sentence
+    assert words in run("inspect", source).last
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"])
+def test_pointers_of_git_lfs(name: str, copy: Callable[[str], Path], tmp_path: Path):
+    source = copy("llama")
+    (source / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 99\n")
+    assert f"{name} is a pointer of git-LFS" in refused(source, tmp_path / "ckpt")
+
+
+def test_a_download_that_reserved_its_space(copy: Callable[[str], Path], tmp_path: Path):
+    source = copy("llama")
+    (source / "model.safetensors.aria2").write_bytes(b"")
+    assert "model.safetensors is an unfinished download" in refused(source, tmp_path / "ckpt")
 
 
 def test_output_exists_or_has_no_place(copy: Callable[[str], Path], tmp_path: Path):

@@ -52,6 +52,7 @@ TESTS = {  # besides the test file of the same name
     ),
     "train/methods/skip_sets.py": ("tests/train/methods/test_skip_search.py",),
     "train/methods/trial.py": ("tests/train/methods/test_skip_search.py",),
+    "convert/folders.py": ("tests/convert/test_refusals.py",),
     "convert/experts.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
     "convert/hf_config.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
     "convert/draft_maps.py": ("tests/convert/test_eagle3.py",),
