@@ -100,12 +100,12 @@ class Jaxspec(TemplateLM):
         if prefix_token_id is not None:
             integer("prefix_token_id", prefix_token_id, 0, shape.vocab_size - 1)
         ids = (prefix_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
-        self._prefix = next((token for token in ids if token is not None), None)
-        if self._prefix is None:
+        prefixes = [token for token in ids if token is not None]
+        if not prefixes:
             raise ValueError(f"the tokenizer of {target} has no BOS and no EOS token: give prefix_token_id=ID")
         if add_bos_token and self.tokenizer.encode("")[:1] != [self.tokenizer.bos_token_id]:
             raise ValueError(f"the tokenizer of {target} adds no BOS token to texts: leave out add_bos_token")
-        self.add_bos_token = add_bos_token
+        self._prefix, self.add_bos_token = prefixes[0], add_bos_token
         room = shape.usable_length
         self.max_length, self.batch_size, self.seed = min(max_length or room, room), int(batch_size), seed
 

@@ -60,6 +60,13 @@ MUTANTS = (
         scored(f"a-function-does-not-end-at-{end}", f'"\\n{end}"', '"\\n\\n\\n"')
         for end in ("class", "def", "#", "if", "print")
     ),
+    ByHand(
+        "marks-without-a-digit-are-gsm8ks",
+        f"{EVALUATE}/formats.py",
+        (f"{TESTS}/test_formats.py", "-k", "gsm8k"),
+        "(-?[.,]*[0-9][0-9.,]*)",
+        "(-?[0-9.,]+)",
+    ),
     printed(
         "tau-with-the-token-of-prefill",
         f"{EVALUATE}/evaluation.py",
