@@ -200,16 +200,17 @@ def test_an_empty_context_has_the_prefix_of_transformers(tokens, settings, prefi
     assert asked._encode_after(bos, begun) == ([] if bos == prefix else special) + [prefix, a]
 
 
-def test_prefixes_that_are_refused(path, tmp_path):
-    for number, (tokens, settings, said) in enumerate(
-        [
-            ({"bos_token": None, "eos_token": None}, {}, "has no BOS and no EOS token: give prefix_token_id=ID"),
-            ({"bos_token": None}, {"add_bos_token": True}, "adds no BOS token to texts"),
-            ({}, {"prefix_token_id": 259}, "prefix_token_id must be at most 258, not 259"),
-        ]
-    ):
-        with pytest.raises(ValueError, match=said):
-            harness.Jaxspec(with_tokens(path, tmp_path / str(number), **tokens), "plain", **settings)
+@pytest.mark.parametrize(
+    ("tokens", "settings", "said"),
+    [
+        ({"bos_token": None, "eos_token": None}, {}, "has no BOS and no EOS token: give prefix_token_id=ID"),
+        ({"bos_token": None}, {"add_bos_token": True}, "adds no BOS token to texts"),
+        ({}, {"prefix_token_id": 259}, "prefix_token_id must be at most 258, not 259"),
+    ],
+)
+def test_prefixes_that_are_refused(tokens, settings, said, path, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        harness.Jaxspec(with_tokens(path, tmp_path / "ckpt", **tokens), "plain", **settings)
 
 
 def test_the_entry_point_names_the_model():
