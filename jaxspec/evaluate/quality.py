@@ -6,10 +6,9 @@
 | `exact_match_flexible` | GSM8K | the last number of the text | lm-evaluation-harness, flexible-extract |
 | `rouge1`, `rouge2`, `rougeL` | XSum, CNN/DM | F-measures, stemmed | Lin 2004; Draft & Verify, Tables 1 and 17 |
 
-Both scores of GSM8K compare the numbers as text, without commas, dollar signs and one dot at the end: 18.0 is not 18.
-Both read the text up to the task's stop strings. An answer without "#### ", as most chat models give without `--shots`,
-is wrong by `exact_match`. GSM8K's own reader (`grade_school_math/dataset.py`) differs from `exact_match` only in that
-it keeps a dot at the end.
+Numbers of GSM8K are compared as text, without commas, dollar signs and one dot at the end: 18.0 is not 18. An answer
+without "#### ", as most chat models give without `--shots`, is wrong by `exact_match`. GSM8K's own reader
+(`grade_school_math/dataset.py`) differs from `exact_match` only in that it keeps a dot at the end.
 
 HumanEval's tests run code that a model wrote, so jaxspec does not run them. It writes the answers in the format that
 HumanEval's scorer reads (arXiv:2107.03374; `evaluate_functional_correctness SAMPLES.jsonl`).
@@ -46,8 +45,7 @@ def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, 
     """
     if suite == "gsm8k":
         answer, expected = _before(answer, GSM8K_ENDS), _digits(FINAL.findall(worked[0])[-1])
-        first, last = _STRICT.findall(answer)[:1], _FLEXIBLE.findall(answer)[-1:]
-        given = {"exact_match": first, "exact_match_flexible": last}
+        given = {"exact_match": _STRICT.findall(answer)[:1], "exact_match_flexible": _FLEXIBLE.findall(answer)[-1:]}
         return {name: float([expected] == [_digits(number) for number in one]) for name, one in given.items()}
     if suite in SUMMARIES and (rouge := _rouge()) is not None:
         found = rouge.score(worked[0], _before(answer.strip(), ["\nArticle:"]))

@@ -34,7 +34,11 @@ MUTANTS = (
     scored("all-dots-at-the-end-are-dropped", '.removesuffix(".")', '.rstrip(".")'),
     scored("the-next-question-is-read-too", '("Question:", "</s>", "<|im_end|>")', '("</s>", "<|im_end|>")'),
     scored("the-next-question-needs-a-line", '("Question:", "</s>"', '("\\nQuestion:", "</s>"'),
-    scored("the-two-readings-exchanged", "first, last = ", "last, first = "),
+    scored(
+        "the-two-readings-exchanged",
+        '_STRICT.findall(answer)[:1], "exact_match_flexible": _FLEXIBLE.findall(answer)[-1:]',
+        '_FLEXIBLE.findall(answer)[-1:], "exact_match_flexible": _STRICT.findall(answer)[:1]',
+    ),
     scored("words-are-not-stemmed", "use_stemmer=True", "use_stemmer=False"),
     scored("precision-of-rouge", "found[name].fmeasure", "found[name].precision"),
     scored("recall-of-rouge", "found[name].fmeasure", "found[name].recall"),
