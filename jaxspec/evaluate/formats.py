@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Values = Mapping[str, Any]
-_FINAL = re.compile(r"####\s*-?[\d,.]+\s*$")
-"""The end of an answer of GSM8K."""
+FINAL = re.compile(r"####\s*(-?[.,]*[0-9][0-9.,]*)\s*$")
+"""The end of an answer of GSM8K, and its number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Format:
 FORMATS = (
     Format("humaneval", ("task_id", "prompt", "entry_point"), lambda v: v["prompt"], id="task_id"),
     Format(
-        "gsm8k", ("question", "answer"), lambda v: f"Question: {v['question']}\nAnswer:", answer="answer", ends=_FINAL
+        "gsm8k", ("question", "answer"), lambda v: f"Question: {v['question']}\nAnswer:", answer="answer", ends=FINAL
     ),
     Format("xsum", ("document", "summary"), lambda v: f"Article: {v['document']}\nSummary:", answer="summary"),
     Format("cnn-dm", ("article", "highlights"), lambda v: f"Article: {v['article']}\nSummary:", answer="highlights"),
@@ -121,7 +121,7 @@ def read(values: Any, where: str) -> Question:
         category=_category(values),
         worked=worked,
         # GSM8K is often distributed in MT-bench's format; the answers' end identifies it.
-        suite="gsm8k" if len(turns) == len(worked) == 1 and _FINAL.search(worked[0]) else None,
+        suite="gsm8k" if len(turns) == len(worked) == 1 and FINAL.search(worked[0]) else None,
     )
 
 

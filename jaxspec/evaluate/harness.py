@@ -31,6 +31,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.prompts import STATEFUL, refuse_stateful
 from jaxspec.engine.scoring import Text, scores
 from jaxspec.engine.stop_strings import StopStrings
+from jaxspec.host.arguments import integer
 from jaxspec.host.fake_devices import give_threads
 from jaxspec.host.libtpu import expect_no_chip
 from jaxspec.host.processes import check_alone
@@ -58,6 +59,8 @@ class Jaxspec(TemplateLM):
         coordinator: str | None = None,
         processes: int | None = None,
         process_id: int | None = None,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
         device: str | None = None,
         max_batch_size: int | None = None,
     ):
@@ -68,11 +71,13 @@ class Jaxspec(TemplateLM):
                 `jaxspec eval`.
             batch_size: rows of the batch.
             max_length: most positions of a text; None: the model's.
+            add_bos_token: False: no special tokens are added to texts; otherwise the tokenizer decides.
+            prefix_token_id: the token that replaces an empty context; None: the tokenizer's BOS, or EOS without one.
             device, max_batch_size: ignored. The harness passes them to every model; JAX chooses the device itself.
 
         Raises:
-            ValueError: options contradict each other, the checkpoint has no tokenizer, or several processes have no
-                mesh.
+            ValueError: options contradict each other, the checkpoint has no tokenizer or one without the tokens that
+                are needed, or several processes have no mesh.
         """
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
@@ -91,10 +96,17 @@ class Jaxspec(TemplateLM):
         self.tokenizer = self.engine.model.tokenizer
         if self.tokenizer is None:
             raise ValueError(f"{target} has no tokenizer, which the harness needs")
-        config = self.engine.model.config
-        if config.bos is None and not config.eos:
-            raise ValueError(f"{target} has no BOS and no EOS token; the harness needs one for empty contexts")
-        room = config.model.usable_length
+        shape = self.engine.model.config.model
+        if prefix_token_id is not None:
+            integer("prefix_token_id", prefix_token_id, 0, shape.vocab_size - 1)
+        ids = (prefix_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
+        prefixes = [token for token in ids if token is not None]
+        if not prefixes:
+            raise ValueError(f"the tokenizer of {target} has no BOS and no EOS token: give prefix_token_id=ID")
+        if add_bos_token and self.tokenizer.encode("")[:1] != [self.tokenizer.bos_token_id]:
+            raise ValueError(f"the tokenizer of {target} adds no BOS token to texts: leave out add_bos_token")
+        self._prefix, self.add_bos_token = prefixes[0], add_bos_token
+        room = shape.usable_length
         self.max_length, self.batch_size, self.seed = min(max_length or room, room), int(batch_size), seed
 
     @classmethod
@@ -108,16 +120,14 @@ class Jaxspec(TemplateLM):
     # --- required of every model of the harness
 
     @property
-    def eot_token_id(self) -> int:
+    def eot_token_id(self) -> int | None:
         """The token that ends a text."""
-        config = self.engine.model.config
-        return next(token for token in (*config.eos, config.bos) if token is not None)
+        return self.tokenizer.eos_token_id
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that replaces an empty context: BOS, or EOS without one."""
-        bos = self.engine.model.config.bos
-        return self.eot_token_id if bos is None else bos
+        """The token that replaces an empty context."""
+        return self._prefix
 
     @property
     def tokenizer_name(self) -> str:
@@ -125,10 +135,15 @@ class Jaxspec(TemplateLM):
         return str(self.engine.model.path)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Token ids of a text. By default special tokens are added, unless the text begins with BOS already."""
+        """Token ids of a text. By default special tokens are added, unless the text begins with the prefix already."""
         if add_special_tokens is None:
-            add_special_tokens = not has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id]) or None)
+            return self._encode_after(self.prefix_token_id, string)
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
+
+    def _encode_after(self, token: int | None, text: str) -> list[int]:
+        """Token ids of a text, to which special tokens are added unless it begins with `token` already."""
+        begins = token is not None and has_bos_prefix(text, self.tokenizer.decode([token]) or None)
+        return self.tokenizer.encode(text, add_special_tokens=not begins and self.add_bos_token is not False)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as prompt text, by the tokenizer's chat template."""
@@ -178,7 +193,7 @@ class Jaxspec(TemplateLM):
         for index, request in enumerate(requests):
             context, settings = request.args
             stops, sampling = sampling_of(settings, self.seed)
-            tokens = self.tok_encode(context) or [self.prefix_token_id]
+            tokens = self._encode_after(self.tokenizer.bos_token_id, context) or [self.prefix_token_id]
             room = self.max_length - sampling.max_new_tokens
             if room < 1:
                 raise ValueError(

@@ -1,9 +1,14 @@
 """Scores of the answers, which the papers report beside the speed. Lossless decoding must not change them.
 
-| score | of | source |
-|---|---|---|
-| `exact_match` | GSM8K | the last number of the answer equals that after #### (arXiv:2110.14168, section 2) |
-| `rouge1`, `rouge2`, `rougeL` | XSum, CNN/DM | F-measures, stemmed (Lin 2004; Draft & Verify, Tables 1 and 17) |
+| score | of | what is compared | source |
+|---|---|---|---|
+| `exact_match` | GSM8K | the first number after "#### " | arXiv:2110.14168; lm-evaluation-harness, strict-match |
+| `exact_match_flexible` | GSM8K | the last number of the text | lm-evaluation-harness, flexible-extract |
+| `rouge1`, `rouge2`, `rougeL` | XSum, CNN/DM | F-measures, stemmed | Lin 2004; Draft & Verify, Tables 1 and 17 |
+
+Numbers of GSM8K are compared as text, without commas, dollar signs and one dot at the end: 18.0 is not 18. An answer
+without "#### ", as most chat models give without `--shots`, is wrong by `exact_match`. GSM8K's own reader
+(`grade_school_math/dataset.py`) differs from `exact_match` only in that it keeps a dot at the end.
 
 HumanEval's tests run code that a model wrote, so jaxspec does not run them. It writes the answers in the format that
 HumanEval's scorer reads (arXiv:2107.03374; `evaluate_functional_correctness SAMPLES.jsonl`).
@@ -15,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxspec.evaluate.formats import FINAL
 from jaxspec.host.json_lines import to_line
 
 SUMMARIES = ("xsum", "cnn-dm")
@@ -22,8 +28,13 @@ CODE = "humaneval"
 ROUGE = ("rouge1", "rouge2", "rougeL")
 FUNCTION_ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """Strings that end a completion of HumanEval (arXiv:2107.03374, section 2.3)."""
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_FENCE = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
+GSM8K_ENDS = ("Question:", "</s>", "<|im_end|>")
+"""Strings that end an answer to GSM8K in lm-evaluation-harness."""
+_STRICT = re.compile(r"#### (-?[0-9.,]+)")
+_FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
+_CODE_FROM_THE_START = re.compile(r"\s*?^(?: {4}|\t|(?:async )?def |class |from \S+ import |import |@)", re.MULTILINE)
+_BLOCK = re.compile(r"(^[ \t]*|(?<=[\s:]))(`{3,}|~{3,})([^\n`]*)\n(.*?)(?:\2|\Z)", re.DOTALL | re.MULTILINE)
+"""A fenced block: the indentation of its fence, the fence, its language, the code. The text may end first."""
 
 
 def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, float]:
@@ -33,10 +44,11 @@ def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, 
         worked: the suite's own answers; the first is used.
     """
     if suite == "gsm8k":
-        given = number(answer.partition("\nQuestion:")[0])
-        return {"exact_match": float(given is not None and given == number(worked[0]))}
+        answer, expected = _before(answer, GSM8K_ENDS), _digits(FINAL.findall(worked[0])[-1])
+        given = {"exact_match": _STRICT.findall(answer)[:1], "exact_match_flexible": _FLEXIBLE.findall(answer)[-1:]}
+        return {name: float([expected] == [_digits(number) for number in one]) for name, one in given.items()}
     if suite in SUMMARIES and (rouge := _rouge()) is not None:
-        found = rouge.score(worked[0], answer.strip().partition("\nArticle:")[0])
+        found = rouge.score(worked[0], _before(answer.strip(), ["\nArticle:"]))
         return {name: found[name].fmeasure for name in ROUGE}
     return {}
 
@@ -55,23 +67,35 @@ def mean(scores: Iterable[Mapping[str, float]]) -> dict[str, float] | None:
     return {name: sum(values) / len(values) for name, values in found.items()} or None
 
 
-def number(text: str) -> float | None:
-    """The result in an answer to a GSM8K question: the number after ####, else the last number; None without any."""
-    found = _NUMBER.findall(text.rpartition("####")[2]) or _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
-
-
 def completion(text: str) -> str:
-    """The code in an answer to HumanEval: its first fenced block, else the text up to the end of the function."""
-    if fenced := _FENCE.search(text):
-        return fenced[1]
-    ends = [at for end in FUNCTION_ENDS if (at := text.find(end)) >= 0]
-    return text[: min(ends, default=len(text))]
+    """The code in an answer to HumanEval.
+
+    A text that begins with code goes up to the end of the function, or to a fence. Of others, the first block fenced as
+    Python counts, or else the first without a language; without any, the text up to the end of the function.
+    """
+    text = text.replace("\r\n", "\n")
+    if _CODE_FROM_THE_START.match(text):
+        return _before(text, (*FUNCTION_ENDS, "```"))
+    blocks = _BLOCK.findall(text)
+    python = [block for block in blocks if "py" in block[2].lower()]
+    for indent, _, _, code in python or [block for block in blocks if not block[2].strip()]:
+        return re.sub(f"^{indent}", "", code, flags=re.MULTILINE)
+    return _before(text, FUNCTION_ENDS)
 
 
 def samples(answers: Iterable[tuple[Any, str]]) -> str:
     """The input file of HumanEval's scorer for (id, text) of each answer: one {"task_id", "completion"} per line."""
     return "".join(to_line({"task_id": name, "completion": completion(text)}) for name, text in answers)
+
+
+def _before(text: str, ends: Iterable[str]) -> str:
+    """The text up to the first of the strings `ends`."""
+    return text[: min((at for end in ends if (at := text.find(end)) >= 0), default=len(text))]
+
+
+def _digits(number: str) -> str:
+    """A number of GSM8K as lm-evaluation-harness compares it."""
+    return re.sub(r"[,$]", "", number).removesuffix(".")
 
 
 @functools.cache

@@ -326,7 +326,8 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
         pick([run for run in runs if run.data in ("GSM8K", "HumanEval")], lossless),
         (SCORE, SPEEDUP),
         "--prompts of GSM8K or HumanEval",
-        "GSM8K: exact match. HumanEval's samples lie beside the results, for its own scorer: nothing here runs code "
+        "GSM8K: exact match of the first number after ####; `exact_match_flexible` in the JSON reads the last number "
+        "of an answer instead. HumanEval's samples lie beside the results, for its own scorer: nothing here runs code "
         "that a model wrote.",
     )
     lengths = []

@@ -107,12 +107,42 @@ def test_scores_and_files_for_scorers(model, tmp_path):
     sums = [{"question": f"{i} + {i}?", "answer": f"They are {2 * i}.\n#### {2 * i}"} for i in range(3)]
     out = tmp_path / "sums.out.jsonl"
     evaluation.run(settings(model, written(tmp_path / "sums.jsonl", sums), out=out, shots=1))
+    assert all(line["quality"].keys() == {"exact_match", "exact_match_flexible"} for line in lines(out))
     assert 0 <= results(out)["quality"]["exact_match"] <= 1
     code = [{"task_id": f"T/{i}", "prompt": f"def f{i}():\n", "entry_point": f"f{i}"} for i in range(2)]
     out = tmp_path / "code.out.jsonl"
     evaluation.run(settings(model, written(tmp_path / "code.jsonl", code), out=out))
     samples = [json.loads(line) for line in (tmp_path / "code.out.samples.jsonl").read_text().splitlines()]
     assert {sample["task_id"] for sample in samples} == {"T/0", "T/1"}
+
+
+def test_what_is_summed_and_printed(capsys):
+    """Two answers of this run and one of an earlier run; the first token of each text is no round's."""
+    said = lambda tokens, rounds: {"tokens": [0] * tokens, "rounds": rounds}
+    kept = [
+        {"turns": [said(9, 4), said(5, 2)], "quality": {"exact_match": 1.0, "exact_match_flexible": 1.0}},
+        {"turns": [said(7, 2)], "quality": {"exact_match": 0.0, "exact_match_flexible": 1.0}},
+        {"turns": [said(4, 1)], "quality": {}},
+    ]
+    found = evaluation.summary(kept, kept[1:], 2.0)
+    assert found == {
+        "answers": 3,
+        "tokens": 25,
+        "tau": 21 / 9,
+        "timed_tokens": 11,
+        "seconds": 2.0,
+        "tokens_per_second": 5.5,
+        "quality": {"exact_match": 0.5, "exact_match_flexible": 1.0},
+    }
+    evaluation.show(found)
+    assert capsys.readouterr().out.splitlines() == [
+        "answers: 3",
+        "tokens: 25",
+        "tau: 2.33",
+        "tokens/s, with prefill and compilation: 5.5",
+        "exact_match: 0.500",
+        "exact_match_flexible: 1.000",
+    ]
 
 
 def test_a_question_that_is_too_long(model, tmp_path, capsys):

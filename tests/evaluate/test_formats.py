@@ -53,9 +53,10 @@ def test_every_published_format(record: dict[str, Any], question: Question, tmp_
     assert read_questions(file) == [question]
 
 
-def test_an_answer_without_a_final_number_is_not_gsm8ks(tmp_path: Path):
+@pytest.mark.parametrize("answer", ["Nobody, 4 times.", "#### ,.", "#### $5", "#### 5 apples", "#### \u22125"])
+def test_an_answer_without_a_final_number_is_not_gsm8ks(answer: str, tmp_path: Path):
     file = tmp_path / "questions.jsonl"
-    file.write_text(json.dumps({"question": "Who?", "answer": "Nobody, 4 times."}), encoding="utf-8")
+    file.write_text(json.dumps({"question": "Who?", "answer": answer}), encoding="utf-8")
     with pytest.raises(ValueError, match="an answer of GSM8K ends in #### and a number"):
         read_questions(file)
 

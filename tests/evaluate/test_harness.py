@@ -5,6 +5,7 @@ Only where the extra `eval` is installed, which `dev` does not bring: it is larg
 """
 
 import json
+import shutil
 import sys
 import tomllib
 from importlib.metadata import EntryPoint
@@ -164,6 +165,52 @@ def test_conversations(path):
     assert text == "<s>[user] hi\n[assistant]"
     assert asked.tok_encode(text)[:2] != [1, 1], "the template wrote the BOS"
     assert asked.tok_encode("hi")[0] == 1
+
+
+def with_tokens(path: Path, folder: Path, **tokens: str | None) -> str:
+    """The checkpoint with a tokenizer of other special tokens; config.json keeps BOS 1 and EOS 2."""
+    shutil.copytree(path, folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **tokens}))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "settings", "prefix"),
+    [
+        ({}, {}, 1),
+        ({"bos_token": None}, {}, 2),  # as Qwen2.5: config.json names a BOS, the tokenizer none
+        ({"bos_token": None, "eos_token": "A"}, {}, 35),
+        ({"bos_token": "A"}, {}, 35),
+        ({"bos_token": "A"}, {"add_bos_token": False}, 35),
+        ({}, {"prefix_token_id": 7}, 7),
+        ({}, {"add_bos_token": True}, 1),
+    ],
+)
+def test_an_empty_context_has_the_prefix_of_transformers(tokens, settings, prefix, path, tmp_path):
+    """The ids of the harness's own class for transformers, `HFLM` of version 0.4.13, with the same tokenizer."""
+    asked = harness.Jaxspec(with_tokens(path, tmp_path / "ckpt", **tokens), "plain", **settings)
+    assert (asked.prefix_token_id, asked.eot_token_id) == (prefix, {"A": 35}.get(tokens.get("eos_token"), 2))
+    (a,) = asked.tokenizer.encode("a", add_special_tokens=False)
+    special = [] if settings.get("add_bos_token") is False else [1]
+    assert asked.tok_encode("a") == [*special, a] and asked.tok_encode("a", add_special_tokens=False) == [a]
+    begun = asked.tokenizer.decode([prefix]) + "a"
+    assert asked.tok_encode(begun) == [prefix, a], "the text begins with the prefix already"
+    bos = asked.tokenizer.bos_token_id
+    assert asked._encode_after(bos, begun) == ([] if bos == prefix else special) + [prefix, a]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "settings", "said"),
+    [
+        ({"bos_token": None, "eos_token": None}, {}, "has no BOS and no EOS token: give prefix_token_id=ID"),
+        ({"bos_token": None}, {"add_bos_token": True}, "adds no BOS token to texts"),
+        ({}, {"prefix_token_id": 259}, "prefix_token_id must be at most 258, not 259"),
+    ],
+)
+def test_prefixes_that_are_refused(tokens, settings, said, path, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        harness.Jaxspec(with_tokens(path, tmp_path / "ckpt", **tokens), "plain", **settings)
 
 
 def test_the_entry_point_names_the_model():

@@ -18,19 +18,74 @@ from jaxspec.methods.method import parse_method
 from jaxspec.report import runs as finished
 from tests.report import made_up
 
+# What lm-evaluation-harness 0.4.13 gives for its task gsm8k (tasks/gsm8k/gsm8k.yaml): strict-match, flexible-extract.
+# GSM8K's own reader (openai/grade-school-math, dataset.py) agrees with the first, but where `dot` is noted.
+GSM8K = [
+    ("Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n#### 18", 1, 1),
+    ("The answer is 18", 0, 1),
+    ("no idea", 0, 0),
+    ("", 0, 0),
+    ("#### 18\n#### 9", 1, 0),  # the first after ####, and the last of all
+    ("#### 9\n#### 18", 0, 1),
+    ("#### x\n#### 18", 1, 1),
+    ("####18", 0, 1),
+    ("####  18", 0, 1),
+    ("#### 18 clips, of 48", 1, 0),
+    ("#### 18.", 1, 1),  # dot
+    ("So it is 18.", 0, 1),
+    ("So it is 18..", 0, 0),
+    ("#### 18.0", 0, 0),
+    ("#### 18.00", 0, 0),
+    ("#### 1.8e1", 0, 0),
+    ("#### 18e3", 1, 0),
+    ("#### 18-5", 1, 0),
+    ("#### 5-18", 0, 0),  # the last is -18
+    ("#### \u221218", 0, 1),  # U+2212 is no sign
+    ("#### -18", 0, 0),
+    ("#### $18", 0, 1),
+    ("#### $18.00", 0, 0),
+    ("#### 18%", 1, 1),
+    ("#### 18$", 1, 1),
+    ("#### 1,8", 1, 1),
+    ("#### ,18,", 1, 1),
+    ("#### 018", 0, 0),
+    ("#### +18", 0, 1),
+    ("#### \u0661\u0668", 0, 0),  # other digits than ASCII's
+    ("#### 18\u0661", 1, 1),
+    ("It is 18 .", 0, 1),
+    ("**18**", 0, 1),
+    ("\\boxed{18}", 0, 1),
+    ("18, as I said ...", 0, 0),
+    ("18\n\nQuestion: 5?\nAnswer: 9", 0, 1),  # what a base model goes on with
+    ("#### 18 Question: 9", 1, 1),
+    ("18</s>9", 0, 1),
+    ("18<|im_end|>9", 0, 1),
+]
+
+
+@pytest.mark.parametrize(("answer", "strict", "flexible"), GSM8K)
+def test_gsm8k_is_read_as_by_lm_evaluation_harness(answer: str, strict: int, flexible: int):
+    scores = {"exact_match": strict, "exact_match_flexible": flexible}
+    assert quality.score("gsm8k", answer, ("3 * 6 = <<3*6=18>>18\n#### 18",)) == scores
+    assert quality.score("gsm8k", answer, ("9 + 9\n####18. \n", "#### 9")) == scores
+
 
 @pytest.mark.parametrize(
-    ("answer", "score"),
+    ("expected", "answer", "strict", "flexible"),
     [
-        ("It is 3 + 4 = 7.\n#### 7", 1),
-        ("So there are 1,007 of them, no, $7.00.", 1),
-        ("The answer is 8", 0),
-        ("no idea", 0),
-        (" 7\n\nQuestion: 5?\nAnswer: 9", 1),  # what a base model goes on with
+        ("1,800", "#### 1800", 1, 1),
+        ("1800", "It is $1,800.", 0, 1),
+        ("0.5", "#### $.50", 0, 0),
+        (".50", "#### $.50", 0, 1),
+        ("-3", "#### -3", 1, 1),
+        ("-5", "#### 3-5", 0, 1),
+        ("3", "#### 3-5", 1, 0),
+        ("3", "#### 1.5e3", 0, 1),
     ],
 )
-def test_exact_match(answer: str, score: float):
-    assert quality.score("gsm8k", answer, ("three and four\n#### 7",)) == {"exact_match": score}
+def test_other_numbers_of_gsm8k(expected: str, answer: str, strict: int, flexible: int):
+    scores = {"exact_match": strict, "exact_match_flexible": flexible}
+    assert quality.score("gsm8k", answer, (f"so\n#### {expected}",)) == scores
 
 
 def test_rouge_by_hand():
@@ -39,6 +94,20 @@ def test_rouge_by_hand():
     assert found == pytest.approx({"rouge1": 2 / 3, "rouge2": 1 / 2, "rougeL": 2 / 3})
     assert quality.score("xsum", "the cat sat\nArticle: more", ("the cat sat",))["rougeL"] == 1
     assert quality.score(None, "a", ()) == quality.score("humaneval", "a", ()) == {}
+
+
+@pytest.mark.parametrize("suite", ["xsum", "cnn-dm"])
+def test_options_of_rouge(suite: str):
+    """Stems, small letters and no punctuation, as in Draft & Verify's evaluate_sum.ipynb; F of unequal P and R.
+
+    The answer's 4 words are ran, house, cat, run; the summary's 6 are the, cat, run, to, the, hous. Three are in both
+    (cat, run, hous), one bigram (cat run), and the longest common subsequence is cat, run.
+    """
+    found = quality.score(
+        suite, " Ran-HOUSES; cats running!", ("The cat runs\nto the house.", "Ran houses cats running")
+    )
+    f = lambda precision, recall: 2 * precision * recall / (precision + recall)
+    assert found == pytest.approx({"rouge1": f(3 / 4, 3 / 6), "rouge2": f(1 / 3, 1 / 5), "rougeL": f(2 / 4, 2 / 6)})
 
 
 def test_scores_are_printed():
@@ -55,17 +124,56 @@ def test_means():
     assert quality.mean([{}, {}]) is None
 
 
+CODE = "def f():\n    return 1\n"
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
         ("    return 1\n\ndef g():\n    pass", "    return 1\n"),
         ("    return 1\nprint(f())", "    return 1"),
-        ("Sure:\n```python\ndef f():\n    return 1\n```\nDone.", "def f():\n    return 1\n"),
+        ("    return 1\nif f():\n", "    return 1"),
+        ("    return 1\nclass A:\n", "    return 1"),
+        ("    return 1\n# done\n", "    return 1"),
+        ("\n    return 1  # done\n    print(2)", "\n    return 1  # done\n    print(2)"),
         ("    return 1", "    return 1"),
+        ("", ""),
+        ("    return 1\r\n\r\ndef g():", "    return 1\n"),
+        # Code that goes on behind a fence, or in a block of its own.
+        ("    return 1\n```\n\nIt returns 1.", "    return 1\n"),
+        (f"{CODE}```\nIt returns 1.", CODE),
+        ("    return 1\n\n# Try it:\n```python\nprint(f())\n```", "    return 1\n"),
     ],
 )
-def test_completions(text: str, code: str):
+def test_completions_that_are_code(text: str, code: str):
     assert quality.completion(text) == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"Sure:\n```{name}\n{CODE}```\nDone." for name in ("", "py", "python", "Python", "PYTHON3", " python x=1")),
+        f"Sure:\n```{{.python}}\n{CODE}```",
+        f"Sure:\n```python\n{CODE}",  # the budget ended
+        f"Sure:\n```\n{CODE}",
+        f"Sure:\n```python\n{CODE}```\nDone.".replace("\n", "\r\n"),
+        f"```python\n{CODE}```\n```python\nprint(f())\n```",
+        f"````python\n{CODE}````",
+        f"~~~py\n{CODE}~~~",
+        f"  Sure:```python\n{CODE}```",
+        f"Use ```f``` of\n```python\n{CODE}```",
+        f"```bash\npip install f\n```\nThen:\n```\n{CODE}```",
+        f"It prints\n```\n1\n```\nfor\n```python\n{CODE}```",
+        "1. Like this:\n   ```python\n   def f():\n       return 1\n   ```\n",
+    ],
+)
+def test_completions_in_a_fenced_block(text: str):
+    assert quality.completion(text) == CODE
+
+
+def test_completions_in_a_block_keep_their_indentation():
+    assert quality.completion("The body: ```python\n    return 1\n```") == "    return 1\n"
+    assert quality.completion("```js\nlet x\n```\ndef f():") == "```js\nlet x\n```"  # not Python
 
 
 def test_samples_of_a_run(tmp_path: Path):

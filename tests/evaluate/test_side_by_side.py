@@ -46,6 +46,22 @@ def test_the_tables_show_a_line_a_method(capsys):
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
 
 
+def test_each_number_stands_under_its_title(capsys):
+    numbers = {
+        "speedup": 1.11,
+        "modelled_speedup": 2.22,
+        "acceptance_rate": 0.33,
+        "tau_drafted": 4.44,
+        "tau": 5.55,
+        "nodes_per_round": 6.6,
+        "depth_per_round": 7.7,
+    }
+    show(dict.fromkeys(DRAFTERS, numbers), Console(width=80))
+    _, _, titles, row, _ = capsys.readouterr().out.splitlines()
+    assert titles.split() == ["drafter", "speedup", "modelled", "acceptance", "tau", "drafted", "tau", "nodes", "depth"]
+    assert row.split()[1:] == ["1.11", "2.22", "0.33", "4.44", "5.55", "6.6", "7.7"]
+
+
 def test_a_number_that_is_not_known_is_a_dash(capsys):
     """As the modelled speedup of `bench --no-prices`."""
     methods = {name: {key: 1.0 for key, _ in COLUMNS.values()} | {"modelled_speedup": None} for name in DRAFTERS}

@@ -1,5 +1,8 @@
 """Mutants written by hand: what a slip of the pen could change, and what earlier versions of the tests let live."""
 
-from tests.mutants.by_hand import decoding, drafters, formats, strategies, training
+from tests.mutants.by_hand import decoding, drafters, formats, scoring, strategies, training
 
-MUTANTS = (*decoding.MUTANTS, *drafters.MUTANTS, *strategies.MUTANTS, *training.MUTANTS, *formats.MUTANTS)
+MUTANTS = (
+    *(*decoding.MUTANTS, *drafters.MUTANTS, *strategies.MUTANTS, *training.MUTANTS),
+    *(*formats.MUTANTS, *scoring.MUTANTS),
+)

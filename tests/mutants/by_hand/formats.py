@@ -141,11 +141,4 @@ MUTANTS = (
         "paired=True",
         "paired=False",
     ),
-    ByHand(
-        "the-first-number-is-the-answer",
-        f"{EVALUATE}/quality.py",
-        (f"{TESTS}/test_quality.py",),
-        'float(found[-1].replace(",", ""))',
-        'float(found[0].replace(",", ""))',
-    ),
 )
