@@ -153,7 +153,11 @@ def load_tokenizer(folder: str | Path) -> Tokenizer | None:
     try:
         return _load(folder)
     except Exception as error:  # tokenizers raises plain Exception, and configs may hold anything
-        raise CheckpointError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"the tokenizer in {folder} cannot be read ({reason}); download its files again, or convert with another "
+            "--tokenizer"
+        ) from error
 
 
 def class_of(folder: Path) -> str:
