@@ -1,8 +1,10 @@
 """Distils a small LLaMA from the target: the draft model of speculative decoding (arXiv:2211.17192)."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -47,14 +49,22 @@ def train(settings: DraftModel) -> Llama:
             own = module_to_dict(model)
             shared = {name: name for name in _SHARED if name in own}
             model = dict_to_module(model, own | copies(module_to_dict(job.target.target), shared))
-        write = partial(write_checkpoint, job.target, settings.where.save_dtype)
+        write = partial(write_checkpoint, job.target, settings.where.save_dtype, job.sources.chat_args)
         return heads.train(job, drafter, shape, model, partial(loss, objective=settings.objective), write=write)
 
 
-def write_checkpoint(target: Checkpoint, dtype: str, folder: Path, trained: Llama) -> None:
+def write_checkpoint(
+    target: Checkpoint, dtype: str, chat_args: Mapping[str, Any] | None, folder: Path, trained: Llama
+) -> None:
     """Writes a draft model as a checkpoint in `dtype`, with the target's tokenizer."""
     described = dataclasses.replace(
-        target.config, model=trained.config, dtype=dtype, source_dtype=dtype, source_format="jaxspec", quantize=None
+        target.config,
+        model=trained.config,
+        dtype=dtype,
+        source_dtype=dtype,
+        source_format="jaxspec",
+        quantize=None,
+        chat_args=None if chat_args is None else dict(chat_args),
     )
     tokenizer.copy(target.path, folder)
     params = module_to_dict(trained).items()

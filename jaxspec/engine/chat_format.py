@@ -1,0 +1,97 @@
+"""How conversations become text: arguments of the chat template, and a system prompt."""
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MARKS = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+"""Tags around the assistant's text in a chat template, which plain Jinja does not know."""
+
+_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""Names that a template gets from the tokenizer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatFormat:
+    """Arguments of the chat template, and a system prompt. Its truth value is false without either.
+
+    Attributes:
+        arguments: passed to the template by name, such as {"enable_thinking": False}.
+        system: system message before each conversation; None: none. It may be empty: some templates then leave out
+            a default of their own.
+
+    Raises:
+        ValueError: a value has the wrong type.
+    """
+
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.arguments, Mapping):
+            raise ValueError(f"chat_args must map names to values, not {self.arguments!r}")
+        if not isinstance(self.system, str | None):
+            raise ValueError(f"system must be text, not {self.system!r}")
+
+    def __bool__(self) -> bool:
+        return bool(self.arguments) or self.system is not None
+
+    def check(self, template: str) -> None:
+        """Raises ValueError for an argument that the template does not read."""
+        if not self.arguments:
+            return
+        readable = _read_by(template)
+        if unread := sorted(self.arguments.keys() - readable):
+            there = f"it reads {', '.join(sorted(readable))}" if readable else "it reads none"
+            raise ValueError(f"the chat template reads no argument {unread[0]!r}; {there}")
+
+    def messages(self, messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+        """The messages, after the system prompt. Raises ValueError if they have one of their own, too."""
+        if self.system is None:
+            return list(messages)
+        if any(message.get("role") == "system" for message in messages):
+            raise ValueError("the conversation has a system message, and a system prompt is given too; leave one out")
+        return [{"role": "system", "content": self.system}, *messages]
+
+    def render(
+        self, tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True, **options: bool
+    ) -> str:
+        """The text of a conversation by the tokenizer's chat template, which may raise any error.
+
+        Args:
+            options: further ones of the tokenizer's `apply_chat_template`.
+
+        Raises:
+            ValueError: the template ignores the system prompt, or the conversation has one, too.
+        """
+
+        def write(messages: list[Mapping[str, str]]) -> str:
+            known = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **options}
+            return tokenizer.apply_chat_template(messages, **known, **self.arguments)
+
+        text = write(self.messages(messages))
+        if self.system is not None and self.system.strip() not in text:  # it may still be there in another form
+            other = dataclasses.replace(self, system=f"{self.system} x")
+            if write(other.messages(messages)) == text:
+                raise ValueError("it ignores system messages; leave out the system prompt")
+        return text
+
+
+def spelled(arguments: Mapping[str, Any]) -> str:
+    """Arguments as on the command line, in order of their names; `none` without any."""
+    return " ".join(f"{name}={json.dumps(arguments[name], default=str)}" for name in sorted(arguments)) or "none"
+
+
+@functools.cache
+def _read_by(template: str) -> frozenset[str]:
+    """Names of the arguments that a template reads. Raises ValueError if it is not a Jinja template."""
+    from jinja2 import Environment, TemplateSyntaxError, meta
+
+    try:
+        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(MARKS.sub("", template))
+    except TemplateSyntaxError as error:
+        raise ValueError(f"the chat template cannot be read: {error}") from error
+    return frozenset(meta.find_undeclared_variables(parsed) - _GIVEN)
