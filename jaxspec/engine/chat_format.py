@@ -45,16 +45,17 @@ class ChatFormat:
             return
         readable = _read_by(template)
         if unread := sorted(self.arguments.keys() - readable):
-            there = f"it reads {', '.join(sorted(readable))}" if readable else "it reads none"
-            raise ValueError(f"the chat template reads no argument {unread[0]!r}; {there}")
+            names = ", ".join(sorted(readable)) or "none"
+            raise ValueError(f"the chat template reads no argument {unread[0]!r}; names that it reads: {names}")
 
-    def messages(self, messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    def messages(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
         """The messages, after the system prompt. Raises ValueError if they have one of their own, too."""
+        given = [dict(message) for message in messages]
         if self.system is None:
-            return list(messages)
-        if any(message.get("role") == "system" for message in messages):
+            return given
+        if any(message.get("role") == "system" for message in given):
             raise ValueError("the conversation has a system message, and a system prompt is given too; leave one out")
-        return [{"role": "system", "content": self.system}, *messages]
+        return [{"role": "system", "content": self.system}, *given]
 
     def render(
         self, tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True, **options: bool
@@ -68,15 +69,14 @@ class ChatFormat:
             ValueError: the template ignores the system prompt, or the conversation has one, too.
         """
 
-        def write(messages: list[Mapping[str, str]]) -> str:
+        def write(messages: list[dict[str, Any]]) -> str:
             known = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **options}
             return tokenizer.apply_chat_template(messages, **known, **self.arguments)
 
         text = write(self.messages(messages))
-        if self.system is not None and self.system.strip() not in text:  # it may still be there in another form
-            other = dataclasses.replace(self, system=f"{self.system} x")
-            if write(other.messages(messages)) == text:
-                raise ValueError("it ignores system messages; leave out the system prompt")
+        other = dataclasses.replace(self, system=f"{self.system} x")
+        if self.system is not None and write(other.messages(messages)) == text:
+            raise ValueError("it ignores system messages; leave out the system prompt")
         return text
 
 

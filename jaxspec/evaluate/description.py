@@ -129,7 +129,8 @@ def _options(settings: Bench | Eval) -> dict[str, Any]:
     """The options by name, with those of sampling and of the chat template, in the order of the command line."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if field.name not in LEFT_OUT:
-            found |= dataclasses.asdict(value) if dataclasses.is_dataclass(value) else {field.name: value}
+        if field.name in ("sampling", "template"):
+            found |= dataclasses.asdict(getattr(settings, field.name))
+        elif field.name not in LEFT_OUT:
+            found[field.name] = getattr(settings, field.name)
     return found

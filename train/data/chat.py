@@ -99,9 +99,7 @@ def _without_tags(opening: str, answer: str) -> str:
     return answer
 
 
-def _marked(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], arguments: Mapping[str, Any]
-) -> tuple[str, Sequence[Span]]:
+def _marked(tokenizer: Any, messages: list[dict[str, Any]], arguments: Mapping[str, Any]) -> tuple[str, Sequence[Span]]:
     """A conversation, and the (start, end) in characters of the text between the template's marks.
 
     The token mask of `apply_chat_template` is not used, because it can miss bytes of the last character of a turn.
@@ -109,7 +107,7 @@ def _marked(
     from transformers.utils.chat_template_utils import render_jinja_template
 
     rendered: Any = render_jinja_template(
-        [list(messages)],
+        [messages],
         chat_template=tokenizer.chat_template,
         return_assistant_tokens_mask=True,
         **{**tokenizer.special_tokens_map, **arguments},

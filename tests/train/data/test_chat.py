@@ -173,7 +173,9 @@ def test_a_system_prompt_and_arguments_reach_the_text(tokenizer: Any, capsys: py
     (found,) = encoding.encode(tokenizer, [talk("a", "x", "b", "y")], chat_format=chat_format)
     written = tokenizer.decode(found.tokens)
     assert "Today: 1 May 2031\nbe brief<|eot_id|>" in written and "26 Jul" not in written
-    with pytest.raises(ValueError, match="reads no argument 'date'; it reads bos_token, date_string, tools$"):
+    with pytest.raises(
+        ValueError, match=r"reads no argument 'date'; names that it reads: bos_token, date_string, tools$"
+    ):
         encoding.encode(tokenizer, [talk("a", "x")], chat_format=ChatFormat({"date": "today"}))
     assert capsys.readouterr().err == ""
 
