@@ -195,12 +195,11 @@ def head_config(
     shape: HeadShape,
     target: CheckpointConfig,
     dtype: str | None = None,
-    chat_args: Mapping[str, Any] | None = None,
+    chat_args: dict[str, Any] | None = None,
 ) -> HeadConfig:
     """The `config.json` of a head of this shape. `dtype` is that of its parameters; None for a head without any."""
     kinds = (target.dtype, target.source_dtype) if dtype is None else (dtype, dtype)
-    remembered = None if chat_args is None else dict(chat_args)
-    return HeadConfig(drafter.name, shape.model, *kinds, dict(shape.settings), remembered)
+    return HeadConfig(drafter.name, shape.model, *kinds, dict(shape.settings), chat_args)
 
 
 def _restore(model: Checkpoint, path: Path, make: Any) -> Any:

@@ -1,7 +1,6 @@
 """Distils a small LLaMA from the target: the draft model of speculative decoding (arXiv:2211.17192)."""
 
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,18 +53,11 @@ def train(settings: DraftModel) -> Llama:
 
 
 def write_checkpoint(
-    target: Checkpoint, dtype: str, chat_args: Mapping[str, Any] | None, folder: Path, trained: Llama
+    target: Checkpoint, dtype: str, chat_args: dict[str, Any] | None, folder: Path, trained: Llama
 ) -> None:
     """Writes a draft model as a checkpoint in `dtype`, with the target's tokenizer."""
-    described = dataclasses.replace(
-        target.config,
-        model=trained.config,
-        dtype=dtype,
-        source_dtype=dtype,
-        source_format="jaxspec",
-        quantize=None,
-        chat_args=None if chat_args is None else dict(chat_args),
-    )
+    described = dataclasses.replace(target.config, model=trained.config, quantize=None, chat_args=chat_args)
+    described = dataclasses.replace(described, dtype=dtype, source_dtype=dtype, source_format="jaxspec")
     tokenizer.copy(target.path, folder)
     params = module_to_dict(trained).items()
     parameters.write_params(folder / "params", ((name, param.astype(dtype)) for name, param in params))

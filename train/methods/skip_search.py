@@ -58,7 +58,7 @@ def search(settings: SkipSearch) -> SkipMask:
         settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed, settings.chat
     )
     requests = greedy_requests(model, prompts, settings.max_new_tokens)
-    chat_args = settings.data.format.arguments if settings.chat else None
+    chat_args = dict(settings.data.format.arguments) if settings.chat else None
     with (
         open_run(run_folder(out, settings.run_dir), as_typed("skip-search", settings)) as run,
         staged_by_all(out, 0) as folder,

@@ -3,7 +3,7 @@
 On disk a skip set is a head without weights. Its config.json lists the skipped blocks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from jaxspec.train.methods.trial import Trial
 
 
 def write_skip_set(
-    path: Path, target: CheckpointConfig, skips: SkipMask, chat_args: Mapping[str, Any] | None = None
+    path: Path, target: CheckpointConfig, skips: SkipMask, chat_args: dict[str, Any] | None = None
 ) -> None:
     """Writes a set into the folder `path`, which may exist. A method can refer to it by its path."""
     path.mkdir(parents=True, exist_ok=True)
