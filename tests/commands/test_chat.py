@@ -70,6 +70,18 @@ def test_a_template_that_rewrites_earlier_text(talk, path, tmp_path):
     assert ", 0 of them from the cache" in remarks.splitlines()[-2]
 
 
+def test_generate_has_the_same_options(path, tmp_path, monkeypatch, capsys):
+    changed = shutil.copytree(path, tmp_path / "ckpt")
+    (changed / "chat_template.jinja").write_text("{{ style }}" + checkpoints.TEMPLATE)
+    typed = ["jaxspec", "generate", "--target", str(changed), "--method", "ngram", "--max-new-tokens", str(NEW)]
+    typed += ["--chat", "--prompt", "ab", "--chat-arg", "style=1", "--system", "be brief"]
+    monkeypatch.setattr("sys.argv", typed)
+    with pytest.raises(SystemExit) as exit_:
+        main.main()
+    expected = answers(changed, ["ab"], chat_args={"style": 1}, system="be brief")
+    assert (exit_.value.code, capsys.readouterr().out) == (0, f"{expected[0]}\n")
+
+
 def test_options_that_the_template_does_not_take_end_the_command(talk):
     code, _, remarks = talk("ab", options=("--chat-arg", "style=1"))
     assert (code, remarks.splitlines()[-1][:57]) == (2, "error: the chat template reads no argument 'style'; names")
