@@ -139,7 +139,8 @@ def predict(answers: Sequence[Answer], prices: Mapping[str, PieceCosts], sizes: 
 
 def decode(settings: Bench, questions: Sequence[Question], engines: Mapping[str, Engine]) -> dict[str, list[Answer]]:
     """Answers by method. As in `bench`, methods take turns, question by question."""
-    plan = Workload(tuple(questions), settings.sampling, 1, settings.repeats, settings.chat)
+    shown = settings.template.format
+    plan = Workload(tuple(questions), settings.sampling, 1, settings.repeats, settings.chat, chat_format=shown)
     runner.check(plan, engines[REFERENCE])
     log = RunLog(None, {}, lambda answers: True)
     runner.run(plan, engines, log, lambda: None)
@@ -161,7 +162,7 @@ def of_drafter(settings: Bench, drafter: str, predicted: Sequence[str]) -> tuple
     say(f"{drafter}: chains of 1 and 3 decode {len(first)} prompts")
     runs = decode(settings, first, {name: engines[name] for name in (REFERENCE, *fitted_to)})
     say(f"{drafter}: forwards and whole rounds are timed")
-    plan = Workload(tuple(first), settings.sampling, 1, 1, settings.chat)
+    plan = Workload(tuple(first), settings.sampling, 1, 1, settings.chat, chat_format=settings.template.format)
     requests = [plan.request(engines[REFERENCE], number, ()) for number in range(len(first))]
     middle = sorted(requests, key=lambda request: len(request.tokens))[len(requests) // 2]
     pieces = piece_times.measure(engines, [middle])

@@ -57,9 +57,9 @@ def render_marked(
     return text, tuple(spans)
 
 
-def reads(template: str, name: str) -> bool:
-    """Whether a template reads the variable `name`."""
-    return name in jinja2.meta.find_undeclared_variables(_environment(False).parse(template))
+def names_read(template: str) -> frozenset[str]:
+    """The names that a template reads. Raises jinja2.TemplateSyntaxError if it is damaged."""
+    return frozenset(jinja2.meta.find_undeclared_variables(_environment(False).parse(template)))
 
 
 def _rendered(template: str, marks: bool, messages: Messages, variables: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ class CheckpointConfig:
         tokenizer_class: the class of tokenizers that transformers takes in the original folder; None: there is no
             tokenizer, or an earlier version of jaxspec copied it and did not note the class.
         quantize: integers that the kernels are (see `model/quantization.py`); None: all parameters are floats.
+        chat_args: of a draft model, as in the config of a head.
     """
 
     family: str
@@ -45,6 +46,7 @@ class CheckpointConfig:
     pad: int | None = None
     quantize: str | None = None
     tokenizer_class: str | None = None
+    chat_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_dtypes(self.dtype, self.source_dtype)
@@ -80,11 +82,13 @@ def fields_of(text: str, kind: type, format_name: str, advice: str = "", **later
         raise ValueError(f'it has no "format": "{format_name}"{advice}')
     if (found := values.pop("version", None)) != FORMAT_VERSION:
         raise ValueError(f"its version is {found}, this jaxspec reads version {FORMAT_VERSION}")
-    values = {**later, **values}
+    values = {"chat_args": None, **later, **values}
     if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(kind)}):
         raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
     if not isinstance(values["model"], dict):
         raise ValueError("key 'model' must be an object")
+    if not isinstance(values["chat_args"], dict | None):
+        raise ValueError("key 'chat_args' must be an object or null")
     return {**values, "model": LlamaConfig.from_dict(values["model"])}
 
 

@@ -24,6 +24,7 @@ class HeadConfig:
         dtype: dtype of the parameters on disk.
         source_dtype: dtype that they get on export.
         settings: what else its drafter needs to know to build it, by name.
+        chat_args: arguments of the chat template in its training; None: unknown, or trained on other text.
     """
 
     drafter: str
@@ -31,6 +32,7 @@ class HeadConfig:
     dtype: str
     source_dtype: str
     settings: dict[str, Any]
+    chat_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_dtypes(self.dtype, self.source_dtype)

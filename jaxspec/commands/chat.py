@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from jaxspec.commands.settings import Chat
+from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.finished_text import text_of_row
 from jaxspec.engine.generation import Generation
@@ -62,6 +63,7 @@ def run(settings: Chat) -> None:
     if engine.model.tokenizer is None:
         raise ValueError(f"{settings.target} has no tokenizer, which a chat needs")
     say(f"{settings.target}, {engine.method}; /help lists the commands")
+    check_format(engine, settings.template.format)
     if not engine.model.tokenizer.chat_template:
         say("the tokenizer has no chat template: the model continues the text of the conversation")
     talk, drafts = Conversation(engine), settings.show_drafts
@@ -85,6 +87,14 @@ def run(settings: Chat) -> None:
                 say(f"error: {error}; /reset starts a new conversation")
             except KeyboardInterrupt:
                 say("stopped")
+
+
+def check_format(engine: Engine, chat_format: ChatFormat) -> None:
+    """Raises ValueError if the model's chat template does not take the format."""
+    if chat_format:
+        encode([[{"role": "user", "content": "x"}]], engine.model, True, chat_format)
+    if engine.model.tokenizer.chat_template:
+        engine.warn_of_chat_args(chat_format.arguments)
 
 
 def lines() -> Iterator[str]:
@@ -129,7 +139,7 @@ def begin(talk: Conversation, settings: Chat, record: bool, chat: bool) -> Sessi
         ValueError: the model has no room for the conversation.
     """
     engine, prompt = talk.engine, talk.prompt
-    (tokens,) = encode([prompt], engine.model, chat)
+    (tokens,) = encode([prompt], engine.model, chat, settings.template.format)
     positions = engine.model.config.model.usable_length
     room = (positions - len(tokens)) // 2
     if room < 1:

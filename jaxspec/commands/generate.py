@@ -34,6 +34,7 @@ def run(settings: Generate) -> None:
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
     asked = {"sampling": settings.sampling, "chat": settings.chat, "truncate": settings.truncate}
+    asked |= {"chat_args": settings.template.format.arguments, "system": settings.template.system}
     options = {**asked, "stop": settings.stop}
     if settings.show_drafts and engine.model.tokenizer is None:
         raise ValueError(f"{settings.target} has no tokenizer, so it cannot show drafts as text")

@@ -7,6 +7,7 @@ from typing import Literal
 from tyro import conf
 
 from jaxspec.decoding.request import SamplingParams
+from jaxspec.engine.chat_options import ChatOptions
 from jaxspec.engine.device_options import Devices
 
 
@@ -35,6 +36,7 @@ class Generate:
     """Stop strings: generation ends before the first of them."""
     chat: bool = False
     """Format each prompt with the tokenizer's chat template."""
+    template: conf.OmitArgPrefixes[ChatOptions] = ChatOptions()
     truncate: Literal["left"] | None = None
     """left: cut a prompt that is too long from the left, so that --max-new-tokens still fit. Default: a prompt that is
     too long is an error."""
@@ -75,6 +77,7 @@ class Chat:
     """Checkpoint made by `jaxspec-convert llama`, or `builtin`."""
     method: str | None = None
     """DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. Default: as for `generate`."""
+    template: conf.OmitArgPrefixes[ChatOptions] = ChatOptions()
     sampling: conf.OmitArgPrefixes[SamplingParams] = SamplingParams(max_new_tokens=512)
     show_drafts: bool = False
     """Mark which tokens were drafted and accepted, drafted and rejected, and added by the target; /drafts switches."""

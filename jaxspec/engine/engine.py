@@ -1,6 +1,6 @@
 """`Engine`, the Python API: prompts in, text and statistics out."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from jaxspec.decoding.speculation import tree_sizes
 from jaxspec.engine.default_method import default_of
 from jaxspec.engine.finished_text import all_texts, text_of_row
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.head_weights import load_control, load_head
+from jaxspec.engine.head_weights import load_control, load_head, warn_of_chat_args
 from jaxspec.engine.program import Program, program_of
 from jaxspec.engine.prompt_memory import PromptMemory
-from jaxspec.engine.prompts import Prompt
+from jaxspec.engine.prompts import Prompt, is_conversation, listed
 from jaxspec.engine.reading_ahead import ReadingAhead
 from jaxspec.engine.refilled import BETWEEN_STOPS, refilled, stopped_rows
 from jaxspec.engine.requests import requests_of
@@ -146,8 +146,8 @@ class Engine:
                 `batch_size` 1 this is one posterior over all prompts. It changes the speed, not the text. Rejection
                 sampling is the exception: there the sampled text, but not its distribution, depends on earlier prompts.
             settings: `sampling`, a SamplingParams; or its fields by name, each with one value or one per prompt, such
-                as max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0 and seed=0; `seeds`, `chat` and `truncate`.
-                See `requests_of`.
+                as max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0 and seed=0; `seeds`, `chat`, `chat_args`,
+                `system` and `truncate`. See `requests_of`.
 
         Raises:
             ValueError: a prompt is empty and there is no BOS, or it is too long, or a setting is out of range.
@@ -174,7 +174,7 @@ class Engine:
         Raises:
             ValueError: as in `generate`, and before the first result.
         """
-        requests = requests_of(self.model, prompts, **settings)
+        requests = self.requests(prompts, **settings)
         batch_size = TOGETHER if batch_size is None else integer("batch_size", batch_size, 1)
         stops = StopStrings(stop, self.model.tokenizer)
         options = {"log_probs": log_probs, "record": record, "keep_state": keep_state}
@@ -199,7 +199,7 @@ class Engine:
     def stream(self, prompt: Prompt, *, rounds: int = 4, stop: Sequence[str] = (), **settings: Any) -> Iterator[str]:
         """Yields the text of one prompt during decoding, every `rounds` rounds; `settings` are those of `generate`."""
         rounds = integer("rounds", rounds, 1)
-        (request,) = requests_of(self.model, [prompt], **settings)
+        (request,) = self.requests([prompt], **settings)
         stops, unfinished = StopStrings(stop, self.model.tokenizer), Unfinished(self.model.tokenizer)
         yield from pieces(self.session([request]), stops, unfinished, rounds)
 
@@ -229,6 +229,17 @@ class Engine:
         compile_all(found, lambda key: f"{key[0]} of {self.method}")
 
     # --- from requests to results
+
+    def requests(self, prompts: Prompt | Sequence[Prompt], **settings: Any) -> list[Request]:
+        """The requests of a call of `generate`; see `requests_of`. Warns of other `chat_args` than in training."""
+        requests = requests_of(self.model, prompts, **settings)
+        if any(is_conversation(prompt, settings.get("chat", False)) for prompt in listed(prompts)):
+            self.warn_of_chat_args(settings.get("chat_args") or {})
+        return requests
+
+    def warn_of_chat_args(self, chat_args: Mapping[str, Any]) -> None:
+        """Warns on stderr, once, if the head was trained with other arguments of the chat template."""
+        warn_of_chat_args(self.model, self.method, chat_args)
 
     def program(self, requests: Sequence[Request], *, log_probs: bool = False, record: bool = False) -> Program:
         """The program that decodes these requests."""

@@ -1,6 +1,8 @@
 """Loads the weights of a method's drafter and controller."""
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from jaxspec.controllers.acceptance_predictor import (
 )
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.drafters import DRAFTERS, DraftModel, draft_vocabulary
+from jaxspec.engine.chat_format import spelled
+from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.placement import place_head
@@ -164,10 +168,38 @@ def fitted(path: Path, method: Method) -> Method:
     return method.fitted(nnx.eval_shape(lambda: method.drafter.build_head(shape, nnx.Rngs(0))))
 
 
-def head_config(drafter: Drafter, shape: HeadShape, target: CheckpointConfig, dtype: str | None = None) -> HeadConfig:
+def warn_of_chat_args(model: Checkpoint, method: Method, given: Mapping[str, Any]) -> None:
+    """Warns on stderr, once, if the method's head was trained with other arguments of the chat template."""
+    if not method.drafter.has_head:
+        return
+    try:
+        head = _folder(model, method)
+    except CheckpointError:  # its weights were given
+        return
+    for path in [head, head / FOLDER] if method.controller.needs_weights else [head]:
+        config = config_json.read_config(path) if is_checkpoint(path) else heads.read_config(path)
+        if config.chat_args is not None and (trained := spelled(config.chat_args)) != (now := spelled(given)):
+            _say_once(
+                f"warning: {path} was trained with the chat arguments {trained} and this run has {now}: "
+                "fewer drafts may be accepted"
+            )
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    say(text)
+
+
+def head_config(
+    drafter: Drafter,
+    shape: HeadShape,
+    target: CheckpointConfig,
+    dtype: str | None = None,
+    chat_args: dict[str, Any] | None = None,
+) -> HeadConfig:
     """The `config.json` of a head of this shape. `dtype` is that of its parameters; None for a head without any."""
     kinds = (target.dtype, target.source_dtype) if dtype is None else (dtype, dtype)
-    return HeadConfig(drafter.name, shape.model, *kinds, dict(shape.settings))
+    return HeadConfig(drafter.name, shape.model, *kinds, dict(shape.settings), chat_args)
 
 
 def _restore(model: Checkpoint, path: Path, make: Any) -> Any:

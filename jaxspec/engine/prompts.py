@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.host.arguments import integer
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -44,18 +45,34 @@ def refuse_stateful(name: str, value: Any) -> None:
         )
 
 
-def encode(prompts: Prompt | Sequence[Prompt], model: Checkpoint, chat: bool) -> list[list[int]]:
+def encode(
+    prompts: Prompt | Sequence[Prompt], model: Checkpoint, chat: bool, chat_format: ChatFormat = ChatFormat()
+) -> list[list[int]]:
     """Token ids of every prompt, each at least one token long.
 
+    Args:
+        chat: format text with the chat template, too, and not only messages.
+
     Raises:
-        ValueError: there are no prompts, a prompt is empty and there is no BOS, an id is outside the vocabulary, or the
-            checkpoint lacks the tokenizer or chat template that a prompt needs.
+        ValueError: there are no prompts, a prompt is empty and there is no BOS, an id is outside the vocabulary, the
+            checkpoint lacks the tokenizer or chat template that a prompt needs, or `chat_format` does not apply.
     """
-    prompts = _unpacked(prompts)
-    listed = [prompts] if _is_one(prompts) else list(prompts)
-    if not listed:
+    if not (found := listed(prompts)):
         raise ValueError("there are no prompts")
-    return [_encode_one(i, _unpacked(prompt), model, chat) for i, prompt in enumerate(listed)]
+    return [_encode_one(i, prompt, model, chat, chat_format) for i, prompt in enumerate(found)]
+
+
+def listed(prompts: Any) -> list[Any]:
+    """One prompt or several, as a list."""
+    prompts = _unpacked(prompts)
+    return [_unpacked(prompt) for prompt in ([prompts] if _is_one(prompts) else prompts)]
+
+
+def is_conversation(prompt: Any, chat: bool) -> bool:
+    """Whether the chat template formats this prompt."""
+    if isinstance(prompt, str):
+        return chat
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _unpacked(prompt: Any) -> Any:
@@ -70,24 +87,31 @@ def _is_one(prompts: Any) -> bool:
     return len(prompts) > 0 and not isinstance(_unpacked(prompts[0]), Sequence)
 
 
-def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool) -> list[int]:
+def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool, chat_format: ChatFormat) -> list[int]:
     tokenizer, vocab_size = model.tokenizer, model.config.model.vocab_size
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
         raise ValueError(
             f"prompt {index} must be text (str), a list of token ids or chat messages, not {type(prompt).__name__}"
         )
-    if not isinstance(prompt, str) and not (len(prompt) > 0 and isinstance(prompt[0], Mapping)):
+    conversation = is_conversation(prompt, chat)
+    if chat_format and not conversation:
+        raise ValueError(
+            f"prompt {index} is not a conversation, so a system prompt and arguments of the chat template do not apply "
+            "to it: leave them out, or use --chat (chat=True) with text"
+        )
+    if not isinstance(prompt, str) and not conversation:
         tokens = [integer(f"a token id of prompt {index}", token) for token in prompt]
     elif tokenizer is None:
         raise ValueError(f"{model.path} has no tokenizer, so prompt {index} must be a list of token ids")
-    elif isinstance(prompt, str) and not chat:
+    elif not conversation:
         tokens = tokenizer.encode(prompt)
     else:
         if not tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {model.path} has no chat template; pass plain prompts, without chat")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        chat_format.check(tokenizer.chat_template)
         try:
-            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+            text = chat_format.render(tokenizer, messages)
         except Exception as error:  # a template can raise anything
             raise ValueError(f"the chat template of {model.path} does not take prompt {index}: {error}") from error
         tokens = tokenizer.encode(text, add_special_tokens=False)  # the template adds BOS itself

@@ -156,8 +156,10 @@ def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str,
         repeats=settings.repeats,
         chat=settings.chat,
         keep_state=settings.keep_state,
+        chat_format=settings.template.format,
     )
     runner.check(plan, engines[REFERENCE])
+    runner.warn(plan, engines.values())
 
     about = describe(settings, plan, engines)
     is_whole = lambda answers: len(answers) == len(plan.batches[answers[0].batch]) * len(engines)

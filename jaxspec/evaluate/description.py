@@ -126,11 +126,11 @@ def _files(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _options(settings: Bench | Eval) -> dict[str, Any]:
-    """The options by name, with those of sampling, in the order of the command line."""
+    """The options by name, with those of sampling and of the chat template, in the order of the command line."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
-        if field.name == "sampling":
-            found |= dataclasses.asdict(settings.sampling)
+        if field.name in ("sampling", "template"):
+            found |= dataclasses.asdict(getattr(settings, field.name))
         elif field.name not in LEFT_OUT:
             found[field.name] = getattr(settings, field.name)
     return found

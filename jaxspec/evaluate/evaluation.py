@@ -36,8 +36,10 @@ def run(settings: Eval) -> None:
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
     if settings.method is None:
         say(f"method: {engine.method}")
-    plan = Workload(questions, settings.sampling, settings.batch_size, 1, settings.chat, settings.keep_state)
+    how = (settings.sampling, settings.batch_size, 1, settings.chat, settings.keep_state, settings.template.format)
+    plan = Workload(questions, *how)
     numbers = asked_numbers(plan, engine, settings.skip_long)
+    runner.warn(plan, [engine])
     about = describe_eval(settings, plan, engine)
     file = AnswerFile.open(settings.out, about)
     done = {(line["index"], line["sample"]) for line in file.lines}

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from lm_eval.models.utils import has_bos_prefix, normalize_gen_kwargs  # pyright
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 
 from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.engine.chat_format import ChatFormat
+from jaxspec.engine.chat_options import parse
 from jaxspec.engine.device_options import Devices, Hosts
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.prompts import STATEFUL, refuse_stateful
@@ -61,6 +63,8 @@ class Jaxspec(TemplateLM):
         process_id: int | None = None,
         add_bos_token: bool | None = None,
         prefix_token_id: int | None = None,
+        chat_args: str | Mapping[str, Any] = "",
+        system: str | None = None,
         device: str | None = None,
         max_batch_size: int | None = None,
     ):
@@ -73,11 +77,14 @@ class Jaxspec(TemplateLM):
             max_length: most positions of a text; None: the model's.
             add_bos_token: False: no special tokens are added to texts; otherwise the tokenizer decides.
             prefix_token_id: the token that replaces an empty context; None: the tokenizer's BOS, or EOS without one.
+            chat_args: arguments of the chat template: `chat_args=enable_thinking=false`, or a JSON object where
+                `--model_args` is JSON.
+            system: system prompt of conversations, without the harness's own --system_instruction.
             device, max_batch_size: ignored. The harness passes them to every model; JAX chooses the device itself.
 
         Raises:
             ValueError: options contradict each other, the checkpoint has no tokenizer or one without the tokens that
-                are needed, or several processes have no mesh.
+                are needed, its chat template does not read an argument, or several processes have no mesh.
         """
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
@@ -96,6 +103,13 @@ class Jaxspec(TemplateLM):
         self.tokenizer = self.engine.model.tokenizer
         if self.tokenizer is None:
             raise ValueError(f"{target} has no tokenizer, which the harness needs")
+        if isinstance(chat_args, str):
+            chat_args = parse((chat_args,) if chat_args else ())
+        self.chat_format = ChatFormat(chat_args, system)
+        if self.chat_format and not self.tokenizer.chat_template:
+            raise ValueError(f"the tokenizer of {target} has no chat template; leave out chat_args and system")
+        self.chat_format.check(self.tokenizer.chat_template)
+        self.format_unused = bool(self.chat_format)
         shape = self.engine.model.config.model
         if prefix_token_id is not None:
             integer("prefix_token_id", prefix_token_id, 0, shape.vocab_size - 1)
@@ -132,7 +146,7 @@ class Jaxspec(TemplateLM):
     @property
     def tokenizer_name(self) -> str:
         """A name for the harness's cache of prompts, which depend on the tokenizer's chat template."""
-        return str(self.engine.model.path)
+        return f"{self.engine.model.path} {self.chat_format}" if self.chat_format else str(self.engine.model.path)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Token ids of a text. By default special tokens are added, unless the text begins with the prefix already."""
@@ -147,8 +161,16 @@ class Jaxspec(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as prompt text, by the tokenizer's chat template."""
+        self.engine.warn_of_chat_args(self.chat_format.arguments)
+        self.format_unused = False
         rest = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
-        return self.tokenizer.apply_chat_template(chat_history, **rest)
+        return self.chat_format.render(self.tokenizer, chat_history, **rest)
+
+    def _warn_of_unused_format(self) -> None:
+        """Warns once if a format is given, and no conversation was formatted."""
+        if self.format_unused:
+            say("warning: chat_args and system have no effect without --apply_chat_template")
+            self.format_unused = False
 
     def get_model_info(self) -> dict[str, str]:
         """Information on the model for the harness's results."""
@@ -164,6 +186,7 @@ class Jaxspec(TemplateLM):
 
     def _scores(self, texts: Sequence[Text]) -> list[tuple[float, bool]]:
         found, room = {}, self.max_length
+        self._warn_of_unused_format()
         _say_shortened(sum(len(context) + len(continuation) > room + 1 for context, continuation in texts))
         with progress("score", len(texts)) as shown:
             for place, score in scores(self.engine.model, texts, self.batch_size, room):
@@ -188,6 +211,7 @@ class Jaxspec(TemplateLM):
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generates a text after each context. Text i draws its random numbers from fold_in(key(seed), i)."""
+        self._warn_of_unused_format()
         groups = defaultdict[tuple[str, ...], list[Request]](list)
         shortened = 0
         for index, request in enumerate(requests):

@@ -1,7 +1,7 @@
 """Runs and times all methods on all questions, alternating in one process."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.round_counts import to_rows
+from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.prompts import encode
@@ -38,6 +39,7 @@ class Workload:
     repeats: int
     chat: bool
     keep_state: bool = False
+    chat_format: ChatFormat = ChatFormat()
 
     @property
     def batches(self) -> list[range]:
@@ -47,8 +49,15 @@ class Workload:
 
     def request(self, engine: Engine, number: int, answers: Sequence[str]) -> Request:
         """The request of a question's next turn. It uses the random numbers of prompt `number` in `generate`."""
-        (tokens,) = encode([next_prompt(self.questions[number], answers, self.chat)], engine.model, self.chat)
+        prompt = next_prompt(self.questions[number], answers, self.chat)
+        (tokens,) = encode([prompt], engine.model, self.chat, self.chat_format)
         return Request(tokens, self.sampling, number)
+
+
+def warn(plan: Workload, engines: Iterable[Engine]) -> None:
+    """Warns of heads that were trained with other arguments of the chat template."""
+    for engine in engines if plan.chat else ():
+        engine.warn_of_chat_args(plan.chat_format.arguments)
 
 
 def check(plan: Workload, engine: Engine) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 from tyro import conf
 
 from jaxspec.decoding.request import SamplingParams
+from jaxspec.engine.chat_options import ChatOptions
 from jaxspec.engine.device_options import Devices
 
 
@@ -40,6 +41,7 @@ class Comparison:
     little; drafting still never changes its text. Weights of drafters stay as they are."""
     chat: bool = False
     """Format the turns with the tokenizer's chat template."""
+    template: conf.OmitArgPrefixes[ChatOptions] = ChatOptions()
     devices: conf.OmitArgPrefixes[Devices] = Devices()
 
 
@@ -116,6 +118,7 @@ class Eval:
     """Quantise the target's weights while loading, to half or a quarter of bfloat16's size."""
     chat: bool = False
     """Format the turns with the tokenizer's chat template."""
+    template: conf.OmitArgPrefixes[ChatOptions] = ChatOptions()
     devices: conf.OmitArgPrefixes[Devices] = Devices()
 
 

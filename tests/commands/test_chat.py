@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shutil
 import signal
 
 import pytest
@@ -34,12 +35,12 @@ def talk(monkeypatch, capsys, path):
     return command
 
 
-def answers(path, questions):
+def answers(path, questions, **settings):
     """The answers of `Engine.generate` to each message, given the messages before it."""
     engine, messages, found = jaxspec.Engine(path, "ngram"), [], []
     for question in questions:
         messages = [*messages, {"role": "user", "content": question}]
-        found.append(engine.generate([messages], chat=True, max_new_tokens=NEW)[0].text)
+        found.append(engine.generate([messages], chat=True, max_new_tokens=NEW, **settings)[0].text)
         messages = [*messages, {"role": "assistant", "content": found[-1]}]
     return found
 
@@ -54,6 +55,36 @@ def test_it_answers_as_the_engine_does_and_keeps_what_it_read(talk, path):
     assert of_answer.startswith(f"answer: {NEW} tokens, ")
     assert "128 of them from the cache" in of_answer
     assert of_all.startswith(f"conversation: {2 * NEW} tokens, ")
+
+
+def test_a_template_that_rewrites_earlier_text(talk, path, tmp_path):
+    """Here the number of turns, at the very beginning: nothing that was read before is used again."""
+    template = checkpoints.TEMPLATE.replace("}}{%", "}}{{ style }} {{ messages | length }}{%", 1)
+    changed = shutil.copytree(path, tmp_path / "ckpt")
+    (changed / "chat_template.jinja").write_text(template)
+    questions, options = ["abc " * 29, "def"], ("--system", "be brief", "--chat-arg", "style=[1]")
+    code, out, remarks = talk(*questions, "/stats", options=("--target", str(changed), *options))
+    assert code == 0
+    expected = answers(changed, questions, system="be brief", chat_args={"style": [1]})
+    assert out == "".join(f"{answer}\n" for answer in expected)
+    assert ", 0 of them from the cache" in remarks.splitlines()[-2]
+
+
+def test_generate_has_the_same_options(path, tmp_path, monkeypatch, capsys):
+    changed = shutil.copytree(path, tmp_path / "ckpt")
+    (changed / "chat_template.jinja").write_text("{{ style }}" + checkpoints.TEMPLATE)
+    typed = ["jaxspec", "generate", "--target", str(changed), "--method", "ngram", "--max-new-tokens", str(NEW)]
+    typed += ["--chat", "--prompt", "ab", "--chat-arg", "style=1", "--system", "be brief"]
+    monkeypatch.setattr("sys.argv", typed)
+    with pytest.raises(SystemExit) as exit_:
+        main.main()
+    expected = answers(changed, ["ab"], chat_args={"style": 1}, system="be brief")
+    assert (exit_.value.code, capsys.readouterr().out) == (0, f"{expected[0]}\n")
+
+
+def test_options_that_the_template_does_not_take_end_the_command(talk):
+    code, _, remarks = talk("ab", options=("--chat-arg", "style=1"))
+    assert (code, remarks.splitlines()[-1][:57]) == (2, "error: the chat template reads no argument 'style'; names")
 
 
 def test_reset_help_and_unknown_commands(talk, path):

@@ -120,6 +120,8 @@ class TestSettings:
             ({"batch_size": 2.5}, r"batch_size must be a whole number, not 2\.5"),
             ({"stop": [5]}, "a stop string must be text and not empty, not 5"),
             ({"truncate": "right"}, "truncate must be None or \"left\", not 'right'"),
+            ({"system": 5, "chat": True}, "system must be text, not 5"),
+            ({"chat_args": "a=1", "chat": True}, "chat_args must map names to values, not 'a=1'"),
             ({"temperature": [[1.0]]}, r"temperature must be a number, not \[1\.0\]"),
         ],
     )

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from jaxspec.decoding.rule import Rule
+from jaxspec.engine.chat_options import ChatOptions
 from jaxspec.evaluate import bench, comparison, table
 from jaxspec.evaluate.settings import Compare
 from jaxspec.methods.method import Method, parse_method
@@ -161,13 +162,14 @@ def test_a_second_turn_follows_the_first_answer(finished: Finished):
 
 def test_sampled_texts_with_a_chat_template(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture):
     sampled = {"methods": ("plain",), "temperature": 0.8, "chat": True, "repeats": 1}
+    sampled |= {"template": ChatOptions(system="be")}
     found = finished(tmp_path / "out.json", **sampled)["methods"]["plain"]
     assert found["divergences"] is found["unexplained_divergences"] is None
     printed = capsys.readouterr()
     assert "Sampled texts differ by design" in printed.out
     _, plain, *_ = lines(tmp_path / "out.json")
     # One token a byte, so the templated prompt's length tells that it was templated, once.
-    assert len(plain["turns"][0]["prompt"]) == len("<user><assistant>" + QUESTIONS[0]["turns"][0])
+    assert len(plain["turns"][0]["prompt"]) == len("<system>be<user><assistant>" + QUESTIONS[0]["turns"][0])
 
 
 def test_a_simulated_run(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -8,6 +8,7 @@ import pytest
 
 from jaxspec import Engine, load
 from jaxspec.decoding.request import SamplingParams
+from jaxspec.engine.chat_options import ChatOptions
 from jaxspec.evaluate import evaluation
 from jaxspec.evaluate.settings import Eval
 from tests import checkpoints
@@ -73,6 +74,18 @@ def test_every_turn_is_what_generate_gives(model, prompts, tmp_path, capsys):
     assert set(lines(out)[0]) == {"index", "sample", "question_id", "turns", "quality"}
     assert set(lines(out)[0]["turns"][0]) == {"tokens", "text", "finish_reason", "rounds"}
     assert "tau: " in capsys.readouterr().out
+
+
+def test_earlier_answers_are_messages_after_the_system_prompt(model, prompts, tmp_path):
+    out, chat = tmp_path / "out.jsonl", {"chat": True, "template": ChatOptions(system="be brief")}
+    evaluation.run(settings(model, prompts, out=out, limit=2, method="plain", **chat))
+    messages = []
+    for question, said in zip(QUESTIONS[1]["turns"], answers(out)["b", 0], strict=True):
+        messages += [{"role": "user", "content": question}]
+        (found,) = Engine(model, "plain").generate([messages], chat=True, system="be brief", max_new_tokens=12)
+        assert found.text == said
+        messages += [{"role": "assistant", "content": said}]
+    assert results(out)["settings"]["system"] == "be brief"
 
 
 def test_a_killed_run_goes_on(model, prompts, tmp_path, capsys):

@@ -17,6 +17,7 @@ import pytest
 from jaxspec import Engine, load
 from jaxspec.engine.scoring import scores
 from tests import checkpoints
+from tests.checkpoints import TEMPLATE
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs the extra `eval`")
 from jaxspec.evaluate import harness  # noqa: E402
@@ -211,6 +212,20 @@ def test_an_empty_context_has_the_prefix_of_transformers(tokens, settings, prefi
 def test_prefixes_that_are_refused(tokens, settings, said, path, tmp_path):
     with pytest.raises(ValueError, match=said):
         harness.Jaxspec(with_tokens(path, tmp_path / "ckpt", **tokens), "plain", **settings)
+
+
+def test_arguments_of_the_chat_template_and_a_system_prompt(path, tmp_path, capsys):
+    changed = shutil.copytree(path, tmp_path / "ckpt")
+    (changed / "chat_template.jinja").write_text("{{ style }}" + TEMPLATE)
+    asked = harness.Jaxspec(str(changed), "plain", chat_args="style=x=1", system="be brief")
+    history = [{"role": "user", "content": "hi"}]
+    asked._scores([])
+    assert asked.apply_chat_template(history) == "x=1<s>[system] be brief\n[user] hi\n[assistant]"
+    asked._scores([])
+    assert capsys.readouterr().err.count("no effect without --apply_chat_template") == 1
+    assert asked.tokenizer_name != harness.Jaxspec(str(changed), "plain", chat_args={"style": "y"}).tokenizer_name
+    with pytest.raises(ValueError, match="reads no argument 'other'"):
+        harness.Jaxspec(str(changed), "plain", chat_args="other=1")
 
 
 def test_the_entry_point_names_the_model():

@@ -1,75 +1,100 @@
-"""Formats conversations by the tokenizer's chat template, and finds the assistant's parts in the text."""
+"""Formats conversations by the tokenizer's chat template, so that each answer follows its own generation prompt."""
 
 import dataclasses
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.train.data.records import ASSISTANT, BadRecord, Conversation
 
-_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_PROBE = "jaxspec"  # an answer that no template changes
+_TAG = re.compile(r"<[^<>]+>")
+_TAGS = re.compile(rf"(?:{_TAG.pattern}\s*)+\Z")  # at the end of a text
 
 Span = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """A conversation as text.
+    """A conversation as text, or the part of one that a model reads at once.
 
     Attributes:
-        spans: (start, end) in characters of each turn of the assistant, including its end-of-turn token.
+        spans: (start, end) in characters of answers that the model generated, including their end-of-turn tokens.
     """
 
     text: str
     spans: tuple[Span, ...]
 
 
-def render(tokenizer: Any, conversation: Conversation) -> Rendered | BadRecord:
+def render(
+    tokenizer: Any, conversation: Conversation, chat_format: ChatFormat = ChatFormat()
+) -> list[Rendered] | BadRecord:
     """Formats a conversation with the chat template of a tokenizer, which must have one.
 
-    A template may mark the assistant's text with `{% generation %}`. Otherwise the assistant's text is the part that
-    each of its turns adds to the output. This requires that later turns do not change earlier output. If the last turn
-    was cut off, its span ends with its text.
+    Each answer stands in a span, verbatim after the generation prompt of its turn, even if the template changes it in
+    earlier turns (Qwen3 and DeepSeek-R1 cut the reasoning) or strips it. While each prompt begins with the text so far
+    there is one text with several spans. Otherwise a new text begins, in which earlier answers have no span.
+
+    If the last turn was cut off, its span ends with its text.
     """
-    messages = [dataclasses.asdict(message) for message in conversation.messages]
-    find = _marked if _MARKS.search(tokenizer.chat_template) else _added
+    messages, found = [dataclasses.asdict(message) for message in conversation.messages], list[Rendered]()
     try:
-        found = find(tokenizer, messages)
-        return found if conversation.complete else _broken_off(found, conversation.messages[-1].content)
+        chat_format.messages(messages)
+    except ValueError as error:
+        return BadRecord(conversation.name, str(error))
+    try:
+        for index, message in enumerate(messages):
+            if message["role"] != ASSISTANT:
+                continue
+            prompt, answer, end = _turn(tokenizer, messages[:index], message["content"], chat_format)
+            last = index == len(messages) - 1
+            answer = answer + end if conversation.complete or not last else answer.rstrip()
+            before = found.pop().spans if found and prompt.startswith(found[-1].text) else ()
+            found.append(Rendered(prompt + answer, (*before, (len(prompt), len(prompt + answer)))))
+        whole = chat_format.render(tokenizer, messages, add_generation_prompt=False)
+        if conversation.complete and whole.startswith(found[-1].text):
+            found[-1] = Rendered(whole, found[-1].spans)
+        return found
     except Exception as error:  # a template may raise anything
         return BadRecord(conversation.name, f"the chat template cannot be used: {' '.join(str(error).split())}")
 
 
-def _marked(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:
-    """Formats with a template that marks the assistant's turns."""
-    return Rendered(*tokenizer.render_marked(messages))
+def _turn(
+    tokenizer: Any, before: Sequence[Mapping[str, str]], answer: str, chat_format: ChatFormat
+) -> tuple[str, str, str]:
+    """(generation prompt, answer after it, end of the turn). Raises ValueError if the template writes no answer.
+
+    A known answer in its place shows what the template writes around it. If the template has no generation prompt,
+    this includes what it writes before the answer. A template may also mark the generated text with
+    `{% generation %}`.
+    """
+    known = [*before, {"role": ASSISTANT, "content": _PROBE}]
+    prompt, start, stop = chat_format.render(tokenizer, before), None, None
+    if marked := _MARKS.search(tokenizer.chat_template) is not None:
+        text, spans = tokenizer.render_marked(chat_format.messages(known), **chat_format.arguments)
+        start, stop = spans[-1] if spans else (0, 0)
+    else:
+        text = chat_format.render(tokenizer, known, add_generation_prompt=False)
+    if (at := text.rfind(_PROBE, start, stop)) < 0:
+        raise ValueError(f"it {'marks' if marked else 'writes'} no text of the assistant")
+    lead, end = text[len(prompt) : at] if text.startswith(prompt) else "", text[at + len(_PROBE) : stop]
+    opening = prompt.removeprefix(chat_format.render(tokenizer, before, add_generation_prompt=False))
+    if opening:
+        lead = "" if lead.strip() else lead
+    elif marked:
+        prompt, lead = text[:start], text[start:at]
+    # White space after an end-of-turn token is the template's, and is never generated.
+    return prompt, lead + _without_tags(opening, answer), end.rstrip() or end
 
 
-def _added(tokenizer: Any, messages: list[dict[str, str]]) -> Rendered:
-    """Formats with any other template. Raises ValueError if a later turn changes earlier output."""
-
-    def write(count: int, prompt: bool = False) -> str:
-        return tokenizer.apply_chat_template(messages[:count], add_generation_prompt=prompt)
-
-    whole, spans = write(len(messages)), []
-    for index, message in enumerate(messages):
-        if message["role"] == ASSISTANT:
-            before, after = write(index, prompt=True), write(index + 1)
-            if not (after.startswith(before) and whole.startswith(after)):
-                raise ValueError(f"its output up to turn {index + 1} depends on later turns")
-            spans.append((len(before), _end(tokenizer, after)))
-    return Rendered(whole, tuple(spans))
-
-
-def _broken_off(found: Rendered, content: str) -> Rendered:
-    """The same without what the template writes after the last turn. Raises ValueError if that turn is not found."""
-    *before, (start, end) = found.spans
-    if (at := found.text.rfind(content.strip(), start, end)) < 0:
-        raise ValueError("it changes the last turn, which was broken off, so its end is not known")
-    stop = at + len(content.strip())
-    return Rendered(found.text[:stop], (*before, (start, stop)))
-
-
-def _end(tokenizer: Any, text: str) -> int:
-    """End of the last turn. White space after an end-of-turn token is the template's, and is never generated."""
-    bare = text.rstrip()
-    return len(bare) if bare.endswith(tuple(tokenizer.all_special_tokens)) else len(text)
+def _without_tags(opening: str, answer: str) -> str:
+    """The answer without tags such as <think> at its beginning with which the generation prompt ends already."""
+    found = _TAGS.search(opening)
+    end = found[0] if found else ""
+    tags = _TAG.findall(end)
+    for first in range(len(tags)):
+        if begin := re.match(r"\s*" + r"\s*".join(map(re.escape, tags[first:])), answer):
+            return answer[begin.end() :].removeprefix(end[len(end.rstrip()) :])
+    return answer

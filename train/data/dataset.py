@@ -27,11 +27,16 @@ def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: 
     Args:
         tokenizer: a transformers tokenizer.
         length: tokens of a window.
+
+    Raises:
+        ValueError: there is no usable text, or a chat format is given and there are no conversations.
     """
+    if sources.chat_format and sources.chat_args is None:
+        raise ValueError("the data holds no conversations, to which --chat-arg and --system apply; leave them out")
 
     def pack(found: Texts, seed: int, count: int) -> Windows:
         order = np.random.default_rng(seed).permutation(len(found))
-        encoded = encode(tokenizer, [found[i] for i in order], count * length, sources.strict)
+        encoded = encode(tokenizer, [found[i] for i in order], count * length, sources.strict, sources.chat_format)
         return take(windows(encoded, length, tokenizer.eos_token_id or 0), slice(count))
 
     kept, held_out = split(sources.found)

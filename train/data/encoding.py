@@ -1,10 +1,13 @@
 """Encodes documents and conversations with a checkpoint's tokenizer."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxspec.engine.chat_format import ChatFormat
+from jaxspec.host.terminal import say
 from jaxspec.train.data import chat, loss_mask
 from jaxspec.train.data.records import BadRecord, Conversation, usable
 from jaxspec.train.data.sources import Texts
@@ -13,27 +16,41 @@ from jaxspec.train.data.text import Document, Encoded
 _AT_ONCE = 64  # documents encoded at once; a tokenizer's result takes fifty times the memory of its ids
 
 
-def encode(tokenizer: Any, found: Texts, enough: int | None = None, strict: bool = False) -> list[Encoded]:
+def encode(
+    tokenizer: Any,
+    found: Texts,
+    enough: int | None = None,
+    strict: bool = False,
+    chat_format: ChatFormat = ChatFormat(),
+) -> list[Encoded]:
     """Encodes documents and conversations, in order, until there are `enough` tokens (None: all).
 
     A document starts as the tokenizer starts a text, usually with BOS. It ends with EOS if it is complete. All of its
     tokens count. A special token's name in it is ordinary text. A conversation is formatted by the chat template, and
-    the assistant's turns count, with their end-of-turn tokens.
+    the assistant's turns count, with their end-of-turn tokens. If the template rewrites earlier turns, it becomes
+    several texts, which stderr reports (see `chat.render`).
 
     Args:
         strict: raise an error for a conversation that the chat template cannot format. Otherwise it is skipped and
             named on stderr.
 
     Raises:
-        ValueError: there are conversations, and the tokenizer does not support them, or the chat template can format
-            none of them, or not all and `strict` is set.
+        ValueError: there are conversations, and the tokenizer does not support them, or the chat template does not read
+            an argument, or can format none of them, or not all and `strict` is set.
     """
-    if any(isinstance(each, Conversation) for each in found) and not tokenizer.chat_template:
-        raise ValueError("the data holds conversations and the tokenizer has no chat template; train on plain text")
-    return usable(_groups(tokenizer, found, enough), strict)
+    if any(isinstance(each, Conversation) for each in found):
+        if not tokenizer.chat_template:
+            raise ValueError("the data holds conversations and the tokenizer has no chat template; train on plain text")
+        chat_format.check(tokenizer.chat_template)
+    texts = usable(_groups(tokenizer, found, enough, chat_format), strict)
+    if split := [len(each) for each in texts if len(each) > 1]:
+        say(f"{len(split)} conversations became {sum(split)} texts, because the chat template rewrites earlier turns")
+    return list(itertools.chain.from_iterable(texts))
 
 
-def _groups(tokenizer: Any, found: Texts, enough: int | None) -> Iterator[Encoded | BadRecord]:
+def _groups(
+    tokenizer: Any, found: Texts, enough: int | None, chat_format: ChatFormat
+) -> Iterator[list[Encoded] | BadRecord]:
     """Encodes in order, `_AT_ONCE` at a time, until there are enough tokens."""
     total = 0
     for start in range(0, len(found), _AT_ONCE):
@@ -41,10 +58,10 @@ def _groups(tokenizer: Any, found: Texts, enough: int | None) -> Iterator[Encode
             return
         group = found[start : start + _AT_ONCE]
         texts = _texts(tokenizer, [each for each in group if isinstance(each, Document)])
-        chats = _chats(tokenizer, [each for each in group if isinstance(each, Conversation)])
+        chats = _chats(tokenizer, [each for each in group if isinstance(each, Conversation)], chat_format)
         for each in group:
-            encoded = next(texts if isinstance(each, Document) else chats)
-            total += len(encoded.tokens) if isinstance(encoded, Encoded) else 0
+            encoded = [next(texts)] if isinstance(each, Document) else next(chats)
+            total += 0 if isinstance(encoded, BadRecord) else sum(len(text.tokens) for text in encoded)
             yield encoded
 
 
@@ -58,18 +75,23 @@ def _texts(tokenizer: Any, documents: list[Document]) -> Iterator[Encoded]:
         yield Encoded(tokens, loss_mask.of_document(tokens))
 
 
-def _chats(tokenizer: Any, conversations: list[Conversation]) -> Iterator[Encoded | BadRecord]:
+def _chats(
+    tokenizer: Any, conversations: list[Conversation], chat_format: ChatFormat
+) -> Iterator[list[Encoded] | BadRecord]:
     """Encodes conversations."""
-    rendered = [chat.render(tokenizer, conversation) for conversation in conversations]
-    texts = [each.text for each in rendered if not isinstance(each, BadRecord)]
+    rendered = [chat.render(tokenizer, conversation, chat_format) for conversation in conversations]
+    texts = [text.text for each in rendered if not isinstance(each, BadRecord) for text in each]
     rows = iter(tokenizer.encode_with_offsets(texts))
-    for conversation, each in zip(conversations, rendered, strict=True):
+    for each in rendered:
         if isinstance(each, BadRecord):
             yield each
-            continue
-        tokens, offsets = next(rows)
-        counted = loss_mask.of_conversation(np.array(offsets, np.int32).reshape(-1, 2), each.spans)
-        if counted.any():
-            yield Encoded(np.array(tokens, np.int32), counted)
         else:
-            yield BadRecord(conversation.name, "the chat template cannot be used: it marks no text of the assistant")
+            encoded = zip(itertools.islice(rows, len(each)), each, strict=True)
+            yield [_counted(tokens, offsets, text.spans) for (tokens, offsets), text in encoded]
+
+
+def _counted(tokens: list[int], offsets: list[tuple[int, int]], spans: Sequence[chat.Span]) -> Encoded:
+    """Tokens with their (start, end) in characters; those inside the spans count."""
+    return Encoded(
+        np.array(tokens, np.int32), loss_mask.of_conversation(np.array(offsets, np.int32).reshape(-1, 2), spans)
+    )

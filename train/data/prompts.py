@@ -13,7 +13,7 @@ from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.prompts import encode
 from jaxspec.evaluate.suites import read_questions
 from jaxspec.train.data import sources
-from jaxspec.train.data.records import ASSISTANT, USER, Conversation, Message
+from jaxspec.train.data.records import ASSISTANT, SYSTEM, USER, Conversation, Message
 from jaxspec.train.data.text import Document
 from jaxspec.train.settings.data import Data
 
@@ -54,7 +54,7 @@ def load_prompts(
         found = cut_prompts(sources.read(data), model.tokenizer, count, length, seed)
     else:
         found = [question.turns[0] for question in read_questions(file, count)]
-    encoded = encode(found, model, chat=False)
+    encoded = encode(found, model, chat=False, chat_format=data.format)
     check_room(encoded, model.config.model.usable_length)
     return encoded
 
@@ -67,11 +67,13 @@ def load_chats(file: Path | None, data: Data, model: Checkpoint, count: int, see
     Raises:
         ValueError: as `load_prompts`; data without such a conversation; or a target without a chat template.
     """
-    encoded = lambda messages: encode([[dataclasses.asdict(each) for each in messages]], model, chat=True)[0]
+    chat_format = data.format
+    system = () if chat_format.system is None else (Message(SYSTEM, chat_format.system),)
+    encoded = lambda turns: encode([[dataclasses.asdict(each) for each in turns]], model, True, chat_format)[0]
     room = model.config.model.usable_length
     if file is not None:
         turns = [(Message(USER, question.turns[0]),) for question in read_questions(file, count)]
-        found = [ChatPrompt(messages, encoded(messages)) for messages in turns]
+        found = [ChatPrompt((*system, *messages), encoded(messages)) for messages in turns]
         check_room([each.tokens for each in found], room)
         return found
     kept, _ = sources.split(sources.read(data))
@@ -81,7 +83,7 @@ def load_chats(file: Path | None, data: Data, model: Checkpoint, count: int, see
         messages = conversations[number].messages
         begin = messages[: [each.role for each in messages].index(ASSISTANT)]
         if len(tokens := encoded(begin)) < room:
-            found.append(ChatPrompt(begin, tokens))
+            found.append(ChatPrompt((*system, *begin), tokens))
         if len(found) == count:
             break
     if not found:

@@ -26,6 +26,7 @@ _ROLES = {
 }
 _CONVERSATIONS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 _KEYS = (*_CONVERSATIONS, "text")
+_UNREAD = ("reasoning_content", "reasoning", "thinking", "tool_calls")  # further text that the assistant wrote
 _SUFFIXES = (".json", ".jsonl")
 _NOT_JSON = object()
 _SHOWN = 3  # most bad records in a message
@@ -157,6 +158,8 @@ def _message(number: int, turn: Any, role: str, content: str) -> Message:
         raise ValueError(f"turn {number} is not an object with {role} and {content}")
     if not isinstance(turn[role], str) or turn[role] not in _ROLES:
         raise ValueError(f"turn {number} has the role {turn[role]!r}, which must be one of {', '.join(_ROLES)}")
+    if unread := [key for key in _UNREAD if turn.get(key)]:
+        raise ValueError(f"turn {number} has {unread[0]}, which is not read; put all of its text into its {content}")
     return Message(_ROLES[turn[role]], _string(f"the {content} of turn {number}", turn[content]))
 
 

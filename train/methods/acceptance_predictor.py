@@ -67,7 +67,8 @@ def train(settings: Calibrator) -> AcceptancePredictor:
         shape = {"target_hidden": width, "draft_hidden": held_out[0].draft_hidden.shape[2], "inputs": trained.inputs}
         with deferred():
             weights = jax.tree.map(lambda array: spread(np.asarray(array)), trained)
-            write_head(folder, HeadConfig(NAME, model.config.model, dtype, dtype, shape), weights)
+            chat_args = dict(settings.data.format.arguments) if settings.chat else None
+            write_head(folder, HeadConfig(NAME, model.config.model, dtype, dtype, shape, chat_args), weights)
     say(
         f"wrote {out}: a predictor for {drafter.name}, loss {measured['loss']:.3f} on held-out comparisons; a constant "
         f"prediction of their acceptance rate ({measured['share']:.2f}) has {measured['base']:.3f}"

@@ -3,6 +3,7 @@
 import dataclasses
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -47,15 +48,16 @@ def train(settings: DraftModel) -> Llama:
             own = module_to_dict(model)
             shared = {name: name for name in _SHARED if name in own}
             model = dict_to_module(model, own | copies(module_to_dict(job.target.target), shared))
-        write = partial(write_checkpoint, job.target, settings.where.save_dtype)
+        write = partial(write_checkpoint, job.target, settings.where.save_dtype, job.sources.chat_args)
         return heads.train(job, drafter, shape, model, partial(loss, objective=settings.objective), write=write)
 
 
-def write_checkpoint(target: Checkpoint, dtype: str, folder: Path, trained: Llama) -> None:
+def write_checkpoint(
+    target: Checkpoint, dtype: str, chat_args: dict[str, Any] | None, folder: Path, trained: Llama
+) -> None:
     """Writes a draft model as a checkpoint in `dtype`, with the target's tokenizer."""
-    described = dataclasses.replace(
-        target.config, model=trained.config, dtype=dtype, source_dtype=dtype, source_format="jaxspec", quantize=None
-    )
+    described = dataclasses.replace(target.config, model=trained.config, quantize=None, chat_args=chat_args)
+    described = dataclasses.replace(described, dtype=dtype, source_dtype=dtype, source_format="jaxspec")
     tokenizer.copy(target.path, folder)
     params = module_to_dict(trained).items()
     parameters.write_params(folder / "params", ((name, param.astype(dtype)) for name, param in params))

@@ -46,6 +46,7 @@ def generate(settings: Generate) -> None:
     count, length = settings.samples, settings.prompt_tokens
     if settings.chat:
         chats = load_chats(settings.prompts, settings.data, model, count, seed)
+        engine.warn_of_chat_args(settings.data.format.arguments)
         write(engine, settings, [each.tokens for each in chats], chats)
     else:
         write(engine, settings, load_prompts(settings.prompts, settings.data, model, count, length, seed))

@@ -65,6 +65,8 @@ def train(settings: Lm) -> None:
         DiskFullError: the disk has too little space.
     """
     compilation_cache.keep_compilations()
+    if settings.data.format:
+        raise ValueError("a new model has no chat template, so --chat-arg and --system have no effect; leave them out")
     out, recipe, dtype = settings.out, settings.recipe, settings.save_dtype
     model = shape(
         settings.vocab_size, settings.layers, settings.hidden_size, settings.head_dim, settings.context, settings.tied

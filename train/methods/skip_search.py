@@ -58,6 +58,7 @@ def search(settings: SkipSearch) -> SkipMask:
         settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed, settings.chat
     )
     requests = greedy_requests(model, prompts, settings.max_new_tokens)
+    chat_args = dict(settings.data.format.arguments) if settings.chat else None
     with (
         open_run(run_folder(out, settings.run_dir), as_typed("skip-search", settings)) as run,
         staged_by_all(out, 0) as folder,
@@ -88,13 +89,13 @@ def search(settings: SkipSearch) -> SkipMask:
         for name, skips in strategies(best.skips, settings.seed).items():
             compared[name] = objective(skips)
             if first:
-                write_skip_set(run.folder / "sets" / name, model.config, skips)
+                write_skip_set(run.folder / "sets" / name, model.config, skips, chat_args)
         show(compared, settings.objective, Console())
         show_progress(found, Console())
         if first:
             search_figure.draw(found, best.skips, run.folder / "search.svg")
             with deferred():
-                write_skip_set(folder, model.config, best.skips)
+                write_skip_set(folder, model.config, best.skips, chat_args)
     if best.speedup <= 1:
         say("no set is faster than plain decoding on this model: rejected drafts cost more than skipped blocks save")
     say(f"the other sets of the table are in {run.folder / 'sets'}, for `jaxspec bench`")

@@ -5,6 +5,7 @@ On disk a skip set is a head without weights. Its config.json lists the skipped 
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +18,13 @@ from jaxspec.engine.head_weights import head_config, read_shape
 from jaxspec.train.methods.trial import Trial
 
 
-def write_skip_set(path: Path, target: CheckpointConfig, skips: SkipMask) -> None:
+def write_skip_set(
+    path: Path, target: CheckpointConfig, skips: SkipMask, chat_args: dict[str, Any] | None = None
+) -> None:
     """Writes a set into the folder `path`, which may exist. A method can refer to it by its path."""
     path.mkdir(parents=True, exist_ok=True)
-    heads.write_config(path, head_config(LayerSkip(), HeadShape(target.model, layers_of(skips)), target))
+    shape = HeadShape(target.model, layers_of(skips))
+    heads.write_config(path, head_config(LayerSkip(), shape, target, chat_args=chat_args))
 
 
 def read_skip_set(path: Path, target: CheckpointConfig) -> SkipMask:

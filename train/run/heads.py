@@ -146,7 +146,7 @@ def train(
     """
     compilation_cache.keep_compilations()
     where, recipe, run, target = job.settings.where, job.settings.recipe, job.run, job.target
-    first = processes.is_first()
+    first, chat_args = processes.is_first(), job.sources.chat_args
     size = sum(leaf.size for leaf in jax.tree.leaves(head))
     with staged_by_all(job.out, size * 4) as folder, use(target.mesh):
         packed, held_out = prepared(job)
@@ -166,7 +166,7 @@ def train(
             figure.draw(run.metrics, run.figure)
         with deferred():
             if write is None:
-                write_head(folder, head_config(drafter, shape, target.config, where.save_dtype), trained)
+                write_head(folder, head_config(drafter, shape, target.config, where.save_dtype, chat_args), trained)
             else:
                 write(folder, trained)
     said = ""

@@ -3,13 +3,14 @@
 import dataclasses
 from pathlib import Path
 
+from jaxspec.engine.chat_options import ChatOptions
 from jaxspec.train.settings.spelling import require
 
 STDLIB = "stdlib"
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
+class Data(ChatOptions):
     """Training data."""
 
     data: Path = Path(STDLIB)
@@ -32,4 +33,5 @@ class DataMixture(Data):
     """Share of training windows from generated text, if --open-data is given. The rest is open text."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self, lambda share: 0 < share < 1, "be between 0 and 1", "generated_share")

@@ -3,6 +3,7 @@
 from tests.mutants.mutant import ByHand
 
 FOLDER, TESTS = "train/methods", "tests/train/methods"
+CHAT = "tests/train/data/test_chat.py"
 LOSS = "test_loss_is_the_papers"
 
 MUTANTS = (
@@ -145,5 +146,26 @@ MUTANTS = (
         ("tests/train/data/test_encoding.py", "tests/train/data/test_records.py"),
         "(offsets[:, 1] > start)",
         "(offsets[:, 1] >= start)",
+    ),
+    ByHand(
+        "an-answer-follows-another-prompt",
+        "train/data/chat.py",
+        (f"{CHAT}::test_reasoning_of_earlier_turns_is_kept_where_it_was_generated",),
+        "if found and prompt.startswith(found[-1].text)",
+        "if found",
+    ),
+    ByHand(
+        "text-before-an-answer-counts-as-generated",
+        "train/data/chat.py",
+        (f"{CHAT}::test_turns_without_reasoning_stay_one_text",),
+        'lead = "" if lead.strip() else lead',
+        "pass",
+    ),
+    ByHand(
+        "tags-of-the-user-count-as-the-prompts",
+        "train/data/chat.py",
+        (f"{CHAT}::test_only_what_the_generation_prompt_wrote_counts_as_doubled",),
+        "_without_tags(opening, answer)",
+        "_without_tags(prompt, answer)",
     ),
 )

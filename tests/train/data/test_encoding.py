@@ -28,6 +28,7 @@ MARKED = (
 )
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system\nrole') }}{% endif %}" + PLAIN
 LAST_ONLY = "{% set messages = messages[-2:] %}" + PLAIN
+OTHER_PROMPT = PLAIN.replace("%}<assistant>", "%}<assistant>(thinks)")
 NO_END = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 ENDS_IN_BYTES = (
     "{% for m in messages %}{{ m.role }}:{% generation %}{% if m.role == 'assistant' %}{{ m.content }}{% endif %}"
@@ -172,23 +173,25 @@ def test_a_template_without_an_end_of_turn_ends_it_with_the_line(folder: Path):
     assert runs(loaded, encoded) == ["assistant: one\n", "assistant: two\n"]  # for it has no prompt to generate from
 
 
+def test_templates_that_change_the_text_before_an_answer(folder: Path):
+    loaded = with_template(folder, LAST_ONLY)
+    first, second = encoding.encode(loaded, [talk("hi", "hello", "and", "again")])
+    assert loaded.decode(first.tokens) == "<s><user>hi</s>\n<assistant>hello</s>"
+    assert loaded.decode(second.tokens).startswith("<s><assistant>hello</s>\n<user>and</s>\n<assistant>again</s>")
+    assert [runs(loaded, each) for each in (first, second)] == [["hello</s>"], ["again</s>"]]
+    loaded = with_template(folder, OTHER_PROMPT)
+    (found,) = encoding.encode(loaded, [talk("hi", "hello")])
+    assert loaded.decode(found.tokens) == "<s><user>hi</s>\n<assistant>(thinks)hello</s>"
+    assert runs(loaded, found) == ["hello</s>"]
+
+
 @pytest.mark.parametrize(
     ("template", "bad", "reason"),
     [
         (NO_SYSTEM, talk("hi", "hello", name="a:7", system="be brief"), "no system role"),
-        (
-            LAST_ONLY,
-            talk("hi", "hello", "and", "again", name="a:7"),
-            "its output up to turn 2 depends on later turns",
-        ),
-        (
-            PLAIN.replace("<assistant>", "<assistant>(thinks)"),
-            talk("hi", "hello", name="a:7"),
-            "its output up to turn 2 depends on later turns",
-        ),
         (UNMARKED, talk("hi", "hello", name="a:7"), "it marks no text of the assistant"),
     ],
-    ids=["refuses", "rewrites", "prompts otherwise", "marks nothing"],
+    ids=["refuses", "marks nothing"],
 )
 def test_conversations_that_the_template_cannot_write(
     folder: Path, template: str, bad: Conversation, reason: str, capsys: pytest.CaptureFixture
@@ -211,6 +214,7 @@ def test_tokenizers_that_cannot_do_conversations(learnt: Any):
 
 def test_spans_of_the_text(plain: Any, marked: Any):
     for loaded in (plain, marked):
-        rendered = chat.render(loaded, talk("hi", "one", "and", "two"))
-        assert isinstance(rendered, chat.Rendered)
+        found = chat.render(loaded, talk("hi", "one", "and", "two"))
+        assert isinstance(found, list)
+        (rendered,) = found
         assert [rendered.text[start:end] for start, end in rendered.spans] == ["one</s>", "two</s>"]

@@ -115,6 +115,9 @@ BAD = {
         "turn 1 has the role [], which must be one of system, user, human, assistant, gpt, chatgpt"
     ),
     '{"messages": [{"role": "user", "content": ["hi"]}]}': "the content of turn 1 is not a string",
+    json.dumps({"messages": [USER, {**ASSISTANT, "reasoning_content": "hm"}]}): (
+        "turn 2 has reasoning_content, which is not read; put all of its text into its content"
+    ),
     '{"conversations": [{"from": "human", "value": ""}]}': "the value of turn 1 is empty",
     json.dumps({"messages": [ASSISTANT, USER]}): "turn 1 is the assistant's, but should be the user's",
     json.dumps({"messages": [USER, ASSISTANT, ASSISTANT]}): "turn 3 is the assistant's, but should be the user's",

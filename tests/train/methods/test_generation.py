@@ -13,7 +13,7 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.train.data import dataset, encoding, records
-from jaxspec.train.data.prompts import check_room, cut_prompts, load_prompts
+from jaxspec.train.data.prompts import check_room, cut_prompts, load_chats, load_prompts
 from jaxspec.train.data.text import Document
 from jaxspec.train.methods import generation
 from jaxspec.train.settings.data import Data
@@ -217,6 +217,9 @@ def test_with_chat_it_answers_first_turns(target: Path, model: Checkpoint, tmp_p
         assert answer.startswith(greedy.text.rstrip("\ufffd"))
         ends = f"{answer}<assistant>" if line["complete"] else answer.rstrip()
         assert model.tokenizer.decode(each.tokens) == f"<user>{question}<assistant>{ends}"
+    begun, *_ = load_chats(None, Data(talk, system="be brief"), model, 3, seed=0)
+    assert [message.role for message in begun.messages] == ["system", "user"]  # the output keeps it, for training
+    assert model.tokenizer.decode(begun.tokens).startswith("<system>be brief<user>question")
     again = load_prompts(None, Data(talk), model, 3, 0, seed=0, chat=True)
     assert [model.tokenizer.decode(tokens) for tokens in again] == [
         f"<user>{line['messages'][0]['content']}<assistant>" for line in written

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import jaxspec
 from jaxspec.checkpoint import heads
-from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.config_json import CheckpointError, read_config
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.convert import eagle as convert_eagle
@@ -24,14 +24,16 @@ from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import draft_model, lm
 from jaxspec.train.settings.heads import Distillation, DraftModel, Where
-from tests.evaluate.tiny import checkpoint
+from tests.evaluate.tiny import TEMPLATE, checkpoint
 from tests.train.command import QUICK, command
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random checkpoint over bytes."""
-    return checkpoint(tmp_path_factory.mktemp("target") / "ckpt")
+    """A random checkpoint over bytes, whose chat template has an argument."""
+    path = checkpoint(tmp_path_factory.mktemp("target") / "ckpt")
+    (path / "chat_template.jinja").write_text("{{ style }}" + TEMPLATE)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def eagle(target: Path, data: Path) -> tuple[Path, str]:
     """A target with a trained head, and the output of its training."""
-    code, err = command("eagle", "--target", target, "--data", data, *QUICK)
+    code, err = command("eagle", "--target", target, "--data", data, "--chat-arg", "style=x", *QUICK)
     assert code == 0, err
     return target, err
 
@@ -67,10 +69,22 @@ def test_a_head_is_trained_measured_and_used(eagle):
 
     model = jaxspec.load(target)
     assert model.heads == ("eagle",)  # and not its run
+    assert heads.read_config(target / "heads/eagle").chat_args == {"style": "x"}
     engine = jaxspec.Engine(model)
     assert str(engine.method) == "eagle+chain,length=4+fixed"
     plain = jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=30)[0]
     assert engine.generate("def f", max_new_tokens=30)[0].tokens == plain.tokens
+
+
+def test_chat_options_without_conversations_are_refused(target, data, tmp_path):
+    text, out = ("--data", data / "a.py", "--system", "be brief"), tmp_path / "out"
+    code, err = command("eagle", "--target", target, *text, "--out", out, *QUICK)
+    assert (code, err.splitlines()[-1][:55]) == (2, "error: the data holds no conversations, to which --chat")
+    code, err = command("lm", *text, out)
+    assert (code, err.splitlines()[-1][:52]) == (2, "error: a new model has no chat template, so --chat-a")
+    code, err = command("generate", "--target", target, *text, "--out", out)
+    assert (code, err.splitlines()[-1][:38]) == (2, "error: prompt 0 is not a conversation,")
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -143,10 +157,11 @@ def test_a_vanilla_draft_model_lies_beside_others(target, data, tmp_path):
     """EDD's VDM, as --help has it: one layer of the target's shape under a name of its own."""
     path = shutil.copytree(target, tmp_path / "ckpt", ignore=shutil.ignore_patterns("heads"))
     code, err = command(
-        *("draft-model", "--target", path, "--data", data / "a.py", "--out", path / "heads/vdm"),
+        *("draft-model", "--target", path, "--data", data, "--out", path / "heads/vdm", "--chat-arg", "style=x"),
         *("--steps", 2, "--batch-size", 4, "--context", 32),
     )
     assert code == 0, err
+    assert read_config(path / "heads/vdm").chat_args == {"style": "x"}
     model = jaxspec.load(path)
     assert model.heads == ("vdm",)
     engine = jaxspec.Engine(model, "draft-model@vdm+chain,length=5")
