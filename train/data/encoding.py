@@ -1,7 +1,7 @@
 """Encodes documents and conversations with a checkpoint's tokenizer."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ def _chats(
             yield [_counted(tokens, offsets, text.spans) for (tokens, offsets), text in encoded]
 
 
-def _counted(tokens: list[int], offsets: list[tuple[int, int]], spans: Sequence[chat.Span]) -> Encoded:
+def _counted(tokens: list[int], offsets: list[tuple[int, int]], spans: tuple[chat.Span, ...]) -> Encoded:
     """Tokens with their (start, end) in characters; those inside the spans count."""
     return Encoded(
         np.array(tokens, np.int32), loss_mask.of_conversation(np.array(offsets, np.int32).reshape(-1, 2), spans)
