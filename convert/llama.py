@@ -1,4 +1,4 @@
-"""Hugging Face or Meta folder → jaxspec checkpoint: plan from the headers alone, then stream the tensors.
+"""Hugging Face or Meta folder, or GGUF file → jaxspec checkpoint: plan from the headers alone, then stream the tensors.
 
 Everything that can be known without reading a weight is checked before the first byte is written.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import experts, hf_config, meta, tokenizer
+from jaxspec.convert import experts, gguf, gguf_tokenizer, hf_config, meta, tokenizer
 from jaxspec.convert.names import IGNORED, Scheme, theirs
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config, read_json
 from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
@@ -41,7 +41,7 @@ def convert(
     """Converts a folder into the checkpoint `out`. With several processes, all must call this.
 
     Args:
-        source: a Hugging Face or Meta folder.
+        source: a Hugging Face or Meta folder, a GGUF file, or a folder that holds one.
         out: folder to make; must not exist.
         dtype: dtype of every parameter; None keeps each tensor's own.
         tokenizer_from: folder with a Hugging Face tokenizer to copy in place of the source's.
@@ -56,10 +56,15 @@ def convert(
     planned = plan(source)
     config = dataclasses.replace(planned.config, dtype=dtype or planned.config.dtype, quantize=quantize)
     tokenizer.check_readable(tokenizer_from or source)
+    file = gguf.find(source) if tokenizer_from is None else None
+    built = {} if file is None else gguf_tokenizer.files(gguf.open_gguf(file).metadata, file.name)
     with staged_by_all(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
         if processes.is_first():
             scheme = planned.scheme if tokenizer_from is None else "huggingface"
-            tokenizer.bring(tokenizer_from or source, folder, scheme)
+            for name, text in built.items():
+                (folder / name).write_text(text, encoding="utf-8")
+            if not built:
+                tokenizer.bring(tokenizer_from or source, folder, scheme)
         write_params(planned.tensors, dtype, source, folder, out, quantize)
         if processes.is_first():  # written last: it marks the checkpoint as complete
             config_json.write_config(folder, config)
@@ -70,14 +75,18 @@ def convert(
 
 def plan(source: Path) -> Conversion:
     """Reads configs and headers and checks them against each other. Raises CheckpointError."""
-    if meta.is_meta(source):
+    if (file := gguf.find(source)) is not None:
+        opened = gguf.open_gguf(file)
+        model, family, tensors = gguf.to_llama(opened)
+        tokens, scheme = gguf_tokenizer.special_tokens(opened.metadata, file.name), "huggingface"
+    elif meta.is_meta(source):
         model, tensors = meta.open_meta(source)
         family, tokens, scheme = "llama", meta.special_tokens(model), "meta"
     else:
         model, family, tokens, tensors, scheme = *_huggingface(source), "huggingface"
     matched = _match(model, tensors, scheme, source)
     dtype = main_dtype(matched.values())
-    config = CheckpointConfig(family, model, dtype, dtype, scheme, **tokens)
+    config = CheckpointConfig(family, model, dtype, dtype, "gguf" if file else scheme, **tokens)
     return Conversion(config, matched, scheme)
 
 

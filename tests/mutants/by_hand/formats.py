@@ -9,7 +9,7 @@ MUTANTS = (
         "metas-rotary-order-is-kept",
         "convert/meta.py",
         ("tests/convert/test_meta.py::test_same_as_hugging_face",),
-        "return _halves(whole, heads[rotary]) if rotary in heads else whole",
+        "return halves(whole, heads[rotary]) if rotary in heads else whole",
         "return whole",
     ),
     ByHand(
