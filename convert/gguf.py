@@ -11,7 +11,7 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ _NEUTRAL = {
 }  # fmt: skip
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_FLOAT, _STRING, _ARRAY = 6, 8, 9
+_STRING, _ARRAY = 8, 9
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _BLOCK = 2**22  # values that are dequantised at once, because the package's temporary arrays are larger than its result
@@ -237,12 +237,16 @@ def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 raise CheckpointError(f"{path} is no GGUF file: it begins with {start[:4]!r}")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Header(data, path).read()
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a whole GGUF file ({error}); download it again") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 class _Header:
-    """Reads the values of a header in their order. Raises CheckpointError where the file is damaged."""
+    """Reads the values of a header in their order. What is damaged is a ValueError."""
 
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self.data, self.path, self.at = data, path, len(b"GGUF")
@@ -258,12 +262,9 @@ class _Header:
         start = -(-self.at // alignment) * alignment
         return metadata, {name: self.tensor(name, start, *layout) for name, layout in layouts.items()}
 
-    def damaged(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.path} is not a whole GGUF file: {what}; download it again")
-
     def take(self, count: int) -> bytes:
         if count > len(self.data) - self.at:
-            raise self.damaged(f"it ends inside its header, after {len(self.data)} bytes")
+            raise ValueError(f"it ends inside its header, after {len(self.data)} bytes")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -271,33 +272,29 @@ class _Header:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def text(self) -> str:
-        try:
-            return self.take(self.number("Q")).decode()
-        except UnicodeDecodeError as error:
-            raise self.damaged("it holds text that is not UTF-8") from error
+        return self.take(self.number("Q")).decode()
 
-    def named(self, count: int, value: Any) -> dict[str, Any]:
+    def named(self, count: int, value: Callable[[], Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for _ in range(count):
             if (name := self.text()) in found:
-                raise self.damaged(f"it has {name} twice")
+                raise ValueError(f"it has {name} twice")
             found[name] = value()
         return found
 
     def value(self) -> Any:
         """A setting. Floats are the shortest decimals that round to them: 1e-5, not 9.999999747378752e-06."""
-        if (kind := self.number("I")) == _STRING:
-            return self.text()
-        if is_array := kind == _ARRAY:
+        kind, count = self.number("I"), None
+        if kind == _ARRAY:
             kind, count = self.number("I"), self.number("Q")
-            if kind == _STRING:
-                return [self.text() for _ in range(count)]
+        if kind == _STRING:
+            return self.text() if count is None else [self.text() for _ in range(count)]
         if (code := _SCALARS.get(kind)) is None:
-            raise self.damaged(f"it has a setting of the type {kind}")
-        if is_array:
+            raise ValueError(f"it has a setting of the type {kind}")
+        if count is not None:
             return np.frombuffer(self.take(count * struct.calcsize(f"<{code}")), f"<{code}").tolist()
         number = self.number(code)
-        return float(str(np.float32(number))) if kind == _FLOAT else number
+        return float(str(np.float32(number))) if code == "f" else number
 
     def layout(self) -> tuple[tuple[int, ...], int, int]:
         """Shape, type and offset of a tensor; the file begins with the last dimension."""
@@ -313,7 +310,7 @@ class _Header:
             )
         count = math.prod(shape) // values * size
         if not shape or shape[-1] % values or start + offset + count > len(self.data):
-            raise self.damaged(f"tensor {name} ends at byte {start + offset + count} of {len(self.data)}")
+            raise ValueError(f"tensor {name} ends at byte {start + offset + count} of {len(self.data)}")
         read = functools.partial(_read, self.path, start + offset, count, shape, number)
         return Tensor(name, shape, _DTYPES.get(kind, "float32"), self.path.name, read)
 

@@ -145,7 +145,8 @@ def files(metadata: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 def _vocabulary(metadata: Mapping[str, Any], name: str) -> _Vocabulary:
-    tokens = metadata.get(f"{_KEY}tokens", [])
+    if not (tokens := metadata.get(f"{_KEY}tokens")):
+        return _Vocabulary([], {})
     types = metadata.get(f"{_KEY}token_type", [_NORMAL] * len(tokens) if isinstance(tokens, list) else [])
     if not isinstance(tokens, list) or not isinstance(types, list) or not len(set(tokens)) == len(tokens) == len(types):
         raise CheckpointError(f"{name} must have different tokens in {_KEY}tokens, and a type of each{_ADVICE}")
@@ -212,9 +213,5 @@ def _surround(tokenizer: Any, before: list[str], after: list[str]) -> None:
     from tokenizers import processors
 
     if before or after:
-        second = [f"{token}:1" for token in before], [f"{token}:1" for token in after]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=[*before, "$A", *after],
-            pair=[*before, "$A", *after, *second[0], "$B:1", *second[1]],
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in {*before, *after}],
-        )
+        ids = [(token, tokenizer.token_to_id(token)) for token in {*before, *after}]
+        tokenizer.post_processor = processors.TemplateProcessing([*before, "$A", *after], special_tokens=ids)

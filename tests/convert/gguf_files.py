@@ -107,8 +107,10 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_bool(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
     else:
-        (writer.add_float32 if isinstance(value, float) else writer.add_string)(key, value)
+        writer.add_string(key, value)
 
 
 def model(path: Path, made: Any, extra: dict[str, Any] | None = None, **how: Any) -> None:

@@ -42,7 +42,7 @@ def vocabulary(kind: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    import llama_cpp
+    import llama_cpp  # pyright: ignore[reportMissingImports]
 
     found: dict[str, list[list[int]]] = {}
     same: dict[str, str] = {}
