@@ -11,7 +11,7 @@ from rich import filesize
 
 from jaxspec.checkpoint import checksums, config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import dflash, dflash_config, eagle, eagle3, eagle3_config, kinds, llama, medusa
+from jaxspec.convert import dflash, dflash_config, eagle, eagle3, eagle3_config, gguf, kinds, llama, medusa
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor, format_of, read_json
 from jaxspec.convert.tokenizer import has_tokenizer
@@ -70,10 +70,11 @@ def _of_checkpoint(path: Path) -> Iterable[tuple[str, Any]]:
 
 def _of_source(path: Path) -> Iterable[tuple[str, Any]]:
     plan = llama.plan(path)
-    yield "format", {"huggingface": "Hugging Face", "meta": "Meta"}[plan.scheme]
+    yield "format", {"huggingface": "Hugging Face", "meta": "Meta", "gguf": "GGUF"}[plan.config.source_format]
     yield from _of_config(plan.config)
     yield from _of_files(plan.tensors, lambda ours: theirs(ours, plan.scheme))
-    yield "tokenizer", "yes" if has_tokenizer(path) else "none"
+    inside = (file := gguf.find(path)) is not None and "tokenizer.ggml.tokens" in gguf.open_gguf(file).metadata
+    yield "tokenizer", "yes" if inside or has_tokenizer(path) else "none"
 
 
 def _of_head(path: Path) -> Iterable[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Hugging Face or Meta folder → jaxspec checkpoint: plan from the headers alone, then stream the tensors.
+"""Hugging Face or Meta folder, or GGUF file → jaxspec checkpoint: plan from the headers alone, then stream the tensors.
 
 Everything that can be known without reading a weight is checked before the first byte is written.
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import experts, hf_config, meta, readers, tokenizer
+from jaxspec.convert import experts, gguf, gguf_tokenizer, hf_config, meta, readers, tokenizer
 from jaxspec.convert.names import Scheme, theirs, unprefixed
 from jaxspec.convert.readers import Source, Tensor, open_directory, read_config, read_json
 from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
@@ -41,7 +41,7 @@ def convert(
     """Converts a folder into the checkpoint `out`. With several processes, all must call this.
 
     Args:
-        source: a Hugging Face or Meta folder.
+        source: a Hugging Face or Meta folder, a GGUF file, or a folder that holds one.
         out: folder to make; must not exist.
         dtype: dtype of every parameter; None keeps each tensor's own.
         tokenizer_from: folder with a Hugging Face tokenizer to copy in place of the source's.
@@ -77,7 +77,11 @@ def plan(source: Path, dtype: str | None = None) -> Conversion:
     Args:
         dtype: dtype that parameters will have; with one, float64 is read too.
     """
-    if meta.is_meta(source):
+    if (file := gguf.find(source)) is not None:
+        opened = gguf.open_gguf(file)
+        model, family, tensors = gguf.to_llama(opened)
+        tokens, scheme = gguf_tokenizer.special_tokens(opened.metadata, file.name), "huggingface"
+    elif meta.is_meta(source):
         family, model, tensors = meta.open_meta(source)
         tokens, scheme = meta.special_tokens(family, model), "meta"
     else:
@@ -87,7 +91,7 @@ def plan(source: Path, dtype: str | None = None) -> Conversion:
     stored = main_dtype(matched.values())
     if stored == "float64":
         stored = dtype or stored
-    config = CheckpointConfig(family, model, stored, stored, scheme, **tokens)
+    config = CheckpointConfig(family, model, stored, stored, "gguf" if file else scheme, **tokens)
     return Conversion(config, matched, scheme)
 
 

@@ -204,16 +204,15 @@ def _join(name: str, row: Row, parts: list[Tensor], dim: int, heads: Mapping[str
     def read() -> np.ndarray:
         whole = first.read() if axis is None or len(parts) == 1 else np.concatenate([p.read() for p in parts], axis)
         rotary = row.ours.rpartition(".")[2]
-        return _halves(whole, heads[rotary]) if rotary in heads else whole
+        return halves(whole, heads[rotary]) if rotary in heads else whole
 
     return Tensor(name, shape, first.dtype, first.file, read)
 
 
-def _halves(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorders the rows of wq or wk in each head. Meta rotates the pairs (0, 1), (2, 3), …; jaxspec rotates the first
-    half with the second."""
-    rows, columns = weight.shape
-    return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+def halves(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Reorders the rows of wq or wk (or their biases) in each head. Meta rotates the pairs (0, 1), (2, 3), …; jaxspec
+    rotates the first half with the second."""
+    return weight.reshape(heads, len(weight) // heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:

@@ -13,18 +13,21 @@ from jaxspec.engine.device_options import Hosts
 class Llama:
     """Convert a LLaMA, or a model with its architecture, into a jaxspec checkpoint.
 
-    SRC is a Hugging Face folder, a hub id, or a folder in Meta's or Mistral's format. Tensors are streamed, so memory
-    use stays near the size of one shard. OUT appears only after everything has been checked and written.
+    SRC is a Hugging Face folder, a hub id, a folder in Meta's or Mistral's format, or a GGUF file, whose tokenizer is
+    converted too. Tensors are streamed, so memory use stays near the size of one shard. OUT appears only after
+    everything has been checked and written.
 
     For example: jaxspec-convert llama TinyLlama/TinyLlama-1.1B-Chat-v1.0 tinyllama --dtype bfloat16
+
+    Or: jaxspec-convert llama Llama-3.2-1B-Instruct-Q4_K_M.gguf llama3 --dtype bfloat16
     """
 
     src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
-    """Folder, or hub id such as org/model."""
+    """Folder, GGUF file, or hub id such as org/model."""
     out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
     """Checkpoint to make; must not exist."""
     dtype: Literal["bfloat16", "float32"] | None = None
-    """Dtype of the parameters. Default: the source's."""
+    """Dtype of the parameters. Default: the source's; float32 for a GGUF file's quantised tensors."""
     quantize: Literal["int8", "int4"] | None = None
     """Quantise the weights to half or a quarter of bfloat16's size. The result is a slightly different target. It
     cannot be exported, because the original weights are lost."""
@@ -135,8 +138,8 @@ class Tokenizer:
 class Inspect:
     """Show what a checkpoint or head is: format, family, shapes, dtype, parameters, heads.
 
-    PATH is a Hugging Face folder, a folder in Meta's format, a published EAGLE or DFlash head, published Medusa heads,
-    or a jaxspec checkpoint or head. Nothing is written.
+    PATH is a Hugging Face folder, a folder in Meta's format, a GGUF file, a published EAGLE or DFlash head, published
+    Medusa heads, or a jaxspec checkpoint or head. Nothing is written.
 
     For example: jaxspec-convert inspect tinyllama --verify
     """

@@ -1,4 +1,5 @@
-"""Tokenizer files: copied as they are and never executed. Where there is no tokenizer.json, transformers writes one."""
+"""Tokenizer files: copied as they are and never executed. Where there is no tokenizer.json, transformers writes one, or
+`gguf_tokenizer` from the metadata of a GGUF file."""
 
 import dataclasses
 import importlib.util
@@ -12,6 +13,7 @@ from typing import Any
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import GENERIC, VOCABULARIES, class_of, load_tokenizer
+from jaxspec.convert import gguf, gguf_tokenizer
 from jaxspec.convert.names import Scheme
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
@@ -38,6 +40,11 @@ def bring(source: Path, folder: Path, scheme: Scheme) -> str | None:
     try:
         if scheme == "meta":
             return _convert_meta(source, folder)
+        if (file := gguf.find(source)) is not None:
+            for name, text in _in_gguf(file).items():
+                (folder / name).write_text(text, encoding="utf-8")
+            if has_tokenizer(folder):
+                return GENERIC
         if not has_tokenizer(source):
             raise ValueError("it has none of the files " + ", ".join(("tokenizer.json", *VOCABULARIES)))
         copy(source, folder)
@@ -86,10 +93,12 @@ def check_tokenizer(folder: Path) -> None:
         )
 
 
-def check_readable(folder: Path) -> None:
-    """Raises CheckpointError if the folder has a tokenizer.json that cannot be read."""
-    if (folder / "tokenizer.json").is_file():
-        load_tokenizer(folder)
+def check_readable(source: Path) -> None:
+    """Raises CheckpointError if a folder has a tokenizer.json, or a GGUF file a tokenizer, that cannot be read."""
+    if (file := gguf.find(source)) is not None:
+        _in_gguf(file)
+    elif (source / "tokenizer.json").is_file():
+        load_tokenizer(source)
 
 
 def replace(source: Path, checkpoint: Path, scheme: Scheme) -> None:
@@ -114,6 +123,10 @@ def replace(source: Path, checkpoint: Path, scheme: Scheme) -> None:
         write_whole(checkpoint / name, content)
     write_whole(checkpoint / "config.json", dataclasses.replace(config, tokenizer_class=kind).to_json())
     say(f"wrote the tokenizer of {checkpoint}: {', '.join(map(str, found))}")
+
+
+def _in_gguf(file: Path) -> dict[str, str]:
+    return gguf_tokenizer.files(gguf.open_gguf(file).metadata, file.name)
 
 
 def _name_what_is_ignored(source: Path) -> None:

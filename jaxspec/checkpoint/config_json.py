@@ -27,7 +27,7 @@ class CheckpointConfig:
         model: shape of the target.
         dtype: dtype of the parameters on disk.
         source_dtype: dtype that they had before conversion, and get again on export.
-        source_format: `huggingface`, `meta`, or `jaxspec` where a model was made here.
+        source_format: `huggingface`, `meta`, `gguf`, or `jaxspec` where a model was made here.
         bos, pad: token ids, None if the source names none.
         eos: every id that ends a sequence.
         tokenizer_class: the class of tokenizers that transformers takes in the original folder; None: there is no

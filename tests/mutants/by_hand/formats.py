@@ -6,10 +6,31 @@ METRICS, EVALUATE, TESTS = "tests/evaluate/test_metrics.py", "jaxspec/evaluate",
 
 MUTANTS = (
     ByHand(
+        "keys-of-gguf-files-keep-their-order",
+        "convert/gguf.py",
+        ("tests/convert/test_gguf.py::test_a_model_is_what_it_was_as_safetensors",),
+        'rotated = {"attn_q": heads, "attn_k": kv_heads}',
+        'rotated = {"attn_q": heads}',
+    ),
+    ByHand(
+        "llama-3s-factors-in-gguf-files-ignored",
+        "convert/gguf.py",
+        ("tests/convert/test_gguf.py::test_logits_with_the_factors_of_llama_3",),
+        "rope=_rope(path, values, head_dim, factors)",
+        "rope=_rope(path, values, head_dim, None)",
+    ),
+    ByHand(
+        "gguf-tokens-that-users-defined-are-text",
+        "convert/gguf_tokenizer.py",
+        ("tests/convert/test_gguf_tokenizer.py::test_ids_are_those_of_llama_cpp",),
+        "    tokenizer.add_tokens(added(_USER_DEFINED))",
+        "    pass",
+    ),
+    ByHand(
         "metas-rotary-order-is-kept",
         "convert/meta.py",
         ("tests/convert/test_meta.py::test_same_as_hugging_face",),
-        "return _halves(whole, heads[rotary]) if rotary in heads else whole",
+        "return halves(whole, heads[rotary]) if rotary in heads else whole",
         "return whole",
     ),
     ByHand(

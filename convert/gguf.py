@@ -1,0 +1,347 @@
+"""GGUF, llama.cpp's format: a file's metadata as LlamaConfig, and its tensors under Hugging Face's names.
+
+The header is read here: the gguf package's own reader makes two arrays of every token, which takes 10 s and 660 MB for
+LLaMA 3's vocabulary. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import mmap
+import re
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert.hf_config import integer, positive
+from jaxspec.convert.meta import halves
+from jaxspec.convert.readers import Source, Tensor
+from jaxspec.model.config import LlamaConfig, Rope
+from jaxspec.model.rope import rope_frequencies
+
+_FAMILIES = ("llama", "qwen2", "qwen3")  # Mistral's files say `llama`
+_OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+_ROPE_FACTORS = "rope_freqs.weight"
+
+# Settings under the architecture's name, such as `llama.rope.freq_base`: those that are read here, and those that are
+# not, with the values at which they change nothing.
+_READ = {
+    "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "rope.freq_base",
+    "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+}  # fmt: skip
+_NEUTRAL = {
+    "expert_count": (0,), "expert_used_count": (0,), "attention.causal": (True,), "attention.clamp_kqv": (0,),
+    "attention.scale": (0,), "attn_logit_softcapping": (0,), "final_logit_softcapping": (0,), "logit_scale": (0, 1),
+    "residual_scale": (0, 1), "embedding_scale": (0, 1), "pooling_type": (0,), "use_parallel_residual": (False,),
+    "rope.scaling.attn_factor": (1,), "rope.scaling.yarn_log_multiplier": (0,),
+    "tensor_data_layout": ("Meta AI original pth",),
+}  # fmt: skip
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_BLOCK = 2**22  # values that are dequantised at once, because the package's temporary arrays are larger than its result
+
+
+@dataclasses.dataclass(frozen=True)
+class Gguf:
+    """The header of a file, or of all shards of a model. Tensors have the names of the file and shapes of numpy."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Source
+
+
+def find(source: Path) -> Path | None:
+    """The GGUF file that an argument names: itself, or the only model in a folder without other weights.
+
+    Raises:
+        CheckpointError: the folder holds several.
+    """
+    if source.is_file():
+        with source.open("rb") as file:  # Ollama's have no suffix
+            return source if source.suffix.lower() == ".gguf" or file.read(4) == b"GGUF" else None
+    found = sorted(source.glob("*.gguf"))
+    if not found or any(any(source.glob(f"*.{suffix}")) for suffix in ("safetensors", "bin", "pth")):
+        return None
+    models = [file for file in found if (shard := _SHARD.fullmatch(file.name)) is None or int(shard[2]) == 1]
+    if len(models) > 1:
+        names = ", ".join(file.name for file in models)
+        raise CheckpointError(f"{source} holds several GGUF models, {names}; name one of these files")
+    return (models or found)[0]
+
+
+def open_gguf(path: Path) -> Gguf:
+    """The header of a file. Of a split model any shard can be named, and all must be there.
+
+    Raises:
+        CheckpointError: a file is damaged or missing, or has tensors that the gguf package cannot dequantise.
+    """
+    metadata, tensors = _open_file(path)
+    if (count := metadata.get("split.count", 1)) in (0, 1):  # 0: shards were merged
+        return Gguf(path, metadata, tensors)
+    shard = _SHARD.fullmatch(path.name)
+    if shard is None or int(shard[3]) != count:
+        raise CheckpointError(f"{path} is one of {count} shards, and is not called NAME-00001-of-{count:05}.gguf")
+    files = [path.with_name(f"{shard[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise CheckpointError(f"{path} is one of {count} shards, and {missing[0]} is not beside it; download it too")
+    opened = [_open_file(file) for file in files]
+    return Gguf(files[0], opened[0][0], {name: tensor for _, part in opened for name, tensor in part.items()})
+
+
+def to_llama(file: Gguf) -> tuple[LlamaConfig, str, Source]:
+    """Shape, family, and the tensors with Hugging Face's names and rotary layout.
+
+    Raises:
+        CheckpointError: another architecture, or a setting that is missing or not supported, by its name.
+    """
+    family, path = file.metadata.get("general.architecture"), file.path
+    if (kind := file.metadata.get("general.type", "model")) != "model":
+        raise CheckpointError(f"{path} is no whole model: its general.type is {kind!r}")
+    if family not in _FAMILIES:
+        raise CheckpointError(
+            f"{path} has the architecture {str(family)[:80]!r}; of GGUF files {', '.join(_FAMILIES)} are read"
+        )
+    values = {
+        key.removeprefix(f"{family}."): value for key, value in file.metadata.items() if key.startswith(f"{family}.")
+    }
+    number = functools.partial(integer, values, file=f"{path.name} ({family})")
+    length, hidden, heads = number("context_length"), number("embedding_length"), number("attention.head_count")
+    kv_heads = number("attention.head_count_kv", otherwise=heads)
+    head_dim = number("attention.key_length", otherwise=max(hidden // heads, 1))
+    same = dict.fromkeys(("attention.value_length", "rope.dimension_count"), (head_dim,))
+    neutral = {**_NEUTRAL, **same, "attention.sliding_window": (0, length)}
+    for key in sorted(values.keys() - _READ):
+        if values[key] not in neutral.get(key, ()):
+            only = f", only {neutral[key][0]!r}" if key in neutral else ""
+            raise CheckpointError(f"{path} has {family}.{key} {str(values[key])[:80]}, which is not supported{only}")
+    tokens, biased = file.metadata.get("tokenizer.ggml.tokens"), "blk.0.attn_q.bias" in file.tensors
+    # llama.cpp rotates the pairs (0, 1), (2, 3), … of these heads, as Meta does.
+    rotated = {"attn_q": heads, "attn_k": kv_heads} if family == "llama" else {}
+    factors = file.tensors.get(_ROPE_FACTORS) if family == "llama" else None
+    try:
+        config = LlamaConfig(
+            vocab_size=len(tokens) if isinstance(tokens, list) else number("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=number("feed_forward_length"),
+            num_layers=number("block_count"),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            norm_eps=positive(values, "attention.layer_norm_rms_epsilon", path.name),
+            max_length=length,
+            rope=_rope(path, values, head_dim, factors),
+            tie_embeddings="output.weight" not in file.tensors,
+            qkv_bias=biased or family == "qwen2",
+            output_bias=biased and family != "qwen2",
+            mlp_bias="blk.0.ffn_down.bias" in file.tensors,
+            qk_norm=family == "qwen3",
+        )
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"the metadata of {path} does not describe a model: {error}") from error
+    return config, family, dict(_renamed(tensor, rotated) for tensor in file.tensors.values() if tensor is not factors)
+
+
+def _renamed(tensor: Tensor, rotated: Mapping[str, int]) -> tuple[str, Tensor]:
+    """A tensor with Hugging Face's name and rotary layout. An unknown one keeps its name, which `match` refuses.
+
+    Args:
+        rotated: the number of heads of tensors in Meta's rotary layout.
+    """
+    if (layer := _OF_LAYER.fullmatch(tensor.name)) is None or layer[2] not in _NAMES:
+        return _NAMES.get(tensor.name, tensor.name), tensor
+    if heads := rotated.get(layer[2]):
+        tensor = dataclasses.replace(tensor, read=lambda read=tensor.read: halves(read(), heads))
+    return f"model.layers.{layer[1]}.{_NAMES[layer[2]]}.{layer[3]}", tensor
+
+
+def _rope(path: Path, values: Mapping[str, Any], head_dim: int, factors: Tensor | None) -> Rope:
+    """The rope. As in llama.cpp a factor without a type is linear."""
+    plain = Rope(theta=positive({"rope.freq_base": 10000.0, **values}, "rope.freq_base", path.name))
+    if (kind := values.get("rope.scaling.type", "linear")) not in ("none", "linear"):
+        raise CheckpointError(f"{path} has rope.scaling.type {kind!r}, which is not supported, only none and linear")
+    factor = values.get("rope.scaling.factor", values.get("rope.scale_linear")) or 1
+    rope = dataclasses.replace(plain, scaling="linear", factor=factor) if kind == "linear" and factor != 1 else plain
+    if factors is not None:
+        fits = rope == plain and factors.shape == (head_dim // 2,)
+        if not fits or (rope := llama3(plain, factors.read().astype(np.float32))) is None:
+            raise CheckpointError(
+                f"{path} divides rotary frequencies by factors ({_ROPE_FACTORS}) that are not those of LLaMA 3's "
+                "scaling, which are the only ones supported"
+            )
+    return rope
+
+
+def llama3(plain: Rope, factors: np.ndarray) -> Rope | None:
+    """The rope whose frequencies are those of `plain` divided by `factors` [H/2]; None: LLaMA 3's scaling cannot.
+
+    With that scaling 1 / factor is 1 for high frequencies, 1 / largest for low ones, and on a line between, which two
+    points give. They do not give the original length, which scales both ends; it is taken so that the lower end is 1,
+    as in LLaMA 3.
+    """
+    if not (np.isfinite(factors).all() and (factors >= 1).all()):
+        return None
+    if (factors == 1).all():
+        return plain
+    unscaled, largest = rope_frequencies(plain, 2 * len(factors)), float(str(factors.max()))
+    blend = (1 / factors.astype(np.float64) - 1 / largest) / (1 - 1 / largest)
+    between = (blend > 1e-5) & (blend < 1 - 1e-5)
+    # Both ends lie a little inside what is clipped, so that their frequencies become exact.
+    line, turns = np.where(between, blend, 1.01 * blend - 0.005), unscaled.astype(np.float64) / (2 * np.pi)
+    points = range(max(int((blend > 1 - 1e-5).sum()) - 1, 0), min(int((blend > 1e-5).sum()) + 1, len(factors)))
+    for digits, (i, j) in itertools.product((3, 12), itertools.combinations(points, 2)):
+        if (slope := (line[i] - line[j]) / (turns[i] - turns[j])) <= 0:
+            continue
+        low, high = turns[j] - line[j] / slope, turns[i] + (1 - line[i]) / slope
+        length = max(round(1 / low), 1) if low > 0 else 0
+        low, high = round(length * low, digits), round(length * high, digits)
+        if 0 < low < high:
+            rope = Rope(plain.theta, "llama3", largest, low, high, length)
+            off = np.abs(rope_frequencies(rope, 2 * len(factors)) * factors / unscaled - 1)
+            if (off < np.where(between, 1e-5, 3e-7)).all():
+                return rope
+    return None
+
+
+def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Metadata and tensors of one file."""
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise CheckpointError(f"reading {path} needs the gguf package: pip install 'jax-specdec[gguf]'") from error
+    try:
+        with path.open("rb") as file:
+            if not (start := file.read(8)):
+                raise CheckpointError(f"{path} is empty; download it again")
+            if start == b"version ":
+                raise CheckpointError(f"{path} is a pointer of Git LFS and not the file itself; run `git lfs pull`")
+            if start[:4] != b"GGUF":
+                raise CheckpointError(f"{path} is no GGUF file: it begins with {start[:4]!r}")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Header(data, path).read()
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a whole GGUF file ({error}); download it again") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+class _Header:
+    """Reads the values of a header in their order. What is damaged is a ValueError."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self.data, self.path, self.at = data, path, len(b"GGUF")
+
+    def read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        if (version := self.number("I")) & 0xFFFF == 0:
+            raise CheckpointError(f"{self.path} is big-endian; convert it with the gguf package's gguf-convert-endian")
+        if version not in (2, 3):
+            raise CheckpointError(f"{self.path} has version {version} of the format; only 2 and 3 are read")
+        tensors, settings = self.number("Q"), self.number("Q")
+        metadata, layouts = self.named(settings, self.value), self.named(tensors, self.layout)
+        alignment = integer(metadata, "general.alignment", self.path.name, otherwise=32)
+        start = -(-self.at // alignment) * alignment
+        return metadata, {name: self.tensor(name, start, *layout) for name, layout in layouts.items()}
+
+    def take(self, count: int) -> bytes:
+        if count > len(self.data) - self.at:
+            raise ValueError(f"it ends inside its header, after {len(self.data)} bytes")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self, code: str) -> Any:
+        return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
+
+    def text(self) -> str:
+        return self.take(self.number("Q")).decode()
+
+    def named(self, count: int, value: Callable[[], Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            if (name := self.text()) in found:
+                raise ValueError(f"it has {name} twice")
+            found[name] = value()
+        return found
+
+    def value(self) -> Any:
+        """A setting. Floats are the shortest decimals that round to them: 1e-5, not 9.999999747378752e-06."""
+        kind, count = self.number("I"), None
+        if kind == _ARRAY:
+            kind, count = self.number("I"), self.number("Q")
+        if kind == _STRING:
+            return self.text() if count is None else [self.text() for _ in range(count)]
+        if (code := _SCALARS.get(kind)) is None:
+            raise ValueError(f"it has a setting of the type {kind}")
+        if count is not None:
+            return np.frombuffer(self.take(count * struct.calcsize(f"<{code}")), f"<{code}").tolist()
+        number = self.number(code)
+        return float(str(np.float32(number))) if code == "f" else number
+
+    def layout(self) -> tuple[tuple[int, ...], int, int]:
+        """Shape, type and offset of a tensor; the file begins with the last dimension."""
+        dims = [self.number("Q") for _ in range(self.number("I"))]
+        return tuple(reversed(dims)), self.number("I"), self.number("Q")
+
+    def tensor(self, name: str, start: int, shape: tuple[int, ...], number: int, offset: int) -> Tensor:
+        kind, values, size = _type(number)
+        if not size:
+            raise CheckpointError(
+                f"tensor {name} in {self.path} has the type {kind}, which the gguf package does not dequantise; use a "
+                "file of another type, or a newer gguf package"
+            )
+        count = math.prod(shape) // values * size
+        if not shape or shape[-1] % values or start + offset + count > len(self.data):
+            raise ValueError(f"tensor {name} ends at byte {start + offset + count} of {len(self.data)}")
+        read = functools.partial(_read, self.path, start + offset, count, shape, number)
+        return Tensor(name, shape, _DTYPES.get(kind, "float32"), self.path.name, read)
+
+
+@functools.cache
+def _type(number: int) -> tuple[str, int, int]:
+    """Name of a tensor type, the values of a block and its bytes; no bytes where the type cannot be read."""
+    from gguf import constants, quants
+
+    known = {kind.value: kind for kind in constants.GGMLQuantizationType}
+    if (kind := known.get(number)) is None:
+        return str(number), 1, 0
+    values, size = constants.GGML_QUANT_SIZES[kind]
+    try:
+        if kind.name not in _DTYPES:
+            quants.dequantize(np.zeros((1, size), np.uint8), kind)
+    except NotImplementedError:
+        return kind.name, 1, 0
+    return kind.name, values, size
+
+
+def _read(path: Path, offset: int, count: int, shape: tuple[int, ...], number: int) -> np.ndarray:
+    """A tensor: float32, float16 and bfloat16 bit for bit, other types dequantised to float32."""
+    from gguf import constants, quants
+
+    kind = constants.GGMLQuantizationType(number)
+    stored = np.fromfile(path, np.uint8, count, offset=offset)
+    if kind.name in _DTYPES:
+        return stored.view(_DTYPES[kind.name]).reshape(shape)
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    stored, array = stored.reshape(rows, -1), np.empty((rows, columns), np.float32)
+    for row in range(0, rows, step := max(_BLOCK // columns, 1)):
+        array[row : row + step] = quants.dequantize(stored[row : row + step], kind)
+    return array.reshape(shape)

@@ -1,0 +1,311 @@
+"""GGUF files: models return with every bit, and whatever cannot be computed is refused by name."""
+
+import contextlib
+import struct
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf import constants, quants
+from hypothesis import strategies as st
+
+from jaxspec.checkpoint import config_json, parameters
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert import gguf as ours
+from jaxspec.convert import gguf_tokenizer, llama
+from jaxspec.convert.readers import Tensor
+from jaxspec.model import kv_cache as kv
+from jaxspec.model.attention import causal_mask
+from jaxspec.model.config import Rope
+from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.rope import rope_frequencies
+from tests import hf_models
+from tests.convert import gguf_files
+from tests.convert.commands import refused, run
+
+KEY = "tokenizer.ggml."
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    """The same parameters, bit for bit."""
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        one, other = tensor.read(), right[name].read()
+        assert (one.shape, one.dtype, tensor.dtype) == (other.shape, other.dtype, right[name].dtype), name
+        assert one.tobytes() == other.tobytes(), name
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "llama-tied", "llama-gqa-headdim", "linear-rope", "codellama", "mistral", "qwen2", "qwen3"]
+)
+def test_a_model_is_what_it_was_as_safetensors(family: str, tmp_path: Path):
+    model = hf_models.make(family, tmp_path / "hf")
+    gguf_files.model(tmp_path / "m.gguf", model)
+    theirs, found = llama.plan(tmp_path / "hf"), llama.plan(tmp_path / "m.gguf")
+    assert found.config.model == theirs.config.model
+    assert found.config.family == {"mistral": "llama"}.get(theirs.config.family, theirs.config.family)
+    assert_same(found.tensors, theirs.tensors)
+
+
+def test_logits_with_the_factors_of_llama_3(tmp_path: Path):
+    model = hf_models.make("llama3-rope", tmp_path / "hf", num_key_value_heads=2)
+    gguf_files.model(tmp_path / "m.gguf", model)
+    result = run("llama", tmp_path / "m.gguf", tmp_path / "ckpt")
+    assert result.code == 0, result.err
+    assert "no tokenizer" in result.err
+    config = config_json.read_config(tmp_path / "ckpt")
+    assert (config.source_format, config.dtype, config.source_dtype) == ("gguf", "float32", "float32")
+    tokens = np.random.default_rng(0).integers(0, 96, (1, 64))
+    read = parameters.restore(tmp_path / "ckpt", jnp.dtype("float32"))
+    cache = kv.allocate(read.config, 1, 64, jnp.dtype("float32"))
+
+    @jax.jit
+    def logits(read: Llama, tokens: jax.Array, cache: Any):
+        width = tokens.shape[1]
+        out = forward(read, tokens, jnp.arange(width)[None], causal_mask(1, width), cache, jnp.zeros(1, int))
+        return unembed(read, out.hidden)
+
+    with torch.no_grad():
+        expected = model(torch.from_numpy(tokens)).logits.numpy()
+    np.testing.assert_allclose(logits(read, tokens, cache), expected, rtol=0, atol=1e-4)
+
+
+@hypothesis.given(
+    theta=st.sampled_from([1e4, 5e5, 1e6]),
+    head_dim=st.sampled_from([8, 16, 64, 128]),
+    factor=st.sampled_from([2.0, 8.0, 16.0, 32.0]),
+    low=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
+    width=st.sampled_from([1.0, 3.0, 3.7]),
+    length=st.sampled_from([256, 4096, 8192, 10000]),
+)
+def test_every_scaling_of_llama_3_is_recognised(
+    theta: float, head_dim: int, factor: float, low: float, width: float, length: int
+):
+    scaled = {"low_freq_factor": low, "high_freq_factor": low + width, "original_max_position_embeddings": length}
+    factors = gguf_files.rope_factors({"rope_theta": theta, "factor": factor, **scaled}, head_dim)
+    plain = Rope(theta)
+    hypothesis.assume(factors[-1] == factor)  # otherwise the file does not tell the factor
+    found = ours.llama3(plain, factors)
+    assert found is not None
+    ratio = rope_frequencies(found, head_dim) * factors / rope_frequencies(plain, head_dim)
+    np.testing.assert_allclose(ratio, 1, rtol=1e-5)
+    np.testing.assert_allclose(ratio[(factors == 1) | (factors == factor)], 1, rtol=3e-7)
+
+
+def test_published_scalings_are_recognised_exactly():
+    for factor in (8.0, 32.0):
+        rope = {"rope_theta": 5e5, "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        factors = gguf_files.rope_factors(rope | {"original_max_position_embeddings": 8192}, 128)
+        assert ours.llama3(Rope(5e5), factors) == Rope(5e5, "llama3", factor, 1.0, 4.0, 8192)
+    assert ours.llama3(Rope(5e5), np.ones(64, np.float32)) == Rope(5e5)
+
+
+@pytest.mark.parametrize(
+    "factors", [[1, 2, 3, 8], [8, 1, 1, 8], [0.5, 1, 1, 8], [1, 8, 8], [1, np.nan, 8, 8], [1, 4, 4, 8]], ids=str
+)
+def test_other_factors_are_refused(factors: list[float], tmp_path: Path):
+    model = hf_models.make("llama3-rope", tmp_path / "hf", num_hidden_layers=1)
+    arrays = gguf_files.tensors(model) | {"rope_freqs.weight": np.array(factors, np.float32)}
+    gguf_files.write(tmp_path / "m.gguf", gguf_files.settings(model.config), arrays)
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight"):
+        llama.plan(tmp_path / "m.gguf")
+
+
+KINDS = [kind for kind in Type if kind in quants._type_traits]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_type_that_the_package_dequantises(kind: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    values, size = constants.GGML_QUANT_SIZES[kind]
+    stored = np.random.default_rng(0).integers(0, 60, (40, 512 // values * size), np.uint8)  # no scale is infinite
+    gguf_files.write(tmp_path / "m.gguf", {"general.architecture": "llama"}, {"x": (stored, kind)})
+    monkeypatch.setattr(ours, "_BLOCK", 512 * 7)
+    tensor = ours.open_gguf(tmp_path / "m.gguf").tensors["x"]
+    assert tensor.shape == (40, 512)
+    expected = quants.dequantize(stored, kind)
+    if kind == Type.BF16:
+        expected = stored.view(ml_dtypes.bfloat16)
+    assert tensor.dtype == expected.dtype == tensor.read().dtype
+    assert tensor.read().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float16", Type.F16), ("bfloat16", Type.BF16)])
+def test_halves_stay_as_they_are(dtype: str, kind: Type, tmp_path: Path):
+    model = hf_models.make("llama", tmp_path / "hf")
+
+    def half(array: np.ndarray) -> Any:
+        cast = array.astype(dtype)
+        return (cast.view(np.uint8), kind) if kind == Type.BF16 else cast
+
+    arrays = {name: half(array) if array.ndim == 2 else array for name, array in gguf_files.tensors(model).items()}
+    gguf_files.write(tmp_path / "m.gguf", gguf_files.settings(model.config), arrays)
+    plan, theirs = llama.plan(tmp_path / "m.gguf"), llama.plan(tmp_path / "hf")
+    assert plan.config.dtype == dtype
+    for name, tensor in plan.tensors.items():
+        expected = theirs.tensors[name].read()
+        expected = expected.astype(dtype) if expected.ndim == 2 else expected
+        assert tensor.read().tobytes() == expected.tobytes(), name
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer."""
+    path = tmp_path_factory.mktemp("gguf")
+    tokenizer = gguf_files.byte_level("smollm") | {"tokenizer.chat_template": "{{ messages }}"}
+    model = hf_models.make("llama", path / "hf", num_hidden_layers=1, vocab_size=len(tokenizer[f"{KEY}tokens"]))
+    gguf_files.model(path / "m.gguf", model, tokenizer)
+    return path / "m.gguf"
+
+
+def changed(file: Path, out: Path, metadata: dict[str, Any], **arrays: Any) -> Path:
+    """A copy with other metadata (None: without) and more tensors."""
+    opened = ours.open_gguf(file)
+    values = {key: value for key, value in {**opened.metadata, **metadata}.items() if value is not None}
+    gguf_files.write(out, values, {name: t.read() for name, t in opened.tensors.items()} | arrays)
+    return out
+
+
+def test_a_checkpoint_has_the_tokenizer_of_its_file(file: Path, tmp_path: Path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "m.gguf").write_bytes(file.read_bytes())
+    (tmp_path / "one" / "config.json").write_text("{}")
+    assert run("llama", tmp_path / "one", tmp_path / "ckpt").code == 0
+    metadata = ours.open_gguf(file).metadata
+    for name, text in gguf_tokenizer.files(metadata, "m.gguf").items():
+        assert (tmp_path / "ckpt" / name).read_text() == text
+    size = len(metadata[f"{KEY}tokens"])
+    config = config_json.read_config(tmp_path / "ckpt")
+    assert (config.bos, config.eos, config.model.vocab_size) == (size - 4, (size - 3,), size)
+    described = run("inspect", file).out
+    assert "format: GGUF" in described
+    assert "tokenizer: yes" in described
+
+
+def test_another_tokenizer_can_be_named(file: Path, tmp_path: Path):
+    novel = changed(file, tmp_path / "m.gguf", {f"{KEY}pre": "novel"})
+    assert "the pre-tokenizer 'novel'" in refused(novel, tmp_path / "ckpt")
+    run("llama", file, tmp_path / "other")
+    assert run("llama", novel, tmp_path / "ckpt", "--tokenizer", tmp_path / "other").code == 0
+    assert (tmp_path / "ckpt" / "tokenizer.json").read_bytes() == (tmp_path / "other" / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("key", "neutral", "other"),
+    [
+        ("expert_count", 0, 8),
+        ("attention.causal", True, False),
+        ("attention.sliding_window", 0, 64),
+        ("attention.sliding_window", 256, 255),
+        ("attention.value_length", 8, 16),
+        ("rope.dimension_count", 8, 4),
+        ("rope.scaling.type", "none", "yarn"),
+        ("logit_scale", 1.0, 0.5),
+        ("final_logit_softcapping", 0.0, 30.0),
+        ("attention.scale", 0.0, 0.1),
+        ("use_parallel_residual", False, True),
+        ("pooling_type", 0, 1),
+        ("rope.scaling.finetuned", True, None),
+        ("novel", None, 0),
+        ("attention.head_count", 4, [4, 4]),
+        ("context_length", 256, "long"),
+        ("rope.freq_base", 10000.0, -1.0),
+        ("rope.scaling.factor", 1.0, -2.0),
+        ("attention.layer_norm_rms_epsilon", 1e-6, 0.0),
+        ("feed_forward_length", 48, 0),
+    ],
+)
+def test_settings_are_neutral_or_refused_by_name(key: str, neutral: Any, other: Any, file: Path, tmp_path: Path):
+    if neutral is not None:
+        assert llama.plan(changed(file, tmp_path / "a.gguf", {f"llama.{key}": neutral})).config.model == (
+            llama.plan(file).config.model
+        )
+    if other is not None:
+        with pytest.raises(CheckpointError) as error:
+            llama.plan(changed(file, tmp_path / "b.gguf", {f"llama.{key}": other}))
+        assert key.rpartition(".")[2] in str(error.value).replace(" ", "_")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "words"),
+    [
+        ({"general.architecture": "gemma3"}, {}, "the architecture 'gemma3'; of GGUF files llama, qwen2, qwen3"),
+        ({"general.type": "adapter"}, {}, "its general.type is 'adapter'"),
+        ({}, {"blk.0.attn_qkv.weight": np.zeros((4, 4), np.float32)}, "blk.0.attn_qkv.weight"),
+        ({}, {"token_types.weight": np.zeros((4, 4), np.float32)}, "token_types.weight"),
+        ({}, {"x": np.zeros((4, 4), np.int32)}, "tensor x in"),
+        ({}, {"x": (np.zeros((4, 40), np.uint8), Type.Q8_1)}, "has the type Q8_1"),
+        ({"split.count": 3}, {}, "is not called NAME-00001-of-00003.gguf"),
+    ],
+)
+def test_what_is_another_model_is_refused(
+    metadata: dict[str, Any], tensors: dict[str, Any], words: str, file: Path, tmp_path: Path
+):
+    with pytest.raises(CheckpointError) as error:
+        llama.plan(changed(file, tmp_path / "m.gguf", metadata, **tensors))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (lambda whole: b"", "is empty"),
+        (lambda whole: b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
+        (lambda whole: b"lmgg" + whole[4:], "is no GGUF file: it begins with b'lmgg'"),
+        (lambda whole: whole[:4] + struct.pack(">I", 3) + whole[8:], "is big-endian"),
+        (lambda whole: whole[:4] + struct.pack("<I", 1) + whole[8:], "version 1"),
+        (lambda whole: whole[:100], "ends inside its header"),
+        (lambda whole: whole[:-100], "is not a whole GGUF file (tensor"),
+        (lambda whole: whole.replace(b"llama.context_length", b"llama.block_count\0\0\0"), "context_length"),
+        (lambda whole: whole.replace(b"llama.context_length", b"llama.context_lengt\xff"), "can't decode byte 0xff"),
+    ],
+)
+def test_damage_is_one_sentence(content: Any, words: str, file: Path, tmp_path: Path):
+    (tmp_path / "m.gguf").write_bytes(content(file.read_bytes()))
+    assert words in refused(tmp_path / "m.gguf", tmp_path / "ckpt")
+
+
+@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(data=st.data())
+def test_any_damage_is_a_sentence(data: st.DataObject, file: Path, tmp_path: Path):
+    whole = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(0, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    damaged = tmp_path / "m.gguf"
+    damaged.write_bytes(whole[: data.draw(st.integers(0, len(whole)))] if data.draw(st.booleans()) else whole)
+    with contextlib.suppress(CheckpointError):
+        llama.plan(damaged)
+        gguf_tokenizer.files(ours.open_gguf(damaged).metadata, damaged.name)
+
+
+def test_shards_are_read_together_from_each(tmp_path: Path):
+    model = hf_models.make("llama", tmp_path / "hf")
+    gguf_files.model(tmp_path / "m.gguf", model, split_max_tensors=10)
+    shards = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(shards) > 2
+    whole = llama.plan(tmp_path / "hf")
+    for source in (*shards, tmp_path):  # the folder holds one model
+        assert_same(llama.plan(source).tensors, whole.tensors)
+    shards[1].unlink()
+    assert f"{shards[1].name} is not beside it" in refused(shards[0], tmp_path / "ckpt")
+
+
+def test_of_several_models_in_a_folder_one_must_be_named(file: Path, tmp_path: Path):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("a-Q4_K_M.gguf", "b-Q8_0.gguf"):
+        (folder / name).write_bytes(file.read_bytes())
+    assert "several GGUF models, a-Q4_K_M.gguf, b-Q8_0.gguf" in refused(folder, tmp_path / "ckpt")
+    (folder / "b-Q8_0.gguf").rename(folder / "sha256-0123")  # as Ollama calls them
+    assert llama.plan(folder / "sha256-0123").config == llama.plan(folder).config == llama.plan(file).config
+
+
+def test_without_the_package_there_is_a_sentence(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    assert "pip install 'jax-specdec[gguf]'" in refused(file, tmp_path / "ckpt")
