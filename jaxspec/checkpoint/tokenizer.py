@@ -7,10 +7,11 @@ transformers 5 reads them in the original folder.
 
 import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
@@ -87,7 +88,7 @@ class Tokenizer:
         found = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [(each.ids, each.offsets) for each in found]
 
-    def decode(self, tokens: Iterable[int], skip_special_tokens: bool = False) -> str:
+    def decode(self, tokens: Sequence[int] | np.ndarray, skip_special_tokens: bool = False) -> str:
         """The text of tokens. Bytes that are no whole character become U+FFFD."""
         return self._backend.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens)
 

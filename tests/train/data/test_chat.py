@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.train.data import chat, encoding
 from jaxspec.train.data.records import BadRecord, Conversation, Message
@@ -17,8 +18,10 @@ DEEP, SHALLOW = "<think>\nhm\n</think>\n\nyes", "<think>\noh\n</think>\n\nno"
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return byte_tokenizer()
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    byte_tokenizer().save_pretrained(folder)
+    return load_tokenizer(folder)
 
 
 def talk(*contents: str, system: str | None = None) -> Conversation:
