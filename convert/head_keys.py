@@ -27,7 +27,8 @@ _LAYER = _words(  # read or refused by `hf_config`
     quantization_config"""
 )
 _NO_EFFECT = _words(  # transformers' own, the training's, and mixtures of experts, which the tensors would show
-    """_attn_implementation _attn_implementation_autoset _name_or_path attention_dropout attn_implementation auto_map
+    """_attn_implementation _attn_implementation_autoset _name_or_path attention_backend attention_dropout
+    attn_implementation auto_map loss_decay_gamma
     bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward cross_attention_hidden_size
     decoder_start_token_id diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id has_no_defaults_at_init
@@ -41,8 +42,8 @@ _NO_EFFECT = _words(  # transformers' own, the training's, and mixtures of exper
     mlp_only_layers moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok num_local_experts
     output_router_logits router_aux_loss_coef router_jitter_noise shared_expert_intermediate_size"""
 )
-_OF_LAYERS = {"add_cross_attention": False, "is_encoder_decoder": False, "is_neox_style": True} | dict.fromkeys(
-    _words("input_embedding_scale output_multiplier"), 1
+_OF_LAYERS = {"is_neox_style": True, "input_embedding_scale": 1, "output_multiplier": 1} | dict.fromkeys(
+    _words("add_cross_attention is_encoder_decoder use_mrope"), False
 )
 
 

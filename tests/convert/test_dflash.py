@@ -245,7 +245,10 @@ WITHOUT = {"mask_token_id": None, "target_layer_ids": [1, 5]}
         ({**OFFICIAL, "dflash_config": WITHOUT}, ["gives no mask_token_id"]),
         ({**OFFICIAL, "dflash_config": 3}, ["an object as 'dflash_config'"]),
         ({**OFFICIAL, "dflash_config": {**OFFICIAL["dflash_config"], "block_size": 8}}, ["block_size twice", "4", "8"]),
-        ({**OFFICIAL, "dflash_config": {**OFFICIAL["dflash_config"], "causal": True}}, ["'causal' to True", "where it is False"]),
+        (
+            {**OFFICIAL, "dflash_config": {**OFFICIAL["dflash_config"], "causal": True}},
+            ["'causal' to True", "where it is False"],
+        ),
         ({**OFFICIAL, "dflash_config": {"mask_token_id": 96}, "vocab_size": VOCABULARY}, ["mask token 96", "0 to 95"]),
         ({**OFFICIAL, "num_target_layers": 36}, ["a target of 36 layers", "this target has 8"]),
         (
