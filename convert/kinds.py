@@ -74,7 +74,7 @@ _WHAT = {
     "unknown": "no head that jaxspec knows: neither fc.weight nor a decoder layer nor 0.0.linear.weight is among its "
     "tensors",
 }
-_EAGLE3 = re.compile(r"(.*\.)?(midlayer\..*|d2t|t2d)")
+_EAGLE3 = re.compile(r"(.*\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|d2t|t2d)")
 _DFLASH = re.compile(r"(model\.)?hidden_norm\.weight")
 _MEDUSA = re.compile(r"(.*\.)?medusa_head\..*|\d+\.\d+\.linear\.(weight|bias)")
 
@@ -101,6 +101,8 @@ def read(source: Path, wanted: str) -> dict[str, Any]:
     if (kind := kind_of(source, config)) != wanted:
         what = _WHAT.get(kind, f"{kind}; jaxspec does not read such heads yet")
         raise CheckpointError(f"{source} holds {what}")
+    if kind != "medusa" and (held := _by_tensors(open_directory(source))) in ("eagle3", "dflash") and held != kind:
+        raise CheckpointError(f"{source} has the config of {_WHAT[kind]}, and tensors of {_WHAT[held]}")
     return config
 
 
