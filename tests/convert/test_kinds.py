@@ -319,7 +319,7 @@ def with_config(write: Callable[[Path], Path], folder: Path, config: dict[str, A
 
 HARMLESS = ("use_cache", "transformers_version", "id2label", "bos_token_id", "torch_dtype", "initializer_range")
 SETTINGS = hypothesis.settings(
-    max_examples=10, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=5, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], deadline=None
 )
 
 
