@@ -13,11 +13,11 @@ from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import dflash_config, draft_maps, fused_heads, kinds
+from jaxspec.convert import dflash_config, draft_maps, fused_heads, head_keys
 from jaxspec.convert.dflash_config import LAYOUTS, Layout
 from jaxspec.convert.head_parts import Taps, lm_head_of, without_targets
 from jaxspec.convert.names import theirs, unprefixed
-from jaxspec.convert.readers import Tensor, check_dtypes, open_directory, read_config
+from jaxspec.convert.readers import Tensor, check_dtypes, open_directory
 from jaxspec.convert.transfer import main_dtype, match
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.dflash import Dflash, official_taps
@@ -67,8 +67,7 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     Args:
         taps: the layers whose inputs it reads; None: those in the config, by the convention of its layout.
     """
-    raw = read_config(source)
-    kinds.check(source, raw, "dflash")
+    raw = head_keys.read(source, "dflash")
     model, read_taps = dflash_config.model(raw, source), dflash_config.taps(raw, source, taps)
     settings: dict[str, Any] = dflash_config.block(raw, source)
     found = unprefixed(open_directory(source), source, ["layers.0.self_attn.q_proj.weight"])
@@ -114,11 +113,7 @@ def convert(
     """
     planned, goal = plan(source, taps), config_json.read_config(target)
     heads.check_same_shape(source, planned.model, goal.model)
-    if planned.target_layers not in (None, goal.model.num_layers):
-        raise CheckpointError(
-            f"the head at {source} was trained for a target of {planned.target_layers} layers, and this target has "
-            f"{goal.model.num_layers}"
-        )
+    fused_heads.check_depth(planned.target_layers, goal.model, source)
     layers = planned.layers_read(goal.model.num_layers)
     if goal.model.num_layers in layers:
         raise CheckpointError(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import hf_config
+from jaxspec.convert.head_keys import INPUTS, OUTPUTS
 from jaxspec.convert.head_parts import Taps, listed_layers, refuse_window, section
 from jaxspec.model.config import LlamaConfig
 
@@ -20,15 +21,13 @@ LAYOUTS: dict[Layout, str] = {
 """Names of the layouts in messages."""
 
 SECTION = "dflash_config"
-OUTPUTS, INPUTS = "target_layer_ids", "aux_hidden_state_layer_ids"
 _ROPE = ("rope_parameters", "rope_scaling")
 _BLOCK = {"block_size": "block", "mask_token_id": "mask_token"}
-_KNOWN = {OUTPUTS, "mask_token_id", "block_size"}
 
 
 def layout_of(raw: Mapping[str, Any]) -> Layout:
     """The project whose layout a config has."""
-    return "speculators" if "speculators_model_type" in raw else "official"
+    return "speculators" if "speculators_model_type" in raw or "transformer_layer_config" in raw else "official"
 
 
 def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
@@ -41,7 +40,7 @@ def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
     if layout_of(raw) == "speculators" and not isinstance(layers := raw.get("transformer_layer_config"), dict):
         raise CheckpointError(f"{file} must describe the head's layers in 'transformer_layer_config'")
     shape = hf_config.to_llama({**layers, "model_type": "qwen3", "architectures": None, "tie_word_embeddings": False})
-    if (width := raw.get("target_hidden_size") or shape.hidden_size) != shape.hidden_size:
+    if (width := raw.get("target_hidden_size", shape.hidden_size)) != shape.hidden_size:
         raise CheckpointError(
             f"{file} says target_hidden_size {width} and hidden_size {shape.hidden_size}; jaxspec only supports DFlash "
             "heads that are as wide as their target"
@@ -64,11 +63,14 @@ def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -
     if override is not None:
         return Taps(tuple(override), "as --taps says")
     file = source / "config.json"
-    if layout_of(raw) == "speculators":
+    given, speculators = {**raw, **section(raw, SECTION, file)}, layout_of(raw) == "speculators"
+    if (other := OUTPUTS if speculators else INPUTS) in given:
+        raise CheckpointError(f"{file} has {other}, unlike {LAYOUTS[layout_of(raw)]}; name the layers with --taps")
+    if speculators:
         if (inputs := listed_layers(raw, INPUTS, file)) is None:
             raise CheckpointError(f"{file} has no {INPUTS}: name the layers whose inputs the head reads with --taps")
         return Taps(inputs, f"{INPUTS}, read as layers whose inputs these are")
-    if (outputs := listed_layers(_section(raw, file), OUTPUTS, file)) is None:
+    if (outputs := listed_layers(given, OUTPUTS, file)) is None:
         return Taps(None, "those of DFlash's own code, since config.json lists none")
     return Taps(
         tuple(layer + 1 for layer in outputs), f"{OUTPUTS}, read as layers whose outputs these are, so one more each"
@@ -78,25 +80,15 @@ def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -
 def block(raw: Mapping[str, Any], source: Path) -> dict[str, int]:
     """The settings of `DflashOptions` about blocks: `block` and `mask_token`. Raises CheckpointError without them."""
     file = source / "config.json"
-    if raw.get("sample_from_anchor"):
+    given = {**raw, **section(raw, SECTION, file)}
+    if OUTPUTS in raw and "sample_from_anchor" not in given:
         raise CheckpointError(
-            f"{file} sets sample_from_anchor: each position of a block then predicts the next token; jaxspec only "
-            "supports heads whose positions predict their own tokens"
+            f"{file} has {OUTPUTS} outside {SECTION}, like DeepSpec, whose rows draft the next position; add "
+            "sample_from_anchor: false if those of this head draft their own"
         )
-    places = (raw, _section(raw, file))
-    both = {key: [where[key] for where in places if where.get(key) is not None] for key in _BLOCK}
-    for key, found in both.items():
-        if not found:
+    for key in _BLOCK:
+        if key not in given:
             raise CheckpointError(f"{file} gives no {key}, which a DFlash head needs; add it")
-        if found[0] != found[-1]:
-            raise CheckpointError(f"{file} gives {key} twice, as {found[0]} and as {found[-1]}")
-        if type(found[0]) is not int or found[0] < 0:
-            raise CheckpointError(f"{file} must give a whole number as {key!r}, and it has {found[0]!r}")
-    return {ours: both[key][0] for key, ours in _BLOCK.items()}
-
-
-def _section(raw: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
-    found = section(raw, SECTION, file)
-    if unknown := sorted(key for key in found.keys() - _KNOWN if found[key]):
-        raise CheckpointError(f"{file} sets {unknown[0]!r} in {SECTION}, which jaxspec does not know")
-    return found
+        if type(given[key]) is not int or given[key] < 0:
+            raise CheckpointError(f"{file} must give a whole number as {key!r}, and it has {given[key]!r}")
+    return {ours: given[key] for key, ours in _BLOCK.items()}

@@ -8,8 +8,9 @@ from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import draft_maps, head_parts, hf_config, speculators_format
 from jaxspec.convert.dflash import abstract, published
-from jaxspec.convert.dflash_config import INPUTS, OUTPUTS, SECTION
+from jaxspec.convert.dflash_config import SECTION
 from jaxspec.convert.export import head_arrays, head_config, write_published
+from jaxspec.convert.head_keys import INPUTS, OUTPUTS
 from jaxspec.drafters.dflash import Dflash, DflashOptions
 from jaxspec.host.terminal import say
 

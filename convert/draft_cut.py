@@ -5,6 +5,7 @@ the target verifies with its whole vocabulary: where it generates a token outsid
 rejected like any other wrong draft.
 """
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -56,16 +57,23 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
         check_same_vocabulary(goal, load_tokenizer(target), source)
     if shape.settings.get("draft_vocabulary") is not None:
         raise CheckpointError(f"the head at {source} already has a draft vocabulary; cut the head that it was cut from")
-    mask = to_mask({*ids, *goal.eos}, goal.model.vocab_size)
+    rows, wanted = goal.model.vocab_size, {*ids, *goal.eos}
+    if max(wanted, default=0) >= shape.model.vocab_size < rows:
+        raise ValueError(f"the draft vocabulary has token {max(wanted)}, and the draft model has no such token")
+    mask = to_mask(wanted, rows)
     if mask is None:
         raise ValueError("the draft vocabulary is the target's whole vocabulary, so there is nothing to cut")
-    smaller = HeadShape(shape.model, {**shape.settings, "draft_vocabulary": mask})
+    model = dataclasses.replace(shape.model, vocab_size=rows)  # of a draft model it may be padded otherwise
+    smaller = HeadShape(model, {**shape.settings, "draft_vocabulary": mask})
     abstract = _abstract(drafter, smaller, source)
     params = _read(source)
     drafted, quantize = ids_of(mask, goal.model.vocab_size), shape.settings.get("quantize")
     tied = {Edd: "decoder.embedding", DraftModel: "embedding"}.get(type(drafter))  # if it has no LM head
     lm_head = lambda: _lm_head(target, goal) if tied is None else params[tied].T
-    kept = cut_params(params, abstract, drafted, lm_head, quantize)
+    fitted = dict(params)
+    if (table := params.get("embedding")) is not None:
+        fitted["embedding"] = np.pad(table[:rows], [(0, max(0, rows - len(table))), (0, 0)], "edge")
+    kept = cut_params(fitted, abstract, drafted, lm_head, quantize)
     config = _config(source, drafter, smaller, goal)
     size = sum(array.nbytes for array in kept.values())
     with staged(out, size) as folder:

@@ -1,7 +1,7 @@
 """`d2t` and `t2d`: the two tensors in published heads that define the draft vocabulary.
 
 `d2t` [Vd] int64 holds offsets: column j of the LM head stands for token j + d2t[j]. `t2d` [V] bool says for each target
-token whether it is in the draft vocabulary.
+token whether it is in the draft vocabulary; some files hold it as whole numbers 0 and 1.
 """
 
 from collections.abc import Mapping
@@ -38,8 +38,12 @@ def read(maps: Mapping[str, Tensor], drafted: int, vocab_size: int, where: str) 
                 "lm_head.weight are not known; the files are incomplete"
             )
         return None
-    offsets = _read(maps["d2t"], "i", "whole numbers", drafted)
-    inside = _read(maps["t2d"], "b", "truth values", vocab_size) if "t2d" in maps else None
+    offsets = _read(maps["d2t"], "iu", "whole numbers", drafted)
+    inside = _read(maps["t2d"], "biu", "truth values", vocab_size) if "t2d" in maps else None
+    if inside is not None:
+        if inside.min() < 0 or inside.max() > 1:
+            raise CheckpointError(f"t2d in {where} must hold truth values, and its numbers are not all 0 or 1")
+        inside = inside.astype(bool)
     if drafted < vocab_size and not offsets.any() and (inside is None or inside.all()):
         raise CheckpointError(
             f"d2t in {where} is 0 everywhere, so it was never filled; use d2t and t2d of the head's training"
@@ -67,12 +71,12 @@ def write(mask: str | None, vocab_size: int) -> dict[str, np.ndarray]:
     return {"d2t": ids - np.arange(len(ids)), "t2d": np.isin(np.arange(vocab_size), ids)}
 
 
-def _read(tensor: Tensor, kind: str, words: str, size: int) -> np.ndarray:
+def _read(tensor: Tensor, kinds: str, words: str, size: int) -> np.ndarray:
     if tensor.shape != (size,):
         raise CheckpointError(
             f"tensor {tensor.name} in {tensor.file} has shape {list(tensor.shape)}, and must have [{size}]"
         )
-    if (array := tensor.read()).dtype.kind != kind:
+    if (array := tensor.read()).dtype.kind not in kinds:
         raise CheckpointError(
             f"tensor {tensor.name} in {tensor.file} has dtype {tensor.dtype}, and must hold {words}; if it was cast "
             "along with the weights, take the files from before that"

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import hf_config, kinds
+from jaxspec.convert import head_keys, hf_config
 from jaxspec.convert.export import head_arrays, head_config, write_published
 from jaxspec.convert.head_parts import (
     as_llama,
@@ -25,7 +25,7 @@ from jaxspec.convert.head_parts import (
     without_targets,
 )
 from jaxspec.convert.names import theirs, unprefixed
-from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config
+from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory
 from jaxspec.convert.transfer import main_dtype, match, write_head
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.eagle import Eagle
@@ -61,15 +61,17 @@ def plan(source: Path) -> PublishedHead:
     Raises:
         CheckpointError: the files are invalid, or the folder holds something else.
     """
-    outer = read_config(source)
-    raw, wrapped = outer, outer.get("model_type") == "eagle"
-    if wrapped and not isinstance(raw := outer.get("model"), dict):
-        raise CheckpointError(f"{source / 'config.json'} wraps no config: its 'model' must be an object")
-    kinds.check(source, raw, "eagle")
+    outer = head_keys.read(source, "eagle")
+    wrapped = "model" in outer
+    raw = outer["model"] if wrapped else outer
     found = unprefixed(open_directory(source), source, [f"{_QUERY}.weight"])
     check_dtypes(found)
     lm_head = found.pop("lm_head.weight", None) if wrapped else None
     model, settings = _model(raw, found, source), {"bias": "fc.bias" in found, "own_embedding": True}
+    biased, size = settings["bias"], model.vocab_size
+    for key, held in {"bias": biased, "eagle_fc_bias": biased, "truncated_vocab_size": size}.items():
+        if (given := {**raw, **outer}.get(key)) not in (None, held):
+            raise CheckpointError(f"{source / 'config.json'} sets {key!r} to {given!r}, and the files have {held!r}")
     tensors = match(_abstract(model, settings), found, published, str(source))
     dtype = main_dtype(tensors.values())
     return PublishedHead(heads.HeadConfig(Eagle.name, model, dtype, dtype, settings), tensors, lm_head)

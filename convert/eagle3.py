@@ -13,11 +13,11 @@ from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import draft_maps, eagle3_config, fused_heads, kinds
+from jaxspec.convert import draft_maps, eagle3_config, fused_heads, head_keys
 from jaxspec.convert.eagle3_config import LAYOUTS, Layout
 from jaxspec.convert.head_parts import Taps, without_targets
 from jaxspec.convert.names import theirs, unprefixed
-from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory, read_config
+from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory
 from jaxspec.convert.transfer import main_dtype, match
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Options, official_taps
@@ -38,6 +38,7 @@ class PublishedHead:
         model: shape of its layer.
         taps: the layers whose inputs it reads.
         settings: fields of `Eagle3Options`, without the taps.
+        target_layers: number of layers of its target; None: not in the config.
         tensors: source tensors by jaxspec's names.
         published: maps a jaxspec name to the name in the files.
     """
@@ -46,6 +47,7 @@ class PublishedHead:
     model: LlamaConfig
     taps: Taps
     settings: dict[str, Any]
+    target_layers: int | None
     tensors: dict[str, Tensor]
     published: Callable[[str], str]
 
@@ -79,12 +81,10 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     Args:
         taps: the layers whose inputs it reads; None: those in the config, by the convention of its layout.
     """
-    raw = read_config(source)
-    kinds.check(source, raw, "eagle3")
+    raw = head_keys.read(source, "eagle3")
     layout, model = eagle3_config.layout_of(raw), eagle3_config.model(raw, source)
     read_taps, norms = eagle3_config.taps(raw, source, taps), eagle3_config.norms(raw, source)
     found = unprefixed(open_directory(source), source, [f"{layer}.self_attn.q_proj.weight" for layer in _LAYERS])
-    _refuse(found, source)
     model = dataclasses.replace(model, qk_norm=any(name.endswith(".self_attn.q_norm.weight") for name in found))
     maps = {name: found.pop(name) for name in draft_maps.NAMES if name in found}
     check_dtypes(found)
@@ -96,7 +96,8 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     published = names(layer, settings["tap_norm"])
     count = fused_heads.count_read(found, read_taps, len(OFFICIAL), model.hidden_size, source)
     abstract = _abstract(model, {**settings, "taps": (0,) * count})
-    return PublishedHead(layout, model, read_taps, settings, match(abstract, found, published, str(source)), published)
+    tensors = match(abstract, found, published, str(source))
+    return PublishedHead(layout, model, read_taps, settings, raw.get("num_target_layers"), tensors, published)
 
 
 def convert(
@@ -105,6 +106,7 @@ def convert(
     """Converts a published head into the head `out`; arguments and errors as of `dflash.convert`."""
     planned, goal = plan(source, taps), config_json.read_config(target).model
     heads.check_same_shape(source, planned.model, goal)
+    fused_heads.check_depth(planned.target_layers, goal, source)
     layers = planned.taps.layers or official_taps(goal.num_layers)
     source_dtype = main_dtype(planned.tensors.values())
     tensors, own = without_targets(planned.tensors, "embedding", "embedding", source_dtype, target, source)
@@ -112,16 +114,6 @@ def convert(
     config = heads.HeadConfig(Eagle3.name, planned.model, dtype or source_dtype, source_dtype, settings)
     said = LAYOUTS[planned.layout], planned.taps.reason
     return fused_heads.write(Eagle3(), "EAGLE-3 head", config, tensors, source, out, goal, dtype, said)
-
-
-def _refuse(found: Source, source: Path) -> None:
-    """Raises CheckpointError for heads that resemble EAGLE-3's but compute something else."""
-    for end, what in (
-        ("mask_hidden", "P-EAGLE's, which drafts several tokens in one pass"),
-        ("layers.1.self_attn.q_proj.weight", "one with several layers"),
-    ):
-        if name := next((name for name in found if f".{name}".endswith(f".{end}")), None):
-            raise CheckpointError(f"{source} holds {what} (tensor {name}), and jaxspec does not read such heads")
 
 
 def _drafted(raw: Mapping[str, Any], found: Source, source: Path) -> int:

@@ -10,28 +10,29 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert.head_parts import Taps, listed_layers, one_layer, refuse_window, section
+from jaxspec.convert.head_keys import LISTED, NORMS, OUTPUTS
+from jaxspec.convert.head_parts import Taps, listed_layers, one_layer, section
+from jaxspec.convert.kinds import classes_of
 from jaxspec.model.config import LlamaConfig
 
-Layout = Literal["official", "specforge", "speculators"]
+Layout = Literal["official", "specforge", "speculators", "deepspec"]
 LAYOUTS: dict[Layout, str] = {
     "official": "the layout of EAGLE's authors",
     "specforge": "the layout of SpecForge and SGLang",
     "speculators": "the layout of speculators and vLLM",
+    "deepspec": "the layout of DeepSpec",
 }
 """Names of the layouts in messages."""
-
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_NO_FLAGS = ("rms_norm_eps",)
 
 
 def layout_of(raw: Mapping[str, Any]) -> Layout:
     """The project whose layout a config has. SpecForge and SGLang have their own class name, or an `eagle_config`."""
-    if "speculators_model_type" in raw or "speculators_config" in raw:
+    if any(key in raw for key in ("speculators_model_type", "speculators_config", "transformer_layer_config")):
         return "speculators"
-    theirs = "LlamaForCausalLMEagle3" in (raw.get("architectures") or ()) or "eagle_config" in raw
-    return "specforge" if theirs else "official"
+    classes = classes_of(raw)
+    if "Qwen3Eagle3Model" in classes:
+        return "deepspec"
+    return "specforge" if "LlamaForCausalLMEagle3" in classes or "eagle_config" in raw else "official"
 
 
 def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
@@ -40,13 +41,11 @@ def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
     if layout_of(raw) == "speculators" and not isinstance(layer := raw.get("transformer_layer_config"), dict):
         raise CheckpointError(f"{file} must describe the head's layer in 'transformer_layer_config'")
     shape = one_layer(layer, source, "an EAGLE-3 head that jaxspec reads")
-    width = raw.get("target_hidden_size") or shape.hidden_size
-    if width != shape.hidden_size:
+    if (width := raw.get("target_hidden_size", shape.hidden_size)) != shape.hidden_size:
         raise CheckpointError(
             f"{file} says target_hidden_size {width} and hidden_size {shape.hidden_size}; jaxspec only supports "
             "EAGLE-3 heads that are as wide as their target"
         )
-    refuse_window(layer, file)
     return dataclasses.replace(shape, tie_embeddings=False)  # it has its own LM head
 
 
@@ -54,7 +53,8 @@ def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -
     """The layers whose inputs are fused.
 
     Speculators and vLLM list these layers at the top level. SpecForge and SGLang list, in `eagle_config`, the layers
-    whose outputs are read, so each number is one less. Without a list, EAGLE's own code decides.
+    whose outputs are read, so each number is one less; so does DeepSpec, under another name. Without a list, or with an
+    empty one as in Model Optimizer's defaults, EAGLE's own code decides.
 
     Args:
         override: the layers that the user names; None: read the config.
@@ -62,18 +62,24 @@ def taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -
     if override is not None:
         return Taps(tuple(override), "as --taps says")
     file = source / "config.json"
-    nested = section(raw, "eagle_config", file)
-    top, inner = listed_layers(raw, LAYER_IDS, file), listed_layers(nested, LAYER_IDS, file)
+    nested = {key: value for key, value in section(raw, "eagle_config", file).items() if value != []}
+    top, inner = listed_layers(raw, LISTED, file), listed_layers(nested, LISTED, file)
+    if (outputs := listed_layers(raw, OUTPUTS, file)) is not None or layout_of(raw) == "deepspec":
+        if outputs is None or layout_of(raw) != "deepspec" or top is not None or inner is not None:
+            raise CheckpointError(
+                f"{file} must list the layers that the head reads once, as {OUTPUTS} if it is DeepSpec's and otherwise "
+                f"as {LISTED}; or name the layers whose inputs it reads with --taps"
+            )
+        return _after(outputs, OUTPUTS)
     if top is not None and inner is not None:
         raise CheckpointError(
-            f"{file} lists {LAYER_IDS} twice, at the top and in eagle_config, which mean different things; name "
+            f"{file} lists {LISTED} twice, at the top and in eagle_config, which mean different things; name "
             "the layers whose inputs the head reads with --taps"
         )
     if top is not None:
-        return Taps(top, f"{LAYER_IDS} at the top level of config.json, read as layers whose inputs these are")
+        return Taps(top, f"{LISTED} at the top level of config.json, read as layers whose inputs these are")
     if inner is not None:
-        outputs = tuple(layer + 1 for layer in inner)
-        return Taps(outputs, f"{LAYER_IDS} in eagle_config, read as layers whose outputs these are, so one more each")
+        return _after(inner, f"{LISTED} in eagle_config")
     return Taps(None, "those of EAGLE's own code, since config.json lists none")
 
 
@@ -84,11 +90,8 @@ def norms(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
     there is a norm before the LM head, and its default is true.
     """
     file = source / "config.json"
-    given = _merged(raw, section(raw, "eagle_config", file), file)
-    unknown = sorted(k for k, value in given.items() if "norm" in k and k not in (*_NORMS, *_NO_FLAGS) and value)
-    if unknown:
-        raise CheckpointError(f"{file} sets {unknown[0]!r}, a norm that jaxspec does not know")
-    for name in _NORMS:
+    given = {**raw, **section(raw, "eagle_config", file)}
+    for name in NORMS:
         if not isinstance(given.get(name), bool | None):
             raise CheckpointError(f"{file} must give true or false as {name!r}, and it has {given[name]!r}")
     if given.get("norm_before_fc") and given.get("fc_norm"):
@@ -103,8 +106,8 @@ def norms(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
     }
 
 
-def _merged(raw: Mapping[str, Any], nested: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    for name in _NORMS:
-        if name in raw and name in nested and raw[name] != nested[name]:
-            raise CheckpointError(f"{file} sets {name!r} twice, at the top and in eagle_config, to different values")
-    return {**raw, **nested}
+def _after(outputs: tuple[int, ...], where: str) -> Taps:
+    """The layers that read these layers' outputs."""
+    return Taps(
+        tuple(layer + 1 for layer in outputs), f"{where}, read as layers whose outputs these are, so one more each"
+    )

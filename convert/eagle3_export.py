@@ -9,8 +9,8 @@ from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import draft_maps, head_parts, hf_config, speculators_format
 from jaxspec.convert.eagle3 import names
-from jaxspec.convert.eagle3_config import LAYER_IDS
 from jaxspec.convert.export import head_arrays, head_config, write_published
+from jaxspec.convert.head_keys import LISTED
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Options, official_taps
 from jaxspec.host.terminal import say
@@ -77,7 +77,7 @@ def _official(source: Path, options: Eagle3Options, layer: dict[str, Any], goal:
             f"warning: EAGLE's own code always reads layers {', '.join(map(str, official))}, but this head reads "
             "others; SGLang reads those in the config"
         )
-        values["eagle_config"] = {LAYER_IDS: [tap - 1 for tap in options.taps]}
+        values["eagle_config"] = {LISTED: [tap - 1 for tap in options.taps]}
     return values
 
 
@@ -91,7 +91,7 @@ def _speculators(options: Eagle3Options) -> dict[str, Any]:
     """The settings of an EAGLE-3 head for speculators and vLLM. Their defaults differ, so every flag is written."""
     return {
         "architectures": ["Eagle3Speculator"],
-        LAYER_IDS: list(options.taps),
+        LISTED: list(options.taps),
         **_flags(options),
         "norm_output": options.returns_normed,
     }

@@ -7,6 +7,7 @@ nothing behind.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.config_json import CheckpointError
@@ -16,6 +17,14 @@ from jaxspec.convert.transfer import write_head
 from jaxspec.decoding.drafter import Drafter, HeadShape
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
+
+
+def check_depth(said: Any, goal: LlamaConfig, source: Path) -> None:
+    """Raises CheckpointError if a config says that the head's target has another number of layers than this one."""
+    if said not in (None, goal.num_layers):
+        raise CheckpointError(
+            f"the head at {source} was trained for a target of {said} layers, and this target has {goal.num_layers}"
+        )
 
 
 def count_read(found: Source, taps: Taps, otherwise: int, width: int, source: Path) -> int:

@@ -39,6 +39,7 @@ def one_layer(raw: Mapping[str, Any], source: Path, what: str) -> LlamaConfig:
     Raises:
         CheckpointError: the config has more than one layer, or settings that are not supported.
     """
+    refuse_window(raw, source / "config.json")
     model = hf_config.to_llama({**raw, "model_type": "llama", "architectures": None})
     if model.num_layers != 1:
         raise CheckpointError(
@@ -64,10 +65,11 @@ def listed_layers(values: Mapping[str, Any], key: str, file: Path) -> tuple[int,
 
 
 def section(values: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
-    """An object inside a config; an empty one if absent. Raises CheckpointError if it is not an object."""
-    if not isinstance(found := values.get(key) or {}, dict):
+    """An object inside a config, without its nulls; an empty one if absent. Raises CheckpointError unless it is one."""
+    found = {} if values.get(key) is None else values[key]
+    if not isinstance(found, dict):
         raise CheckpointError(f"{file} must have an object as {key!r}, not {found!r}")
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def is_targets(tensor: Tensor, target: Path, name: str) -> bool:

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import kinds, readers
+from jaxspec.convert import head_keys, readers
 from jaxspec.convert.export import head_arrays, head_config, write_published
 from jaxspec.convert.readers import Source, Tensor
 from jaxspec.convert.transfer import main_dtype, match, write_head
@@ -47,8 +47,7 @@ def plan(source: Path) -> PublishedHeads:
     Raises:
         CheckpointError: the files are invalid, or the folder holds something else.
     """
-    raw = readers.read_config(source)
-    kinds.check(source, raw, "medusa")
+    raw = head_keys.read(source, "medusa")
     found = _heads_of(_open(source), source)
     readers.check_dtypes(found)
     if found and all(map(_BLOCK.fullmatch, found)):

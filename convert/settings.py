@@ -43,9 +43,9 @@ class Head:
     """Convert a published EAGLE-1, EAGLE-2, EAGLE-3 or DFlash head, or Medusa heads, into a jaxspec head.
 
     SRC is a folder or a hub id. --target is the checkpoint of the head's target. EAGLE-3 heads can have the layout of
-    EAGLE's authors, of SpecForge and SGLang, or of speculators and vLLM; DFlash heads that of DFlash's authors, or of
-    speculators and vLLM. Tensors that only repeat the target are left out. OUT appears only after everything has been
-    checked and written.
+    EAGLE's authors, of SpecForge and SGLang, of DeepSpec, or of speculators and vLLM; DFlash heads that of DFlash's
+    authors, or of speculators and vLLM. Other kinds, and unknown settings in config.json, are refused by name. Tensors
+    that only repeat the target are left out. OUT appears only after everything has been checked and written.
 
     With --draft-ids or --draft-vocab, SRC is a jaxspec head, and OUT is that head with a smaller draft vocabulary: the
     LM head keeps only the columns of those tokens. Drafting gets faster. The head can no longer draft the other tokens,

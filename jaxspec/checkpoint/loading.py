@@ -98,17 +98,20 @@ def compute_dtype(dtype: str | None) -> jnp.dtype:
 def check_same_vocabulary(target: CheckpointConfig, tokenizer: Any, draft: Path) -> None:
     """Raises CheckpointError where a draft checkpoint's tokens mean something else than the target's.
 
+    Models of one family may pad the vocabulary of one tokenizer to different sizes. Without both tokenizers, only the
+    sizes can be compared.
+
     Args:
         tokenizer: the target's, as `load_tokenizer` gives it.
     """
     size, own = config_json.read_config(draft).model.vocab_size, target.model.vocab_size
-    if size != own:
-        raise CheckpointError(
-            f"the draft model at {draft} has a vocabulary of {size} tokens and the target one of {own}; "
-            "a draft model needs the target's own tokenizer"
-        )
     other = load_tokenizer(draft)
     if other is None or tokenizer is None:
+        if size != own:
+            raise CheckpointError(
+                f"the draft model at {draft} has a vocabulary of {size} tokens and the target one of {own}; without "
+                "both tokenizers they cannot be compared: put the tokenizer files into both folders"
+            )
         return
     if (theirs := other.get_vocab()) != (ours := tokenizer.get_vocab()):
         token = min(theirs.items() ^ ours.items())[0]

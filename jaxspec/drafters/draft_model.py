@@ -1,4 +1,8 @@
-"""A smaller LLaMA with the target's vocabulary as drafter (Leviathan et al., arXiv:2211.17192)."""
+"""A smaller LLaMA with the target's tokens as drafter (Leviathan et al., arXiv:2211.17192).
+
+Its vocabulary may be padded to another size than the target's. It then drafts the ids that both have, and reads the
+target's ids beyond its embedding as its last row.
+"""
 
 import dataclasses
 from typing import ClassVar, final
@@ -12,7 +16,7 @@ from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Mod
 from jaxspec.decoding.drafts import Drafts
 from jaxspec.decoding.tree import DraftTree, Frontier, take
 from jaxspec.decoding.tree_mask import tree_mask
-from jaxspec.drafters.draft_vocabulary import drafts_of, size_of, with_lm_head
+from jaxspec.drafters.draft_vocabulary import drafts_of, size_of, to_mask, with_lm_head
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.config import LlamaConfig
@@ -85,7 +89,7 @@ class DraftModel(Drafter):
     ) -> tuple[Drafts, DraftModelState]:
         batch, size = tree.token.shape
         nodes = kv.allocate(models.draft.config, batch, size, state.hidden.dtype)
-        drafts = _drafts_of(models.draft, state.logits[:, None], state.hidden[:, None])
+        drafts = _drafts_of(models, state.logits[:, None], state.hidden[:, None])
         return drafts, dataclasses.replace(state, nodes=nodes)
 
     def expand(
@@ -97,9 +101,12 @@ class DraftModel(Drafter):
             tree_mask(tree, node, root_is_cached=True), state.cache, prefix.length,
             nodes=state.nodes, slots=slots_of(tree, frontier),
         )  # fmt: skip
-        drafts = _drafts_of(models.draft, unembed(models.draft, out.hidden), out.hidden)
+        drafts = _drafts_of(models, unembed(models.draft, out.hidden), out.hidden)
         return drafts, dataclasses.replace(state, nodes=out.nodes)
 
 
-def _drafts_of(model: Llama, logits: Float[Array, "B W C"], hidden: Float[Array, "B W E"]) -> Drafts:
-    return drafts_of(model.draft_vocabulary, model.config.vocab_size, logits, hidden)
+def _drafts_of(models: Models, logits: Float[Array, "B W C"], hidden: Float[Array, "B W E"]) -> Drafts:
+    mask, own, size = models.draft.draft_vocabulary, models.draft.config.vocab_size, models.target.config.vocab_size
+    if mask is None and own < size:
+        mask = to_mask(range(own), size)
+    return drafts_of(mask, size, logits[..., :size], hidden)

@@ -183,7 +183,8 @@ def final_norm(model: Llama, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
 
 
 def embed(model: Llama, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
-    """Token embeddings. An id outside the vocabulary would read the nearest row; inputs are checked before."""
+    """Token embeddings. An id outside the vocabulary reads the nearest row: in a draft model with fewer rows than its
+    target. Other inputs are checked before."""
     return look_up(model.embedding, tokens)
 
 

@@ -21,6 +21,26 @@ SPECULATORS = {
     "draft_vocab_size": DRAFTED,
     "transformer_layer_config": CONFIG,
 }
+MODEL_OPTIMIZER = {  # what it writes into `eagle_config` when nothing is set
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "parallel_draft_heads_num_layers": None,
+}
+DEEPSPEC = {
+    **{key: value for key, value in CONFIG.items() if key != "torch_dtype"},
+    "architectures": ["Qwen3Eagle3Model"],
+    "model_type": "qwen3",
+    "head_dim": WIDTH // HEADS,
+    "layer_types": ["full_attention"],
+    "num_target_layers": 8,
+    "target_layer_ids": [0, 1, 3, 4, 6],
+    "ttt_length": 7,
+    "step_loss_decay": 0.8,
+}
 
 
 LAYERS, TAPS = 8, [2, 4, 5]

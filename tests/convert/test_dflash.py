@@ -245,7 +245,10 @@ WITHOUT = {"mask_token_id": None, "target_layer_ids": [1, 5]}
         ({**OFFICIAL, "dflash_config": WITHOUT}, ["gives no mask_token_id"]),
         ({**OFFICIAL, "dflash_config": 3}, ["an object as 'dflash_config'"]),
         ({**OFFICIAL, "dflash_config": {**OFFICIAL["dflash_config"], "block_size": 8}}, ["block_size twice", "4", "8"]),
-        ({**OFFICIAL, "dflash_config": {**OFFICIAL["dflash_config"], "causal": True}}, ["'causal'", "does not know"]),
+        (
+            {**OFFICIAL, "dflash_config": {**OFFICIAL["dflash_config"], "causal": True}},
+            ["'causal' to True", "where it is False"],
+        ),
         ({**OFFICIAL, "dflash_config": {"mask_token_id": 96}, "vocab_size": VOCABULARY}, ["mask token 96", "0 to 95"]),
         ({**OFFICIAL, "num_target_layers": 36}, ["a target of 36 layers", "this target has 8"]),
         (
@@ -269,7 +272,7 @@ WITHOUT = {"mask_token_id": None, "target_layer_ids": [1, 5]}
         ({**SPECULATORS, "target_hidden_size": 64}, ["target_hidden_size 64", "as wide as their target"]),
         ({**SPECULATORS, "draft_vocab_size": 40}, ["draft_vocab_size 40", "lm_head.weight is missing"]),
         ({**SPECULATORS, "transformer_layer_config": None}, ["'transformer_layer_config'"]),
-        ({**SPECULATORS, "speculators_model_type": "dspark"}, ["neither EAGLE-3's nor DFlash's"]),
+        ({**SPECULATORS, "speculators_model_type": "dspark"}, ["a DSpark head"]),
     ],
 )
 def test_configs(config: dict[str, Any], words: list[str], folder: Path):

@@ -22,6 +22,7 @@ from jaxspec.drafters.draft_vocabulary import ids_of
 from jaxspec.engine.head_weights import drafter_of, restore_head
 from jaxspec.model.quantization import dense
 from tests import hf_models
+from tests.checkpoints import byte_tokenizer
 from tests.convert.commands import refused, run
 
 IDS = [1500, 3, 77, 2000, 78, 640, 641]
@@ -90,6 +91,27 @@ def test_a_tied_draft_model_reads_with_columns_of_its_embedding(quantize: str | 
     found = dense(module_to_dict(head), ["head.kernel"])["head.kernel"]
     np.testing.assert_allclose(found, columns, atol=0 if quantize is None else np.abs(columns).max() / 127)
     assert ("head.kernel.values" in module_to_dict(head)) == (quantize is not None)
+
+
+@pytest.mark.parametrize("rows", [260, 270])
+def test_a_draft_model_that_is_padded_otherwise(rows: int, tmp_path: Path):
+    for name, size in (("target", 264), ("draft", rows)):
+        hf_models.make("llama", tmp_path / name, vocab_size=size, num_hidden_layers=1)
+        byte_tokenizer().save_pretrained(tmp_path / name)
+    llama.convert(tmp_path / "target", tmp_path / "ckpt")
+    llama.convert(tmp_path / "draft", tmp_path / "ckpt" / "heads" / "draft-model")
+    (tmp_path / "ids.txt").write_text("5 90 259")
+    draft = tmp_path / "ckpt" / "heads" / "draft-model"
+    out = cut(draft, tmp_path / "ckpt" / "heads" / "small", tmp_path / "ids.txt", tmp_path / "ckpt")
+    head = restore_head(loading.load(tmp_path / "ckpt", "float32"), DRAFTERS["draft-model"](), out)
+    found, whole = module_to_dict(head), read(draft)
+    np.testing.assert_array_equal(found["head.kernel"], whole["head.kernel"][:, [2, 5, 90, 259]])
+    np.testing.assert_array_equal(found["embedding"][: min(rows, 264)], whole["embedding"][:264])
+    assert found["embedding"].shape[0] == 264
+    (tmp_path / "ids.txt").write_text("5 263")
+    if rows == 260:
+        words = ["--target", tmp_path / "ckpt", "--draft-ids", tmp_path / "ids.txt"]
+        assert "token 263, and the draft model has no such" in refused(draft, tmp_path / "x", *words, command="head")
 
 
 def test_an_embedding_of_its_own_is_no_lm_head(builtin: loading.Checkpoint, ids: Path, tmp_path: Path):

@@ -26,7 +26,17 @@ from jaxspec.engine.head_weights import restore_head
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.llama import forward
 from tests.convert.commands import tensors
-from tests.convert.eagle3_heads import LAYERS, OFFICIAL, SPECULATORS, ids, make_target, weights, write
+from tests.convert.eagle3_heads import (
+    DEEPSPEC,
+    LAYERS,
+    MODEL_OPTIMIZER,
+    OFFICIAL,
+    SPECULATORS,
+    ids,
+    make_target,
+    weights,
+    write,
+)
 from tests.convert.eagle_heads import VOCABULARY
 from tests.convert.test_eagle_oracle import EPSILON, attention, linear
 
@@ -54,7 +64,10 @@ LISTED = "eagle_aux_hidden_state_layer_ids"
 WHOLE = {"drafted": VOCABULARY}
 CASES = {
     "official": Case(OFFICIAL),
-    "outputs": Case({**OFFICIAL, "eagle_config": {LISTED: [0, 2, 6]}}, taps=(1, 3, 7)),
+    "outputs": Case({**OFFICIAL, "eagle_config": {LISTED: [0, 2, 6], **MODEL_OPTIMIZER}}, taps=(1, 3, 7)),
+    "deepspec": Case(
+        DEEPSPEC, {"layer": "layers.0", "taps": 5, "qk_norm": True, "embedding": None, **WHOLE}, taps=(1, 2, 4, 5, 7)
+    ),
     "fc_norm": Case({**OFFICIAL, "fc_norm": True}, {"tap_norm": "each", "qk_norm": True}, tap_norm="each"),
     "no final norm": Case(
         {**OFFICIAL, "norm_output": False, "draft_vocab_size": VOCABULARY},

@@ -321,6 +321,15 @@ class TestRefusals:
         llama.convert(tmp_path / "hf", tmp_path / "other")
         with pytest.raises(config_json.CheckpointError, match="vocabulary of 300 tokens and the target one of 259"):
             Engine(model, f"draft-model@{tmp_path / 'other'}")
+        own = checkpoints.byte_tokenizer()
+        own.save_pretrained(tmp_path / "hf")
+        llama.convert(tmp_path / "hf", tmp_path / "padded")  # the same tokens: only the padding differs
+        assert Engine(model, f"draft-model@{tmp_path / 'padded'}").models.draft.config.vocab_size == 300
+        own.add_tokens("<more>")
+        own.save_pretrained(tmp_path / "hf")
+        llama.convert(tmp_path / "hf", tmp_path / "more")
+        with pytest.raises(config_json.CheckpointError, match=r"another vocabulary than the target.*'<more>'"):
+            Engine(model, f"draft-model@{tmp_path / 'more'}")
 
     def test_head_that_is_not_there(self, model):
         with pytest.raises(config_json.CheckpointError, match=r"no head 'small' under .*found: draft-model"):

@@ -189,6 +189,17 @@ def with_draft_vocabulary(models: Models, ids: Sequence[int]) -> Models:
     return dataclasses.replace(models, draft=heads)
 
 
+def with_padding(models: Models, rows: int) -> Models:
+    """The same, whose draft model has another number of rows: as if its vocabulary were padded otherwise."""
+    draft = models.draft[DraftModel]
+    wide = Llama(dataclasses.replace(draft.config, vocab_size=rows), rngs=nnx.Rngs(9))
+    params, shared = module_to_dict(wide) | module_to_dict(draft), min(rows, draft.config.vocab_size)
+    for name, axis in (("embedding", 0), ("head.kernel", 1)):
+        both = [jnp.split(params[name], [shared], axis)[0], jnp.split(module_to_dict(wide)[name], [shared], axis)[1]]
+        params[name] = jnp.concatenate(both, axis)
+    return dataclasses.replace(models, draft={DraftModel: dict_to_module(wide, params)})
+
+
 def speculation(method: Method, greedy: bool) -> Speculation:
     """The method as the engine would compile it on a CPU."""
     return method.speculation(greedy, tree_sizes=TREE_SIZES)

@@ -1,12 +1,28 @@
-"""Heads that were cut to a draft vocabulary: the text is the target's, and every token that they have is drafted."""
+"""Heads that were cut to a draft vocabulary, and draft models that are padded otherwise than their target: the text is
+the target's, and every token that they have is drafted."""
 
+import dataclasses
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.decoding.drafter import Prefix
+from jaxspec.decoding.tree import init_tree
+from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.methods.method import parse_method
 from tests.lossless import combinations, test_sampling
-from tests.lossless.harness import models, requests, run, run_refilled, speculation, with_draft_vocabulary
+from tests.lossless.harness import (
+    models,
+    requests,
+    run,
+    run_refilled,
+    speculation,
+    with_draft_vocabulary,
+    with_padding,
+)
 
 NEW, VOCAB = 40, 23
 DRAFTERS = ("draft-model", "dflash", "eagle", "early-exit", "edd", "medusa", "layer-skip")  # all whose heads can be cut
@@ -74,5 +90,53 @@ def test_coupled_text_is_plain_decodings(drafter: str, target, prompts):
     texts, history = run(
         speculation(parse_method(name), False), with_draft_vocabulary(target, range(0, VOCAB, 2)), asked
     )
+    assert texts == expected
+    assert history.accepted.sum() > 0
+
+
+FEWER, MORE = VOCAB - 4, VOCAB + 5
+"""Rows of draft models with another padding. The prompts have tokens beyond the first."""
+SIZES = [FEWER, pytest.param(MORE, marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("rows", [FEWER, MORE])
+def test_the_shared_tokens_are_drafted(rows: int, target):
+    """As without padding, but for the share of the tokens that only one of the two has."""
+    padded, shared = with_padding(target, rows), min(rows, VOCAB)
+    models = dataclasses.replace(padded, draft=padded.draft[DraftModel])
+    logits = np.random.default_rng(0).standard_normal((2, rows)).astype(np.float32)
+    state = dataclasses.replace(DraftModel().init(models, 2, 8), logits=jnp.asarray(logits))
+    prefix = Prefix(token=jnp.zeros((2, 8), jnp.int32), length=jnp.ones(2, jnp.int32), cache=())
+    drafts, _ = DraftModel().root(models, state, prefix, init_tree(jnp.zeros(2, jnp.int32), 4, None))
+    ids = np.arange(VOCAB) if drafts.token is None else np.asarray(drafts.token)[0, 0]
+    np.testing.assert_array_equal(ids, np.arange(shared))
+    given = jax.nn.log_softmax(drafts.logits[:, 0])
+    np.testing.assert_allclose(given, jax.nn.log_softmax(logits[:, :shared]), atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_greedy_text_with_another_padding(rows: int, target, prompts, plain):
+    assert max(map(max, prompts)) >= FEWER
+    padded = with_padding(target, rows)
+    texts, history = run(speculation(parse_method(f"draft-model+{TREE}"), True), padded, requests(prompts, NEW))
+    assert texts == plain
+    assert history.accepted.sum() > 0
+
+
+@pytest.mark.parametrize("more", [-1, pytest.param(2, marks=pytest.mark.soak)])
+def test_sampled_distribution_with_another_padding(more: int):
+    """The target says a token that is never drafted, or the draft model has rows for tokens that are none."""
+    method, whole = parse_method(f"draft-model+{PATHS}"), models(test_sampling.VOCAB, num_layers=1)
+    padded = with_padding(whole, test_sampling.VOCAB + more)
+    counts = test_sampling.sample(speculation(method, False), padded, 0.7, 0.8)
+    assert test_sampling.p_value(counts, test_sampling.enumerate_joint(whole, 0.7, 0.8)) > test_sampling.FALSE_ALARM
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rows", [FEWER, MORE])
+def test_coupled_text_with_another_padding(rows: int, target, prompts):
+    asked = requests(prompts, NEW, seed=3, temperature=0.8)
+    expected, _ = run(speculation(parse_method("plain"), False), target, asked)
+    texts, history = run(speculation(parse_method(f"draft-model+{TREE}"), False), with_padding(target, rows), asked)
     assert texts == expected
     assert history.accepted.sum() > 0

@@ -118,6 +118,13 @@ MUTANTS = (
         "jnp.maximum(committed.count - 1, 0)[:, None, None], axis=1",
     ),
     ByHand(
+        "draft-model-drafts-rows-that-only-pad-it",
+        f"{FOLDER}/draft_model.py",
+        ("tests/lossless/test_draft_vocabularies.py::test_the_shared_tokens_are_drafted",),
+        "logits[..., :size]",
+        "logits",
+    ),
+    ByHand(
         "layer-skip-attends-to-all-live-nodes",
         f"{FOLDER}/layer_skip.py",
         (f"{TREES}[layer-skip]",),

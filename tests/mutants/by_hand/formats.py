@@ -83,6 +83,20 @@ MUTANTS = (
         "ids = np.unique(offsets.astype(np.int64))",
     ),
     ByHand(
+        "rows-that-draft-the-next-position-pass",
+        "convert/kinds.py",
+        ("tests/convert/test_kinds.py::test_heads_with_the_tensors_of_dflash",),
+        'classes="Qwen3DSparkModel",',
+        'classes="-",',
+    ),
+    ByHand(
+        "settings-mean-what-they-mean-by-default",
+        "convert/head_keys.py",
+        ("tests/convert/test_kinds.py::test_heads_with_the_tensors_of_eagle3",),
+        "if value != fixed[key] or isinstance(value, bool) != isinstance(fixed[key], bool):",
+        "if False:",
+    ),
+    ByHand(
         "every-embedding-is-the-targets",
         "convert/head_parts.py",
         ("tests/convert/test_head.py::test_own_embedding_is_kept_and_said",),
