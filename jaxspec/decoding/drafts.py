@@ -17,7 +17,7 @@ class Drafts:
     logits: Float[Array, "B Q C"]  # with `token`: log-probabilities of the candidates, whose sum may be below 1
     token: Int[Array, "#B #Q C"] | None = None  # ids of the candidates: one list for all, or one per distribution
     hidden: Float[Array, "B Q E"] | None = None  # hidden states that gave the logits; None: the drafter has none
-    mass: Float[Array, "B Q"] | None = None  # without `token`: log probability that any of these tokens follows; None: 0
+    mass: Float[Array, "B Q"] | None = None  # without `token`: log of the chance that any of them follows; None: 0
 
 
 def of_node(values: Array, slot: Int[Array, "B 1"]) -> Array:

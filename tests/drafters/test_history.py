@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding.drafts import Drafts, log_top
-from jaxspec.drafters.history import with_copies
 from jaxspec.decoding.rule import Draws, Rule
 from jaxspec.decoding.sampling import Sampling
+from jaxspec.drafters.history import with_copies
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.rules import Greedy, GumbelCoupling, RejectionSampling
@@ -64,7 +64,8 @@ def test_a_copied_token_is_the_only_child_and_its_confidence_is_its_chance(rule:
     ids = None if among is None else jnp.array(among)[None, None]
     head = jnp.zeros((4, 2, count)) - jnp.log(count)
     drafts = Drafts(logits=head.at[2:].set(-jnp.inf), token=ids)
-    token, chance = jnp.array([[5, 2], [2, 3], [6, 4], [0, 1]]), jnp.array([[0.3, 0.9], [0.01, 0.5], [0.2, 0], [0, 0.6]])
+    token = jnp.array([[5, 2], [2, 3], [6, 4], [0, 1]])
+    chance = jnp.array([[0.3, 0.9], [0.01, 0.5], [0.2, 0], [0, 0.6]])
     found = with_copies(drafts, token, chance, jnp.array([True, True, False, False]))
     sampling = Sampling(temperature=jnp.array([0.0, 0.5, 1.0, 1.3]), top_k=None, top_p=None)
     draws = Draws(sampling=sampling, keys=keys_of(4), noise=jnp.ones((4, 7)).at[:, 3].set(9.0), level=jnp.int32(1))
@@ -73,7 +74,8 @@ def test_a_copied_token_is_the_only_child_and_its_confidence_is_its_chance(rule:
     likely = np.asarray(chance) > 0
     assert np.asarray(proposal.token)[..., 0][likely].tolist() == np.asarray(token)[likely].tolist()
     np.testing.assert_allclose(np.exp(np.asarray(proposal.log_prob)[..., 0][likely]), chance[likely], rtol=1e-5)
-    np.testing.assert_allclose(np.exp(log_top(found, jnp.array([[1], [0], [0], [1]]))), [0.9, 0.01, 0.2, 0.6], rtol=1e-5)
+    top = log_top(found, jnp.array([[1], [0], [0], [1]]))
+    np.testing.assert_allclose(np.exp(top), [0.9, 0.01, 0.2, 0.6], rtol=1e-5)
 
 
 def test_what_users_type():
