@@ -62,7 +62,7 @@ def test_every_window_counts_once_and_the_score_is_tau_or_minus_the_loss():
     """Seven windows in batches of three: what pads the last batch does not count."""
     packed = windows(7, 4)
 
-    def loss(params: Any, frozen: Any, batch: Windows, key: None) -> tuple[Any, dict[str, Any]]:
+    def loss(params: Any, frozen: Any, batch: Windows, key: Any) -> tuple[Any, dict[str, Any]]:
         worth = jnp.where(batch.counted, batch.tokens * params + frozen, 0.0)
         return worth.sum(), {"count": batch.counted.sum().astype(jnp.float32)}
 
