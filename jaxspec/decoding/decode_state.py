@@ -128,8 +128,8 @@ def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
         return _choose_block(rows, block, start)
     whole = tuple(range(rows.ndim - 1))
     at_row = jax.lax.ScatterDimensionNumbers(whole, inserted_window_dims=(), scatter_dims_to_operand_dims=(0,))
-    put = lambda row, new, at: jax.lax.scatter(row, at[None], new.astype(row.dtype), at_row, mode="drop")
-    return jax.vmap(put)(rows, block, start)
+    one = partial(jax.lax.scatter, dimension_numbers=at_row, indices_are_sorted=True, unique_indices=True, mode="drop")
+    return jax.vmap(lambda row, new, at: one(row, at[None], new.astype(row.dtype)))(rows, block, start)
 
 
 def _choose_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
