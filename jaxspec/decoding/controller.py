@@ -72,5 +72,8 @@ class Controller(Strategy):
         """Whether each row drafts another level. Nodes drafted so far are verified in either case."""
 
     def update(self, state: State, counts: RoundCounts) -> State:
-        """Learns from a round's counts [B]; all counts of a finished row are 0."""
+        """Learns from a round's counts [B].
+
+        All counts of a finished row are 0. A row that copied earlier text counts no drafts, and keeps its old state.
+        """
         return state

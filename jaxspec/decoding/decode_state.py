@@ -119,11 +119,17 @@ def _with_rounds(arrays: Any, rows: int, before: Int[Array, ""]) -> Any:
 
 
 def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
-    """Writes block[b] to rows[b, start[b]:]. Columns past the new length are never read."""
+    """Writes block[b] to rows[b, start[b]:]. Columns past the new length are never read.
+
+    A block that exceeds the row is not moved: that would overwrite the end of a finished text, whose row may have no
+    room for another round while others go on (`needs_room`).
+    """
     if platform() == "tpu":
         return _choose_block(rows, block, start)
-    put = lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new.astype(row.dtype), at, 0)
-    return jax.vmap(put)(rows, block, start)
+    whole = tuple(range(rows.ndim - 1))
+    at_row = jax.lax.ScatterDimensionNumbers(whole, inserted_window_dims=(), scatter_dims_to_operand_dims=(0,))
+    one = partial(jax.lax.scatter, dimension_numbers=at_row, indices_are_sorted=True, unique_indices=True, mode="drop")
+    return jax.vmap(lambda row, new, at: one(row, at[None], new.astype(row.dtype)))(rows, block, start)
 
 
 def _choose_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:

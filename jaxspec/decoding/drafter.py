@@ -149,7 +149,10 @@ class Drafter(Strategy):
         """Drafts the token after each of the W nodes of the frontier."""
 
     def from_history(self, state: State, batch: int) -> Bool[Array, " B"]:
-        """Rows that copy earlier text in this round. Controllers do not stop these rows, and do not learn from them."""
+        """Rows that copy earlier text in this round. Controllers do not stop these rows, and do not learn from them.
+
+        The levels of these rows take no pass: `expand` may skip one that no other live row of the frontier needs.
+        """
         return jnp.zeros(batch, bool)
 
     def target_forward(

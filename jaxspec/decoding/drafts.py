@@ -17,6 +17,7 @@ class Drafts:
     logits: Float[Array, "B Q C"]  # with `token`: log-probabilities of the candidates, whose sum may be below 1
     token: Int[Array, "#B #Q C"] | None = None  # ids of the candidates: one list for all, or one per distribution
     hidden: Float[Array, "B Q E"] | None = None  # hidden states that gave the logits; None: the drafter has none
+    mass: Float[Array, "B Q"] | None = None  # without `token`: log of the chance that any of them follows; None: 0
 
 
 def of_node(values: Array, slot: Int[Array, "B 1"]) -> Array:
@@ -27,11 +28,20 @@ def of_node(values: Array, slot: Int[Array, "B 1"]) -> Array:
     return jnp.take_along_axis(values, index, axis=1, mode="promise_in_bounds")[:, 0]
 
 
+def log_mass(drafts: Drafts) -> Float[Array, "B Q 1"] | float:
+    """Log of the probability that any of the proposed tokens follows, which is below 0 for a few uncertain ones."""
+    if drafts.token is not None:
+        return jax.nn.logsumexp(drafts.logits.astype(jnp.float32), axis=-1, keepdims=True)
+    return 0.0 if drafts.mass is None else drafts.mass[..., None]
+
+
 def log_top(drafts: Drafts, slot: Int[Array, "B 1"]) -> Float[Array, " B"]:
     """Log of the largest probability in the distribution of one slot of the W, at temperature 1."""
     given = of_node(drafts.logits, slot).astype(jnp.float32)
-    total = 0.0 if drafts.token is not None else jax.nn.logsumexp(given, axis=-1)  # those are log-probabilities
-    return given.max(axis=-1) - total
+    if drafts.token is not None:  # those are log-probabilities
+        return given.max(axis=-1)
+    mass = 0.0 if drafts.mass is None else of_node(drafts.mass, slot)
+    return given.max(axis=-1) - jax.nn.logsumexp(given, axis=-1) + mass
 
 
 def for_each(values: Array, width: int) -> Array:

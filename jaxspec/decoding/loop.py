@@ -13,7 +13,7 @@ from jaxspec.decoding.decode_state import DecodeState, needs_room, select_rows, 
 from jaxspec.decoding.draft_signals import draft_signals
 from jaxspec.decoding.drafter import Committed, Models, Prefix, State, last_valid
 from jaxspec.decoding.drafts import Drafts
-from jaxspec.decoding.round_counts import count_round, write_round
+from jaxspec.decoding.round_counts import count_round, of_drafter, write_round
 from jaxspec.decoding.rule import Draws, Verdict, keep_probs
 from jaxspec.decoding.sampling import Sampling, fold, gumbel, log_prob_of
 from jaxspec.decoding.speculation import Speculation
@@ -122,7 +122,8 @@ def draft(
         controller = select_rows(signals.drafted, spec.controller.note(controller, signals), controller)
         judge_keys = fold(control_keys, frontier.level)
         active &= copied | spec.controller.keep_drafting(models, judge_keys, controller, signals)
-        return tree, reached, active, controller
+        expand = reached.live & active[:, None]  # a drafter may skip a pass that only stopped rows would need
+        return tree, dataclasses.replace(reached, live=expand), active, controller
 
     @jax.named_scope(LEVEL)
     def level(carry):
@@ -198,7 +199,7 @@ def commit(
         log_prob = write_block(log_prob, verified.log_prob, state.length)
     counts = count_round(state.done, grown, tree, verdict, count)
     copied = spec.drafter.from_history(state.drafter, len(count))
-    learnt = spec.controller.update(state.controller, counts)
+    learnt = spec.controller.update(state.controller, of_drafter(counts, copied))
     with jax.named_scope(DRAFTING):
         drafter = spec.drafter.observe(models, state.drafter, committed)
     return dataclasses.replace(

@@ -1,5 +1,6 @@
 """The counts of each round: committed tokens, accepted drafts, drafted levels and nodes, verified nodes."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import chex
@@ -64,6 +65,15 @@ def count_round(
         verified=seen(nodes(verified)),
         uncut=seen(verdict.accepted + 1),
     )
+
+
+def of_drafter(counts: RoundCounts, copied: Bool[Array, " B"]) -> RoundCounts:
+    """The counts [B] of a round without the drafts of rows that copied earlier text, which took no pass of the drafter.
+
+    Verification of these rows, and their tokens, still count.
+    """
+    drafts = {name: jnp.where(copied, 0, getattr(counts, name)) for name in ("accepted", "levels", "drafted")}
+    return dataclasses.replace(counts, **drafts)
 
 
 def write_round(history: RoundCounts, counts: RoundCounts, at: Int[Array, ""]) -> RoundCounts:

@@ -54,12 +54,15 @@ class HistoryState:
 class WithHistory(Drafter):
     """Copies earlier text if at least `history` of the last tokens match it; otherwise drafts with the head.
 
-    A copy is a chain: each token is the only child of the one before, down to the builder's depth. A row copies only if
-    it expects as many accepted drafts from that, by the success of matches in its text, as the head had on average.
+    A copy is a chain: each token is the only child of the one before. It ends at the builder's depth, or where the
+    builder finds it too unlikely. A row copies only if it expects as many accepted drafts from that, by the success of
+    matches in its text, as the head had on average.
 
     If a row does not copy, the head drafts, but the match raises probabilities: at nodes that continue like the earlier
     text, the earlier next token gets at least the rate at which such matches were right in this text when the head
-    preferred another token.
+    preferred another token. The same holds below the head's last level, where it is the only draft.
+
+    So the confidence of a copied token is the estimated probability that it follows.
 
     `observe` always runs, so the head's keys and values have no gaps. The head's pass runs if any row needs it. This
     does not change the drafts of any row.
@@ -216,7 +219,8 @@ def beside(state: HistoryState, tree: DraftTree, frontier: Frontier, drafts: Dra
     ahead = state.ahead
     assert ahead is not None, "root comes before expand"
     matched = jnp.where(ahead.matched > 0, ahead.matched + frontier.level, 0)
-    chance = suffix_match.chance(state.against, matched, AGAINST_THE_HEAD)[:, None]
+    against = suffix_match.chance(state.against, matched, AGAINST_THE_HEAD)
+    chance = jnp.where(state.copied, suffix_match.chance(state.alone, matched), against)[:, None]
     chance = jnp.where(repeats(tree, frontier, ahead), chance, 0.0)
     follows = jax.lax.dynamic_index_in_dim(ahead.token, frontier.level, axis=1)
     return with_copies(drafts, jnp.broadcast_to(follows, chance.shape), chance, state.copied)
@@ -233,8 +237,8 @@ def with_copies(
 ) -> Drafts:
     """The head's drafts after W nodes, with the probability of each node's `token` raised to at least `chance`.
 
-    If it is raised, the distribution is normalised again. A token that the head cannot draft replaces the head's last
-    candidate. In copied rows `token` is the only draft.
+    If it is raised, all other probabilities are reduced by the same factor. A token that the head cannot draft replaces
+    the head's last candidate. In copied rows, and where the head drafts nothing, `token` is the only draft.
     """
     width, count = token.shape[1], drafts.logits.shape[-1]
     logits = for_each(drafts.logits.astype(jnp.float32), width)
@@ -243,15 +247,18 @@ def with_copies(
     if drafts.token is None:
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     log_prob = logits - jnp.where(jnp.isneginf(total), 0.0, total)
-    raised = (chance > _mass(log_prob, own))[..., None]
+    before = _mass(log_prob, own)
+    raised = (chance > before)[..., None]
     if drafts.token is not None:
         likeliest = argmax(jnp.where(own, jnp.maximum(logits, LEAST), -jnp.inf))  # an id that pads may come again
         own = jnp.arange(count) == jnp.where(own.any(axis=-1), likeliest, count - 1)[..., None]
-    gained = (chance - _mass(log_prob, own))[..., None]
-    more = jnp.where(own, jnp.log(chance)[..., None], log_prob) - jnp.log1p(gained)
+    less, weight = (jnp.log1p(-chance) - jnp.log1p(-before))[..., None], jnp.log(chance)[..., None]
     copied = jnp.broadcast_to(copied[:, None, None], raised.shape)
+    more = jnp.where(own, weight, jnp.where(copied, -jnp.inf, log_prob + less))
+    alone = copied | jnp.isneginf(log_prob).all(axis=-1, keepdims=True)
     return Drafts(
-        logits=jnp.where(copied, jnp.where(own, 0.0, -jnp.inf), jnp.where(raised, more, logits)),
+        logits=jnp.where(raised | copied, more, logits),
+        mass=jnp.where(alone, weight, 0.0)[..., 0] if drafts.token is None else None,
         token=None if drafts.token is None else jnp.where(own & (raised | copied), token[..., None], ids),
         hidden=None if drafts.hidden is None else for_each(drafts.hidden, width),
     )

@@ -77,6 +77,7 @@ def append(
 
     Rows past the accepted ones are written too. They are never read: they lie beyond the length of the sequence, and
     the next round overwrites them. Requires start + P <= S; otherwise XLA would shift the block over committed rows.
+    Only sequences whose text is finished may have less room: their keys and values are never read again.
 
     Args:
         after: non-negative numbers computed from the values that this round read from the cache. They make the write

@@ -6,7 +6,7 @@ from typing import ClassVar, final
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.decoding.drafts import Drafts, for_each
+from jaxspec.decoding.drafts import Drafts, for_each, log_mass
 from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
 from jaxspec.decoding.sampling import argmax
 from jaxspec.decoding.top_k import top_k
@@ -33,7 +33,7 @@ def propose_top_k(drafts: Drafts, width: int, count: int) -> Proposal:
     logits = drafts.logits.astype(jnp.float32)
     top, rank = top_k(logits, count)
     if drafts.token is None:
-        token, log_prob = rank, top - log_sum(logits, top[..., :1])
+        token, log_prob = rank, top - log_sum(logits, top[..., :1]) + log_mass(drafts)
     else:
         token, log_prob = jnp.take_along_axis(drafts.token, rank, axis=-1), top
     live = log_prob > -jnp.inf  # also false for NaN, from a row with only -inf

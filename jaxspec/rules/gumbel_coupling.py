@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafts import Drafts, log_mass
 from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
 from jaxspec.decoding.sampling import argmax, kept_logits, never_greedy
 from jaxspec.decoding.tree import DraftTree
@@ -34,7 +34,7 @@ class GumbelCoupling(Rule):
             shared = jnp.take_along_axis(shared, drafts.token, axis=-1)
         scores = kept_logits(drafts.logits, never_greedy(draws.sampling)) + shared
         if drafts.token is not None:  # the sum of the candidates' probabilities stays the same
-            scores = jax.nn.log_softmax(scores) + jax.nn.logsumexp(drafts.logits, axis=-1, keepdims=True)
+            scores = jax.nn.log_softmax(scores) + log_mass(drafts)
         return propose_top_k(dataclasses.replace(drafts, logits=scores), width, count)
 
     def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.decoding.drafts import Drafts, for_each
+from jaxspec.decoding.drafts import Drafts, for_each, log_mass
 from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
 from jaxspec.decoding.sampling import Sampling, fold, gumbel, never_greedy, probabilities, sample
 from jaxspec.decoding.top_k import top_k
@@ -40,7 +40,7 @@ class RejectionSampling(Rule):
 
         return Proposal(
             token=rank if drafts.token is None else pick(drafts.token),
-            log_prob=jnp.log(pick(probs)),
+            log_prob=jnp.log(pick(probs)) + log_mass(drafts),  # the confidence, which may be below q
             live=scores > -jnp.inf,
         )
 

@@ -131,6 +131,20 @@ def test_what_was_never_drafted_falls_back_to_the_prior_and_a_row_that_is_done_k
         np.testing.assert_array_equal(left[2], right[2])
 
 
+def test_a_round_takes_as_long_as_its_deepest_and_largest_row_for_all_that_are_not_done():
+    """The last row is done. The second drafted nothing, and pays for the others' drafts too."""
+    state = dataclasses.replace(begun(4), tokens=jnp.full(4, 7.0), time=jnp.full(4, 5.0))
+    counts = dataclasses.replace(
+        round_of([1, 0, 2, 0], [2, 0, 3, 0]), committed=jnp.array([2, 1, 3, 0]), verified=jnp.array([2, 0, 6, 0])
+    )
+    after = CONTROLLER.update(state, counts)
+    taken = 3 * COST + VERIFY[-1][1]  # three levels, and seven nodes with the root
+    np.testing.assert_allclose(after.time, [0.98 * 5 + taken] * 3 + [5], rtol=1e-6)
+    np.testing.assert_allclose(after.tokens, [0.98 * 7 + 2, 0.98 * 7 + 1, 0.98 * 7 + 3, 7], rtol=1e-6)
+    earned = CONTROLLER.begin(MODELS, keys_of(4), after, jnp.array([True, True, True, False]), Chain(DEPTH))[0].earned
+    np.testing.assert_allclose(earned, (np.asarray(after.tokens) / np.asarray(after.time))[:3].sum(), rtol=1e-6)
+
+
 def test_its_batch_changes_no_text_and_the_levels_are_shared():
     target: Models = models(vocab_size=23)
     asked = requests([[3, 1, 4, 1, 5], [9, 2, 6], [7], [1, 2]], 30, seed=5, temperature=0.9)

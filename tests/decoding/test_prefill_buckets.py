@@ -27,6 +27,16 @@ def test_long_prompts_of_few_sequences_are_read_in_larger_chunks():
     assert [accelerator_chunk(8192, batch) for batch in (4, 5, 64)] == [1024, 512, 512]
 
 
+def test_a_prompt_that_fills_its_chunks_takes_no_further_one():
+    sized = lambda tokens: [Request([0] * tokens, SamplingParams(max_new_tokens=20))]
+    edges = (32, 33, 64, 65, 128, 129, 256)
+    assert [whole_chunks(tokens, 32) for tokens in edges] == [32, 64, 64, 96, 128, 160, 256]
+    assert [shapes(PLAIN, sized(tokens))[0] for tokens in edges] == [32, *[128] * 6]
+    ahead = [shapes_ahead(PLAIN, sized(tokens), 1) for tokens in edges]
+    assert [chunks for chunks, _ in ahead] == [(32,), (64, 32), (64, 32), *[(128, 32)] * 4]
+    assert [rows for _, rows in ahead] == [64, 128, 128, 192, 192, 320, 320]
+
+
 def test_the_longest_prompt_and_the_largest_budget_are_not_added_where_no_text_has_both():
     """Attention reads every row of a cache on a CPU."""
     long, chatty = (Request([0] * tokens, SamplingParams(max_new_tokens=new)) for tokens, new in ((352, 20), (90, 180)))

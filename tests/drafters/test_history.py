@@ -4,10 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafts import Drafts, log_top
+from jaxspec.decoding.rule import Draws, Rule
+from jaxspec.decoding.sampling import Sampling
 from jaxspec.drafters.history import with_copies
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.rules import Greedy, GumbelCoupling, RejectionSampling
+from tests.controllers.rounds import keys_of
 
 NONE = jnp.zeros(2, bool)
 
@@ -46,27 +50,32 @@ def test_a_token_has_at_least_its_weight(shared: bool, among: list[int] | None):
         if kept[t] >= p:
             np.testing.assert_allclose(now, kept, rtol=1e-5)
             continue
-        weight = kept.copy()
-        weight[6 if among and t not in among else t] = 0
-        weight[t] = p
-        np.testing.assert_allclose(now, weight / weight.sum(), rtol=1e-4, atol=1e-7)
+        others = kept * (1 - p) / (1 - kept[t])
+        others[[t, 6 if among and t not in among else t]] = 0
+        others[t] = p
+        np.testing.assert_allclose(now, others, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("among", [None, [0, 2, 3, 6]])
-def test_of_a_copied_row_there_is_one_child(among: list[int] | None):
+@pytest.mark.parametrize("rule", [Greedy(), GumbelCoupling(), RejectionSampling()])
+def test_a_copied_token_is_the_only_child_and_its_confidence_is_its_chance(rule: Rule, among: list[int] | None):
+    """In a row that copies, and after nodes where the head abstains; there is no child without a chance."""
     count = 7 if among is None else len(among)
     ids = None if among is None else jnp.array(among)[None, None]
-    drafts = Drafts(logits=jnp.zeros((2, 1, count)), token=ids)
-    token = jnp.array([[5], [2]])
-    found = with_copies(drafts, token, jnp.array([[0.3], [0.0]]), jnp.array([True, True]))
-    assert (np.asarray(found.logits) == 0).sum(axis=-1).tolist() == [[1], [1]]
-    assert probabilities(found, 7)[[0, 1], 0, [5, 2]].tolist() == [1, 1]
-
-
-def test_a_head_that_abstains_gets_the_token():
-    drafts = Drafts(logits=jnp.full((2, 1, 4), -jnp.inf))
-    found = with_copies(drafts, jnp.array([[3], [1]]), jnp.array([[0.25], [0.0]]), NONE)
-    np.testing.assert_allclose(np.exp(found.logits[:, 0]), [[0, 0, 0, 0.2], [0, 0, 0, 0]], rtol=1e-6)
+    head = jnp.zeros((4, 2, count)) - jnp.log(count)
+    drafts = Drafts(logits=head.at[2:].set(-jnp.inf), token=ids)
+    token = jnp.array([[5, 2], [2, 3], [6, 4], [0, 1]])
+    chance = jnp.array([[0.3, 0.9], [0.01, 0.5], [0.2, 0], [0, 0.6]])
+    found = with_copies(drafts, token, chance, jnp.array([True, True, False, False]))
+    sampling = Sampling(temperature=jnp.array([0.0, 0.5, 1.0, 1.3]), top_k=None, top_p=None)
+    draws = Draws(sampling=sampling, keys=keys_of(4), noise=jnp.ones((4, 7)).at[:, 3].set(9.0), level=jnp.int32(1))
+    proposal = rule.propose(draws, found, 2, 3)
+    assert proposal.live[..., 1:].sum() == 0 and (proposal.live[..., 0] == (chance > 0)).all()
+    likely = np.asarray(chance) > 0
+    assert np.asarray(proposal.token)[..., 0][likely].tolist() == np.asarray(token)[likely].tolist()
+    np.testing.assert_allclose(np.exp(np.asarray(proposal.log_prob)[..., 0][likely]), chance[likely], rtol=1e-5)
+    top = log_top(found, jnp.array([[1], [0], [0], [1]]))
+    np.testing.assert_allclose(np.exp(top), [0.9, 0.01, 0.2, 0.6], rtol=1e-5)
 
 
 def test_what_users_type():
@@ -96,4 +105,4 @@ def test_bounds():
 def test_a_candidate_that_only_pads_is_taken_once():
     drafts = Drafts(logits=jnp.log(jnp.array([[[0.5, 0.0, 0.25, 0.0]]])), token=jnp.array([[[3, 1, 2, 1]]]))
     found = with_copies(drafts, jnp.array([[1]]), jnp.array([[0.5]]), NONE[:1])
-    np.testing.assert_allclose(probabilities(found, 4)[0, 0], [0, 0.5 / 1.5, 0.25 / 1.5, 0.5 / 1.5], rtol=1e-6)
+    np.testing.assert_allclose(probabilities(found, 4)[0, 0], [0, 0.5, 0.125, 0.25], rtol=1e-6)

@@ -9,6 +9,8 @@ from jaxspec.engine.prompt_memory import PromptMemory
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.stop_strings import StopStrings
 from tests import checkpoints
+from tests.engine import test_shared_prefix
+from tests.lossless import harness
 
 NEW = 12
 
@@ -23,6 +25,25 @@ def continued(engine, prompt, memory):
     session = engine.session([request], memory=memory)
     session.advance()
     return text_of_row(session, 0, StopStrings((), engine.model.tokenizer)).tokens
+
+
+def test_prompts_that_end_or_part_at_a_chunks_edge():
+    """Tokens and drafts; a chunk is reused only if the token after it, which EAGLE reads too, is the same."""
+    engine = test_shared_prefix.engine("eagle+chain,length=3", harness.models(vocab_size=23, max_length=1024))
+    whole, memory, reused = np.random.default_rng(0).integers(0, 22, size=400).tolist(), PromptMemory(), []
+    parted = [*whole[:128], whole[128] + 1, *whole[:11]]
+    longer = [*parted, *whole[150:267]]  # 257 tokens
+    for prompt in (whole[:128], whole[:129], parted, longer, [*longer[:256], longer[256] + 1], longer[:256]):
+        found = []
+        for kept in (memory, None):
+            (request,) = requests_of(engine.model, [prompt], max_new_tokens=5, temperature=1.0)
+            session = engine.session([request], memory=kept, record=True)
+            session.advance()
+            text = text_of_row(session, 0, StopStrings((), None))
+            found.append((text.tokens, [each.token.tolist() for each in text.rounds or []]))
+        assert found[0] == found[1] and len(found[0][0]) == 5
+        reused.append(memory.reused)
+    assert reused == [0, 0, 0, 128, 0, 0]
 
 
 def test_each_turn_reads_what_is_new(engine):

@@ -1,23 +1,30 @@
 """More prompts than rows: every text is as it is alone, and rows do not idle while prompts wait."""
 
 import contextlib
+import dataclasses
 import json
 import re
+import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxspec import Engine, load
 from jaxspec.decoding import admission
+from jaxspec.decoding.batch import start_rows
+from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.engine.program import Program
 from jaxspec.engine.reading_ahead import ReadingAhead
 from jaxspec.engine.refilled import refilled
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.stop_strings import StopStrings
+from jaxspec.methods.method import parse_method
 from tests import checkpoints, several_devices
+from tests.lossless import harness
 
 METHOD = "draft-model+chain,length=3"
 PROMPTS = ["abcabc", "the first of the two", "x", "yes " * 20, "abcabcabcabc", "a b c d", "zz", "again and again"]
@@ -62,6 +69,67 @@ def test_sampled_texts_do_not_depend_on_the_rows(engine):
     settings = {"max_new_tokens": BUDGETS, "temperature": [1.0, 0.0, 0.7, 1.3] * 2, "top_k": [0, 5] * 4, "seed": 4}
     one, several = (engine.generate(PROMPTS, **settings, batch_size=size) for size in (1, 3))
     assert [each.tokens for each in one] == [each.tokens for each in several]
+
+
+def test_prompts_that_fill_their_chunks_and_the_clock_of_their_row(model, engine):
+    """Read ahead in chunks of 64 and of 32 tokens. One row decodes all texts, one after another."""
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(3, 259, size=size).tolist() for size in (5, 32, 64, 33)]
+    requests = requests_of(model, prompts, max_new_tokens=[4, 9, 7, 12], temperature=1.0, seed=1)
+    program = engine.program(requests)
+    session = Session(model, program, requests[:1], later=requests[1:])
+    ahead = ReadingAhead(model, program, requests, 1, keep_state=False)
+    assert ahead.chunks == (64, 32)
+    began = time.perf_counter()
+    found = dict(refilled(session, ahead, 1, StopStrings((), model.tokenizer)))
+    took = time.perf_counter() - began
+    for place, together in enumerate(engine.run(requests)):
+        assert found[place].tokens == together.tokens
+        assert found[place].history.committed.tolist() == together.history.committed.tolist()
+    assert sum(len(each.history.committed) for each in found.values()) == session.round
+    assert sum(each.decode_seconds for each in found.values()) == pytest.approx(session.decode_seconds)
+    later = [each for place, each in found.items() if place]
+    assert all(each.prefill_seconds > 0 for each in later) and sum(each.prefill_seconds for each in later) < took
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_refilled_row_is_the_new_text_whole(keeps: bool):
+    """With zeros after it; of the old one only rounds and, if that is wanted, the controller's state stay."""
+    known = harness.models(vocab_size=23)
+    spec = harness.speculation(parse_method("edd,history=3+chain,length=3+cali-ts"), greedy=False)
+    spec = dataclasses.replace(spec, log_probs=True, record=True)
+    rng = np.random.default_rng(0)
+
+    def filled(count: int, rows: int) -> DecodeState:
+        asked = harness.requests([[1, 2]] * count, 9, top_k=3, top_p=0.5, temperature=0.7)
+        state = start_rows(spec, harness.weights(spec, known), asked, (), rows, asked)
+
+        def fill(leaf: jax.Array) -> jax.Array:
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                return jax.random.split(jax.random.key(int(rng.integers(99))), leaf.shape)
+            return jnp.asarray(rng.integers(1, 99, leaf.shape)).astype(leaf.dtype)
+
+        return jax.tree.map(fill, state)
+
+    def numbers(tree: Any) -> Any:
+        is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return jax.tree.map(lambda leaf: np.array(jax.random.key_data(leaf) if is_key(leaf) else leaf), tree)
+
+    old, new = filled(4, 64), filled(1, 32)
+    if keeps:
+        new = dataclasses.replace(new, controller=None)
+    before, fresh = numbers(old), numbers(new)
+    after = numbers(admission.admit(old, new, np.array([2]), np.array([True])))
+    stays = {"eos", "round", "history", "trace", *["controller"] * keeps}
+    for field in dataclasses.fields(after):
+        found, was = (jax.tree.leaves(getattr(state, field.name)) for state in (after, before))
+        if field.name in stays:
+            assert all(map(np.array_equal, found, was)), field.name
+            continue
+        for leaf, earlier, given in zip(found, was, jax.tree.leaves(getattr(fresh, field.name)), strict=True):
+            room = [(0, most - length) for most, length in zip(leaf.shape[1:], given.shape[1:], strict=True)]
+            np.testing.assert_array_equal(leaf[2], np.pad(given[0], room) if room else given[0], field.name)
+            np.testing.assert_array_equal(np.delete(leaf, 2, 0), np.delete(earlier, 2, 0), field.name)
 
 
 def test_results_come_as_they_are_done(engine, alone):

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxspec import Engine
 from jaxspec.checkpoint.config_json import CheckpointConfig
@@ -108,6 +110,24 @@ def test_rows_beside_each_other(models, monkeypatch):
     """More rows change no text; the batch's first prompts are read at once, the others go on from what is shared."""
     alone, sharing = both(engine("edd+chain,length=3", models), PROMPTS, monkeypatch, batch_size=3)
     assert [seen(found) for found in sharing] == [seen(found) for found in alone]
+
+
+def test_prompts_that_end_or_part_at_a_chunks_edge(models, monkeypatch, read):
+    """EAGLE reads the token after a chunk too, so what two prompts share must reach a token further."""
+    whole = np.random.default_rng(2).integers(0, 22, size=400).tolist()
+    parted = lambda at: [*whole[:at], whole[at] + 1, *whole[:3]]
+    prompts = [whole[:256], whole[:256], whole[:257], parted(256), parted(255), parted(128), whole[:129], whole[:128]]
+    given = {"temperature": 1.0, "max_new_tokens": 6}
+    alone, sharing = both(engine("eagle+chain,length=3", models), prompts, monkeypatch, **given)
+    assert [seen(found) for found in sharing] == [seen(found) for found in alone]
+    half = len(read) // 2
+    assert sum(read[half:]) < sum(read[:half]), "nothing was shared"
+
+
+@given(st.integers(1, 3), *[st.lists(st.integers(0, 1), min_size=1, max_size=8)] * 2)
+def test_what_two_prompts_share(chunk: int, one: list[int], other: list[int]):
+    ends = [end for end in range(0, 9, chunk) if end < min(len(one), len(other)) and one[: end + 1] == other[: end + 1]]
+    assert shared_prefix.shared(one, other, chunk) == max(ends, default=0)
 
 
 @pytest.mark.parametrize(

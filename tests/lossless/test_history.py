@@ -1,6 +1,7 @@
 """History beside a head of every kind: the text is the target's, whichever rows copy and whichever use the head."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -185,9 +186,11 @@ def test_where_all_rows_copy_the_head_is_not_asked(repeating):
     assert tree.live.all(), "a controller ended a copy"
     assert after.drafter.skipped.all() and (after.drafter.head.features == 0).all()
     tree, after = draft(with_text(state, [[5, 6, 7] * 4, [1, 2, 9, 4, 8]]))
-    assert not after.drafter.skipped[0] or tree.live[1].sum() < 5
     assert after.drafter.copied.tolist() == [True, False]
-    assert (after.drafter.head.features != 0).any()
+    assert (after.drafter.head.features != 0).any(), "the first pass was left out"
+    assert tree.live.sum(axis=1).tolist() == [5, 2], "the controller stops the head's drafts after a level"
+    assert after.drafter.skipped.all()
+    assert not any(leaf.any() for leaf in jax.tree.leaves(after.drafter.head.nodes)), "a stopped row takes no pass"
     assert tree.token[0, 1:].tolist() == [5, 6, 7, 5], "a row copies whatever its neighbours do"
     finished = dataclasses.replace(with_text(state, [[5, 6, 7] * 4, [1, 2, 9]]), done=jnp.array([False, True]))
     assert draft(finished)[1].drafter.skipped.all(), "a row that is done asks nobody"
@@ -251,12 +254,58 @@ def test_a_match_is_compared_with_text_that_the_head_did_not_expect(target):
     assert found[4][1].drafter.against.ahead.matched.tolist() == [0, 2]
 
 
-def test_a_copy_teaches_the_controller_nothing(target):
-    spec = speculation(parse_method("eagle,history=4+chain,length=4+beta-ts"), True)
+@pytest.mark.parametrize("controller", ["beta-ts", "expected-gain,cost=0.5,verify=1:1/2:1.25/4:1.5/8:2"])
+def test_a_copy_teaches_the_controller_nothing(controller: str, target):
+    """And its levels, which take no pass of the head, cost other rows nothing; verifying them does."""
+    spec = speculation(parse_method(f"eagle,history=4+chain,length=4+{controller}"), True)
+    chosen = weights(spec, target)
+    state = begun(spec, chosen, requests([REPEATING, [3, 1], [8]], NEW), (), 128)
+    state = with_text(state, [[5, 6, 7] * 4, [1, 2, 9], [8, 2], [0]])
+    if "gain" in controller:  # so that the second row stops after a level, and the third begins no round
+        learnt = dataclasses.replace(state.controller, tokens=jnp.full(4, 1.2))
+        state = dataclasses.replace(state, controller=learnt, done=jnp.array([False, False, True, True]))
+    before = jax.tree.map(np.array, state.controller)
+    after = loop.decode(spec, chosen, state, jnp.int32(1))
+    kept = [
+        all((old[row] == new[row]).all() for old, new in zip(*map(jax.tree.leaves, pair), strict=True))
+        for row in range(4)
+        for pair in [(posterior(before), posterior(after.controller))]
+    ]
+    assert kept == [True, False, "gain" in controller, True]
+    levels = rounds_of(after, 2).levels[:, 0].tolist()
+    assert levels[0] == 4
+    if "gain" in controller:
+        assert levels[1] < 4, "all rows drafted the same, so nothing was tested"
+        assert after.controller.time[1] == pytest.approx(0.98 * before.time[1] + max(levels[1], 1) * 0.5 + 2)
+
+
+def posterior(controller: Any) -> Any:
+    """What a controller has learnt, without its values of the current round."""
+    names = {"alpha", "beta", "weights", "precision", "accepted", "rejected", "tokens", "time", "density"}
+    return {name: getattr(controller, name) for name in names if hasattr(controller, name)}
+
+
+@pytest.mark.parametrize("name", ["dflash,block=3,history=3+chain,length=5", "medusa,history=3+chain,length=5"])
+def test_below_the_heads_last_level_a_copy_has_its_own_chance(name: str, target):
+    """Row 0 copies. Row 1 does not: two tokens match, and the head's own drafts lead to the copy below them."""
+    spec = speculation(parse_method(name), True)
     chosen = weights(spec, target)
     state = begun(spec, chosen, requests([REPEATING, [3, 1]], NEW), (), 128)
-    state = with_text(state, [[5, 6, 7] * 4, [1, 2, 9]])
-    before = np.asarray(state.controller.alpha + state.controller.beta)
-    after = loop.decode(spec, chosen, state, jnp.int32(1))
-    learnt = np.asarray(after.controller.alpha + after.controller.beta) != before
-    assert learnt.tolist() == [False, True]
+    counts = jnp.zeros((2, 16), jnp.int32)
+    for field, came in (("alone", 6), ("against", 2)):
+        learnt = dataclasses.replace(getattr(state.drafter, field), compared=counts + 8, came=counts + came)
+        state = dataclasses.replace(state, drafter=dataclasses.replace(state.drafter, **{field: learnt}))
+    last, far = [4, 9], [11, 12, 13, 14]
+    texts = lambda drafted: [[5, 6, 7] * 4, [*last, *drafted, *far, 0, *last][: len(last) * 2 + len(far) + 4]]
+    draft = jax.jit(lambda state: loop.draft(spec, chosen, state, state.keys))
+    drafted = [15, 16, 17]
+    reach = 2 if "dflash" in name else 3
+    for _ in range(reach):  # the text comes to contain what the head drafts after its end
+        tree, after = draft(with_text(state, texts(drafted)))
+        drafted = [*tree.token[1, 1 : reach + 1].tolist(), 17][:3]
+    assert after.drafter.copied.tolist() == [True, False] and after.drafter.ahead.matched.tolist() == [9, 2]
+    assert tree.token[1, 1:].tolist() == after.drafter.ahead.token[1, :5].tolist()
+    each = np.exp(np.diff(np.asarray(tree.log_confidence), axis=1))
+    chance = lambda came, share, matched: (came + 4 * share * matched / (matched + 2)) / 12
+    np.testing.assert_allclose(each[0], [chance(6, 1, 9 + i) for i in range(5)], rtol=1e-4)
+    np.testing.assert_allclose(each[1, reach:], [chance(2, 0.25, 2 + i) for i in range(reach, 5)], rtol=1e-4)

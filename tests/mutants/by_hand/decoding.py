@@ -9,7 +9,100 @@ FIRST = "tests/lossless/test_first_round.py::test_first_drafts_do_not_depend_on_
 GROWTH = "tests/lossless/test_growth.py"
 FOLDER = "jaxspec/decoding"
 
+DRIVERS = "tests/lossless/test_drivers.py"
+HISTORY = "tests/lossless/test_history.py"
+REFILLED = "tests/engine/test_refilled.py"
+EDGE = "test_prompts_that_end_or_part_at_a_chunks_edge"
+ENGINE = "jaxspec/engine"
+
 MUTANTS = (
+    ByHand(
+        "a-finished-text-is-overwritten-in-a-full-cache",
+        f"{FOLDER}/decode_state.py",
+        (f"{GROWTH}::test_a_cache_that_grows_shows_nowhere[draft-model+chain,length=8]",),
+        'unique_indices=True, mode="drop")',
+        'unique_indices=True, mode="clip")',
+    ),
+    ByHand(
+        "drivers-overwrite-a-finished-text",
+        f"{FOLDER}/decode_state.py",
+        (f"{DRIVERS}::test_run",),
+        'unique_indices=True, mode="drop")',
+        'unique_indices=True, mode="clip")',
+    ),
+    ByHand(
+        "a-stopped-row-takes-another-pass",
+        f"{FOLDER}/loop.py",
+        (f"{HISTORY}::test_where_all_rows_copy_the_head_is_not_asked",),
+        "expand = reached.live & active[:, None]",
+        "expand = reached.live",
+    ),
+    ByHand(
+        "copied-levels-at-full-price",
+        f"{FOLDER}/loop.py",
+        (f"{HISTORY}::test_a_copy_teaches_the_controller_nothing",),
+        "of_drafter(counts, copied)",
+        "counts",
+    ),
+    ByHand(
+        "copies-teach-the-controller",
+        f"{FOLDER}/loop.py",
+        (f"{HISTORY}::test_a_copy_teaches_the_controller_nothing",),
+        "controller=select_rows(copied, state.controller, learnt)",
+        "controller=learnt",
+    ),
+    ByHand(
+        "refilled-rows-keep-the-feature",
+        f"{FOLDER}/admission.py",
+        (f"{REFILLED}::test_a_refilled_row_is_the_new_text_whole",),
+        '"cache", "feature", "drafter"',
+        '"cache", "drafter"',
+    ),
+    ByHand(
+        "refilled-rows-keep-the-controllers-state",
+        f"{FOLDER}/admission.py",
+        (f"{REFILLED}::test_a_refilled_row_is_the_new_text_whole",),
+        '*["controller"] * (fresh.controller is not None)',
+        "",
+    ),
+    ByHand(
+        "the-clock-of-a-refilled-row-is-the-batchs",
+        f"{ENGINE}/finished_text.py",
+        (f"{REFILLED}::test_prompts_that_fill_their_chunks_and_the_clock_of_their_row",),
+        "session.decode_seconds - text.decoded_before",
+        "session.decode_seconds",
+    ),
+    ByHand(
+        "a-prompt-that-fills-its-chunks-begins-no-text",
+        f"{FOLDER}/prefill.py",
+        (f"{REFILLED}::test_prompts_that_fill_their_chunks_and_the_clock_of_their_row",),
+        "(prompt.max() <= end)",
+        "(prompt.max() < end)",
+    ),
+    ByHand(
+        "a-prompt-that-fills-its-chunks-is-remembered-whole",
+        f"{ENGINE}/prompt_memory.py",
+        (f"tests/engine/test_prompt_memory.py::{EDGE}",),
+        "(len(tokens) - 1) // chunk",
+        "len(tokens) // chunk",
+    ),
+    ByHand(
+        "prompts-share-a-chunk-whatever-comes-next",
+        f"{ENGINE}/shared_prefix.py",
+        (
+            f"tests/engine/test_shared_prefix.py::{EDGE}",
+            "tests/engine/test_shared_prefix.py::test_what_two_prompts_share",
+        ),
+        "one[at : at + chunk + 1] == other[at : at + chunk + 1]",
+        "one[at : at + chunk] == other[at : at + chunk]",
+    ),
+    ByHand(
+        "a-prefix-begins-prompts-whatever-comes-next",
+        f"{ENGINE}/shared_prefix.py",
+        (f"tests/engine/test_prompt_memory.py::{EDGE}",),
+        "prompt[: len(self.tokens)] == self.tokens",
+        "prompt[: self.position] == self.tokens[:-1]",
+    ),
     ByHand(
         "margin-without-the-depth",
         f"{FOLDER}/decode_state.py",
@@ -201,7 +294,7 @@ MUTANTS = (
         "candidates-take-all-the-mass",
         "jaxspec/rules/gumbel_coupling.py",
         ("tests/decoding/test_gumbel_coupling.py",),
-        " + jax.nn.logsumexp(drafts.logits, axis=-1, keepdims=True)",
+        " + log_mass(drafts)",
         "",
     ),
     ByHand(

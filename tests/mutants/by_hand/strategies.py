@@ -139,6 +139,27 @@ MUTANTS = (
         "weights=state.weights,\n            precision",
     ),
     ByHand(
+        "trees-of-finished-rows-count-as-dense",
+        f"{CONTROLLERS}/round_cost.py",
+        ("tests/controllers/test_length_ts.py::test_a_tree_costs_the_nodes_that_it_was_seen_to_have",),
+        "jnp.where(unfinished, density.nodes / density.levels, 1.0).max()",
+        "(density.nodes / density.levels).max()",
+    ),
+    ByHand(
+        "finished-rows-earn-tokens",
+        f"{CONTROLLERS}/expected_gain.py",
+        ("tests/controllers/test_expected_gain.py", "-k", "deepest or together"),
+        "jnp.where(unfinished, state.tokens / state.time, 0).sum()",
+        "(state.tokens / state.time).sum()",
+    ),
+    ByHand(
+        "a-row-pays-for-its-own-levels-alone",
+        f"{CONTROLLERS}/expected_gain.py",
+        ("tests/controllers/test_expected_gain.py", "-k", "deepest or together"),
+        "round_cost(self, levels.max(), nodes)",
+        "round_cost(self, levels, jnp.full_like(state.time, nodes))",
+    ),
+    ByHand(
         "rows-decide-alone",
         f"{CONTROLLERS}/expected_gain.py",
         ("tests/controllers/test_expected_gain.py",),

@@ -141,6 +141,27 @@ MUTANTS = (
         "compared=level < accepted",
     ),
     ByHand(
+        "held-out-anchors-at-the-beginning",
+        f"{FOLDER}/dflash.py",
+        (f"{TESTS}/test_dflash.py::test_without_a_key_anchors_are_spread_evenly",),
+        "jnp.arange(count) * jnp.maximum(found / count, 1.0)",
+        "jnp.arange(count) * jnp.ones_like(found)",
+    ),
+    ByHand(
+        "held-out-chains-of-the-first-windows",
+        "train/run/held_out.py",
+        ("tests/train/run/test_held_out.py",),
+        "np.linspace(0, len(held_out.tokens) - 1, PROMPTS)",
+        "np.arange(min(PROMPTS, len(held_out.tokens)))",
+    ),
+    ByHand(
+        "what-pads-the-last-batch-counts",
+        "train/run/held_out.py",
+        ("tests/train/run/test_held_out.py",),
+        "counted=batch.counted & real[:, None]",
+        "counted=batch.counted",
+    ),
+    ByHand(
         "tokens-that-touch-a-span-count",
         "train/data/loss_mask.py",
         ("tests/train/data/test_encoding.py", "tests/train/data/test_records.py"),

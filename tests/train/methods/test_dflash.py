@@ -172,6 +172,24 @@ def test_anchors_are_drawn_among_tokens_whose_next_one_counts(batch):
         assert blocks.anchor[blocks.real].tolist() == [2, 2]
 
 
+@pytest.mark.parametrize(
+    ("possible", "anchors", "expected"),
+    [
+        (range(13), 5, [0, 2, 5, 7, 10]),
+        (range(1, 12), 5, [1, 3, 5, 7, 9]),
+        ([0, 3, 4, 8, 9, 10, 11], 5, [0, 3, 4, 9, 10]),
+        ([2, 7, 12], 5, [2, 7, 12]),
+        (range(13), 40, list(range(13))),
+    ],
+)
+def test_without_a_key_anchors_are_spread_evenly(possible, anchors, expected):
+    """Held-out loss has the same anchors each time, over the whole window."""
+    counted = jnp.zeros((2, LENGTH), bool).at[0, jnp.array([i + 1 for i in possible])].set(True)
+    blocks = dflash.draw(jnp.zeros((2, LENGTH), jnp.int32), counted, anchors, None)
+    assert blocks.anchor[0][blocks.real[0]].tolist() == expected
+    assert not blocks.real[1].any()
+
+
 def test_a_block_sees_nothing_after_its_anchor_but_its_own_place(target, head, batch, logits):
     """Later tokens change no block that begins before them, nor does another document."""
     other = jnp.asarray(batch.tokens).at[0, 6:8].set(0).at[1, 9:].set(1)
