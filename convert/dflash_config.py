@@ -39,7 +39,8 @@ def model(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
     file, layers = source / "config.json", raw
     if layout_of(raw) == "speculators" and not isinstance(layers := raw.get("transformer_layer_config"), dict):
         raise CheckpointError(f"{file} must describe the head's layers in 'transformer_layer_config'")
-    shape = hf_config.to_llama({**layers, "model_type": "qwen3", "architectures": None, "tie_word_embeddings": False})
+    of_head = {"model_type": "qwen3", "architectures": None, "tie_word_embeddings": False, "is_causal": None}
+    shape = hf_config.to_llama({**layers, **of_head})
     if (width := raw.get("target_hidden_size", shape.hidden_size)) != shape.hidden_size:
         raise CheckpointError(
             f"{file} says target_hidden_size {width} and hidden_size {shape.hidden_size}; jaxspec only supports DFlash "

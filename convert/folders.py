@@ -7,7 +7,6 @@ _RELEASE = "which is not read; convert the model's Hugging Face release in safet
 _KINDS = (
     ("*.incomplete *.part *.crdownload *.aria2", "an unfinished download; finish it"),
     ("adapter_model.*", "the weights of an adapter such as LoRA's; merge it into its base model and convert that"),
-    ("*.gguf", "a GGUF file; name that file in place of the folder"),
     ("model-*-of-*.safetensors pytorch_model-*-of-*.bin", "a shard; download the index of the shards beside it"),
     ("consolidated*", "a file of Meta's or Mistral's format; download its params.json beside it"),
     ("*.onnx onnx/*.onnx openvino_model* *.engine *.mlpackage", f"a compiled model, {_RELEASE}"),

@@ -320,7 +320,6 @@ def test_folders(copy: Callable[[str], Path], tmp_path: Path):
     [
         ("model.safetensors.incomplete", "an unfinished download; finish it"),
         ("adapter_model.safetensors", "merge it into its base model"),
-        ("model-q4.gguf", "a GGUF file; name that file"),
         ("model-00001-of-00002.safetensors", "a shard; download the index"),
         ("consolidated.safetensors", "Meta's or Mistral's format; download its params.json"),
         ("onnx/model.onnx", "a compiled model"),
