@@ -113,7 +113,8 @@ def _lengths(controller: Controller, seen: jax.Array, right: jax.Array, key: jax
         start = (state, drafts, jnp.zeros(1, jnp.int32))
         (state, _, length), _ = jax.lax.scan(level, start, jnp.arange(cap))
         accepted = jnp.minimum(jnp.cumprod(right[at]).sum(), length)
-        counts = RoundCounts(committed=accepted + 1, accepted=accepted, levels=length, drafted=length, verified=length)
+        nodes = dict.fromkeys(("levels", "drafted", "verified"), length)
+        counts = RoundCounts(committed=accepted + 1, accepted=accepted, uncut=accepted + 1, **nodes)
         return controller.update(state, counts), length[0]
 
     return jax.lax.scan(one_round, controller.init(1), jnp.arange(rounds))[1]

@@ -70,8 +70,8 @@ def _read(file: Path) -> dict[str, str]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise CheckpointError(
-            f"{file.parent / 'params'} cannot be checked, because {file} {error.strerror}; an older version of "
-            "jaxspec, which stored no checksums, wrote it"
+            f"{file.parent / 'params'} cannot be checked, because {file} {error.strerror}; convert or copy "
+            f"{file.parent} again"
         ) from error
     except ValueError as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error

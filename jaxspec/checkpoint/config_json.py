@@ -31,7 +31,7 @@ class CheckpointConfig:
         bos, pad: token ids, None if the source names none.
         eos: every id that ends a sequence.
         tokenizer_class: the class of tokenizers that transformers takes in the original folder; None: there is no
-            tokenizer, or an earlier version of jaxspec copied it and did not note the class.
+            tokenizer, or the class was not noted when it was converted.
         quantize: integers that the kernels are (see `model/quantization.py`); None: all parameters are floats.
         chat_args: of a draft model, as in the config of a head.
     """
@@ -64,25 +64,24 @@ class CheckpointConfig:
     @classmethod
     def from_json(cls, text: str) -> "CheckpointConfig":
         """Inverse of `to_json`. Raises ValueError naming a missing, unknown or wrong key."""
-        values = fields_of(
-            text, cls, FORMAT, "; convert the model with `jaxspec-convert llama`", quantize=None, tokenizer_class=None
-        )
+        advice = "; convert the model with `jaxspec-convert llama`"
+        values = fields_of(text, cls, FORMAT, advice, tokenizer_class=None)
         return cls(**{**values, "eos": tuple(values["eos"])})
 
 
-def fields_of(text: str, kind: type, format_name: str, advice: str = "", **later: Any) -> dict[str, Any]:
+def fields_of(text: str, kind: type, format_name: str, advice: str = "", **absent: Any) -> dict[str, Any]:
     """Fields of a config dataclass from its JSON. Raises ValueError naming a missing, unknown or wrong key.
 
     Args:
         advice: what to do with a file of another format.
-        later: keys that files of this version did not have at first, and what their absence means.
+        absent: keys that may be absent besides `chat_args`, with the values that they then have.
     """
     values = parse_json(text)
     if not isinstance(values, dict) or values.pop("format", None) != format_name:
         raise ValueError(f'it has no "format": "{format_name}"{advice}')
     if (found := values.pop("version", None)) != FORMAT_VERSION:
         raise ValueError(f"its version is {found}, this jaxspec reads version {FORMAT_VERSION}")
-    values = {"chat_args": None, **later, **values}
+    values = {"chat_args": None, **absent, **values}
     if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(kind)}):
         raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
     if not isinstance(values["model"], dict):

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.checkpoint.parameters import dict_to_module
 from jaxspec.decoding.drafter import FLOAT32, Drafter, Models, Prefix
 from jaxspec.decoding.tree import init_tree
 from jaxspec.model import kv_cache as kv
@@ -54,25 +53,6 @@ class AcceptancePredictor(nnx.Module):
         if self.target is None:
             return "top-probability"
         return "hidden" if self.top is None else "both"
-
-
-class UnfoldedPredictor(nnx.Module):
-    """W^i [10, D, D] and W_p [D + E, 2], as in the paper and in files of earlier versions."""
-
-    def __init__(self, target_hidden: int, draft_hidden: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
-        shape = (LEVELS, target_hidden, target_hidden)
-        start = jax.random.normal(rngs.params(), shape, dtype) * target_hidden**-0.5
-        self.transform = nnx.Param(start, axes=("level", "input", "embed"))
-        self.head = Linear(rngs, (target_hidden + draft_hidden, 2), ("embed", "label"), bias=False, dtype=dtype)
-
-
-def fold(weights: UnfoldedPredictor) -> AcceptancePredictor:
-    """The equivalent predictor with one matrix [D, 2] per level."""
-    transform, head = weights.transform[...], weights.head.kernel[...]
-    width, dtype = transform.shape[1], transform.dtype
-    target = jnp.einsum("ldo,oc->ldc", transform.astype(FLOAT32), head[:width].astype(FLOAT32)).astype(dtype)
-    shape = nnx.eval_shape(lambda: AcceptancePredictor(width, head.shape[0] - width, rngs=nnx.Rngs(0), dtype=dtype))
-    return dict_to_module(shape, {"target": target, "draft.kernel": head[width:]})
 
 
 def classify(

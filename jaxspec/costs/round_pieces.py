@@ -244,7 +244,7 @@ def learn(spec: Speculation, state: DecodeState, iterations: Int[Array, ""]) -> 
 
     def once(at: Int[Array, ""], learnt: Any) -> Any:
         accepted = at % (depth + 1)
-        counts = RoundCounts(committed=accepted + 1, accepted=accepted, levels=depth, drafted=depth, verified=depth)
-        return spec.controller.update(learnt, counts)
+        whole, drafts = accepted + 1, dict.fromkeys(("levels", "drafted", "verified"), depth)
+        return spec.controller.update(learnt, RoundCounts(committed=whole, accepted=accepted, uncut=whole, **drafts))
 
     return jax.lax.fori_loop(0, iterations, once, state.controller)

@@ -29,11 +29,11 @@ class RoundCounts:
     levels: Int[Array | np.ndarray, "*rounds"]  # drafted levels: depth of the deepest live node, before pruning
     drafted: Int[Array | np.ndarray, "*rounds"]  # drafted nodes, before pruning
     verified: Int[Array | np.ndarray, "*rounds"]  # verified nodes, without the root
-    uncut: Int[Array | np.ndarray, "*rounds"] | None = None  # tokens without a cut; None in logs of earlier versions
+    uncut: Int[Array | np.ndarray, "*rounds"]  # tokens without a cut
 
 
 FIELDS = ("committed", "accepted", "levels", "drafted", "verified", "uncut")
-"""The columns of a row in logs; in earlier versions `uncut` is missing."""
+"""The columns of a row in logs."""
 
 
 def no_rounds(batch: int, rounds: int) -> RoundCounts:
@@ -98,28 +98,24 @@ def more_columns(rows: Array, columns: int, before: Int[Array, ""]) -> Array:
 
 
 def to_rows(counts: RoundCounts) -> list[list[int]]:
-    """The counts as rows of a log: [rounds][6], or [rounds][5] without `uncut`."""
-    return np.stack(list(known(counts).values()), axis=-1).tolist()
+    """The counts as rows of a log: [rounds][6]."""
+    return np.stack(list(columns(counts).values()), axis=-1).tolist()
 
 
 def from_rows(rows: Sequence[Sequence[int]]) -> RoundCounts:
     """Inverse of `to_rows`."""
-    width = len(rows[0]) if rows else len(FIELDS)
-    columns = np.array(rows, int).reshape(-1, width).T
-    return RoundCounts(**dict(zip(FIELDS[:width], columns, strict=True)))
+    return RoundCounts(**dict(zip(FIELDS, np.array(rows, int).reshape(len(rows), len(FIELDS)).T, strict=True)))
 
 
-def known(counts: RoundCounts) -> dict[str, np.ndarray]:
-    """The columns by name; without `uncut` if it is None."""
-    columns = ((name, getattr(counts, name)) for name in FIELDS)
-    return {name: np.asarray(column) for name, column in columns if column is not None}
+def columns(counts: RoundCounts) -> dict[str, np.ndarray]:
+    """The columns by name."""
+    return {name: np.asarray(getattr(counts, name)) for name in FIELDS}
 
 
 def join(several: Sequence[RoundCounts]) -> RoundCounts:
-    """The rounds of several texts, those in which a row was done left out; `uncut` only where all texts have it."""
-    texts = [known(one) for one in several]
-    shared = [name for name in FIELDS if all(name in text for text in texts)]
-    whole = {name: np.concatenate([np.zeros(0, int), *(text[name] for text in texts)]) for name in shared}
+    """The rounds of several texts, those in which a row was done left out."""
+    texts = [columns(one) for one in several]
+    whole = {name: np.concatenate([np.zeros(0, int), *(text[name] for text in texts)]) for name in FIELDS}
     live = whole["committed"] > 0
     return RoundCounts(**{name: values[live] for name, values in whole.items()})
 
@@ -131,7 +127,7 @@ def first_tokens(counts: RoundCounts, tokens: int) -> RoundCounts:
     """
     before = 1 + np.cumsum(counts.committed) - counts.committed
     kept = (counts.committed > 0) & (before < tokens)
-    found = {name: column[kept] for name, column in known(counts).items()}
+    found = {name: column[kept] for name, column in columns(counts).items()}
     if len(found["committed"]) and (excess := 1 + found["committed"].sum() - tokens) > 0:
         committed = found["committed"][-1] - excess
         if committed <= found["accepted"][-1]:

@@ -15,14 +15,7 @@ from jaxspec.checkpoint.heads import HeadConfig, check_same_shape, find_head, re
 from jaxspec.checkpoint.loading import Checkpoint, check_same_vocabulary
 from jaxspec.checkpoint.memory import check_fits
 from jaxspec.checkpoint.parameters import load_params
-from jaxspec.controllers.acceptance_predictor import (
-    FOLDER,
-    INPUTS,
-    AcceptancePredictor,
-    UnfoldedPredictor,
-    draft_width,
-    fold,
-)
+from jaxspec.controllers.acceptance_predictor import FOLDER, INPUTS, AcceptancePredictor, draft_width
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.drafters import DRAFTERS, DraftModel, draft_vocabulary
 from jaxspec.engine.chat_format import spelled
@@ -71,8 +64,6 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
     if theirs != ours:
         raise CheckpointError(f"the predictor at {path} was trained for {theirs}, not for {ours}")
     inputs, widths = config.settings.get("inputs"), (target_hidden, draft_hidden)
-    if inputs is None:  # an earlier version stored the paper's matrices
-        return fold(_restore(model, path, lambda: UnfoldedPredictor(*widths, rngs=nnx.Rngs(0))))
     if inputs not in INPUTS:
         raise CheckpointError(
             f"the predictor at {path} has inputs {inputs!r}, which must be one of {', '.join(INPUTS)}"

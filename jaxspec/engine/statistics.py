@@ -14,7 +14,7 @@ class Statistics:
     """Totals over the rounds of one or several texts. The first token of a text, from prefill, is not counted."""
 
     tokens: int  # committed tokens
-    uncut: int | None  # tokens of whole rounds (see `RoundCounts.uncut`); None for logs of earlier versions
+    uncut: int  # tokens of whole rounds (see `RoundCounts.uncut`)
     rounds: int
     accepted: int  # accepted drafts
     levels: int  # drafted levels: depth of the deepest live node of each round
@@ -29,12 +29,12 @@ class Statistics:
         return ratio(self.tokens, self.rounds)
 
     @property
-    def tau_uncut(self) -> float | None:
+    def tau_uncut(self) -> float:
         """Tokens per round as EAGLE's code counts them: the last round of a text is not cut at the text's end.
 
-        `tau` counts the text's tokens. The two differ most for short texts and long rounds. None if not known.
+        `tau` counts the text's tokens. The two differ most for short texts and long rounds.
         """
-        return None if self.uncut is None else ratio(self.uncut, self.rounds)
+        return ratio(self.uncut, self.rounds)
 
     @property
     def tau_drafted(self) -> float:
@@ -93,7 +93,7 @@ def statistics_of(histories: Sequence[RoundCounts]) -> Statistics:
 
     return Statistics(
         tokens=total(rounds.committed),
-        uncut=None if rounds.uncut is None else total(rounds.uncut),
+        uncut=total(rounds.uncut),
         rounds=len(rounds.committed),
         accepted=total(rounds.accepted),
         levels=total(rounds.levels),

@@ -25,21 +25,21 @@ class Measured:
             were not timed.
         resumed_seconds: by method and n, for methods whose verification resumes from drafting's layers.
         level_seconds, rest_seconds, control_level_seconds, control_round_seconds: by method, see
-            `piece_times.PieceTimes`; logs of earlier versions have no rest.
+            `piece_times.PieceTimes`.
         divergences: by method, fields of `divergence.Divergence`, and `explained`; None for sampled texts, which differ
             by design.
-        forms: by method, fields of `Form`, which reports need besides the log; None in logs of earlier versions.
+        forms: by method, fields of `Form`, which reports need besides the log.
     """
 
     noise: float | None
     target_seconds: dict[str, float] | None
     resumed_seconds: dict[str, dict[str, float]] | None
     level_seconds: dict[str, float] | None
+    rest_seconds: dict[str, float] | None
     control_level_seconds: dict[str, float] | None
     control_round_seconds: dict[str, float] | None
     divergences: dict[str, list[dict[str, Any]] | None]
-    forms: dict[str, dict[str, Any]] | None = None
-    rest_seconds: dict[str, float] | None = dataclasses.field(default_factory=dict)
+    forms: dict[str, dict[str, Any]]
 
     def pieces(self, name: str) -> PieceCosts | None:
         """Costs of the pieces of a method's rounds; None if they were not timed."""
@@ -54,8 +54,8 @@ class Measured:
             level=self.level_seconds[name],
             control_level=self.control_level_seconds[name],
             control_round=self.control_round_seconds[name],
-            rest=self.rest_seconds.get(name, 0.0),
-            plain_rest=self.rest_seconds.get(REFERENCE, 0.0),
+            rest=self.rest_seconds[name],
+            plain_rest=self.rest_seconds[REFERENCE],
         )
 
 
@@ -68,16 +68,16 @@ class Form:
         sizes: tree sizes for which verification is compiled.
         is_chain: whether it drafts a single path.
         read_bytes: bytes of the target's weights that a round reads, without drafting.
-        draft_bytes: bytes that drafting reads in a round with one level; None in logs of earlier versions.
-        level_bytes: bytes that each further level reads; None in logs of earlier versions.
+        draft_bytes: bytes that drafting reads in a round with one level.
+        level_bytes: bytes that each further level reads.
     """
 
     resolved: str
     sizes: tuple[int, ...]
     is_chain: bool
     read_bytes: int
-    draft_bytes: float | int | None = None
-    level_bytes: float | int | None = None
+    draft_bytes: float | int
+    level_bytes: float | int
 
 
 def summarise(
@@ -104,7 +104,7 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
     results = {}
     for name, form in forms.items():
         side_by_side = [list(map(history, turns)) for turns in together(ours[name]).values()]
-        pieces, memory = measured.pieces(name), by_bytes(form)
+        pieces = measured.pieces(name)
         costs = None if pieces is None else run_costs(side_by_side, pieces, form.sizes)
         draft_cost = None if pieces is None else ratio(pieces.level, pieces.plain)
         divergences = measured.divergences[name]
@@ -123,7 +123,7 @@ def by_method(answers: Sequence[Answer], measured: Measured, forms: Mapping[str,
             **_spread("speedup", speedups),
             "modelled_speedup": None if costs is None else costs.speedup,
             "predicted_seconds": None if costs is None else costs.whole,
-            "flat_speedup": None if memory is None else run_costs(side_by_side, memory, form.sizes).speedup,
+            "flat_speedup": run_costs(side_by_side, by_bytes(form), form.sizes).speedup,
             "eq14_speedup": None
             if draft_cost is None or not form.is_chain
             else eq14_speedup(_statistics(ours[name]), draft_cost),
@@ -149,14 +149,12 @@ def against(fastest: str, ours: PerQuestion, theirs: PerQuestion) -> dict[str, A
     }
 
 
-def by_bytes(form: Form) -> PieceCosts | None:
+def by_bytes(form: Form) -> PieceCosts:
     """Costs on a memory-bound device, where time is proportional to the bytes of weights read: a tree costs as much as
     one token.
 
-    The unit is one forward of the target. None if the form has no bytes of drafting.
+    The unit is one forward of the target.
     """
-    if form.draft_bytes is None or form.level_bytes is None:
-        return None
     level, first = form.level_bytes / form.read_bytes, form.draft_bytes / form.read_bytes
     # `draft_bytes` include the first level. `run_costs` multiplies `level` by all levels, so `rest` subtracts one.
     return PieceCosts(plain=1.0, verify=dict.fromkeys(form.sizes, 1.0), level=level, rest=first - level)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.engine.recorded_rounds import Round
-from jaxspec.evaluate.reliability import tally
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.processes import is_first, of_first
 
@@ -20,14 +19,13 @@ class Turn:
     Attributes:
         prompt: token ids of the prompt.
         tokens: token ids of the answer.
-        rounds: [rounds][6] counts, see `round_counts.to_rows`; [rounds][5] in logs of earlier versions.
-        trees: the tree of each round, from `tree_to_json`; None if a log was read without them, or an earlier version
-            recorded none.
+        rounds: [rounds][6] counts, see `round_counts.to_rows`.
+        trees: the tree of each round, from `tree_to_json`; None if a log was read without them.
         prefill_seconds, decode_seconds: seconds of this answer's whole batch, one number per repeat.
         learnt: the arrays of the controller's state at the end, for each repeat.
-        calibration: `reliability.tally` of the trees; empty if not known.
+        calibration: `reliability.tally` of the trees.
         asked: the user's text in this turn.
-        pieces: the answer's text, one string per token; empty without a tokenizer, or in logs of earlier versions.
+        pieces: the answer's text, one string per token; empty without a tokenizer.
         words: the text of every token in the trees, by its id; empty like `pieces`.
     """
 
@@ -146,10 +144,5 @@ def _resume(
 
 
 def _answer(line: dict[str, Any], trees: bool = False) -> Answer:
-    return Answer(**{**line, "turns": [_turn_read(turn, trees) for turn in line["turns"]]})
-
-
-def _turn_read(values: dict[str, Any], trees: bool) -> Turn:
-    """A turn from the log. Trees are large and only reports need them. Logs of earlier versions have no calibration."""
-    counted = values["calibration"] if "calibration" in values else tally(values["trees"] or ())
-    return Turn(**{**values, "trees": values["trees"] if trees else None, "calibration": counted})
+    """An answer from the log. Trees are large and only reports need them."""
+    return Answer(**{**line, "turns": [Turn(**(turn if trees else {**turn, "trees": None})) for turn in line["turns"]]})

@@ -98,8 +98,7 @@ def show_weights(found: Mapping[str, Any], console: Console) -> None:
     if found["device"].startswith("cpu"):
         return
     speeds = (f"{name}: {values['gigabytes_per_second']:.0f}" for name, values in found["methods"].items())
-    # Absent in results of earlier versions.
-    experts = ", every expert counted, though few tokens ask few of them" if weights.get("expert_bytes") else ""
+    experts = ", every expert counted, though few tokens ask few of them" if weights["expert_bytes"] else ""
     line(f"Reading them once a round makes, in GB/s (KV cache and drafting left out{experts}):  " + "  ".join(speeds))
 
 
@@ -109,14 +108,14 @@ def _show_uncertainty(methods: Mapping[str, Mapping[str, Any]], console: Console
         return
     table = grid("\nuncertainty", ["speedup,\n95 %", "tau,\n95 %", "tau\nuncut", "vs. the\nfastest", "\np"])
     for name, values in methods.items():
-        rival, uncut = values["against_fastest"], values["tau_uncut"]
+        rival = values["against_fastest"]
         compared = (
             ("fastest", "")
             if rival is None
             else (in_words(rival["ratio_interval"], rival["p_value"], "slower", "faster"), p_in_words(rival["p_value"]))
         )
         intervals = (brackets(values["speedup_interval"]), brackets(values["tau_interval"]))
-        table.add_row(name, *intervals, "–" if uncut is None else format(uncut, ".2f"), *compared)
+        table.add_row(name, *intervals, format(values["tau_uncut"], ".2f"), *compared)
     console.print(table, markup=False)
 
 
@@ -179,17 +178,14 @@ def fastest(drafting: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _prediction(values: Mapping[str, Any]) -> str:
-    """Measured and predicted seconds and their difference; empty for results of versions without predictions."""
-    predicted, measured = values.get("predicted_seconds"), values["decode_seconds"]
-    if predicted is None:
-        return ""
+    """Measured and predicted seconds and their difference."""
+    predicted, measured = values["predicted_seconds"], values["decode_seconds"]
     return f"{measured:.2f} s, predicted {predicted:.2f} s ({ratio(predicted, measured) - 1:+.0%}); "
 
 
 def _is_far(values: Mapping[str, Any]) -> bool:
     """Whether measured and predicted time contradict each other."""
-    predicted = values.get("predicted_seconds")
-    return predicted is not None and abs(ratio(predicted, values["decode_seconds"]) - 1) > FAR
+    return abs(ratio(values["predicted_seconds"], values["decode_seconds"]) - 1) > FAR
 
 
 def _divergences(values: Mapping[str, Any]) -> str:

@@ -133,10 +133,6 @@ class LlamaConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "LlamaConfig":
         """The fields read from JSON. Raises ValueError naming a missing or unknown key."""
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        if unknown := sorted(values.keys() - known.keys()):
-            raise ValueError(f"unknown model setting {unknown[0]!r}")
-        required = {name for name, field in known.items() if field.default is dataclasses.MISSING}
-        if missing := sorted(required - values.keys()):
-            raise ValueError(f"model setting {missing[0]!r} is missing")
-        return cls(**{**values, "rope": Rope(**values.get("rope", {}))})
+        if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(cls)}):
+            raise ValueError(f"model setting {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
+        return cls(**{**values, "rope": Rope(**values["rope"])})

@@ -30,10 +30,8 @@ def turn_to_json(turn: Turn) -> dict[str, Any]:
     hundredths, and which nodes were accepted.
     """
     rounds, at = [], 1
-    for (committed, accepted, *_), tree in zip(turn.rounds, turn.trees or [None] * len(turn.rounds), strict=True):
-        rounds.append(
-            {"pieces": turn.pieces[at : at + committed], "accepted": accepted, "tree": tree and _tree(turn, tree)}
-        )
+    for (committed, accepted, *_), tree in zip(turn.rounds, turn.trees or (), strict=True):
+        rounds.append({"pieces": turn.pieces[at : at + committed], "accepted": accepted, "tree": _tree(turn, tree)})
         at += committed
     return {"asked": turn.asked, "first": turn.pieces[:1], "rounds": rounds}
 

@@ -33,7 +33,7 @@
   // round there is no bonus token, and on what lies deeper there is no verdict.
   function refused({ tree, pieces, accepted }) {
     const missed = [];
-    if (!tree || pieces.length <= accepted) return missed;
+    if (pieces.length <= accepted) return missed;
     let node = tree.accepted[tree.accepted.length - 1];
     for (;;) {
       let best = -1;
@@ -124,10 +124,10 @@
       on.disabled = at === turn.rounds.length - 1;
       back.addEventListener("click", () => choose(at - 1));
       on.addEventListener("click", () => choose(at + 1));
-      const nodes = round.tree ? round.tree.parents.length - 1 : 0;
+      const nodes = round.tree.parents.length - 1;
       const said = ` of ${turn.rounds.length}: ${nodes} nodes verified, ${round.accepted} accepted, ${round.pieces.length} committed`;
       panel.replaceChildren(make("div", { class: "bar" }, back, on, make("span", {}, make("strong", {}, "Round " + (at + 1)), said)));
-      panel.append(round.tree ? drawTree(round) : make("p", { class: "note" }, "The pass that recorded trees took other rounds here."));
+      panel.append(drawTree(round));
     };
     turn.first.forEach((piece) => text.append(token(piece, "prefill")));
     turn.rounds.forEach((round, at) => {

@@ -146,8 +146,8 @@ def _read(number: int, path: Path) -> Run:
         about, answers, values = read_finished(log)
         forms = {name: Form(**{**form, "sizes": tuple(form["sizes"])}) for name, form in values["forms"].items()}
         measured = Measured(**values)
-    except (KeyError, TypeError, AttributeError) as error:  # it lacks what this version writes, or has more
-        raise ValueError(f"{log} was written by an earlier version; run the same `jaxspec bench` again") from error
+    except (KeyError, TypeError, AttributeError) as error:  # it lacks a key, or has an unknown one
+        raise ValueError(f"{log} is not complete, or another version's; run the same `jaxspec bench` again") from error
     return Run(
         number=number,
         found=results.summarise(about, answers, measured, forms),

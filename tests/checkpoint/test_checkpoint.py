@@ -50,7 +50,7 @@ def saved(model: Llama, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_large_array_is_stored_in_chunks(saved: Path, model: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """And is read the same as one that earlier versions stored whole."""
+    """And is read the same as one that is stored whole."""
     monkeypatch.setattr(parameters, "CHUNK_BYTES", 256)
     parameters.write_params(tmp_path / "params", parameters.module_to_dict(model).items())
     name = "layers.0.mlp.up.kernel"

@@ -16,10 +16,8 @@ from jaxspec.controllers.acceptance_predictor import (
     INPUTS,
     NAME,
     AcceptancePredictor,
-    UnfoldedPredictor,
     classify,
     draft_width,
-    fold,
     predict,
 )
 from jaxspec.controllers.cali_ts import CaliState, CaliTS, clipped_mean
@@ -115,15 +113,18 @@ class TestCoin:
 
 
 class TestPredictor:
-    def test_folded_is_the_formula(self):
-        own = UnfoldedPredictor(4, 3, rngs=nnx.Rngs(0))
+    def test_the_formula_with_folded_matrices(self):
+        own = AcceptancePredictor(4, 3, rngs=nnx.Rngs(0))
+        assert own.target is not None and own.draft is not None
         rng = np.random.default_rng(0)
         target, draft = rng.normal(size=(6, 4)).astype(np.float32), rng.normal(size=(6, 3)).astype(np.float32)
-        transform, head = np.asarray(own.transform[...]), np.asarray(own.head.kernel[...])
+        # The paper's W^i [D, D] and W_p [D + E, 2], of which the predictor stores products.
+        transform, head = rng.normal(size=(10, 4, 4)).astype(np.float32), rng.normal(size=(7, 2)).astype(np.float32)
+        own.target[...], own.draft.kernel[...] = jnp.asarray(transform @ head[:4]), jnp.asarray(head[4:])
         for level, matrix in ((1, 0), (2, 1), (10, 9), (11, 9), (40, 9)):
             logits = np.concatenate([target @ transform[matrix], draft], axis=1) @ head
             expected = np.exp(logits[:, 1]) / np.exp(logits).sum(axis=1)
-            found = predict(fold(own), jnp.int32(level), jnp.asarray(target), jnp.asarray(draft), jnp.zeros(6))
+            found = predict(own, jnp.int32(level), jnp.asarray(target), jnp.asarray(draft), jnp.zeros(6))
             np.testing.assert_allclose(found, expected, rtol=1e-5)
 
     def test_the_top_probability_adds_to_the_log_odds(self):
@@ -211,22 +212,6 @@ class TestEngine:
         assert jax.tree.all(jax.tree.map(jnp.array_equal, restored, weights))
         found = Engine(model, self.METHOD, control=restored).generate("abcabc", max_new_tokens=24)[0]
         assert found.tokens == Engine(model, "plain").generate("abcabc", max_new_tokens=24)[0].tokens
-
-    def test_of_an_earlier_version(self, model, head: Path):
-        """Files with the paper's matrices: the predictions are theirs."""
-        width = model.config.model.hidden_size
-        weights = UnfoldedPredictor(width, width, rngs=nnx.Rngs(2))
-        (head / "calibrator").mkdir()
-        settings = {"target_hidden": width, "draft_hidden": width}
-        write_head(head / "calibrator", HeadConfig(NAME, model.config.model, "float32", "float32", settings), weights)
-        draft = load_head(model, parse_method("draft-model"))
-        found = load_control(model, parse_method(f"draft-model@{head}+cali-ts"), draft)
-        assert jax.tree.all(jax.tree.map(jnp.array_equal, found, fold(weights)))
-        rng = np.random.default_rng(0)
-        target, drafted = rng.normal(size=(2, 5, width)).astype(np.float32)
-        logits = np.concatenate([target @ weights.transform[...][2], drafted], axis=1) @ weights.head.kernel[...]
-        here = (jnp.int32(3), jnp.asarray(target), jnp.asarray(drafted), jnp.zeros(5))
-        np.testing.assert_allclose(predict(found, *here), np.asarray(jax.nn.softmax(logits))[:, 1], rtol=1e-4)
 
     def test_that_looks_at_something_else(self, model, head: Path):
         width = model.config.model.hidden_size

@@ -15,7 +15,6 @@ from jaxspec.controllers.posterior_update import draw_beta
 from jaxspec.controllers.round_cost import LONGEST, Density, costs_by_length, count_density, round_cost
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.round_counts import RoundCounts
 from jaxspec.methods.method import parse_method
 from tests.controllers.rounds import MODELS, keys_of, round_of, signals
 from tests.lossless.harness import models, requests, run, speculation
@@ -86,9 +85,7 @@ def test_what_hardly_pays_is_not_drafted_and_is_tried_again():
 
     def one_round(state: LengthState, key: Key[Array, ""]) -> tuple[LengthState, Int[Array, ""]]:
         begun, _ = controller.begin(MODELS, key[None], state, jnp.ones(1, bool), Chain(8))
-        none = jnp.zeros(1, jnp.int32)  # all drafts are rejected
-        counts = RoundCounts(committed=none + 1, accepted=none, levels=begun.length, drafted=none, verified=none)
-        return controller.update(begun, counts), begun.length[0]
+        return controller.update(begun, round_of([0], begun.length)), begun.length[0]  # all drafts are rejected
 
     lengths = jax.lax.scan(one_round, controller.init(1), keys_of(400))[1].tolist()
     assert lengths[0] > 0 and lengths.count(0) > 300

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.model import kv_cache
 from jaxspec.model.attention import causal_mask
+from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, forward, unembed
 from tests import hf_models
 from tests.checkpoints import byte_tokenizer
@@ -173,13 +174,13 @@ def test_a_pickle_with_a_payload(protocol: int, files: dict[str, bytes], tmp_pat
 def test_a_strange_value_in_a_checkpoints_own_config(data: st.DataObject, value: Any, tmp_path: Path):
     """Of a head likewise: it is read whole, or refused by its file."""
     head = data.draw(st.booleans())
-    model: dict[str, Any] = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "num_heads": 2,
-                             "num_kv_heads": 2, "head_dim": 4, "rope": {"theta": 1e4, "factor": 1.0}}  # fmt: skip
-    values = {"format": heads.FORMAT if head else config_json.FORMAT, "version": 1, "model": model}
-    values |= {"dtype": "float32", "source_dtype": "float32"}
-    values |= {"drafter": "eagle", "settings": {}} if head else {"family": "llama", "source_format": "meta", "eos": [2]}
-    values |= {} if head else {"bos": 1, "pad": None}
-    place = data.draw(st.sampled_from([values, model, model["rope"]]))
+    model, dtypes = LlamaConfig(9, 8, 8, 1, 2, 2, 4), ("float32", "float32")
+    if head:
+        heads.write_config(tmp_path, heads.HeadConfig("eagle", model, *dtypes, {}))
+    else:
+        config_json.write_config(tmp_path, config_json.CheckpointConfig("llama", model, *dtypes, "meta", 1, (2,)))
+    values = json.loads((tmp_path / "config.json").read_text())
+    place = data.draw(st.sampled_from([values, values["model"], values["model"]["rope"]]))
     place[data.draw(st.sampled_from(sorted(place)))] = value
     (tmp_path / "config.json").write_text(json.dumps(values))
     with contextlib.suppress(config_json.CheckpointError):

@@ -175,7 +175,7 @@ def test_settings_that_tokenizer_json_contradicts_are_named(tmp_path: Path, caps
 
 
 def test_the_tokenizer_of_a_checkpoint_is_replaced(tmp_path: Path):
-    """For checkpoints of earlier versions, whose config.json does not name the class of tokenizers."""
+    """For checkpoints whose config.json does not name the class of tokenizers."""
     model = hf_models.make("llama", tmp_path / "hf", vocab_size=500)
     write(tmp_path / "hf", of_bytes(), NAMED)
     llama.convert(tmp_path / "hf", tmp_path / "ckpt")

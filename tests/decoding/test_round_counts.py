@@ -3,7 +3,6 @@
 from jaxspec.decoding.round_counts import FIELDS, first_tokens, from_rows, join, to_rows
 
 ROWS = [[3, 2, 4, 4, 4, 3], [5, 4, 4, 5, 4, 5], [2, 1, 4, 4, 4, 2], [0, 0, 0, 0, 0, 0]]
-EARLIER = [row[:5] for row in ROWS]  # as logs had them before they had `uncut`
 
 
 def test_rows_of_the_logs_are_read_back():
@@ -11,13 +10,6 @@ def test_rows_of_the_logs_are_read_back():
     assert to_rows(counts) == ROWS
     assert dict(zip(FIELDS, ROWS[1], strict=True)) == {name: getattr(counts, name)[1] for name in FIELDS}
     assert to_rows(from_rows([])) == []
-
-
-def test_rows_of_earlier_logs_are_read_too():
-    counts = from_rows(EARLIER)
-    assert to_rows(counts) == EARLIER and counts.uncut is None
-    assert to_rows(join([counts, from_rows(ROWS)])) == EARLIER[:3] + EARLIER[:3]
-    assert to_rows(first_tokens(counts, 11)) == EARLIER[:3]
 
 
 def test_rounds_of_a_row_that_was_done_do_not_count():

@@ -131,8 +131,6 @@ def remember(model: Checkpoint, arguments: Any) -> Engine:
     """An engine whose draft model was trained with these arguments of the chat template."""
     file = model.path / "heads/draft-model/config.json"
     values = {**json.loads(file.read_text()), "chat_args": arguments}
-    if arguments == "absent":
-        del values["chat_args"]
     file.write_text(json.dumps(values))
     return Engine(with_template(model, chat_templates.QWEN3), "draft-model+chain")
 
@@ -144,7 +142,6 @@ def remember(model: Checkpoint, arguments: Any) -> Engine:
         ({}, {"enable_thinking": True}, "arguments none and this run has enable_thinking=true: fewer drafts"),
         ({"enable_thinking": False}, {"enable_thinking": False}, ""),
         (None, {"enable_thinking": False}, ""),
-        ("absent", {"enable_thinking": False}, ""),
     ],
 )
 def test_a_run_with_other_arguments_than_in_training_says_so_once(

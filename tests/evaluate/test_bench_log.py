@@ -1,6 +1,5 @@
 """`bench`'s log: killed runs resume from it, and what is no log of theirs is refused."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -69,16 +68,6 @@ def test_controllers_go_on_where_they_were(finished: Finished, tmp_path: Path):
     same = ("tokens", "rounds", "trees", "learnt")
     for ours, theirs in zip(resumed["turns"], second["turns"], strict=True):
         assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
-
-
-def test_a_log_without_calibration_is_read(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Earlier versions wrote trees only: it is counted from those."""
-    found = lines(finished.out)
-    for turn in (turn for line in found if "question" in line for turn in line["turns"]):
-        del turn["calibration"]
-    (tmp_path / "out.json.jsonl").write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
-    monkeypatch.setattr(bench.runner, "run_batch", None)
-    assert untimed(finished(tmp_path / "out.json")) == untimed(finished.json)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ SIZES = (1, 4, 8)
 
 def rounds(*rows: tuple[int, int, int]) -> RoundCounts:
     """Histories from (committed, levels, verified)."""
-    return from_rows([(committed, committed - 1, levels, verified, verified) for committed, levels, verified in rows])
+    return from_rows([(new, new - 1, levels, verified, verified, new) for new, levels, verified in rows])
 
 
 def test_plain_is_one():
@@ -63,7 +63,7 @@ def test_nothing_decoded():
 
 
 def test_eq14_as_the_paper_prints_it():
-    counts = statistics_of([from_rows([[3, 2, 4, 4, 4], [1, 0, 4, 4, 4], [5, 4, 4, 4, 4]])])
+    counts = statistics_of([from_rows([[3, 2, 4, 4, 4, 3], [1, 0, 4, 4, 4, 1], [5, 4, 4, 4, 4, 5]])])
     v, r, alpha = counts.draft_accuracy, counts.draft_share, 0.25
     assert (v, r) == (6 / 12, 6 / 9)
     assert eq14_speedup(counts, alpha) == pytest.approx(v / ((alpha - v) * r + v))
@@ -72,6 +72,6 @@ def test_eq14_as_the_paper_prints_it():
 
 
 def test_eq14_where_nothing_was_accepted_or_drafted():
-    assert eq14_speedup(statistics_of([from_rows([[1, 0, 4, 4, 4]])]), 0.25) == pytest.approx(1 / 2)
-    assert eq14_speedup(statistics_of([from_rows([[1, 0, 0, 0, 0]])]), 0.0) == 1
+    assert eq14_speedup(statistics_of([from_rows([[1, 0, 4, 4, 4, 1]])]), 0.25) == pytest.approx(1 / 2)
+    assert eq14_speedup(statistics_of([from_rows([[1, 0, 0, 0, 0, 1]])]), 0.0) == 1
     assert eq14_speedup(statistics_of([]), 0.25) == 0

@@ -1,7 +1,6 @@
 """From made-up answers to reported numbers, and divergences of made-up texts."""
 
 import dataclasses
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +12,13 @@ from jaxspec.evaluate import divergence, table
 from jaxspec.evaluate.description import weight_bytes
 from jaxspec.evaluate.divergence import batch_noise, diverges, first_difference, next_logits, noise
 from jaxspec.evaluate.results import Form, Measured, by_method, categories
-from jaxspec.evaluate.runlog import Answer, RunLog, Turn
+from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward
 from tests.evaluate import tiny
 
-FORMS = {"plain": Form("plain", (1,), True, 10**9), "m": Form("m,full", (1, 4), True, 10**9)}
+FORMS = {"plain": Form("plain", (1,), True, 10**9, 0, 0), "m": Form("m,full", (1, 4), True, 10**9, 3e8, 2e8)}
 
 
 def answer(question: int, method: str, batch: int, rounds: list[list[int]], seconds: list[float]) -> Answer:
@@ -29,7 +28,7 @@ def answer(question: int, method: str, batch: int, rounds: list[list[int]], seco
 
 def test_rows_of_a_batch_share_its_time():
     """Two questions side by side and one alone; the median of three repeats each."""
-    ones, drafted = [[1, 0, 0, 0, 0]], [[2, 1, 2, 2, 2]]
+    ones, drafted = [[1, 0, 0, 0, 0, 1]], [[2, 1, 2, 2, 2, 3]]
     answers = [
         answer(0, "plain", 0, ones * 4, [3.0, 2.0, 9.0]),
         answer(1, "plain", 0, ones * 2, [3.0, 2.0, 9.0]),
@@ -43,9 +42,11 @@ def test_rows_of_a_batch_share_its_time():
         target_seconds={"1": 1.0, "4": 1.5},
         resumed_seconds={},
         level_seconds={"plain": 0.0, "m": 0.25},
+        rest_seconds={"plain": 0.0, "m": 0.0},
         control_level_seconds={"plain": 0.0, "m": 0.05},
         control_round_seconds={"plain": 0.0, "m": 0.1},
         divergences={"plain": [], "m": [{"explained": True}, {"explained": False}]},
+        forms={},
     )
     found = by_method(answers, measured, FORMS)
     assert (found["plain"]["decode_seconds"], found["m"]["decode_seconds"]) == (4.0, 2.0)
@@ -56,7 +57,8 @@ def test_rows_of_a_batch_share_its_time():
     assert (found["plain"]["gigabytes_per_second"], found["m"]["gigabytes_per_second"]) == (2.0, 2.0)
     assert found["m"]["modelled_speedup"] == pytest.approx(8 / (4 * (2 * 0.3 + 0.1 + 1.5)))
     assert found["m"]["predicted_seconds"] == pytest.approx(4 * (2 * 0.3 + 0.1 + 1.5))
-    assert found["m"]["flat_speedup"] is None  # nobody says what drafting reads
+    # The first level reads 0.3 of a forward's bytes, and the second 0.2.
+    assert found["m"]["flat_speedup"] == pytest.approx(8 / (4 * (1 + 0.3 + 0.2)))
     assert (found["m"]["draft_accuracy"], found["m"]["draft_share"]) == (5 / 10, 5 / 10)
     assert found["m"]["eq14_speedup"] == pytest.approx(0.5 / ((0.25 - 0.5) * 0.5 + 0.5))
     assert found["plain"]["eq14_speedup"] == 1
@@ -74,7 +76,7 @@ def test_rows_of_a_batch_share_its_time():
     assert found["m"]["against_fastest"] is None
     rival = {"method": "m", "ratio": 0.5, "ratio_interval": pytest.approx([1 / 3, 1]), "p_value": 1.0}
     assert found["plain"]["against_fastest"] == rival
-    assert found["m"]["tau_uncut"] is None  # rows of an earlier log
+    assert found["m"]["tau_uncut"] == 3
 
     resumed = dataclasses.replace(measured, resumed_seconds={"m": {"4": 1.25}})
     assert by_method(answers, resumed, FORMS)["m"]["modelled_speedup"] == pytest.approx(
@@ -85,11 +87,6 @@ def test_rows_of_a_batch_share_its_time():
     assert with_rest["predicted_seconds"] == pytest.approx(4 * (2 * 0.3 + 0.1 + 1.5 + 0.75))
     assert with_rest["modelled_speedup"] == pytest.approx(8 * 1.5 / with_rest["predicted_seconds"])
 
-    # 100 bytes a forward; the first level reads 30 of them, and the second 20.
-    reads = {
-        name: dataclasses.replace(form, read_bytes=100, draft_bytes=30, level_bytes=20) for name, form in FORMS.items()
-    }
-    assert by_method(answers, measured, reads)["m"]["flat_speedup"] == pytest.approx(8 / (4 * (1 + 0.3 + 0.2)))
     trees = {**FORMS, "m": dataclasses.replace(FORMS["m"], is_chain=False)}
     assert by_method(answers, measured, trees)["m"]["eq14_speedup"] is None
 
@@ -117,38 +114,27 @@ def test_each_count_has_its_key():
     assert {name: found[name] for name in counts} == counts
 
 
-def test_a_log_that_an_earlier_version_began_goes_on(tmp_path: Path):
-    """Its rows lack the tokens that a round would have committed without a cut."""
-    path, row = tmp_path / "out.json.jsonl", [2, 1, 2, 2, 2]
-    RunLog(path, {"seed": 0}, bool).add([answer(0, "plain", 0, [row], [1.0])])
-    log = RunLog(path, {"seed": 0}, bool)
-    log.add([answer(1, "plain", 1, [[*row, 3]], [1.0])])
-    assert [each.turns[0].rounds for each in RunLog(path, {"seed": 0}, bool).answers] == [[row], [[*row, 3]]]
-    uncut = lambda answers: categories(answers, answers)[""]["tau_uncut"]
-    assert (uncut(log.answers), uncut(log.answers[1:])) == (None, 3)
-
-
 def test_what_is_printed_of_uncertainty():
     """In 80 columns, with names of usual length; nothing is printed for a single question."""
-    of = lambda speedup, rival, uncut: {
+    of = lambda speedup, rival: {
         "speedup_interval": speedup,
         "tau_interval": [2.51, 2.694],
-        "tau_uncut": uncut,
+        "tau_uncut": 2.75,
         "against_fastest": rival,
     }
     slower = {"method": "eagle+chain", "ratio": 0.95, "ratio_interval": [0.92, 0.97], "p_value": 0.0002}
     alike = {"method": "eagle+chain", "ratio": 0.99, "ratio_interval": [0.97, 1.01], "p_value": 0.4}
     console = Console(record=True, width=80)
     methods = {
-        "eagle+chain": of([1.38, 1.47], None, 2.75),
-        "early-exit+chain,length=5": of([1.31, 1.4], slower, 2.75),
-        "edd+chain": of([1.37, 1.45], alike, None),
+        "eagle+chain": of([1.38, 1.47], None),
+        "early-exit+chain,length=5": of([1.31, 1.4], slower),
+        "edd+chain": of([1.37, 1.45], alike),
     }
     table._show_uncertainty(methods, console)
     *_, first, second, third = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert first == "eagle+chain [1.38, 1.47] [2.51, 2.69] 2.75 fastest"
     assert second == "early-exit+chain,length=5 [1.31, 1.40] [2.51, 2.69] 2.75 3–8 % slower <.001"
-    assert third == "edd+chain [1.37, 1.45] [2.51, 2.69] – unclear .400"
+    assert third == "edd+chain [1.37, 1.45] [2.51, 2.69] 2.75 unclear .400"
     one = {**methods["eagle+chain"], "tau_interval": None, "speedup_interval": None}
     table._show_uncertainty({"eagle+chain": one}, console)
     assert not console.export_text().strip()

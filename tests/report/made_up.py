@@ -74,7 +74,7 @@ def write(
 def form(name: str) -> Form:
     """A form whose method can be read again: its builder has no costs to measure."""
     method = parse_method(name)
-    return Form(str(method), (method.builder.verified,), method.builder.is_chain, read_bytes=1000)
+    return Form(str(method), (method.builder.verified,), method.builder.is_chain, 1000, 300, 200)
 
 
 def answer(rng: np.random.Generator, question: int, name: str, length: int, settings: dict[str, Any]) -> Answer:

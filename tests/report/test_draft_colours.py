@@ -13,7 +13,7 @@ def cut(committed: list[int], accepted: int) -> Generation:
     """One round of a chain 11, 12, 13 whose first `accepted` drafts were accepted."""
     on = np.arange(4) <= accepted
     chain = Round(np.arange(10, 14), np.arange(-1, 3), -np.arange(4.0), on, committed)
-    history = from_rows([[len(committed), accepted, 3, 3, 3]])
+    history = from_rows([[len(committed), accepted, 3, 3, 3, accepted + 1]])
     return Generation([1], [10, *committed], "", "length", history, None, [chain], 0.0, 0.0, None)
 
 

@@ -226,9 +226,9 @@ def test_a_run_that_is_not_whole_is_refused(lines: slice, says: str, runs: list[
     ("line", "says"),
     [
         ("[1]", "is not the log of a bench run"),
-        ('{"measured": {"forms": {}}}', "written by an earlier version"),  # what a later one counts is not in it
-        ('{"measured": {"noise": 0.1, "cost": 2}}', "written by an earlier version"),
-        ('{"question": 0, "turns": []}\n{"measured": {}}', "written by an earlier version"),
+        ('{"measured": {"forms": {}}}', "not complete, or another version's"),
+        ('{"measured": {"noise": 0.1, "cost": 2}}', "not complete, or another version's"),
+        ('{"question": 0, "turns": []}\n{"measured": {}}', "not complete, or another version's"),
     ],
 )
 def test_another_versions_log_is_refused(line: str, says: str, runs: list[Path], tmp_path: Path):

@@ -35,7 +35,7 @@ class BlockCosts:
         level: a drafted level without skipped blocks.
         attention, mlp: seconds saved by skipping one block, equal for all layers.
         control_level, control_round: the controller's decision after a level, and its update after a round.
-        rest, plain_rest: the rest of a round, and of a round of plain decoding; 0 in runs of earlier versions.
+        rest, plain_rest: the rest of a round, and of a round of plain decoding.
     """
 
     plain: float
@@ -45,8 +45,8 @@ class BlockCosts:
     mlp: float
     control_level: float
     control_round: float
-    rest: float = 0.0
-    plain_rest: float = 0.0
+    rest: float
+    plain_rest: float
 
     def of_pieces(self, skips: SkipMask) -> PieceCosts:
         """Costs of the pieces of a round if drafting skips this set."""

@@ -81,8 +81,8 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
         DiskFullError: the disk has too little space.
     """
     dtype, shape = target.norm[...].dtype, (*packed.tokens.shape, target.config.hidden_size)
-    of = {"shape": [*shape], "dtype": dtype.name, "of": fingerprint(target, packed.tokens, packed.segment)}
-    of |= {"taps": [*taps]} if taps else {}  # a cache without taps has no such key
+    data = fingerprint(target, packed.tokens, packed.segment)
+    of = {"shape": [*shape], "dtype": dtype.name, "of": data, "taps": [*taps]}
     file, names = folder / "features.json", ("features.npy", *(f"tap-{tap}.npy" for tap in taps))
     if processes.is_first() and not file.exists():
         _make(folder, names, shape, dtype)

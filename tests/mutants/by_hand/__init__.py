@@ -1,4 +1,4 @@
-"""Mutants written by hand: what a slip of the pen could change, and what earlier versions of the tests let live."""
+"""Mutants written by hand: what a slip of the pen could change."""
 
 from tests.mutants.by_hand import decoding, drafters, formats, scoring, strategies, training
 

@@ -29,7 +29,7 @@ from tests.train.command import command
 LAYERS, TRIALS = 2, 13  # past the first fit
 COSTS = BlockCosts(
     plain=1.0, verify={"1": 1.0, "2": 1.2, "4": 1.5}, level=0.9, attention=0.4, mlp=0.05,
-    control_level=0.01, control_round=0.02,
+    control_level=0.01, control_round=0.02, rest=0.0, plain_rest=0.0,
 )  # fmt: skip
 SMALL = (
     "--samples",
@@ -143,7 +143,7 @@ def test_what_a_block_costs(model, monkeypatch):
 
 
 def test_measured_is_the_clock(model, monkeypatch):
-    rounds = from_rows([[3, 2, 2, 2, 2], [1, 0, 2, 2, 2]])  # four tokens; two of four drafts accepted
+    rounds = from_rows([[3, 2, 2, 2, 2, 3], [1, 0, 2, 2, 2, 1]])  # four tokens; two of four drafts accepted
     blank = Generation([1], [], "", "length", rounds, None, None, 0.0, 0.0, ())
     found = [replace(blank, decode_seconds=seconds) for seconds in (1.0, 3.0)]
     monkeypatch.setattr(trial, "warm", lambda engine, requests, learnt: [found[requests[0].index]])

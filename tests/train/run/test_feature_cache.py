@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
 
@@ -141,10 +140,3 @@ def test_a_cache_with_other_taps_is_refused(target: Llama, packed: Windows, tmp_
     for folder, taps in (("tapped", ()), ("tapped", (2,)), ("plain", (1,))):
         with pytest.raises(ValueError, match="holds the features of another target or text, or other layers"):
             feature_cache.open_cache(tmp_path / folder, target, packed, taps)
-
-
-def test_a_cache_of_features_alone_says_nothing_of_taps(target: Llama, packed: Windows, tmp_path: Path):
-    """So caches of versions without taps can still be used."""
-    feature_cache.open_cache(tmp_path, target, packed)
-    assert json.loads((tmp_path / "features.json").read_text()).keys() == {"shape", "dtype", "of"}
-    assert {path.name for path in tmp_path.iterdir()} == {"features.json", "features.npy", "known.npy"}
