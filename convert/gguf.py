@@ -1,12 +1,13 @@
 """GGUF, llama.cpp's format: a file's metadata as LlamaConfig, and its tensors under Hugging Face's names.
 
 The header is read here: the gguf package's own reader makes two arrays of every token, which takes 10 s and 660 MB for
-LLaMA 3's vocabulary. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+LLaMA 3's vocabulary, and all memory where the count of a damaged list is too large. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 import dataclasses
 import functools
-import itertools
+import importlib.util
 import math
 import mmap
 import re
@@ -20,7 +21,7 @@ import numpy as np
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.hf_config import integer, positive
 from jaxspec.convert.meta import halves
-from jaxspec.convert.readers import Source, Tensor
+from jaxspec.convert.readers import Source, Tensor, check_present
 from jaxspec.model.config import LlamaConfig, Rope
 from jaxspec.model.rope import rope_frequencies
 
@@ -40,19 +41,19 @@ _ROPE_FACTORS = "rope_freqs.weight"
 _READ = {
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "rope.freq_base",
-    "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
+    "rope.scaling.factor", "rope.scale_linear", "rope.scaling.original_context_length", "rope.scaling.finetuned",
 }  # fmt: skip
 _NEUTRAL = {
     "expert_count": (0,), "expert_used_count": (0,), "attention.causal": (True,), "attention.clamp_kqv": (0,),
     "attention.scale": (0,), "attn_logit_softcapping": (0,), "final_logit_softcapping": (0,), "logit_scale": (0, 1),
     "residual_scale": (0, 1), "embedding_scale": (0, 1), "pooling_type": (0,), "use_parallel_residual": (False,),
     "rope.scaling.attn_factor": (1,), "rope.scaling.yarn_log_multiplier": (0,),
-    "tensor_data_layout": ("Meta AI original pth",),
+    "rope.scaling.type": ("linear", "none"), "tensor_data_layout": ("Meta AI original pth",),
 }  # fmt: skip
 
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # of struct
 _STRING, _ARRAY = 8, 9
+_MOST = 2**24  # bytes of a text or list of numbers; only damaged headers have more
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _BLOCK = 2**22  # values that are dequantised at once, because the package's temporary arrays are larger than its result
@@ -118,9 +119,8 @@ def to_llama(file: Gguf) -> tuple[LlamaConfig, str, Source]:
         raise CheckpointError(
             f"{path} has the architecture {str(family)[:80]!r}; of GGUF files {', '.join(_FAMILIES)} are read"
         )
-    values = {
-        key.removeprefix(f"{family}."): value for key, value in file.metadata.items() if key.startswith(f"{family}.")
-    }
+    start = f"{family}."
+    values = {key.removeprefix(start): value for key, value in file.metadata.items() if key.startswith(start)}
     number = functools.partial(integer, values, file=f"{path.name} ({family})")
     length, hidden, heads = number("context_length"), number("embedding_length"), number("attention.head_count")
     kv_heads = number("attention.head_count_kv", otherwise=heads)
@@ -129,7 +129,7 @@ def to_llama(file: Gguf) -> tuple[LlamaConfig, str, Source]:
     neutral = {**_NEUTRAL, **same, "attention.sliding_window": (0, length)}
     for key in sorted(values.keys() - _READ):
         if values[key] not in neutral.get(key, ()):
-            only = f", only {neutral[key][0]!r}" if key in neutral else ""
+            only = f", only {' and '.join(map(repr, neutral[key]))}" if key in neutral else ""
             raise CheckpointError(f"{path} has {family}.{key} {str(values[key])[:80]}, which is not supported{only}")
     tokens, biased = file.metadata.get("tokenizer.ggml.tokens"), "blk.0.attn_q.bias" in file.tensors
     # llama.cpp rotates the pairs (0, 1), (2, 3), … of these heads, as Meta does.
@@ -176,67 +176,31 @@ def _renamed(tensor: Tensor, rotated: Mapping[str, int]) -> tuple[str, Tensor]:
 def _rope(path: Path, values: Mapping[str, Any], head_dim: int, factors: Tensor | None) -> Rope:
     """The rope. As in llama.cpp a factor without a type is linear."""
     plain = Rope(theta=positive({"rope.freq_base": 10000.0, **values}, "rope.freq_base", path.name))
-    if (kind := values.get("rope.scaling.type", "linear")) not in ("none", "linear"):
-        raise CheckpointError(f"{path} has rope.scaling.type {kind!r}, which is not supported, only none and linear")
     factor = values.get("rope.scaling.factor", values.get("rope.scale_linear")) or 1
-    rope = dataclasses.replace(plain, scaling="linear", factor=factor) if kind == "linear" and factor != 1 else plain
-    if factors is not None:
-        fits = rope == plain and factors.shape == (head_dim // 2,)
-        if not fits or (rope := llama3(plain, factors.read().astype(np.float32))) is None:
-            raise CheckpointError(
-                f"{path} divides rotary frequencies by factors ({_ROPE_FACTORS}) that are not those of LLaMA 3's "
-                "scaling, which are the only ones supported"
-            )
-    return rope
-
-
-def llama3(plain: Rope, factors: np.ndarray) -> Rope | None:
-    """The rope whose frequencies are those of `plain` divided by `factors` [H/2]; None: LLaMA 3's scaling cannot.
-
-    With that scaling 1 / factor is 1 for high frequencies, 1 / largest for low ones, and on a line between, which two
-    points give. They do not give the original length, which scales both ends; it is taken so that the lower end is 1,
-    as in LLaMA 3.
-    """
-    if not (np.isfinite(factors).all() and (factors >= 1).all()):
-        return None
-    if (factors == 1).all():
-        return plain
-    unscaled, largest = rope_frequencies(plain, 2 * len(factors)), float(str(factors.max()))
-    blend = (1 / factors.astype(np.float64) - 1 / largest) / (1 - 1 / largest)
-    between = (blend > 1e-5) & (blend < 1 - 1e-5)
-    # Both ends lie a little inside what is clipped, so that their frequencies become exact.
-    line, turns = np.where(between, blend, 1.01 * blend - 0.005), unscaled.astype(np.float64) / (2 * np.pi)
-    points = range(max(int((blend > 1 - 1e-5).sum()) - 1, 0), min(int((blend > 1e-5).sum()) + 1, len(factors)))
-    for digits, (i, j) in itertools.product((3, 12), itertools.combinations(points, 2)):
-        if (slope := (line[i] - line[j]) / (turns[i] - turns[j])) <= 0:
-            continue
-        low, high = turns[j] - line[j] / slope, turns[i] + (1 - line[i]) / slope
-        length = max(round(1 / low), 1) if low > 0 else 0
-        low, high = round(length * low, digits), round(length * high, digits)
-        if 0 < low < high:
-            rope = Rope(plain.theta, "llama3", largest, low, high, length)
-            off = np.abs(rope_frequencies(rope, 2 * len(factors)) * factors / unscaled - 1)
-            if (off < np.where(between, 1e-5, 3e-7)).all():
-                return rope
-    return None
+    linear = factor != 1 and values.get("rope.scaling.type") != "none"
+    rope = dataclasses.replace(plain, scaling="linear", factor=factor) if linear else plain
+    if factors is None:
+        return rope
+    # The file does not give the settings of LLaMA 3's scaling; its published models have these.
+    scaled = [dataclasses.replace(plain, scaling="llama3", factor=f, original_length=8192) for f in (8.0, 32.0)]
+    for known in (plain, *scaled) if rope == plain and factors.shape == (head_dim // 2,) else ():
+        unscaled = rope_frequencies(known, head_dim) * factors.read().astype(np.float32)
+        if np.allclose(unscaled, rope_frequencies(plain, head_dim), rtol=1e-6, atol=0):
+            return known
+    raise CheckpointError(
+        f"{path} divides rotary frequencies by factors ({_ROPE_FACTORS}) that are not those of LLaMA 3.1 to 3.3, which "
+        "are the only ones supported"
+    )
 
 
 def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Metadata and tensors of one file."""
+    if importlib.util.find_spec("gguf") is None:
+        raise CheckpointError(f"reading {path} needs the gguf package: pip install 'jax-specdec[gguf]'")
+    check_present(path)
     try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise CheckpointError(f"reading {path} needs the gguf package: pip install 'jax-specdec[gguf]'") from error
-    try:
-        with path.open("rb") as file:
-            if not (start := file.read(8)):
-                raise CheckpointError(f"{path} is empty; download it again")
-            if start == b"version ":
-                raise CheckpointError(f"{path} is a pointer of Git LFS and not the file itself; run `git lfs pull`")
-            if start[:4] != b"GGUF":
-                raise CheckpointError(f"{path} is no GGUF file: it begins with {start[:4]!r}")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Header(data, path).read()
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _header(data, path)
     except CheckpointError:
         raise
     except ValueError as error:
@@ -245,103 +209,91 @@ def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-class _Header:
-    """Reads the values of a header in their order. What is damaged is a ValueError."""
-
-    def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self.data, self.path, self.at = data, path, len(b"GGUF")
-
-    def read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        if (version := self.number("I")) & 0xFFFF == 0:
-            raise CheckpointError(f"{self.path} is big-endian; convert it with the gguf package's gguf-convert-endian")
-        if version not in (2, 3):
-            raise CheckpointError(f"{self.path} has version {version} of the format; only 2 and 3 are read")
-        tensors, settings = self.number("Q"), self.number("Q")
-        metadata, layouts = self.named(settings, self.value), self.named(tensors, self.layout)
-        alignment = integer(metadata, "general.alignment", self.path.name, otherwise=32)
-        start = -(-self.at // alignment) * alignment
-        return metadata, {name: self.tensor(name, start, *layout) for name, layout in layouts.items()}
-
-    def take(self, count: int) -> bytes:
-        if count > len(self.data) - self.at:
-            raise ValueError(f"it ends inside its header, after {len(self.data)} bytes")
-        self.at += count
-        return self.data[self.at - count : self.at]
-
-    def number(self, code: str) -> Any:
-        return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
-
-    def text(self) -> str:
-        return self.take(self.number("Q")).decode()
-
-    def named(self, count: int, value: Callable[[], Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for _ in range(count):
-            if (name := self.text()) in found:
-                raise ValueError(f"it has {name} twice")
-            found[name] = value()
-        return found
-
-    def value(self) -> Any:
-        """A setting. Floats are the shortest decimals that round to them: 1e-5, not 9.999999747378752e-06."""
-        kind, count = self.number("I"), None
-        if kind == _ARRAY:
-            kind, count = self.number("I"), self.number("Q")
-        if kind == _STRING:
-            return self.text() if count is None else [self.text() for _ in range(count)]
-        if (code := _SCALARS.get(kind)) is None:
-            raise ValueError(f"it has a setting of the type {kind}")
-        if count is not None:
-            return np.frombuffer(self.take(count * struct.calcsize(f"<{code}")), f"<{code}").tolist()
-        number = self.number(code)
-        return float(str(np.float32(number))) if code == "f" else number
-
-    def layout(self) -> tuple[tuple[int, ...], int, int]:
-        """Shape, type and offset of a tensor; the file begins with the last dimension."""
-        dims = [self.number("Q") for _ in range(self.number("I"))]
-        return tuple(reversed(dims)), self.number("I"), self.number("Q")
-
-    def tensor(self, name: str, start: int, shape: tuple[int, ...], number: int, offset: int) -> Tensor:
-        kind, values, size = _type(number)
-        if not size:
-            raise CheckpointError(
-                f"tensor {name} in {self.path} has the type {kind}, which the gguf package does not dequantise; use a "
-                "file of another type, or a newer gguf package"
-            )
-        count = math.prod(shape) // values * size
-        if not shape or shape[-1] % values or start + offset + count > len(self.data):
-            raise ValueError(f"tensor {name} ends at byte {start + offset + count} of {len(self.data)}")
-        read = functools.partial(_read, self.path, start + offset, count, shape, number)
-        return Tensor(name, shape, _DTYPES.get(kind, "float32"), self.path.name, read)
+def _header(data: mmap.mmap, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if (start := data.read(4)) != b"GGUF":
+        raise CheckpointError(f"{path} is no GGUF file: it begins with {start!r}")
+    if (version := _numbers(data, "I")[0]) not in (2, 3):
+        raise CheckpointError(f"{path} has version {version} of the format; only 2 and 3 in little-endian are read")
+    tensors, settings = _numbers(data, "Q", 2)
+    metadata, layouts = _named(data, settings, _value), _named(data, tensors, _layout)
+    alignment = integer(metadata, "general.alignment", path.name, otherwise=32)
+    start = -(-data.tell() // alignment) * alignment
+    return metadata, {name: _tensor(path, len(data), name, start, *layout) for name, layout in layouts.items()}
 
 
-@functools.cache
-def _type(number: int) -> tuple[str, int, int]:
-    """Name of a tensor type, the values of a block and its bytes; no bytes where the type cannot be read."""
-    from gguf import constants, quants
+def _take(data: mmap.mmap, count: int) -> bytes:
+    if count > min(len(data) - data.tell(), _MOST):
+        raise ValueError(f"{count} bytes are expected at byte {data.tell()} of {len(data)}")
+    return data.read(count)
 
-    known = {kind.value: kind for kind in constants.GGMLQuantizationType}
-    if (kind := known.get(number)) is None:
-        return str(number), 1, 0
-    values, size = constants.GGML_QUANT_SIZES[kind]
+
+def _numbers(data: mmap.mmap, code: str, count: int = 1) -> list[Any]:
+    return list(struct.unpack(f"<{count}{code}", _take(data, count * struct.calcsize(f"<{code}"))))
+
+
+def _text(data: mmap.mmap) -> str:
+    return _take(data, *_numbers(data, "Q")).decode()
+
+
+def _named(data: mmap.mmap, count: int, value: Callable[[mmap.mmap], Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(count):
+        if (name := _text(data)) in found:
+            raise ValueError(f"it has {name} twice")
+        found[name] = value(data)
+    return found
+
+
+def _value(data: mmap.mmap) -> Any:
+    """A setting. A float is the shortest decimal that rounds to it: 1e-5, not 9.999999747378752e-06."""
+    (kind,), count = _numbers(data, "I"), None
+    if kind == _ARRAY:
+        kind, count = *_numbers(data, "I"), *_numbers(data, "Q")
+    if kind == _STRING:
+        return _text(data) if count is None else [_text(data) for _ in range(count)]
+    if (code := _CODES.get(kind)) is None:
+        raise ValueError(f"it has a setting of the type {kind}")
+    if count is not None:
+        return _numbers(data, code, count)
+    (number,) = _numbers(data, code)
+    return float(str(np.float32(number))) if code == "f" else number
+
+
+def _layout(data: mmap.mmap) -> tuple[tuple[int, ...], int, int]:
+    """Shape, type and offset of a tensor; the file begins with the last dimension."""
+    if not 1 <= (dims := _numbers(data, "I")[0]) <= 4:
+        raise ValueError(f"it has a tensor of {dims} dimensions")
+    return tuple(reversed(_numbers(data, "Q", dims))), *_numbers(data, "I"), *_numbers(data, "Q")
+
+
+def _tensor(path: Path, end: int, name: str, start: int, shape: tuple[int, ...], number: int, offset: int) -> Tensor:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
     try:
-        if kind.name not in _DTYPES:
-            quants.dequantize(np.zeros((1, size), np.uint8), kind)
-    except NotImplementedError:
-        return kind.name, 1, 0
-    return kind.name, values, size
+        kind = GGMLQuantizationType(number)
+        values, size = GGML_QUANT_SIZES[kind]
+        quants.dequantize(np.zeros((1, size), np.uint8), kind)
+    except (ValueError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"tensor {name} in {path} has a type that the gguf package cannot read ({error}); use a file of another "
+            "type, or a newer gguf package"
+        ) from error
+    count, offset = math.prod(shape) // values * size, start + offset
+    if shape[-1] % values or offset + count > end:
+        raise ValueError(f"tensor {name} ends at byte {offset + count} of {end}")
+    read = functools.partial(_read, path, offset, count, shape, kind)
+    return Tensor(name, shape, _DTYPES.get(kind.name, "float32"), path.name, read)
 
 
-def _read(path: Path, offset: int, count: int, shape: tuple[int, ...], number: int) -> np.ndarray:
+def _read(path: Path, offset: int, count: int, shape: tuple[int, ...], kind: Any) -> np.ndarray:
     """A tensor: float32, float16 and bfloat16 bit for bit, other types dequantised to float32."""
-    from gguf import constants, quants
+    from gguf import quants
 
-    kind = constants.GGMLQuantizationType(number)
     stored = np.fromfile(path, np.uint8, count, offset=offset)
     if kind.name in _DTYPES:
         return stored.view(_DTYPES[kind.name]).reshape(shape)
-    rows, columns = math.prod(shape[:-1]), shape[-1]
-    stored, array = stored.reshape(rows, -1), np.empty((rows, columns), np.float32)
-    for row in range(0, rows, step := max(_BLOCK // columns, 1)):
+    array = np.empty((math.prod(shape[:-1]), shape[-1]), np.float32)
+    stored = stored.reshape(len(array), -1)
+    for row in range(0, len(array), step := max(_BLOCK // shape[-1], 1)):
         array[row : row + step] = quants.dequantize(stored[row : row + step], kind)
     return array.reshape(shape)

@@ -1,92 +1,58 @@
 """The tokenizer of a GGUF file as a Hugging Face tokenizer, whose ids are those of llama.cpp for the same file."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.host.terminal import say
 
-
-@dataclasses.dataclass(frozen=True)
-class _Split:
-    """How a kind of byte-level tokenizer cuts text before it merges.
-
-    Attributes:
-        patterns: regular expressions, one after another: each cuts out its matches from what the ones before left.
-        ignore_merges: a piece that is a token as a whole is not merged from its bytes.
-        add_bos: what holds where the file does not say.
-    """
-
-    patterns: tuple[str, ...]
-    ignore_merges: bool = False
-    add_bos: bool = False
-
-
-# The source of all: src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp.
+# How byte-level tokenizers cut text before they merge: regular expressions, one after another; each cuts out its
+# matches from what the ones before left. Source: src/llama-vocab.cpp of https://github.com/ggml-org/llama.cpp.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_SHORT = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _LINES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _LINES
-_QWEN2 = _LLAMA3.replace("{1,3}", "")
+_LLAMA3 = (
+    r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|" + _LINES
+)
 _UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
-_CASES = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|"
-_TEKKEN = _CASES % ("", "") + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
-_GPT4O = _CASES % (_SHORT + "?", _SHORT + "?") + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _LINES
+)
 _ALPHABETS = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌ"
     "ῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
 )
 _CJK = "[一-龥ࠀ-一가-퟿]+"
 _DEEPSEEK = (r"[\r\n]", rf"\s?[{_ALPHABETS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _CJK, r"\p{N}+")
-_DEEPSEEK3 = (
-    r"\p{N}{1,3}",
-    "[一-龥぀-ゟ゠-ヿ]+",
-    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
-    + _LINES,
-)
-_SEED = _QWEN2.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
-_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _KINDS = (
-    ("default", _Split((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
-    ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2", _Split((_LLAMA3,), True, True)),
-    ("dbrx smaug-bpe", _Split((_LLAMA3,))),
-    ("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2", _Split((_QWEN2,))),
-    ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", _Split((r"\p{N}", _GPT2))),
-    ("gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo jais trillion granite-docling exaone4", _Split((_GPT2,))),
-    ("tekken", _Split((_TEKKEN,), True, True)),
-    ("gpt-4o llama4 kanana2", _Split((_GPT4O,))),
-    ("falcon", _Split((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))),
-    ("deepseek-llm", _Split(_DEEPSEEK)),
-    ("deepseek-coder", _Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"))),
-    ("deepseek-v3 hunyuan-dense joyai-llm", _Split(_DEEPSEEK3)),
-    ("seed-coder", _Split((_SEED,))),
-    ("poro-chat bloom gpt3-finnish", _Split((_BLOOM,))),
-    ("viking", _Split((_BLOOM, r"\p{N}"))),
+    ("default", (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    ("llama-bpe llama3 llama-v3 falcon3 pixtral midm-2.0", (_LLAMA3,)),
+    ("tekken", (_TEKKEN,)),
+    ("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez", (_LLAMA3.replace("{1,3}", ""),)),
+    ("smollm starcoder refact command-r minerva-7b", (r"\p{N}", _GPT2)),
+    ("gpt-2 a.x-4.0 mellum trillion granite-docling", (_GPT2,)),
+    ("deepseek-llm", _DEEPSEEK),
+    ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
 )
-SPLITS = {name: split for names, split in _KINDS for name in names.split()}
+SPLITS = {name: patterns for names, patterns in _KINDS for name in names.split()}
+# Of these a piece that is a token as a whole is not merged from its bytes, and texts begin with a BOS where the file
+# does not say.
+_LIKE_LLAMA3 = ((_LLAMA3,), (_TEKKEN,))
 
 _KEY = "tokenizer.ggml."
-_READ = {
-    "model", "pre", "tokens", "token_type", "scores", "merges", "bos_token_id", "eos_token_id", "eot_token_id",
-    "eom_token_id", "unknown_token_id", "padding_token_id", "add_bos_token", "add_eos_token", "add_space_prefix",
-}  # fmt: skip
+_READ = re.compile(
+    r"model|pre|tokens|token_type(_count)?|scores|merges|add_(bos|eos)_token|add_space_prefix|\w+_token_id"
+)
 _NEUTRAL = {"add_sep_token": False, "remove_extra_whitespaces": False}
-_OTHERS = re.compile(r"(seperator|mask|cls|prefix|suffix|middle|fim_\w+)_token_id|token_type_count")  # change no ids
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 # They end an answer, and files name one or two of them. llama.cpp takes them for control tokens in every file.
 _ENDS = {"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>"}
 _ADVICE = "; name a folder with the model's tokenizer by --tokenizer"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Vocabulary:
-    """The tokens with their types, and the ids of the special ones by llama.cpp's names, such as `bos` and `eot`."""
-
-    tokens: list[tuple[str, int]]
-    ids: dict[str, int]
 
 
 def special_tokens(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -98,10 +64,10 @@ def special_tokens(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises:
         CheckpointError: the lists of the vocabulary do not fit together, or an id is outside it.
     """
-    known = _vocabulary(metadata, name)
-    eos = [known.ids[kind] for kind in ("eos", "eot", "eom") if kind in known.ids]
-    eos += [id_ for id_, (token, _) in enumerate(known.tokens) if token in _ENDS]
-    return {"bos": known.ids.get("bos"), "eos": tuple(dict.fromkeys(eos)), "pad": known.ids.get("padding")}
+    tokens, ids = _vocabulary(metadata, name)
+    eos = [ids[kind] for kind in ("eos", "eot", "eom") if kind in ids]
+    eos += [id_ for id_, token in enumerate(tokens) if token in _ENDS]
+    return {"bos": ids.get("bos"), "eos": tuple(dict.fromkeys(eos)), "pad": ids.get("padding")}
 
 
 def files(metadata: Mapping[str, Any], name: str) -> dict[str, str]:
@@ -110,25 +76,30 @@ def files(metadata: Mapping[str, Any], name: str) -> dict[str, str]:
     Raises:
         CheckpointError: it is of a kind or has a setting that is unknown, or it is damaged.
     """
-    if (kind := metadata.get(f"{_KEY}model")) in (None, "none", "no_vocab"):
+    settings = {key.removeprefix(_KEY): value for key, value in metadata.items() if key.startswith(_KEY)}
+    if (kind := settings.get("model")) in (None, "none", "no_vocab"):
         return {}
     if kind not in ("gpt2", "llama"):
         raise CheckpointError(f"{name} has a tokenizer of the kind {kind!r}; only gpt2 and llama are read{_ADVICE}")
-    settings = {key.removeprefix(_KEY): value for key, value in metadata.items() if key.startswith(_KEY)}
     for key, value in settings.items():
-        if key not in _READ and not _OTHERS.fullmatch(key) and value != _NEUTRAL.get(key, ...):
+        if not _READ.fullmatch(key) and value != _NEUTRAL.get(key, ...):
             raise CheckpointError(f"{name} has {_KEY}{key} {str(value)[:80]}, which is not supported{_ADVICE}")
-    known = _vocabulary(metadata, name)
-    by_token = {token: id_ for id_, (token, _) in enumerate(known.tokens)}
-    special = {kind: known.tokens[id_][0] for kind, id_ in known.ids.items()}
+    types, ids = _vocabulary(metadata, name)
+    tokens, by_token = list(types), {token: id_ for id_, token in enumerate(types)}
+    special = {kind: tokens[id_] for kind, id_ in ids.items()}
     try:
         if kind == "gpt2":
             tokenizer, adds_bos = _byte_level(settings, by_token, name)
         else:
             tokenizer, adds_bos = _sentencepiece(settings, by_token, special["unknown"]), True
-        _add(tokenizer, known.tokens)
+        added = lambda *kinds: [AddedToken(token, normalized=False) for token in tokens if types[token] in kinds]
+        tokenizer.add_special_tokens(added(_UNKNOWN, _CONTROL))
+        tokenizer.add_tokens(added(_USER_DEFINED))
         adds = {"bos": settings.get("add_bos_token", adds_bos), "eos": settings.get("add_eos_token", False)}
-        _surround(tokenizer, *([special[end]] if adds[end] else [] for end in adds))
+        before, after = ([special[end]] if adds[end] else [] for end in adds)
+        around = [(token, by_token[token]) for token in {*before, *after}]
+        if around:
+            tokenizer.post_processor = processors.TemplateProcessing([*before, "$A", *after], special_tokens=around)
     except CheckpointError:
         raise
     except Exception as error:  # of many kinds, plain ones by tokenizers
@@ -144,14 +115,16 @@ def files(metadata: Mapping[str, Any], name: str) -> dict[str, str]:
     return {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(config, indent=2) + "\n"}
 
 
-def _vocabulary(metadata: Mapping[str, Any], name: str) -> _Vocabulary:
-    if not (tokens := metadata.get(f"{_KEY}tokens")):
-        return _Vocabulary([], {})
+def _vocabulary(metadata: Mapping[str, Any], name: str) -> tuple[dict[str, int], dict[str, int]]:
+    """The type of each token, by id, and the ids of special tokens by llama.cpp's names, such as `bos` and `eot`."""
+    tokens = metadata.get(f"{_KEY}tokens")
+    if tokens is None:
+        return {}, {}
     types = metadata.get(f"{_KEY}token_type", [_NORMAL] * len(tokens) if isinstance(tokens, list) else [])
     if not isinstance(tokens, list) or not isinstance(types, list) or not len(set(tokens)) == len(tokens) == len(types):
         raise CheckpointError(f"{name} must have different tokens in {_KEY}tokens, and a type of each{_ADVICE}")
     named = (token or f"[EMPTY_{id_}]" for id_, token in enumerate(tokens))  # as llama.cpp does
-    listed = [(token, _CONTROL if token in _ENDS else type_) for token, type_ in zip(named, types, strict=True)]
+    listed = {token: _CONTROL if token in _ENDS else type_ for token, type_ in zip(named, types, strict=True)}
     ids = {"bos": 1, "eos": 2, "unknown": 0} if metadata.get(f"{_KEY}model") == "llama" else {}
     for kind in ("bos", "eos", "eot", "eom", "unknown", "padding"):
         ids |= {kind: metadata[key]} if (key := f"{_KEY}{kind}_token_id") in metadata else {}
@@ -160,30 +133,26 @@ def _vocabulary(metadata: Mapping[str, Any], name: str) -> _Vocabulary:
                 f"{name} has {key} {str(ids[kind])[:80]}, which is outside its vocabulary of {len(tokens)}; correct it "
                 "with the gguf package's gguf-set-metadata"
             )
-    return _Vocabulary(listed, ids)
+    return listed, ids
 
 
 def _byte_level(settings: Mapping[str, Any], by_token: dict[str, int], name: str) -> tuple[Any, bool]:
     """A tokenizer of GPT-2's kind, and whether it adds a BOS where the file does not say."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
     if (kind := settings.get("pre")) is None:
         say(f"warning: {name} names no pre-tokenizer; as in llama.cpp the default is taken, and ids may be wrong")
-    if (split := SPLITS.get(kind or "default")) is None:
+    if (patterns := SPLITS.get(kind or "default")) is None:
         raise CheckpointError(f"{name} has the pre-tokenizer {kind!r}, which jaxspec does not know{_ADVICE}")
     merges = [(merge[: (at := merge.index(" ", 1))], merge[at + 1 :]) for merge in settings["merges"]]
-    tokenizer = Tokenizer(models.BPE(by_token, merges, ignore_merges=split.ignore_merges))
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
+    tokenizer = Tokenizer(models.BPE(by_token, merges, ignore_merges=patterns in _LIKE_LLAMA3))
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, in_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, split.add_bos
+    return tokenizer, patterns in _LIKE_LLAMA3
 
 
 def _sentencepiece(settings: Mapping[str, Any], by_token: dict[str, int], unknown: str) -> Any:
     """A tokenizer of sentencepiece's kind: the two neighbours are merged whose union is the token of the best score."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
     scores, space = settings["scores"], settings.get("add_space_prefix", True)
     unions = [
         (-scores[id_], id_, token[:at], token[at:])
@@ -197,21 +166,3 @@ def _sentencepiece(settings: Mapping[str, Any], by_token: dict[str, int], unknow
     pieces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*pieces, *[decoders.Strip(" ", 1, 0)] * space])
     return tokenizer
-
-
-def _add(tokenizer: Any, tokens: list[tuple[str, int]]) -> None:
-    """Lets text contain the special tokens and those that users defined."""
-    from tokenizers import AddedToken
-
-    added = lambda *kinds: [AddedToken(token, normalized=False) for token, kind in tokens if kind in kinds]
-    tokenizer.add_special_tokens(added(_UNKNOWN, _CONTROL))
-    tokenizer.add_tokens(added(_USER_DEFINED))
-
-
-def _surround(tokenizer: Any, before: list[str], after: list[str]) -> None:
-    """Lets a tokenizer add tokens before and after each text."""
-    from tokenizers import processors
-
-    if before or after:
-        ids = [(token, tokenizer.token_to_id(token)) for token in {*before, *after}]
-        tokenizer.post_processor = processors.TemplateProcessing([*before, "$A", *after], special_tokens=ids)

@@ -33,11 +33,12 @@ def describe(path: Path) -> str:
         "medusa": _of_published_medusa,
         "eagle3": _of_published_eagle3,
         "dflash": _of_published_dflash,
-        "model": _of_source,
-        "unknown": _of_source,  # raises the error
+        "model": _of_source,  # it raises the error of what is none
+        "unknown": _of_source,
     }
     config_file = path / "config.json"
-    kind = format_of(path) or (kinds.kind_of(path, read_json(config_file)) if config_file.is_file() else "unknown")
+    is_source = not config_file.is_file() or gguf.find(path) is not None
+    kind = format_of(path) or ("model" if is_source else kinds.kind_of(path, read_json(config_file)))
     return "\n".join(f"{key}: {value}" for key, value in of_kind.get(kind, _of_published_eagle)(path))
 
 

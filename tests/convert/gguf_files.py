@@ -62,7 +62,7 @@ def tensors(model: Any) -> dict[str, np.ndarray]:
         if config.model_type in ("llama", "mistral") and (heads := rotated.get(theirs.rpartition(".")[2])):
             rows = np.arange(len(tensor)).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
             tensor = tensor[rows]
-        found[f"{theirs}.{suffix}"] = tensor.numpy()
+        found[f"{theirs}.{suffix}"] = tensor.float().numpy()
     if config.rope_parameters["rope_type"] == "llama3":
         found["rope_freqs.weight"] = rope_factors(
             config.rope_parameters, config.hidden_size // config.num_attention_heads

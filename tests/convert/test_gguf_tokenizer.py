@@ -79,15 +79,12 @@ def test_all_tokens_that_end_an_answer_are_eos():
     [
         ("smollm", {"pre": "novel"}, "the pre-tokenizer 'novel'"),
         ("smollm", {"model": "bert"}, "a tokenizer of the kind 'bert'"),
-        ("smollm", {"model": "rwkv"}, "a tokenizer of the kind 'rwkv'"),
         ("smollm", {"normalizer.lowercase": True}, "tokenizer.ggml.normalizer.lowercase True"),
         ("sentencepiece", {"remove_extra_whitespaces": True}, "tokenizer.ggml.remove_extra_whitespaces True"),
-        ("smollm", {"merges": ["a b"]}, "x.gguf is damaged"),
         ("smollm", {"merges": None}, "x.gguf is damaged"),
         ("sentencepiece", {"scores": [0.0]}, "x.gguf is damaged"),
         ("smollm", {"tokens": ["a", "a"]}, "different tokens"),
         ("smollm", {"token_type": [1]}, "a type of each"),
-        ("smollm", {"tokens": 5}, "different tokens"),
         ("llama-bpe", {"bos_token_id": None}, "x.gguf is damaged (KeyError('bos')"),
     ],
 )
