@@ -51,6 +51,8 @@ MISTRAL = (  # the system message is part of the first user turn, and there is n
     "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
 
+MISTRAL3 = MISTRAL.replace("loop.first and system", "loop.last and system")  # the last turn, if it is the user's
+
 DEAF = CHATML.replace("messages %}", "messages if m.role != 'system' %}")  # system messages are left out
 
 ALL = {"chatml": CHATML, "qwen3": QWEN3, "r1": R1, "llama31": LLAMA31, "gemma": GEMMA, "mistral": MISTRAL}

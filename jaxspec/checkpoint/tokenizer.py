@@ -71,11 +71,12 @@ class Tokenizer:
         Args:
             add_special_tokens: what the post-processor adds, usually BOS in front.
         """
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with self._lock:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_as_text(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of texts in which the name of a special token is ordinary text."""
-        with self._lock:  # the setting belongs to the whole tokenizer
+        with self._lock:  # the setting belongs to the whole tokenizer, and other threads encode without it
             usual, self._backend.encode_special_tokens = self._backend.encode_special_tokens, True
             try:
                 found = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
@@ -85,7 +86,8 @@ class Tokenizer:
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Token ids of texts that hold their special tokens, and the (start, end) in characters of each token."""
-        found = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        with self._lock:
+            found = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [(each.ids, each.offsets) for each in found]
 
     def decode(self, tokens: Sequence[int] | np.ndarray, skip_special_tokens: bool = False) -> str:
@@ -192,7 +194,11 @@ def _load(folder: Path) -> Tokenizer:
     given |= extra if isinstance(extra, dict) else {}
     named = {name: text for name, token in (defaults | given).items() if (text := _content(token)) is not None}
     unnamed = [] if isinstance(extra, dict) else [text for token in extra if (text := _content(token)) is not None]
-    _add_tokens(backend, _added(folder, config, {*named.values(), *unnamed}), [*named.values(), *unnamed])
+    added = _added(folder, backend, config, {*named.values(), *unnamed})
+    for token in added:
+        token.special |= token.content in named.values()
+    special = [_special(token) for token in [*(defaults | given).values(), *unnamed] if _content(token) is not None]
+    _add_tokens(backend, added, special)
     backend.encode_special_tokens = config.get("split_special_tokens", False)
     if kind in _BOS:
         bos = f"{named['bos_token']} " if _BOS[kind] and "bos_token" in named else ""
@@ -210,24 +216,25 @@ def _kind(folder: Path, config: dict[str, Any]) -> str:
     return str(checkpoint.get("tokenizer_class") or config.get("tokenizer_class")).removesuffix("Fast")
 
 
-def _add_tokens(backend: Backend, added: list[AddedToken], special: list[str]) -> None:
+def _add_tokens(backend: Backend, added: list[AddedToken], special: list[AddedToken]) -> None:
     """Adds the tokens of the config files that tokenizer.json lacks or has with other flags."""
     there = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     new = [token for token in added if repr(token) not in there]
     known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *new)}
-    new += [AddedToken(text, special=True) for text in dict.fromkeys(special) if text not in known]
+    new += [token for token in special if token.content not in known]
     if new:
         backend.add_tokens(new)
 
 
-def _added(folder: Path, config: dict[str, Any], special: set[str]) -> list[AddedToken]:
-    """The added tokens that the config files list, by their ids."""
+def _added(folder: Path, backend: Backend, config: dict[str, Any], special: set[str]) -> list[AddedToken]:
+    """The added tokens that the config files list, by their ids; older files change none of tokenizer.json's."""
     if "added_tokens_decoder" in config:
         listed = {int(at): AddedToken(**token) for at, token in config["added_tokens_decoder"].items()}
     else:
         old = _read(folder / "added_tokens.json")
         flags = lambda text: {"special": text in special, "normalized": text not in special}
         listed = {at: AddedToken(text, **flags(text)) for text, at in old.items()}
+        listed |= backend.get_added_tokens_decoder()
     return [listed[at] for at in sorted(listed)]
 
 
@@ -260,6 +267,11 @@ def _check_split(folder: Path, backend: Backend, mend: bool) -> None:
             'mixed case get other ids than the model was trained with; "fix_mistral_regex": true in '
             "tokenizer_config.json mends it"
         )
+
+
+def _special(token: Any) -> AddedToken:
+    flags = token if isinstance(token, dict) else {"content": token}
+    return AddedToken(**{name: flags[name] for name in flags if name not in ("__type", "special")}, special=True)
 
 
 def _content(token: Any) -> str | None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,45 @@ def test_special_tokens_of_the_older_files(tmp_path: Path):
     assert ours.special_tokens_map == theirs.special_tokens_map == {"eos_token": "<|end|>", "bos_token": "<s>"}
     for text in NASTY:
         assert theirs(text)["input_ids"] == ours.encode(text)
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["in added_tokens_decoder", "in the older files"])
+def test_flags_of_added_tokens_are_those_of_transformers(listed: bool, tmp_path: Path):
+    """Files of fine-tunes contradict each other about tokens that were added to a model's tokenizer."""
+    made = of_sentencepiece(legacy=True)
+    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": False}
+    made.add_tokens([AddedToken(text, **flags) for text in ("<|start|>", "<|stop|>", "<|x|>")])
+    pad = {"content": "<pad>", **flags, "lstrip": True}
+    config: dict[str, Any] = {
+        "tokenizer_class": GENERIC,
+        "eos_token": "<|stop|>",
+        "pad_token": {"__type": "AddedToken", **pad},
+    }
+    ids = {text: made.token_to_id(text) for text in ("<|start|>", "<|stop|>", "<|x|>")}
+    if listed:
+        config["added_tokens_decoder"] = {str(at): {"content": text, **flags} for text, at in ids.items()}
+    folder = write(tmp_path, made, config, model_type="llama")
+    (folder / "added_tokens.json").write_text(json.dumps(ids))
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    assert ours is not None
+    for text in (*NASTY, "<|start|> user\nhi<|stop|>  x<|x|>y", "a <pad> b"):
+        found = ours.encode(text)
+        assert found == theirs(text)["input_ids"]
+        assert ours.encode_as_text([text]) == [theirs(text, split_special_tokens=True)["input_ids"]]
+        assert ours.decode(found, True) == theirs.decode(found, skip_special_tokens=True)
+
+
+def test_threads_encode_alike(tmp_path: Path):
+    ours = load_tokenizer(write(tmp_path, of_bytes(bos=True), NAMED))
+    assert ours is not None
+    text, others = "<s>a</s> b<|end|>", ["<s>a</s> b"] * 2000
+    expected = ours.encode(text)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ours.encode_as_text, others)
+        while not waiting.done():
+            assert ours.encode(text) == expected
+            assert ours.encode_with_offsets([text])[0][0] == expected[1:]
+    assert waiting.result() == [ours.encode_as_text(others[:1])[0]] * 2000
 
 
 def test_settings_of_a_batch_are_ignored(tmp_path: Path):

@@ -53,7 +53,7 @@ def render(
             answer = answer + end if conversation.complete or not last else answer.rstrip()
             before = found.pop().spans if found and prompt.startswith(found[-1].text) else ()
             found.append(Rendered(prompt + answer, (*before, (len(prompt), len(prompt + answer)))))
-        whole = chat_format.render(tokenizer, messages, add_generation_prompt=False)
+        whole = _written(tokenizer, messages, chat_format)
         if conversation.complete and whole.startswith(found[-1].text):
             found[-1] = Rendered(whole, found[-1].spans)
         return found
@@ -76,17 +76,25 @@ def _turn(
         text, spans = tokenizer.render_marked(chat_format.messages(known), **chat_format.arguments)
         start, stop = spans[-1] if spans else (0, 0)
     else:
-        text = chat_format.render(tokenizer, known, add_generation_prompt=False)
+        text = _written(tokenizer, known, chat_format)
     if (at := text.rfind(_PROBE, start, stop)) < 0:
         raise ValueError(f"it {'marks' if marked else 'writes'} no text of the assistant")
     lead, end = text[len(prompt) : at] if text.startswith(prompt) else "", text[at + len(_PROBE) : stop]
-    opening = prompt.removeprefix(chat_format.render(tokenizer, before, add_generation_prompt=False))
+    opening = prompt.removeprefix(_written(tokenizer, before, chat_format))
     if opening:
         lead = "" if lead.strip() else lead
+    elif not text.startswith(prompt) and not marked:
+        # Newer templates of Mistral's write the system message into the last turn only, and no generation prompt.
+        lead = text[len(text[:at].rstrip()) : at]
     elif marked:
         prompt, lead = text[:start], text[start:at]
     # White space after an end-of-turn token is the template's, and is never generated.
     return prompt, lead + _without_tags(opening, answer), end.rstrip() or end
+
+
+def _written(tokenizer: Any, messages: Sequence[Mapping[str, str]], chat_format: ChatFormat) -> str:
+    """The text of a conversation. The template may leave the system prompt out, as long as prompts have it."""
+    return tokenizer.apply_chat_template(chat_format.messages(messages), **chat_format.arguments)
 
 
 def _without_tags(opening: str, answer: str) -> str:

@@ -99,6 +99,15 @@ def test_what_the_template_writes_before_an_answer_is_generated_where_there_is_n
     assert answers([found]) == [[" x</s>", " y</s>"]]
 
 
+def test_a_system_message_that_moves_to_the_last_turn(tokenizer: Any):
+    system = "be brief"
+    first, second = found = rendered(tokenizer, chat_templates.MISTRAL3, talk("a", "x", "b", "y", system=system))
+    assert first.text == "<s>[INST] be brief\n\na [/INST] x</s>"
+    assert second.text == "<s>[INST] a [/INST] x</s>[INST] be brief\n\nb [/INST] y</s>"
+    assert answers(found) == [[" x</s>"], [" y</s>"]]
+    assert chat.render(tokenizer, talk("a", "x", "b", "y"), ChatFormat(system=system)) == found
+
+
 def test_marks_give_the_end_and_no_rewritten_text(tokenizer: Any):
     marked = chat_templates.R1.replace(
         "{{ m.content.split('</think>')[-1] }}{{ eos_token }}",
