@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tokenizers import normalizers
+
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import GENERIC, VOCABULARIES, class_of, load_tokenizer
@@ -58,6 +60,8 @@ def bring(source: Path, folder: Path, scheme: Scheme) -> str | None:
         _compare(found, source / "tokenizer.model")
         return GENERIC
     except Exception as error:  # transformers raises many kinds
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of this disk
         for file in files(folder):
             file.unlink()
         say(
@@ -157,7 +161,11 @@ def _convert_meta(source: Path, folder: Path) -> str | None:
     from transformers import LlamaTokenizer
 
     shutil.copyfile(file, folder / file.name)
-    _write(LlamaTokenizer.from_pretrained(str(file.parent), add_bos_token=True), folder)
+    found = LlamaTokenizer.from_pretrained(str(file.parent), add_bos_token=True)
+    # As Meta's code, by sentencepiece: a space goes before every text, also one that begins with a space.
+    found.backend_tokenizer.pre_tokenizer = None
+    found.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    _write(found, folder)
     return GENERIC
 
 
