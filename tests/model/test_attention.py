@@ -1,4 +1,4 @@
-"""Kernel (for TPUs, interpreted) and fused form (for GPUs) against the plain form, with rows past the length poisoned."""
+"""Kernel (for TPUs, interpreted) and fused form (for GPUs) against the plain form; rows past the length poisoned."""
 
 from functools import partial
 from typing import Any
