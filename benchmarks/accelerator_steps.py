@@ -366,13 +366,14 @@ def batches(scale: Scale, notes: Notes) -> None:
 def context(scale: Scale, notes: Notes) -> None:
     """Long texts: plain decoding after them, and prefill with both forms of attention."""
     model = target(scale)
-    notes.part("parity of cuDNN's attention", parity, scale)
     for length in scale.contexts:
         notes.part(f"plain after {length}", measure, dataclasses.replace(scale, rows=2 * length), model, PLAIN)
-        for kind in ("dense", "cudnn") if jax.default_backend() == "gpu" else ("dense",):
-            os.environ["JAXSPEC_ATTENTION"] = kind
-            jax.clear_caches()
+    for kind in ("dense", "cudnn") if jax.default_backend() == "gpu" else ("dense",):
+        os.environ["JAXSPEC_ATTENTION"] = kind
+        jax.clear_caches()
+        for length in scale.contexts:
             notes.part(f"prefill of {length}, {kind}", reading, scale, model, length)
+        notes.part("parity of cuDNN's attention", parity, scale)
 
 
 def parity(scale: Scale) -> dict[str, float]:
@@ -406,8 +407,7 @@ def reading(scale: Scale, model: Llama, length: int) -> dict[str, float]:
 
 def int8(scale: Scale, notes: Notes) -> None:
     """Plain decoding with int8 kernels."""
-    model = target(scale, quantize="int8")
-    notes.part("plain, int8", measure, scale, model, PLAIN)
+    notes.part("plain, int8", measure, scale, target(scale, quantize="int8"), PLAIN)
 
 
 def graphs(scale: Scale, notes: Notes) -> None:
