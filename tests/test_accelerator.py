@@ -135,6 +135,22 @@ def test_the_clock_stops_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert json.loads(file.read_text())["steps"] == again  # nothing was started
 
 
+def test_a_process_gets_its_setting_and_says_why_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "fails.py").write_text("""
+import os, pathlib, sys
+folder = pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+assert any(folder.iterdir())
+sys.exit(f"{os.environ['XLA_FLAGS']} {folder.parent.name} {os.environ.get('JAX_PLATFORMS')}")
+""")
+    monkeypatch.setattr(accelerator, "__file__", str(tmp_path / "fails.py"))
+    monkeypatch.setenv("XLA_FLAGS", "--a")
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    run = lambda name, **setting: accelerator.started(name, tmp_path / "notes", setting, tmp_path, 60, quick=False)
+    assert run("plain", XLA_FLAGS="--b") == "--a --b caches cuda"
+    assert run("compiler") == "--a empty cuda"
+    assert run("transformers") == "--a caches cpu"
+
+
 def test_a_finished_step_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ran = []
 
