@@ -1,432 +1,258 @@
-"""Measures one TPU or GPU, and checks `jaxspec plan` against it, in nine minutes.
+"""Measures decoding of LLaMA-3.1-8B's shape on one GPU or TPU, step by step, the most valuable numbers first.
 
-python benchmarks/accelerator.py [--model NAME] [--quantize int8] [--parts NAME ...] [--minutes 9] [--out FILE.json]
-    [--quick]
+python benchmarks/accelerator.py [--out FOLDER] [--minutes 8] [--from STEP] [--quick]
 
-1. memory: finds how many layers of a LLaMA-2-7B (or of --model) in bfloat16 fit: all 32 in 24 GB, fewer on a TPU v5e
-   with 16 GB. Prints the number and the reason. Parts 3 to 5 use this model with random weights.
-2. bandwidth: measures copying within the device's memory. This bandwidth bounds plain decoding.
-3. plan: compiles plain decoding, EAGLE, DFlash and prefill for this device. Gives each phase the floor by the data
-   sheet and the compiler's interval, as `jaxspec plan` does. The compiler estimates no times for GPUs: there the plan
-   consists of floors and faults. Without a data sheet, floors are computed from the bandwidth of part 2.
-4. profile: runs the programs of part 3 under the profiler and adds up the times by the scopes of the compiled text.
-   Prints floor, estimate and measured time of each phase side by side, and whether the plan holds.
-5. shapes: times a forward alone and plain decoding end to end, each as a share of the bandwidth; verification of 8 to
-   64 nodes; and whole rounds of EAGLE and DFlash, with random heads whose acceptance is set to published numbers. The
-   engine's overhead is the time of a round minus the times of its pieces, each timed alone.
-6. trained: trains a LLaMA of about 100M on Python's standard library, and its EAGLE head; measures tau and speedup.
-7. transformers: times transformers on the model and prompts of part 6, if PyTorch is installed and sees the device.
+Without --from it runs the steps of numbers 1 to 4 and stops, after at most --minutes. With it, it runs this step and
+all later ones. Finished steps are kept. Weights are random and made on the device, nothing is downloaded, and jaxspec
+need not be installed.
 
-The JSON also holds device and versions. It is written after each part. A part is left out if too few minutes remain;
-the JSON then gives the reason. If a part fails, the JSON holds its error, the other parts still run, and the exit code
-is 1. `--quick` uses tiny shapes, which a CPU computes in seconds, to check that everything runs; its numbers mean
-nothing.
+1 compiler       settings of the compiler, for plain decoding of 8 layers: speed and seconds of compiling; chooses one
+1 plain          plain decoding at batch 1: tokens a second, and share of the bandwidth of copying
+2 verification   a forward over 1, 5, 16 and 60 nodes
+3 rounds         EAGLE-3 (chain, tree) and DFlash with published acceptance replayed; their texts equal plain decoding's
+4 transformers   the same shape in transformers: eager, and a static cache with torch.compile
+5 batches        batches of 4, 16 and 64
+6 context        texts of 8k and 32k; prefill with dense attention and with cuDNN's; parity of the two
+7 int8           int8 kernels (needs Qwix)
+8 graphs         CUDA graphs: as XLA chooses, with loops and branches, none
+9 builtin        `jaxspec verify` of the builtin model in bfloat16 (needs tyro)
+
+Each step is a process of its own that is stopped after 90 s (`builtin`: 200 s), also while XLA compiles. What a step
+measured before that is kept, and so is what it compiled: started again, it goes on from there.
+
+The folder gets `results.json` and `caches.tar.gz`, compiled programs and tuning results, at most 16 MB each. Give the
+same folder again to go on. accelerator_page.py makes a page of the results, every number beside `jaxspec plan`.
+--quick uses tiny shapes, which a CPU computes; its numbers mean nothing.
 """
 
 import argparse
+import contextlib
 import dataclasses
-import datetime
-import functools
-import gc
 import json
 import os
-import statistics
+import shutil
+import signal
+import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs room on the device too
-os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # but little; 0.75 of 24 GB is too little for a 7B
+sys.path.insert(0, str(Path(__file__).parent.parent))  # a plain checkout is enough
 
-import falsifier
-import jax
-import jax.numpy as jnp
-from random_target import fitting, random_target
+Setting = Mapping[str, str]  # environment variables of a step's process
+Settings = dict[str, Setting]
 
-from jaxspec.checkpoint import config_json, memory
-from jaxspec.checkpoint.loading import Checkpoint, load
-from jaxspec.costs import timing
-from jaxspec.costs.round_pieces import target_job
-from jaxspec.decoding.drafter import Drafter
-from jaxspec.decoding.request import Request, SamplingParams
-from jaxspec.engine.engine import Engine
-from jaxspec.engine.statistics import statistics_of
-from jaxspec.evaluate import bench, piece_times, runner, simulate
-from jaxspec.evaluate.description import weight_bytes
-from jaxspec.evaluate.settings import Bench
-from jaxspec.evaluate.suites import read_questions
-from jaxspec.host import environment
-from jaxspec.host.atomic import write_whole
-from jaxspec.methods.method import parse_method
-from jaxspec.model.config import LlamaConfig
-from jaxspec.model.quantization import KINDS
-from jaxspec.planning.chips import chip_of
-from jaxspec.planning.shapes import MODELS
-from jaxspec.train.methods import eagle, lm
-from jaxspec.train.settings.data import Data, DataMixture
-from jaxspec.train.settings.heads import Eagle, Where
-from jaxspec.train.settings.lm import Lm
-from jaxspec.train.settings.recipe import Recipe
-
-RESULTS = Path(__file__).parent / "results"
-ACCEPTANCE = {"eagle": (0.76, 0.69, 0.67, 0.68, 0.68), "dflash": (0.785,)}
-"""Acceptance by position of each drafter. `eagle`: n-α of LLaMA2-Chat 7B on MT-bench at temperature 0 (EAGLE,
-arXiv:2401.15077, Table 2), measured on chains, which makes trees look worse here than they are. `dflash`: the constant
-at which a chain of nine has tau 4.32, which SGLang publishes for LLaMA-3.1-8B on GSM8K at temperature 0."""
-BENCHED = ("plain", "eagle+chain", "eagle+static", "eagle+eagle2")
-COPIES = 20  # that one program makes
-NEEDS = {
-    "plan": ("memory", "bandwidth"),
-    "profile": ("plan",),
-    "shapes": ("memory", "bandwidth"),
-    "transformers": ("trained",),
+LEVEL_0, NO_TRITON = "--xla_gpu_autotune_level=0", "--xla_gpu_enable_triton_gemm=false"
+COMPILER: dict[str, Settings] = {
+    "gpu": {
+        "level 0, no Triton": {"XLA_FLAGS": f"{LEVEL_0} {NO_TRITON}"},
+        "no Triton": {"XLA_FLAGS": NO_TRITON},
+        "level 0": {"XLA_FLAGS": LEVEL_0},
+    },
+    "tpu": {"TPU options": {"JAXSPEC_TPU_OPTIONS": "1"}},
 }
-"""Parts that use the results of other parts, and the names of those."""
+"""Settings that are compared with XLA's own, by platform. Tuning results of one setting must not be read under another:
+XLA's key for them holds the device and the text of a fusion, and no flags. So each setting has caches of its own."""
+GRAPH = "--xla_gpu_enable_command_buffer="
+LOOPS: Setting = {"XLA_FLAGS": f"{GRAPH}+WHILE,+CONDITIONAL"}
+GRAPHS: dict[str, Settings] = {"gpu": {"loops and branches too": LOOPS, "none": {"XLA_FLAGS": GRAPH}}}
+OWN = "XLA's own"
+NEAR = 0.95  # of the best speed; among settings this fast, the one that compiles in the least time is chosen
+LEAST = 10.0  # seconds that must be left for a step to start
+CACHES = "caches.tar.gz"
+LARGEST = 16 * 10**6  # bytes of a file in the folder
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale:
-    """Shapes, datasets and time limits of all parts.
+class Step:
+    """A step. It is stopped after `seconds`, and runs with XLA's own settings and these, by platform."""
 
-    Attributes:
-        copied: size in bytes of the array that is copied.
-        shape: shape of the target with random weights.
-        dtype: dtype of the target with random weights.
-        tokens: length of its prompt, and number of tokens that it generates.
-        rows, prompt, rounds: see `falsifier.Question`.
-        profiled: methods that are planned and profiled.
-        nodes: numbers of nodes whose verification is timed.
-        replayed: methods with simulated acceptance.
-        small: options of `jaxspec-train lm` other than text and recipe.
-        lm, eagle: training recipes of the small model and of its head.
-        data: training text of both.
-        methods: methods that the small model is measured with.
-        questions: number of prompts that the small model is measured on.
-        new_tokens: number of tokens that it generates for each prompt.
-        minutes: time that must remain for a part to start, by its name.
-    """
-
-    copied: int
-    shape: LlamaConfig
-    dtype: str
-    tokens: int
-    rows: int
-    prompt: int
-    rounds: int
-    profiled: tuple[str, ...]
-    nodes: tuple[int, ...]
-    replayed: tuple[str, ...]
-    small: dict[str, Any]
-    lm: Recipe
-    eagle: Recipe
-    data: Path
-    methods: tuple[str, ...]
-    questions: int
-    new_tokens: int
-    minutes: dict[str, float]
+    number: int
+    name: str
+    seconds: float = 90.0
+    settings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
 
 
-FULL = Scale(
-    copied=2**30,
-    shape=MODELS["llama-2-7b"],
-    dtype="bfloat16",
-    tokens=256,
-    rows=2048,
-    prompt=1024,
-    rounds=16,
-    profiled=("plain", "eagle+chain,length=5", "dflash,block=10"),
-    nodes=(8, 16, 32, 64),
-    replayed=(
-        "eagle+chain,length=5",
-        "eagle+static",
-        "dflash,block=10",
-        "dflash,block=10+eagle2,total=32,depth=9,width=8",
-        "dflash,block=10+eagle2,total=64,depth=9,width=8",
-    ),
-    small={"layers": 12, "hidden_size": 768, "head_dim": 64, "vocab_size": 8192, "context": 512},
-    lm=Recipe(steps=500, batch_size=32, learning_rate=1e-3, evaluate_every=500, save_every=500),
-    eagle=Recipe(steps=300, batch_size=16, learning_rate=1e-3, evaluate_every=300, save_every=300),
-    data=Data.data,
-    methods=BENCHED,
-    questions=16,
-    new_tokens=128,
-    minutes={"memory": 0, "bandwidth": 0.2, "plan": 3, "profile": 1, "shapes": 3, "trained": 4, "transformers": 1},
+STEPS = (
+    Step(1, "compiler", settings=COMPILER),
+    Step(1, "plain"),
+    *(Step(i, name) for i, name in enumerate(("verification", "rounds", "transformers", "batches", "context"), 2)),
+    Step(7, "int8"),
+    Step(8, "graphs", settings=GRAPHS),
+    Step(9, "builtin", 200.0),
 )
-QUICK = Scale(
-    copied=2**16,
-    shape=LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16
-    ),
-    dtype="float32",
-    tokens=16,
-    rows=128,
-    prompt=64,
-    rounds=2,
-    profiled=("plain", "eagle+chain,length=5", "dflash,block=4"),
-    nodes=(8,),
-    replayed=("eagle+chain,length=5", "dflash,block=4"),
-    small={"layers": 1, "hidden_size": 32, "head_dim": 16, "vocab_size": 300, "context": 512},
-    lm=Recipe(steps=2, batch_size=2, learning_rate=1e-3),
-    eagle=Recipe(steps=2, batch_size=2, learning_rate=1e-3),
-    data=Path(json.__file__).parent,
-    methods=("plain", "eagle+chain"),
-    questions=1,
-    new_tokens=8,
-    minutes=dict.fromkeys(FULL.minutes, 0.0),
-)
+NAMES = [step.name for step in STEPS]
+FIRST = 4  # number of the last step of a run without --from
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    scale = QUICK if options.quick else dataclasses.replace(FULL, shape=MODELS[options.model])
-    began, found = time.perf_counter(), about(options)
+    if options.child:
+        try:
+            from benchmarks import accelerator_steps as steps
+        except ModuleNotFoundError as error:
+            sys.exit(f"this step needs the package {error.name}, which is not installed")
+        sys.exit(steps.run(options.child, options.notes, steps.QUICK if options.quick else steps.FULL))
+    options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        planned = functools.cache(lambda: falsifier.plans(asked()))
-
-        def model_shape() -> LlamaConfig:
-            return dataclasses.replace(scale.shape, num_layers=found["memory"]["layers"])
-
-        def asked() -> falsifier.Question:
-            return question(scale, model_shape(), options.quantize, found["bandwidth"]["gigabytes_per_second"])
-
-        def weights() -> Checkpoint:
-            gc.collect()  # frees the weights of the previous part
-            return random_target(model_shape(), scale.dtype, options.quantize)
-
-        parts = {
-            "memory": lambda: fits(scale, options.quantize),
-            "bandwidth": lambda: copying(scale.copied),
-            "plan": lambda: falsifier.describe(asked(), planned()),
-            "profile": lambda: falsifier.profiled(asked(), planned(), weights()),
-            "shapes": lambda: shapes(scale, weights(), found["bandwidth"]["gigabytes_per_second"]),
-            "trained": lambda: trained(scale, Path(folder)),
-            "transformers": lambda: transformers(scale, Path(folder), found["trained"]),
-        }
-        for name, part in parts.items():
-            left = options.minutes - (time.perf_counter() - began) / 60
-            if name not in options.parts:
-                found[name] = {"left_out": "--parts does not name it"}
-            elif left < scale.minutes[name]:
-                found[name] = {"left_out": f"{left:.1f} minutes were left of {options.minutes}"}
-            elif missing := [of for of in NEEDS.get(name, ()) if {"left_out", "failed"} & found[of].keys()]:
-                found[name] = {"left_out": f"it needs the results of {' and '.join(missing)}"}
-            else:
-                found[name] = attempt(part)
-            print(f"{name}: {json.dumps(found[name])}", flush=True)
-            write_whole(options.out, json.dumps(found, indent=2) + "\n")
-    print(f"written to {options.out}")
-    if failed := [name for name in parts if "failed" in found[name]]:
-        sys.exit(f"failed: {', '.join(failed)}")
+        if (options.out / CACHES).exists():
+            shutil.unpack_archive(options.out / CACHES, folder, filter="data")
+        unfinished = sequence(options, Path(folder))
+    if unfinished:
+        sys.exit(f"not finished: {', '.join(unfinished)}")
 
 
-def attempt(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Results of a part with its seconds, or the error it failed with; the other parts then still run."""
-    started = time.perf_counter()
-    try:
-        return part() | {"seconds": time.perf_counter() - started}
-    except Exception as error:  # mostly out of memory, for which each library has its own type of error
-        traceback.print_exc()
-        return {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+def sequence(options: argparse.Namespace, folder: Path) -> list[str]:
+    """Runs the steps that are asked for; the names of those that did not finish."""
+    file, end, unfinished = options.out / "results.json", time.monotonic() + 60 * options.minutes, []
+    results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"steps": {}, "setting": {}}
+    if options.start is None:
+        steps = [step for step in STEPS if step.number <= FIRST]
+    else:
+        steps = STEPS[next(i for i, step in enumerate(STEPS) if options.start in (step.name, str(step.number))) :]
+    for step in steps:
+        record, left = results["steps"].get(step.name, {}), end - time.monotonic()
+        if record.get("status") == "done":
+            print(f"{step.name}: finished before")
+        elif left < LEAST:
+            print(f"{step.name}: not started, {options.minutes:g} minutes are over; go on with --from {step.name}")
+            unfinished.append(step.name)
+        else:
+            print(f"{step.name}:", flush=True)
+            seconds = min(left, options.seconds or step.seconds)
+            record = run(step, seconds, record.get("found", {}), results["setting"], folder, options.quick)
+            results["steps"][step.name] = record
+            if step.name == "compiler":
+                results |= choose(record["found"])
+                print(results["why"])
+            print(
+                f"{step.name}: {record['status']} after {record['seconds']:.0f} s {record.get('why', '')}", flush=True
+            )
+            unfinished += [step.name] * (record["status"] != "done")
+            write(file, json.dumps(results, indent=1))
+            pack(folder, options.out)
+    return unfinished
 
 
-def about(options: argparse.Namespace) -> dict[str, Any]:
-    """Device, versions, date and options."""
-    return {
-        "device": environment.device(),
-        "versions": environment.versions(),
-        "date": datetime.date.today().isoformat(),
-        "quick": options.quick,
-        "quantize": options.quantize,
-    }
-
-
-def fits(scale: Scale, quantize: str | None) -> dict[str, Any]:
-    """The number of layers of the target that fit into the device's memory."""
-    free = memory.available_bytes(jax.devices()[0])
-    return fitting(scale.shape, scale.dtype, quantize, 4 * scale.tokens, free, scale.replayed)
-
-
-def question(scale: Scale, shape: LlamaConfig, quantize: str | None, copied: float) -> falsifier.Question:
-    """The falsifier's question for this device.
+def run(step: Step, seconds: float, found: Any, chosen: Setting, folder: Path, quick: bool) -> dict[str, Any]:
+    """Runs a step, one process for each setting, until its time is over.
 
     Args:
-        copied: measured bandwidth of copying, in GB/s.
+        found: the results of an earlier run that did not finish, by setting.
+        chosen: the setting of steps without settings of their own.
+        folder: of the caches.
     """
-    return falsifier.Question(
-        shape=shape,
-        dtype=scale.dtype,
-        quantize=quantize,
-        methods=scale.profiled,
-        acceptance=ACCEPTANCE,
-        rows=scale.rows,
-        prompt=scale.prompt,
-        rounds=scale.rounds,
-        where=chip_of(jax.devices()[0].device_kind),
-        copied=1e9 * copied,
-    )
+    began, why, status, notes = time.monotonic(), [], "done", folder / f"{step.name}.json"
+    left: Settings = {OWN: {}} if step.settings else {"": chosen}
+    while left:
+        name = next(iter(left))
+        setting = left.pop(name)
+        write(notes, json.dumps(found.get(name, {})))
+        failed = started(step.name, notes, setting, folder, seconds - (time.monotonic() - began), quick)
+        found[name] = json.loads(notes.read_text(encoding="utf-8"))
+        if failed:
+            status = "cut" if failed.startswith("stopped") else "failed"
+            why.append(f"{name}: {failed}" if name else failed)
+        if name == OWN:
+            left |= step.settings.get(found[name].get("about", {}).get("platform", ""), {})
+    record = {"status": status, "seconds": time.monotonic() - began, "found": found}
+    return {**record, "why": "; ".join(why)} if why else record
 
 
-def copying(size: int) -> dict[str, float]:
-    """Bandwidth in GB/s of copying `size` bytes repeatedly; bytes read and bytes written both count."""
-
-    @jax.jit
-    def many(x: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, COPIES, lambda i, x: x + 1, x)
-
-    x = many(jnp.zeros(size // 4, jnp.int32)).block_until_ready()
-    samples = []
-    for _ in range(5):
-        started = time.perf_counter()
-        x = many(x).block_until_ready()
-        samples.append(time.perf_counter() - started)
-    return {"gigabytes_per_second": 2 * size * COPIES / statistics.median(samples) / 1e9}
-
-
-def shapes(scale: Scale, model: Checkpoint, copied: float) -> dict[str, Any]:
-    """Times with random weights: the pieces of a round, whole rounds, and the engine's overhead.
-
-    Args:
-        copied: measured bandwidth of the device's memory, in GB/s.
-    """
-    shape = model.config.model
-    prompt = Request([1] * scale.tokens, SamplingParams(max_new_tokens=scale.tokens))
-    engines = {"plain": Engine(model, "plain")}
-    heads: dict[Drafter, Any] = {}  # each shared by the methods that use it, to save memory
-    for name in scale.replayed:
-        method = parse_method(name)
-        if method.drafter not in heads:
-            heads[method.drafter] = simulate.random_head(method.drafter, shape, scale.dtype)
-        accepted = ACCEPTANCE[method.drafter.name]
-        engines[name] = simulate.engine(model, method, accepted, heads[method.drafter])
-    rows = 4 * scale.tokens
-    with model.context():
-        jobs = [target_job(model.target, 1, size, rows) for size in (1, *scale.nodes)]
-        one, *verified = timing.seconds_per_unit(jobs)
-    pieces = piece_times.measure(engines, [prompt])
-    # A forward reads its weights and all rows of the cache. For the whole loop only the weights are counted.
-    weights = weight_bytes(model.target)["read_bytes"]
-    read = weights + memory.kv_bytes(shape, 1, rows, scale.dtype)
-    methods = {name: rounds(name, engine, prompt, pieces) for name, engine in engines.items()}
-    for values in methods.values():
-        values["speedup"] = values["tokens_per_second"] / methods["plain"]["tokens_per_second"]
-    plain = weights * methods["plain"]["tokens_per_second"] / 1e9
-    return {
-        "parameters": memory.parameter_count(shape),
-        "read_bytes": read,
-        "forward_seconds": one,
-        "gigabytes_per_second": read / one / 1e9,
-        "share_of_bandwidth": read / one / 1e9 / copied,
-        "plain_gigabytes_per_second": plain,
-        "plain_share_of_bandwidth": plain / copied,
-        "verification_seconds": dict(zip(map(str, scale.nodes), verified, strict=True)),
-        "acceptance": ACCEPTANCE,
-        "methods": methods,
+def started(name: str, notes: Path, setting: Setting, folder: Path, seconds: float, quick: bool) -> str | None:
+    """Runs a step's process: None, or why it did not finish."""
+    caches = folder / ("empty" if name == "compiler" else "caches")  # there compile seconds are of empty caches
+    caches /= "".join(c if c.isalnum() else "_" for c in setting.get("XLA_FLAGS", "own"))
+    (caches / "xla_gpu_per_fusion_autotune_cache_dir").mkdir(parents=True, exist_ok=True)  # XLA wants it to exist
+    environment = {
+        **os.environ,
+        "JAXSPEC_TPU_OPTIONS": "0",
+        **setting,
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {setting.get('XLA_FLAGS', '')}".strip(),
+        "JAX_COMPILATION_CACHE_DIR": str(caches),  # before JAX starts: XLA keeps its tuning results there too
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAXSPEC_CACHE": str(folder / "caches" / "jaxspec"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "caches" / "inductor"),
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92",  # one process at a time has the device
+        "HF_HUB_OFFLINE": "1",
+        **({"JAX_PLATFORMS": "cpu"} if name == "transformers" else {}),  # PyTorch has the device
     }
+    command = [sys.executable, __file__, "--child", name, "--notes", str(notes), *["--quick"] * quick]
+    with (folder / "errors").open("w+", encoding="utf-8", errors="replace") as errors:
+        process = subprocess.Popen(command, env=environment, stderr=errors, process_group=0)
+        try:
+            code = process.wait(max(seconds, 0.1))
+        except subprocess.TimeoutExpired:
+            return f"stopped after {max(seconds, 0.1):.0f} s"
+        finally:  # also after Ctrl-C, and with what the process has started itself
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        errors.seek(0)
+        last = ([""] + errors.read().strip().splitlines())[-1]
+    return None if code == 0 else last or f"it ended with exit code {code}"
 
 
-def rounds(name: str, engine: Engine, prompt: Request, pieces: piece_times.PieceTimes) -> dict[str, float]:
-    """Times of a method's whole rounds, and the engine's overhead: their time without drafting and verification."""
-    runs = [runner.warm(engine, [prompt], [None])[0] for _ in range(3)]
-    seconds, counts = statistics.median(run.decode_seconds for run in runs), statistics_of([runs[0].history])
-    size = max(engine.method.speculation(True, tree_sizes=engine.tree_sizes).verify_sizes)
-    a_round = seconds / counts.rounds
-    accounted = counts.depth_per_round * pieces.level[name] + pieces.target[size]
-    return {
-        "tokens_per_second": counts.tokens / seconds,
-        "tau": counts.tau,
-        "round_seconds": a_round,
-        "level_seconds": pieces.level[name],
-        "verify_seconds": pieces.target[size],
-        "overhead_seconds": a_round - accounted,
-    }
-
-
-def trained(scale: Scale, folder: Path) -> dict[str, Any]:
-    """Trains a model and its EAGLE head, and measures them on prompts that neither was trained on."""
-    target = folder / "lm"
-    lm.train(Lm(target, data=Data(scale.data), save_dtype="bfloat16", recipe=scale.lm, **scale.small))
-    eagle.train(Eagle(where=Where(target), data=DataMixture(scale.data), recipe=scale.eagle))
-    settings = Bench(
-        target=target,
-        prompts=Path("builtin"),
-        limit=scale.questions,
-        methods=scale.methods,
-        sampling=SamplingParams(max_new_tokens=scale.new_tokens),
-        repeats=2,
+def choose(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The setting of the compiler for the following steps, and the reason."""
+    loops = {name: values["loop"] for name, values in found.items() if "loop" in values}
+    if not loops:
+        return {"setting": {}, "why": "No setting of the compiler was measured, so XLA's own is kept."}
+    best = max(loop["tokens_per_second"] for loop in loops.values())
+    near = [name for name, loop in loops.items() if loop["tokens_per_second"] >= NEAR * best]
+    name = min(near, key=lambda name: loops[name]["compile_seconds"])
+    show = lambda n: (
+        f"{n}: {loops[n]['tokens_per_second']:.1f} tokens/s, compiled in {loops[n]['compile_seconds']:.1f} s"
     )
-    found = bench.compare(settings)
-    kept = ("tokens_per_second", "speedup", "tau", "modelled_speedup", "acceptance_by_position", "gigabytes_per_second")
-    kept = (*kept, "unexplained_divergences")
-    methods = {name: {key: values[key] for key in kept} for name, values in found["methods"].items()}
-    shape = config_json.read_config(target).model
-    return {"parameters": memory.parameter_count(shape), "dtype": found["dtype"], "methods": methods}
+    settings = {name: setting for of in COMPILER.values() for name, setting in of.items()}
+    return {"setting": settings.get(name, {}), "why": f"Chosen is {name}. Measured were {'; '.join(map(show, loops))}."}
 
 
-def transformers(scale: Scale, folder: Path, ours: dict[str, Any]) -> dict[str, Any]:
-    """Times the greedy `generate` of transformers on the trained model, on the same prompts and device."""
-    try:
-        import torch
-        import transformers
-        from transformers_baseline import with_transformers
-    except ImportError as error:
-        return {"left_out": str(error)}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if (jax.default_backend() == "cpu") != (device == "cpu"):
-        return {"left_out": f"PyTorch runs on {device}, but JAX on {jax.default_backend()}"}
-    from jaxspec.convert import export
-
-    export.export(folder / "lm", folder / "hf")
-    tokenizer = load(folder / "lm").tokenizer
-    dtype = getattr(torch, ours["dtype"])
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=dtype).eval().to(device)
-    run = with_transformers(oracle, scale.new_tokens, {})
-    tokens = seconds = 0.0
-    for question in read_questions("builtin", scale.questions):
-        prompt = tokenizer.encode(question.turns[0])
-        run(prompt)  # warms up
-        text, taken = run(prompt)
-        tokens, seconds = tokens + len(text) - 1, seconds + taken
-    speed = tokens / seconds
-    ratios = {name: values["tokens_per_second"] / speed for name, values in ours["methods"].items()}
-    return {"version": transformers.__version__, "tokens_per_second": speed, "times_as_fast": ratios}
+def pack(folder: Path, out: Path) -> None:
+    """Packs the caches, small files first, because tuning results are small, as far as they fit into one file."""
+    files = sorted((f for f in (folder / "caches").rglob("*") if f.is_file()), key=lambda file: file.stat().st_size)
+    new, taken = out / "caches.new", 0
+    with tarfile.open(new, "w:gz", compresslevel=1) as tar:
+        for file in files:
+            taken += file.stat().st_size + 1024  # JAX compresses programs itself
+            if taken > LARGEST:
+                print(f"{CACHES} has no room for compiled programs of {file.stat().st_size:,} bytes and more")
+                break
+            tar.add(file, file.relative_to(folder))
+    new.replace(out / CACHES)
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def write(file: Path, text: str) -> None:
+    """Replaces the file as a whole."""
+    new = file.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(file)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = dict(zip(("description", "epilog"), (__doc__ or "").split("\n", 1), strict=True))
     parser = argparse.ArgumentParser(**text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="tiny shapes, only to check that everything runs; writes to the temporary folder unless --out is given",
+        "--out", type=Path, help="folder of the results (default: accelerator, or a temporary one with --quick)"
     )
-    parser.add_argument(
-        "--model",
-        choices=MODELS,
-        default="llama-2-7b",
-        help="shape of the target with random weights (default: llama-2-7b)",
-    )
-    parser.add_argument("--quantize", choices=KINDS, help="quantize the kernels of that target")
-    parser.add_argument(
-        "--parts",
-        nargs="+",
-        choices=FULL.minutes,
-        default=list(FULL.minutes),
-        help="run only these parts; name those that they need too: memory and bandwidth, and plan for profile",
-    )
-    parser.add_argument("--minutes", type=float, default=9, help="time for all parts together (default: 9)")
-    parser.add_argument(
-        "--out", type=Path, help="default: benchmarks/results/accelerator_DEVICE.json, or a temporary file with --quick"
-    )
+    parser.add_argument("--minutes", type=float, default=8.0, help="time for all steps together (default: 8)")
+    parser.add_argument("--from", dest="start", metavar="STEP", help=f"a name or number: {', '.join(NAMES)}")
+    parser.add_argument("--quick", action="store_true", help="tiny shapes, to check that everything runs")
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)  # of every step, for the test
+    parser.add_argument("--child", choices=NAMES, help=argparse.SUPPRESS)
+    parser.add_argument("--notes", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.start not in (None, *NAMES, *(str(step.number) for step in STEPS)):
+        parser.error(f"--from {options.start}: there is no such step; there are {', '.join(NAMES)}, or their numbers")
     if options.out is None:
-        name = "".join(c if c.isalnum() else "_" for c in jax.devices()[0].device_kind.lower())
-        options.out = (Path(tempfile.gettempdir()) if options.quick else RESULTS) / f"accelerator_{name}.json"
+        options.out = Path(tempfile.mkdtemp()) if options.quick else Path("accelerator")
     return options
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by which the running step is killed too
     main()

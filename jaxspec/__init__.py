@@ -11,7 +11,10 @@ if any("X-ray" in (one.metadata["Summary"] or "") for one in importlib.metadata.
         "imported as jaxspec: run `pip uninstall jaxspec`, then `pip install --force-reinstall --no-deps jax-specdec`"
     )
 
-__version__ = importlib.metadata.version("jax-specdec")
+try:
+    __version__ = importlib.metadata.version("jax-specdec")
+except importlib.metadata.PackageNotFoundError:  # on the path, but not installed
+    __version__ = "checkout"
 
 if TYPE_CHECKING:
     from jaxspec.checkpoint.loading import Checkpoint, load

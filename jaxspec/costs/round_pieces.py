@@ -48,7 +48,7 @@ def target_job(target: Llama, batch: int, size: int, rows: int) -> Job:
     """A job of forwards of the target over `size` nodes per sequence, with a half-filled cache of `rows` rows."""
     cache = kv.allocate(target.config, batch, rows, target.norm[...].dtype)
     tokens, cached = jnp.zeros((batch, size), jnp.int32), jnp.full((batch,), rows // 2, jnp.int32)
-    return _job(lambda iterations: _verify_many(target, tokens, cache, cached, iterations))
+    return _job(lambda iterations: verify_many(target, tokens, cache, cached, iterations))
 
 
 def half_way(spec: Speculation, models: Models, requests: Sequence[Request], rows: int) -> DecodeState:
@@ -100,7 +100,7 @@ def _job(run: Callable[[Int[Array, ""]], Any]) -> Job:
 
 
 @jax.jit
-def _verify_many(
+def verify_many(
     target: Llama,
     tokens: Int[Array, "B N"],
     cache: tuple[kv.KV, ...],

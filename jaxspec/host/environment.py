@@ -2,7 +2,7 @@
 
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
@@ -23,7 +23,7 @@ def versions() -> dict[str, str]:
     """Python and the packages that decoding runs on."""
     return {
         "python": platform.python_version(),
-        **{name: version(distribution) for name, distribution in PACKAGES.items()},
+        **{name: _version(distribution) for name, distribution in PACKAGES.items()},
     }
 
 
@@ -35,6 +35,14 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("JAXSPEC_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxspec"
+
+
+def _version(distribution: str) -> str:
+    """The version of a distribution; `checkout` for one that is on the path without being installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "checkout"
 
 
 def _cores() -> int | None:

@@ -1,6 +1,10 @@
 """Attention of one layer over [committed prefix ; tree nodes], in two parts, so that the cache is only read."""
 
+import os
+from typing import Literal
+
 import chex
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
@@ -9,9 +13,12 @@ from jaxspec.model import attention_kernel, split_rows
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, NODE_AXES, axes, capacity, write_nodes
 from jaxspec.model.linear import Linear, linear, settled
+from jaxspec.model.mesh import platform
 from jaxspec.model.mesh_rules import cut_along, on_each_device
 from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary, rotate
+
+CHUNK = 128  # fewest queries for cuDNN's attention: chunks of a prompt, and no trees
 
 
 class Attention(nnx.Module):
@@ -99,6 +106,8 @@ def attention(
         out = attend_to_split_rows(query, prefix, attend.cached, nodes, attend.mask)
     elif attention_kernel.fits(query.shape, capacity((prefix,))):
         out = attention_kernel.attend_in_kernel(query, prefix, attend.cached, nodes, attend.mask)
+    elif width >= CHUNK and platform() == "gpu" and os.environ.get("JAXSPEC_ATTENTION") == "cudnn":
+        out = attend_in_cudnn(query, prefix, attend.prefix, nodes, attend.mask)
     else:
         out, _ = attend_plainly(query, prefix, attend.prefix, nodes, attend.mask)
     out = out.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
@@ -135,6 +144,34 @@ def attend_plainly(
         return jnp.einsum("bkgws,bksh->bkgwh", w.astype(v.dtype), v, preferred_element_type=jnp.float32)
 
     return (mix(over_prefix, prefix.v) + mix(over_nodes, nodes.v)) / total, peak + jnp.log(total)
+
+
+def attend_in_cudnn(
+    query: Float[Array, "B K G W H"],
+    prefix: KV,
+    in_prefix: Bool[Array, "B S"],
+    nodes: KV,
+    mask: Bool[Array, "B W N"],
+    *,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Float[Array, "B K G W H"]:
+    """`attend_plainly` by cuDNN's fused attention, in the dtype of the queries, bfloat16 or float16.
+
+    It is used for prefill on GPUs if the environment variable JAXSPEC_ATTENTION is `cudnn`, because where it pays was
+    not measured yet (`benchmarks/accelerator.py`, step `context`). It copies the layer's keys and values, whose layout
+    it does not share. `implementation` is for tests: XLA's runs everywhere.
+    """
+    batch, _, _, width, dim = query.shape
+    key, value = jnp.concatenate([prefix.k, nodes.k], axis=3), jnp.concatenate([prefix.v, nodes.v], axis=2)
+    seen = jnp.concatenate([jnp.broadcast_to(in_prefix[:, None], (*mask.shape[:2], in_prefix.shape[1])), mask], axis=2)
+    out = jax.nn.dot_product_attention(
+        query.reshape(batch, -1, width, dim).swapaxes(1, 2),
+        key.transpose(0, 3, 1, 2),
+        value.swapaxes(1, 2),
+        mask=seen[:, None],
+        implementation=implementation,
+    )
+    return out.swapaxes(1, 2).reshape(query.shape)
 
 
 def attend_to_split_rows(

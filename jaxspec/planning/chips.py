@@ -45,6 +45,7 @@ CHIPS = {
     "v6e": Chip(32e9, 918e12, 1638e9, 400e9, 1.75e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v6e"),
     "a100-80g": Chip(80e9, 312e12, 2039e9, 300e9, None, NVLINK_STEP, "NVIDIA A100 80GB SXM data sheet"),
     "h100-80g": Chip(80e9, 989e12, 3350e9, 450e9, None, NVLINK_STEP, "NVIDIA H100 SXM data sheet, without sparsity"),
+    "h200-141g": Chip(141e9, 989e12, 4800e9, 450e9, None, NVLINK_STEP, "NVIDIA H200 SXM data sheet, without sparsity"),
 }
 TPUS = ("v5e", "v5p", "v6e")
 KINDS = {
@@ -56,6 +57,7 @@ KINDS = {
     "TPU v6e": "v6e",
     "NVIDIA A100-SXM4-80GB": "a100-80g",
     "NVIDIA H100 80GB HBM3": "h100-80g",
+    "NVIDIA H200": "h200-141g",
 }
 """Keys of `CHIPS`, by JAX's `device_kind`."""
 

@@ -15,12 +15,18 @@ PLUGIN, NVCC = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
 _THREADS = "threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048"
 _GRID = "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535"
 _MEMORY = "shared_memory_per_block: 49152 registers_per_core_limit: 65536 registers_per_block_limit: 65536"
+_HOPPER = (
+    "core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 shared_memory_per_core: 233472 "
+    "shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 }"
+)
 _CHIPS = {
     "h100-80g": (
-        "core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: 52428800 "
-        "memory_bandwidth: 3352320000000 device_memory_size: 84929347584 shared_memory_per_core: 233472 "
-        "shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 }",
+        f"{_HOPPER} l2_cache_size: 52428800 memory_bandwidth: 3352320000000 device_memory_size: 84929347584",
         "NVIDIA H100 80GB HBM3",
+    ),
+    "h200-141g": (
+        f"{_HOPPER} l2_cache_size: 62914560 memory_bandwidth: 4800000000000 device_memory_size: 150754820096",
+        "NVIDIA H200",
     ),
     "a100-80g": (
         "core_count: 108 fpus_per_core: 64 clock_rate_ghz: 1.41 l2_cache_size: 41943040 "

@@ -1,14 +1,20 @@
-"""The kernel for TPUs, interpreted, against the plain form, with rows past the length of each sequence poisoned."""
+"""Kernel (for TPUs, interpreted) and fused form (for GPUs) against the plain form; rows past the length poisoned."""
+
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jaxtyping import Array
 
-from jaxspec.model import attention_kernel
+from jaxspec.model import attention, attention_kernel, kv_cache
 from jaxspec.model.attention import attend_plainly
+from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV
+from jaxspec.model.llama import Llama, forward
 
 HEADS, DIM, ROWS = 2, 16, 64
 LENGTHS = (0, 1, 15, 16, 17, 37, 64)  # of the sequences of a batch: none, all, and around the ends of blocks
@@ -71,6 +77,37 @@ def test_queries_in_parts_of_a_head(monkeypatch: pytest.MonkeyPatch):
     given = arguments(2, 256, 256, np.nan)
     assert attention_kernel.queries_at_once(2, 256) == 256
     close(attention_kernel.attend_in_kernel(*given, interpret=True), plain(*given))
+
+
+@pytest.mark.parametrize(("group", "width", "count"), [(1, 1, 1), (4, 5, 5), (3, 5, 12)])
+def test_the_fused_form_is_the_plain_form(group: int, width: int, count: int):
+    query, prefix, cached, nodes, mask = given = arguments(group, width, count, 0.0)
+    live = jnp.arange(ROWS) < cached[:, None]
+    close(attention.attend_in_cudnn(query, prefix, live, nodes, mask, implementation="xla"), plain(*given))
+
+
+def test_the_fused_form_is_for_prompts_on_gpus_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    config, used = LlamaConfig(32, 16, 16, 1, 2, 1, 8), []
+    model, fused = Llama(config, rngs=nnx.Rngs(0)), partial(attention.attend_in_cudnn, implementation="xla")
+
+    def record(query: Array, *given: Any) -> Array:
+        used.append(query.shape[3])
+        return fused(query, *given)
+
+    def run(width: int) -> Array:
+        jax.clear_caches()  # a layer is traced once for each shape
+        cache, tokens = kv_cache.allocate(config, 1, 160, jnp.dtype("float32")), jnp.arange(width)[None] % 32
+        mask = attention.causal_mask(1, width)
+        return forward(model, tokens, 3 + jnp.arange(width)[None], mask, cache, jnp.array([3])).hidden
+
+    expected = run(128)
+    monkeypatch.setattr(attention, "attend_in_cudnn", record)
+    monkeypatch.setattr(attention, "platform", lambda: "gpu")
+    run(128)
+    monkeypatch.setenv("JAXSPEC_ATTENTION", "cudnn")
+    close(run(128), expected)
+    run(60)
+    assert used == [128]
 
 
 def test_it_is_for_long_caches_on_tpus(monkeypatch: pytest.MonkeyPatch):

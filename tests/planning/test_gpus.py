@@ -11,7 +11,7 @@ import pytest
 from jaxspec.planning import gpus
 
 
-@pytest.mark.parametrize("kind", ["a100-80g", "h100-80g"])
+@pytest.mark.parametrize("kind", ["a100-80g", "h100-80g", "h200-141g"])
 def test_a_description_sets_each_field_once(kind: str):
     message = re.search(r"gpu_device_info \{(.*)\} platform_name", gpus.described(kind))
     assert message is not None
