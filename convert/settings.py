@@ -120,14 +120,14 @@ class Export:
 class Tokenizer:
     """Replace the tokenizer of a jaxspec checkpoint by that of its original model. No weight is read or written.
 
-    For a checkpoint that was converted without a tokenizer, or by an earlier version of jaxspec, which read some
-    tokenizers otherwise than their own model does (`jaxspec-convert inspect` tells).
+    For a checkpoint that was converted without a tokenizer, or by an earlier version of jaxspec, which tokenised the
+    prompts of some models differently from the original. `jaxspec-convert inspect` reports such checkpoints.
 
     For example: jaxspec-convert tokenizer mistralai/Mistral-7B-Instruct-v0.2 mistral
     """
 
     src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
-    """Folder of the original model, or hub id such as org/model."""
+    """Folder or GGUF file of the original model, or hub id such as org/model."""
     path: Annotated[conf.Positional[Path], conf.arg(metavar="CKPT")]
     """Checkpoint to change."""
     revision: str | None = None

@@ -54,10 +54,10 @@ class Generate:
     """Dtype of weights and computation. Default: float32 on a CPU, bfloat16 on an accelerator."""
     quantize: Literal["int8", "int4"] | None = None
     """Quantise the target's weights while loading, to half or a quarter of bfloat16's size. This changes the target a
-    little; drafting still never changes its text. Weights of drafters stay as they are."""
+    little; decoding stays lossless with respect to it. Weights of drafters are not quantised."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
     repetition_penalty: float = 1.0
-    """Only 1 is supported: other values would make the text depend on more than the target's distribution."""
+    """Only 1, no penalty, is supported."""
 
 
 @dataclasses.dataclass(frozen=True)

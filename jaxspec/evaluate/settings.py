@@ -38,7 +38,7 @@ class Comparison:
     """Dtype of weights and computation. Default: float32 on a CPU, bfloat16 on an accelerator."""
     quantize: Literal["int8", "int4"] | None = None
     """Quantise the target's weights while loading, to half or a quarter of bfloat16's size. This changes the target a
-    little; drafting still never changes its text. Weights of drafters stay as they are."""
+    little; decoding stays lossless with respect to it. Weights of drafters are not quantised."""
     chat: bool = False
     """Format the turns with the tokenizer's chat template."""
     template: conf.OmitArgPrefixes[ChatOptions] = ChatOptions()
@@ -190,5 +190,5 @@ class Calibrate:
     """Dtype of weights and computation. Default: float32 on a CPU, bfloat16 on an accelerator."""
     quantize: Literal["int8", "int4"] | None = None
     """Quantise the target's weights while loading, to half or a quarter of bfloat16's size. This changes the target a
-    little; drafting still never changes its text. Weights of drafters stay as they are."""
+    little; decoding stays lossless with respect to it. Weights of drafters are not quantised."""
     devices: conf.OmitArgPrefixes[Devices] = Devices()
