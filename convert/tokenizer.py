@@ -53,6 +53,8 @@ def bring(source: Path, folder: Path, scheme: Scheme) -> str | None:
         if (source / "tokenizer.json").is_file():
             _name_what_is_ignored(source)
             return class_of(source)
+        if (source / "tokenizer.model").is_file():
+            _is_sentencepiece(source / "tokenizer.model")
         from transformers import AutoTokenizer
 
         found = AutoTokenizer.from_pretrained(str(source), local_files_only=True, trust_remote_code=False)
@@ -154,9 +156,7 @@ def _convert_meta(source: Path, folder: Path) -> str | None:
     file = next((at for at in (source / "tokenizer.model", source.parent / "tokenizer.model") if at.is_file()), None)
     if file is None:
         raise ValueError("there is no tokenizer.model")
-    with file.open("rb") as stream:
-        is_sentencepiece = stream.read(1) == b"\n"  # a protobuf's first field; tiktoken's files are base64 text
-    if not is_sentencepiece:
+    if not _is_sentencepiece(file):
         raise ValueError(f"{file} is a tiktoken file, which lacks the special tokens")
     from transformers import LlamaTokenizer
 
@@ -169,9 +169,18 @@ def _convert_meta(source: Path, folder: Path) -> str | None:
     return GENERIC
 
 
+def _is_sentencepiece(file: Path) -> bool:
+    """Whether a tokenizer.model is sentencepiece's. Raises ValueError if it is, and sentencepiece is not installed."""
+    with file.open("rb") as stream:
+        found = stream.read(1) == b"\n"  # a protobuf's first field; tiktoken's files are base64 text
+    if found and importlib.util.find_spec("sentencepiece") is None:
+        raise ValueError(f"reading {file} needs a package: pip install sentencepiece protobuf")
+    return found
+
+
 def _compare(tokenizer: Any, file: Path) -> None:
-    """Warns where transformers reads a sentencepiece model otherwise than sentencepiece, if that is installed."""
-    if not file.is_file() or importlib.util.find_spec("sentencepiece") is None:
+    """Warns where transformers reads a sentencepiece model otherwise than sentencepiece."""
+    if not file.is_file() or not _is_sentencepiece(file):
         return
     from sentencepiece import SentencePieceProcessor
 

@@ -150,6 +150,18 @@ def test_a_reading_that_is_not_sentencepieces_is_named(
     assert "otherwise than sentencepiece does: '  x' becomes [" in capsys.readouterr().err
 
 
+def test_the_package_that_reads_sentencepiece_is_named(
+    sentencepiece_model: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model)
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for scheme in ("huggingface", "meta"):
+        assert tokenizer.bring(tmp_path, tmp_path / "out", scheme) is None
+        assert "pip install sentencepiece protobuf" in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_what_cannot_be_read_is_a_warning(tmp_path: Path):
     hf_models.make("llama", tmp_path / "hf")
     for number, (name, content) in enumerate((("vocab.json", b"{"), ("tokenizer.model", b"x"), ("tekken.json", b"{}"))):
