@@ -97,10 +97,17 @@ class Tokenizer:
     def decode_after(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """The text that `tokens` add to the tokens before them, without special tokens.
 
-        Decoded alone, the first token loses its space in vocabularies of sentencepiece.
+        Decoded alone, the first token loses its space in vocabularies of sentencepiece. Only the end of `before` is
+        decoded, from where a character begins: half of one makes the bytes that follow it unreadable, too.
         """
-        shown, text = (self.decode([*before, *more], skip_special_tokens=True) for more in ((), tokens))
-        return text.removeprefix(shown)
+        read, near = lambda ids: self.decode(ids, skip_special_tokens=True), 1
+        while "\ufffd" in (shown := read(before[-near:])) and near < len(before):
+            near *= 2
+        text = read([*before[-near:], *tokens])
+        if text.startswith(shown):
+            return text[len(shown) :]
+        begun = shown.rstrip("\ufffd")  # the tokens end its last character, or their own bytes are unreadable
+        return text[len(begun) :] if begun != shown and text.startswith(begun) else read(tokens)
 
     def apply_chat_template(
         self,

@@ -54,4 +54,4 @@ class StopStrings:
 
 def text_of(tokenizer: Any, tokens: list[int], before: list[int]) -> str:
     """The text of tokens that follow the tokens `before`, without special tokens; empty without a tokenizer."""
-    return "" if tokenizer is None else tokenizer.decode_after(before[-1:], tokens)
+    return "" if tokenizer is None else tokenizer.decode_after(before, tokens)

@@ -21,8 +21,10 @@ def spell(tokenizer: Any, turn: Turn) -> Turn:
 def pieces_of(tokenizer: Any, prompt: list[int], tokens: list[int]) -> list[str]:
     """The text of each token after a prompt. If several tokens make up one character, the last has it and the others
     are empty."""
-    pieces, before, read = [], 0, len(prompt[-1:])  # what stands in [before:read] gives the next token its context
-    tokens = [*prompt[-1:], *tokens]
+    # One token is context enough, unless it ends a character.
+    context = prompt if "\ufffd" in tokenizer.decode(prompt[-1:]) else prompt[-1:]
+    pieces, before, read = [], 0, len(context)  # what stands in [before:read] gives the next token its context
+    tokens = [*context, *tokens]
     for end in range(read + 1, len(tokens) + 1):
         shown, text = (tokenizer.decode(tokens[before:until], skip_special_tokens=True) for until in (read, end))
         if text.endswith("\ufffd") and end < len(tokens):

@@ -15,6 +15,8 @@ from transformers import AutoTokenizer
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import GENERIC, class_of, load_tokenizer
+from jaxspec.engine.stop_strings import text_of
+from jaxspec.evaluate.spelling import pieces_of
 from tests.tokenizers import LLAMA3_SPLIT, NASTY, TEMPLATE, of_bytes, of_sentencepiece, write
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -174,6 +176,15 @@ def test_text_after_other_tokens_keeps_its_space(tmp_path: Path):
         assert ours.decode_after(prompt, tokens) == ours.decode_after(prompt[-1:], tokens)
         assert ours.decode(prompt, skip_special_tokens=True) + ours.decode_after(prompt[-1:], tokens) == whole
     assert ours.decode_after(prompt[:1], ours.encode("x")[1:]) == "x"  # BOS begins a text, as does nothing
+    for end, text in (
+        ("😀", "😀x"),
+        ("ย", "ยไ  y"),
+        ("é", "\ue000"),
+        ("好" * 9, "世"),
+    ):  # characters of several byte tokens
+        tokens = ours.encode(text)[2:]
+        assert text_of(ours, tokens, ours.encode(end)) == "".join(pieces_of(ours, ours.encode(end), tokens)) == text
+        assert text_of(ours, tokens[:1], ours.encode(end)) == ours.decode(tokens[:1])
     half = ours.encode("😀")[-4:]
     assert ours.decode_after(half[:2], half[2:]) == "😀"
 
