@@ -129,7 +129,7 @@ class TestGenerate:
         words = Tokenizer(backend, {}, [], {})
         spaced, prompt = Engine(dataclasses.replace(model, tokenizer=words), "ngram+chain"), [7, 8, 7, 8, 7]
         assert words.decode(prompt).startswith("w7 w8")
-        settings = {"max_new_tokens": 20}
+        settings: Any = {"max_new_tokens": 20}
         (found,) = spaced.generate([prompt], record=True, **settings)
         expected = "".join(f" w{token}" for token in found.tokens)
         assert found.text == expected == "".join(spaced.stream(prompt, **settings))

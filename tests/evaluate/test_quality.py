@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -187,7 +188,7 @@ def test_samples_of_a_run(tmp_path: Path):
 
 
 def test_texts_of_tokens():
-    tokenizer = load_tokenizer(FOLDER)
+    tokenizer: Any = load_tokenizer(FOLDER)
     text = "def f(x):\n    return 'é → 🙂' + x  # naïve"
     tokens = tokenizer.encode(text, add_special_tokens=False)
     pieces = pieces_of(tokenizer, [], tokens)

@@ -82,7 +82,7 @@ def test_run_with_stop_strings(engine, asked, ample, rows):
     """Rows whose text was ended from outside stay beside those that go on."""
     stop = ample[1].text[-3:]
     stops = StopStrings([stop], engine.model.tokenizer)
-    expected = [stops.cut(each.tokens)[1] for each in ample]
+    expected = [stops.cut(each.tokens, each.prompt_tokens)[1] for each in ample]
     assert sum(len(text) < len(each.text) for text, each in zip(expected, ample, strict=True)) > 0
     assert [each.text for each in engine.run(asked, stops, log_probs=True)] == expected
 
