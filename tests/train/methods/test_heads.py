@@ -125,7 +125,8 @@ def test_the_same_command_gives_the_same_bits(eagle, data, tmp_path):
     """With features from the disk too: those are the ones that the step would compute."""
     target, _ = eagle
     for name, options in (("again", ()), ("cached", ("--cache-features", tmp_path / "features"))):
-        code, err = command("eagle", "--target", target, "--data", data, "--out", tmp_path / name, *QUICK, *options)
+        same = ("--target", target, "--data", data, "--chat-arg", "style=x", *QUICK)
+        code, err = command("eagle", *same, "--out", tmp_path / name, *options)
         assert code == 0, err
     weights = lambda path: {
         name: np.asarray(array)
