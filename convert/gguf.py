@@ -196,7 +196,7 @@ def _rope(path: Path, values: Mapping[str, Any], head_dim: int, factors: Tensor 
 def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Metadata and tensors of one file."""
     if importlib.util.find_spec("gguf") is None:
-        raise CheckpointError(f"reading {path} needs the gguf package: pip install 'jax-specdec[gguf]'")
+        raise CheckpointError(f"reading {path} needs the gguf package: pip install gguf")
     check_present(path)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
