@@ -27,7 +27,7 @@ import hypothesis
 import jaxtyping
 import pytest
 
-from tests.little import little_to_do
+from tests.quick_runs import quick_settings
 from tests.soak import pytest_addoption, pytest_collection_modifyitems, pytest_configure  # noqa: F401 (hooks)
 
 # Every function and dataclass of the library checks its annotated shapes from here on.
@@ -63,7 +63,7 @@ def forgotten_programs():
 
 
 @pytest.fixture(scope="module")
-def little_to_compile_and_time():
+def quick_runs():
     """For tests of whole runs: one tree size per method, and short timings."""
-    with little_to_do():
+    with quick_settings():
         yield

@@ -151,7 +151,7 @@ def test_with_nothing_to_install_from_it_says_so(notebook: Path, tmp_path: Path,
         exec(source(cell), {})
 
 
-@pytest.mark.usefixtures("little_to_compile_and_time")
+@pytest.mark.usefixtures("quick_runs")
 def test_it_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Cell by cell in this process, where compiled programs are shared and shapes checked: plain Python, no magic."""
     monkeypatch.setenv("JAXSPEC_QUICK", "1")

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.little import little_to_do
+from tests.quick_runs import quick_settings
 
 
 @pytest.fixture(scope="session")
@@ -8,5 +8,5 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     """A run of `bench` that went to its end."""
     from tests.evaluate.finished_bench import finish  # after the import hook
 
-    with little_to_do():
+    with quick_settings():
         return finish(tmp_path_factory.mktemp("bench"))

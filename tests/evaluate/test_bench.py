@@ -20,7 +20,7 @@ from jaxspec.rules.greedy import Greedy, follow
 from tests.evaluate.finished_bench import KEYS, METHOD, QUESTIONS, TOKENS, TURNS, Finished, lines, untimed
 from tests.report.rebuilt import Rebuilt
 
-pytestmark = pytest.mark.usefixtures("little_to_compile_and_time")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 
 def test_json_has_the_keys_that_are_promised(finished: Finished):

@@ -8,7 +8,7 @@ import pytest
 from jaxspec.evaluate import bench
 from tests.evaluate.finished_bench import Finished, Killed, lines, untimed
 
-pytestmark = pytest.mark.usefixtures("little_to_compile_and_time")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 
 def test_a_killed_run_resumes(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from jaxspec.evaluate.settings import Bench
 from jaxspec.methods.method import Method
 from tests.evaluate.finished_bench import Finished, Killed, changed
 
-pytestmark = pytest.mark.usefixtures("little_to_compile_and_time")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from jaxspec.evaluate import bench, sweep, sweep_figure
 from jaxspec.evaluate.settings import Sweep
 from tests.evaluate import tiny
 
-pytestmark = pytest.mark.usefixtures("little_to_compile_and_time")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
 POINTS = [f"ngram,longest={n},shortest=1,sharpness=4.0+chain,length=2+fixed" for n in (1, 2)]
 AGAINST = "ngram+chain,length=3"

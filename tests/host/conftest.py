@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.host.breaking import Breaker, breaking
+from tests.host.interrupted_commands import Breaker, breaking
 
 
 @pytest.fixture(scope="module")

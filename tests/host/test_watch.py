@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.running import start
+from tests.host.multihost import start
 
 
 def begun(how: str, folder: Path) -> list[subprocess.Popen]:

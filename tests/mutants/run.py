@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests import tree_state
-from tests.mutants import every
+from tests.mutants import all_mutants
 from tests.mutants.mutant import ROOT, ByHand, Mutant, StaleError
 
 RESULTS = ROOT / ".cache" / "mutants.jsonl"
@@ -47,7 +47,7 @@ class Outcome:
 def main() -> None:
     """Runs what is asked for; exits with 1 if a mutant survives, is stale, or has tests that fail without it."""
     options = _options()
-    chosen = [mutant for mutant in every.mutants() if _is_chosen(mutant, options)]
+    chosen = [mutant for mutant in all_mutants.mutants() if _is_chosen(mutant, options)]
     if options.list:
         print(*(f"{mutant.name}  {' '.join(mutant.tests)}" for mutant in chosen), sep="\n")
         return

@@ -37,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch, little_to_compile_and_time: None) -> None:
+def small(monkeypatch: pytest.MonkeyPatch, quick_runs: None) -> None:
     """Few prompts per case."""
     for prompts in ("FIRST_PROMPTS", "LATER_PROMPTS"):
         monkeypatch.setattr(workloads, prompts, {"greedy": 6, "sampled": 6, "distribution": 24})

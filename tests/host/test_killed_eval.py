@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluate.tiny import checkpoint
-from tests.host.running import all_ended, start
+from tests.host.multihost import all_ended, start
 
 pytestmark = pytest.mark.soak  # minutes: every run loads JAX anew
 QUESTIONS, KILLS = 36, 5

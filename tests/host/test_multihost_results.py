@@ -14,7 +14,7 @@ from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import read_arrays, read_shapes
 from jaxspec.train.methods.acceptance_labels import read_labels
 from tests.evaluate.tiny import checkpoint
-from tests.host.running import Command, all_ended, start
+from tests.host.multihost import Command, all_ended, start
 from tests.lossless.harness import early_exit_head
 
 MESH = "data=2,model=2"

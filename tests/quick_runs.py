@@ -1,4 +1,4 @@
-"""Whole runs in little time."""
+"""Settings with which whole runs take little time."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 
 
 @contextlib.contextmanager
-def little_to_do() -> Iterator[None]:
+def quick_settings() -> Iterator[None]:
     """One tree size a method, and timings that are over at once."""
     from jaxspec.costs import timing
     from jaxspec.decoding import speculation  # after the import hook

@@ -1,4 +1,4 @@
-"""Processes that find each other over gloo, and run the same commands one after the other (`on_hosts.py`)."""
+"""Processes that join one another over gloo and run the same commands (`multihost_program.py`)."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ def start(
     for i in range(processes):
         join = ("--coordinator", place, "--processes", processes, "--process-id", i) if processes > 1 else ()
         arguments = [json.dumps([*map(str, (*command, *join))]) for command in commands]
-        program = [sys.executable, "-m", "tests.host.on_hosts", *arguments]
+        program = [sys.executable, "-m", "tests.host.multihost_program", *arguments]
         around = {**several_devices.environment(devices), **environment}
         running.append(subprocess.Popen(program, env=around, **pipes))
     return running

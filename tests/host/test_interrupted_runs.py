@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from tests.evaluate.tiny import checkpoint, prompts
-from tests.host.breaking import Breaker, Work, refuses, survives_every_kill, survives_random_kills, writes_of
+from tests.host.interrupted_commands import (
+    Breaker,
+    Work,
+    refuses,
+    survives_every_kill,
+    survives_random_kills,
+    writes_of,
+)
 
 pytestmark = pytest.mark.soak  # minutes: every run compiles its programs anew, or reads them from the cache
 KILLS = 24  # at most so many of a command's writes; a run of training has about a hundred

@@ -11,8 +11,15 @@ import pytest
 
 from tests import checkpoints, hf_models
 from tests.convert import eagle_heads
-from tests.host.at_writes import How, Order
-from tests.host.breaking import Breaker, Work, refuses, survives_every_kill, survives_random_kills, writes_of
+from tests.host.interrupted_commands import (
+    Breaker,
+    Work,
+    refuses,
+    survives_every_kill,
+    survives_random_kills,
+    writes_of,
+)
+from tests.host.interrupting_program import How, Order
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def few_sizes_and_short_timings() -> None:
-    """Nearly like the fixture `little_to_compile_and_time`, but costs are measured for at least one tree size."""
+    """Nearly like the fixture `quick_runs`, but costs are measured for at least one tree size."""
     from jaxspec.costs import timing
     from jaxspec.decoding import speculation
 

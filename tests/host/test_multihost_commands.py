@@ -15,7 +15,7 @@ from jaxspec.engine.device_options import Devices
 from jaxspec.host.processes import check_alone, has_neighbours, join, largest, of_first
 from jaxspec.train.run.folder import Run
 from tests.evaluate.tiny import checkpoint
-from tests.host.running import all_ended, start
+from tests.host.multihost import all_ended, start
 
 MESH = ("--mesh", "data=4,model=2")
 

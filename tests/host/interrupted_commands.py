@@ -1,4 +1,4 @@
-"""Commands that are killed at each of their writes or at random moments, or meet a full disk; see `at_writes`."""
+"""Commands that are killed at a write or at a random moment, or meet a full disk (`interrupting_program.py`)."""
 
 import contextlib
 import dataclasses
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.host.at_writes import READY, Ended, How, Order
+from tests.host.interrupting_program import READY, Ended, How, Order
 
 
 class Breaker:
-    """The program of `at_writes`, waiting for orders."""
+    """The program of `interrupting_program`, waiting for orders."""
 
     def __init__(self, process: subprocess.Popen[str]):
         self.process = process
@@ -31,7 +31,7 @@ class Breaker:
 @contextlib.contextmanager
 def breaking() -> Iterator[Breaker]:
     """Starts the program, and ends it."""
-    program = [sys.executable, "-m", "tests.host.at_writes"]
+    program = [sys.executable, "-m", "tests.host.interrupting_program"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline().strip() == READY
         yield Breaker(process)
