@@ -26,9 +26,7 @@ from jax.sharding import Mesh
 from jaxspec.drafters import DRAFTERS
 from jaxspec.methods.method import parse_method
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.mesh import read_sizes, use
-from jaxspec.model.mesh_rules import TRAINING, sharding
-from jaxspec.model.placement import device_bytes, place
+from jaxspec.model.sharding import TRAINING, device_bytes, named_sharding, place, read_sizes, use_mesh
 from jaxspec.planning.chips import Slice, parse_slice
 from jaxspec.planning.compilation import Compiled
 from jaxspec.planning.program import mesh_on
@@ -63,14 +61,16 @@ def step_of(name: str, config: LlamaConfig, recipe: Recipe, length: int, mesh: M
 
 
 def _row(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(mesh, ("batch",), shape))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=named_sharding(mesh, ("batch",), shape))
 
 
 def placed_state(head: Any, optimizer: optax.GradientTransformation, mesh: Mesh) -> State:
     """Shapes of the state before the first step: moments are sharded like their parameters, all else is replicated."""
     state = jax.eval_shape(lambda head: start(head, optimizer), head)
     like = lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of.sharding)
-    whole: Any = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding(mesh, (), leaf.shape))
+    whole: Any = lambda leaf: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=named_sharding(mesh, (), leaf.shape)
+    )
     moments = optax.tree.map_params(optimizer, like, state.optimizer, head, transform_non_params=whole)
     return State(step=whole(state.step), params=head, optimizer=moments)
 
@@ -84,7 +84,7 @@ def memory(
     began = time.perf_counter()
     _, (state, target, _) = step_of(name, config, recipe, length, mesh)
     step, given = step_of(name, dataclasses.replace(config, num_layers=layers), recipe, length, mesh)
-    with use(mesh):
+    with use_mesh(mesh):
         compiled = Compiled.of(step.trace(*given), where)
     held = {"target": device_bytes(target), "head": device_bytes(state.params)}
     held |= {"optimizer": device_bytes(state) - held["head"], "temporaries": compiled and compiled.temporaries}

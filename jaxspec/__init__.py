@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jaxspec.engine.engine import Engine
     from jaxspec.engine.generation import Generation
     from jaxspec.methods.method import Method, parse_method
-    from jaxspec.model.mesh import make_mesh
+    from jaxspec.model.sharding import make_mesh
 
 __all__ = [
     "Checkpoint", "Committed", "Controller", "CostTable", "DraftSignals", "DraftTree", "Drafter", "Drafts", "Engine",
@@ -54,7 +54,7 @@ _HOMES = {
     "engine.engine": ("Engine",),
     "engine.generation": ("Generation",),
     "methods.method": ("Method", "parse_method"),
-    "model.mesh": ("make_mesh",),
+    "model.sharding": ("make_mesh",),
 }
 """The public names, for users and for authors of strategies, by module. A module is imported on first use."""
 

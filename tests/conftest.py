@@ -42,10 +42,10 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 @pytest.fixture(autouse=True, scope="session")
 def two_tree_sizes():
     """Verification is compiled for two tree sizes instead of up to eight: compilation takes most of a test's time."""
-    from jaxspec.decoding import speculation  # after the import hook
+    from jaxspec.model import backend  # after the import hook
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speculation, "CPU_SIZES", (4,))
+        patch.setattr(backend, "CPU_TREE_SIZES", (4,))
         yield
 
 

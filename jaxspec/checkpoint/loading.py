@@ -16,7 +16,7 @@ from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
-from jaxspec.model.mesh import shared_heads, split, use
+from jaxspec.model.sharding import shared_heads, split_mesh, use_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Checkpoint:
     Attributes:
         tokenizer: a `Tokenizer`; None if the folder has none, and then prompts are token ids.
         heads: names found under CKPT/heads.
-        mesh: that it is spread over, as `mesh.split` gives it; None: one device has it.
+        mesh: that it is spread over, as `sharding.split_mesh` gives it; None: one device has it.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Checkpoint:
         round them to less by default.
         """
         wide = self.target.norm[...].dtype == jnp.float32
-        with jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(), use(self.mesh):
+        with jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(), use_mesh(self.mesh):
             yield
 
 
@@ -72,7 +72,7 @@ def load(
     if mesh is None:
         memory.check_fits(config.model, chosen, quantize=how)
     else:
-        mesh = split(mesh, config.model)
+        mesh = split_mesh(mesh, config.model)
         memory.check_parts_fit(config.model, chosen, mesh, how)
         if (shared := shared_heads(mesh, config.model)) and jax.process_index() == 0:
             say(shared)

@@ -13,8 +13,8 @@ from rich import filesize
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.parameters import abstract, module_to_dict
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.placement import device_bytes, place
 from jaxspec.model.quantization import is_quantized, leaf_bytes
+from jaxspec.model.sharding import device_bytes, place
 
 
 def required_bytes(config: LlamaConfig, dtype: Any, quantize: str | None = None) -> int:

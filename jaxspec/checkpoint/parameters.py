@@ -23,9 +23,9 @@ from jax.sharding import Mesh
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError, read_config
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
-from jaxspec.model.placement import move, place
 from jaxspec.model.quantization import check as check_quantization
 from jaxspec.model.quantization import is_quantized, kind_of, pack, quantized
+from jaxspec.model.sharding import move, place
 
 GROUP_BYTES = 256 * 2**20
 CHUNK_BYTES = 4 * 2**20
@@ -48,7 +48,7 @@ def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quant
     Args:
         path: a checkpoint folder.
         dtype: dtype of every parameter that is a float; None keeps the one that `config.json` names.
-        mesh: as `mesh.split` gives it, over which each parameter is read in parts; None: the default device.
+        mesh: as `sharding.split_mesh` gives it, over which each parameter is read in parts; None: the default device.
         quantize: `int8` or `int4` makes the kernels integers as they come; None leaves them as they are on disk.
 
     Raises:

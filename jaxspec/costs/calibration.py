@@ -18,11 +18,11 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill_buckets import power_of_two, shapes
 from jaxspec.decoding.request import Request, SamplingParams
-from jaxspec.decoding.speculation import tree_sizes
 from jaxspec.host import environment
 from jaxspec.host.processes import is_first, of_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
+from jaxspec.model.backend import tree_sizes
 
 WIDTHS = (1, 4, 16)  # nodes expanded at once; costs of other widths are interpolated
 DEPTH = 5

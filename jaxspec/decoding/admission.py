@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.model import kv_cache
 from jaxspec.model.kv_cache import KV
-from jaxspec.model.mesh_rules import Axes, on_each_device
+from jaxspec.model.sharding import Axes, on_each_device
 
 OF_A_TEXT = ("tokens", "length", "limit", "done", "keys", "sampling", "cache", "feature", "drafter", "log_prob")
 """Fields that a new text replaces. The row's counts and trees of earlier rounds stay, in columns of their own."""

@@ -14,9 +14,8 @@ from jaxspec.decoding.round_counts import RoundCounts, more_columns, no_rounds
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.trace import Trace, empty_trace
+from jaxspec.model import backend, split_rows
 from jaxspec.model import kv_cache as kv
-from jaxspec.model import split_rows
-from jaxspec.model.mesh import platform
 
 
 @chex.dataclass(frozen=True)
@@ -124,7 +123,7 @@ def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
     A block that exceeds the row is not moved: that would overwrite the end of a finished text, whose row may have no
     room for another round while others go on (`needs_room`).
     """
-    if platform() == "tpu":
+    if backend.loops_over_updates():
         return _choose_block(rows, block, start)
     whole = tuple(range(rows.ndim - 1))
     at_row = jax.lax.ScatterDimensionNumbers(whole, inserted_window_dims=(), scatter_dims_to_operand_dims=(0,))
@@ -133,7 +132,7 @@ def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
 
 
 def _choose_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
-    """`write_block` by selects, column by column. On a TPU, updates at a different place in each row become a loop."""
+    """`write_block` by selects, column by column."""
     at = (jnp.arange(rows.shape[1]) - start[:, None]).reshape(rows.shape[:2] + (1,) * (rows.ndim - 2))
     for column in range(block.shape[1]):
         rows = jnp.where(at == column, block[:, column : column + 1].astype(rows.dtype), rows)

@@ -14,9 +14,7 @@ from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.model import kv_cache
 from jaxspec.model.kv_cache import KV
-from jaxspec.model.mesh import AnyMesh
-from jaxspec.model.mesh_rules import constrain
-from jaxspec.model.placement import placed_leaf
+from jaxspec.model.sharding import AnyMesh, constrain, placed_leaf
 
 
 def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:

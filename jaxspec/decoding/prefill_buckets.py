@@ -5,20 +5,19 @@ from collections.abc import Sequence
 from jaxspec.decoding.decode_state import margin
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.model.mesh import platform
+from jaxspec.model import backend
 
 SMALLEST_CACHE = 64
 FIRST_STAGE = 512  # new tokens that fit in the first cache; the cache grows with the text
-CPU_CHUNKS = (32, 128)  # larger products are not faster on a CPU, and padding costs time
 CPU_CHUNKS_AHEAD = (32, 64, 128)
-ACCELERATOR_CHUNKS = (32, 128, 512)
 TOGETHER = 4096  # most tokens of all sequences in one chunk on an accelerator
 
 
 def shapes(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
     """Tokens per chunk of prefill, and rows of the first cache."""
     longest = max(len(r.tokens) for r in requests)
-    chunk = chunk_for(longest, CPU_CHUNKS) if platform() == "cpu" else accelerator_chunk(longest, len(requests))
+    on_cpu = backend.time_grows_with_tokens()
+    chunk = chunk_for(longest, backend.CPU_CHUNKS) if on_cpu else accelerator_chunk(longest, len(requests))
     return chunk, power_of_two(rows_needed(spec, requests, chunk), SMALLEST_CACHE)
 
 
@@ -53,14 +52,13 @@ def shapes_ahead(spec: Speculation, requests: Sequence[Request], batch: int) -> 
     With one row no other row waits, and the chunk may have any size.
     """
     longest = max(len(r.tokens) for r in requests)
-    if platform() == "cpu":
+    if backend.time_grows_with_tokens():
         short = CPU_CHUNKS_AHEAD[0] + 4 * batch * spec.builder.verified
         sizes = tuple(size for size in CPU_CHUNKS_AHEAD if size <= short or batch == 1)
+        chunks = tuple(dict.fromkeys((chunk_for(longest, sizes), sizes[0])))
     else:
-        sizes = ACCELERATOR_CHUNKS[:2]
-    chunk = chunk_for(longest, sizes)
-    chunks = (chunk,) if chunk == sizes[0] or platform() != "cpu" else (chunk, sizes[0])
-    return chunks, eighths(whole_chunks(longest, chunk) + margin(spec))
+        chunks = (chunk_for(longest, backend.ACCELERATOR_CHUNKS[:2]),)
+    return chunks, eighths(whole_chunks(longest, chunks[0]) + margin(spec))
 
 
 def whole_chunks(tokens: int, chunk: int) -> int:
@@ -80,10 +78,10 @@ def accelerator_chunk(longest: int, batch: int) -> int:
     of 1,024 reads one prompt of 8k tokens at 45 % of peak, one of 512 at 40 %. For eight prompts it is the other way
     round, because the norms' inputs and outputs no longer fit into fast memory.
     """
-    twice = 2 * ACCELERATOR_CHUNKS[-1]
+    twice = 2 * backend.ACCELERATOR_CHUNKS[-1]
     if longest >= 4 * twice and batch * twice <= TOGETHER:
         return twice
-    return chunk_for(longest, ACCELERATOR_CHUNKS)
+    return chunk_for(longest, backend.ACCELERATOR_CHUNKS)
 
 
 def eighths(number: int) -> int:

@@ -7,10 +7,6 @@ from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.tree import sizes_up_to
-from jaxspec.model.mesh import platform
-
-CPU_SIZES = (1, 2, 4, 6, 8, 16, 32, 64)  # finer steps, because every node costs time on a CPU
-ACCELERATOR_SIZES = (8, 16, 32, 64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +33,3 @@ class Speculation:
         """The sizes for which verification is compiled; a single one if all trees have the same size."""
         varies = self.drafter.abstains or self.controller.stops or self.builder.varies
         return sizes_up_to(self.builder.verified, self.tree_sizes if varies else ())
-
-
-def tree_sizes() -> tuple[int, ...]:
-    """The sizes to compile verification for, on the current mesh's platform or JAX's default."""
-    return CPU_SIZES if platform() == "cpu" else ACCELERATOR_SIZES

@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Array, Int, Shaped
 
 from jaxspec.decoding.ordered import LEAST, ordered, values_of
-from jaxspec.model.mesh import platform
-from jaxspec.model.mesh_rules import constrain, cuts
+from jaxspec.model import backend
+from jaxspec.model.sharding import constrain, num_shards
 
 GROUP = 128  # values in a group
 FEW = 8192  # with fewer values, sorting is faster on a CPU
@@ -24,7 +24,7 @@ def top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
     device finds the largest values of its part, and only these are compared.
     """
     size = values.shape[-1]
-    parts, count = cuts("vocab", size), min(count, size)
+    parts, count = num_shards("vocab", size), min(count, size)
     if parts == 1 or count > size // parts:
         return _top_k(values, count)
     lead, whole = values.shape[:-1], (None,) * (values.ndim - 1)
@@ -39,9 +39,9 @@ def top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
 def _top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
     """`top_k` of values that are not sharded along V."""
     size = values.shape[-1]
-    if platform() == "tpu" and count > 1 and size <= COMPARED:
+    if backend.sorts_slowly() and count > 1 and size <= COMPARED:
         return _by_rank(values, count)
-    if platform() == "tpu" and count <= ROUNDS:
+    if backend.sorts_slowly() and count <= ROUNDS:
         return _by_rounds(values, count)
     # On one device XLA has a fast selection for matrices only. On a mesh no axes are merged: several may be sharded.
     rows = values.reshape(-1, size) if jax.sharding.get_abstract_mesh().empty else values

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.ordered import LEAST, ordered, values_of
-from jaxspec.model.mesh import platform
+from jaxspec.model import backend
 
 BITS = 32
 
@@ -46,8 +46,7 @@ def threshold(
     never decrease when a weight is added, so the threshold is unique despite rounding.
     """
     places = ordered(values)
-    # On a CPU every sum costs time. On a mesh every pass is a message, so fewer passes with more sums are better.
-    digit_bits = 1 if platform() == "cpu" else 4
+    digit_bits = backend.threshold_bits()
     digits = range(1, 2**digit_bits)
 
     def find_digit(number: Int[Array, ""], found: Int[Array, "*B 1"]) -> Int[Array, "*B 1"]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.host.terminal import say
-from jaxspec.model.mesh import platform
+from jaxspec.model import backend
 
 LOOP = {
     # A round is bound by reading weights. These make the compiler copy more of them into fast memory ahead of their
@@ -39,7 +39,7 @@ class Jitted:
     @property
     def here(self) -> Any:
         """The jitted function for the platform that a program traced now will run on."""
-        wanted = platform() == "tpu" and os.environ.get("JAXSPEC_TPU_OPTIONS") != "0"
+        wanted = backend.has_tpu_compiler() and os.environ.get("JAXSPEC_TPU_OPTIONS") != "0"
         return self.on_tpu if wanted and understood(jax.sharding.get_mesh()) else self.usual
 
     def __call__(self, *given: Any, **named: Any) -> Any:

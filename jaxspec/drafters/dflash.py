@@ -30,11 +30,10 @@ from jaxspec.host.arguments import integer
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import Attend, attend_to, project
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import Linear, linear
+from jaxspec.model.linear import Linear, linear, rms_norm
 from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, lm_head, look_up, unembed
-from jaxspec.model.mesh_rules import constrain
-from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary
+from jaxspec.model.sharding import constrain
 
 LAYERS, BLOCK = 5, 16
 """The sizes of most heads that DFlash's authors publish."""

@@ -21,7 +21,7 @@ from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.linear import Linear, linear
 from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, lm_head, look_up, unembed
-from jaxspec.model.mesh_rules import constrain
+from jaxspec.model.sharding import constrain
 
 INPUTS = ("shifted", "unshifted", "feature", "token")
 

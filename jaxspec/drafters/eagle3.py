@@ -24,10 +24,9 @@ from jaxspec.drafters.feature_pairs import PairReader, PairState
 from jaxspec.model.attention import Attend, attention
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV
-from jaxspec.model.linear import Linear, linear
+from jaxspec.model.linear import Linear, linear, rms_norm
 from jaxspec.model.llama import STREAM, Layer, Llama, lm_head, look_up, mlp_block
-from jaxspec.model.mesh_rules import constrain
-from jaxspec.model.rms_norm import rms_norm
+from jaxspec.model.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,9 +23,8 @@ from jaxspec.drafters.draft_vocabulary import build_lm_head, drafts_of
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import attend_to, causal_mask
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import linear
+from jaxspec.model.linear import linear, rms_norm
 from jaxspec.model.llama import Layer, Output, decoder_layer, embed, final_norm, keys_and_values, run_layers
-from jaxspec.model.rms_norm import rms_norm
 
 
 class EarlyExitHead(nnx.Module):

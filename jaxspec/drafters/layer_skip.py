@@ -27,8 +27,8 @@ from jaxspec.drafters.skip_mask import SkipMask, check_layers, layers_of, skip, 
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import Attend, attend_to
 from jaxspec.model.config import LlamaConfig
+from jaxspec.model.linear import rms_norm
 from jaxspec.model.llama import Layer, Llama, attention_block, embed, lm_head, mlp_block, unembed
-from jaxspec.model.rms_norm import rms_norm
 
 SEARCHED = (0.6, 0.3)
 """Shares of attention and of MLP blocks that Draft & Verify's search skips in LLaMA-2-13B (arXiv:2309.08168, appendix

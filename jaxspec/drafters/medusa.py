@@ -23,7 +23,7 @@ from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.drafters.draft_vocabulary import drafts_of, size_of
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.linear import Linear, linear
-from jaxspec.model.mesh_rules import constrain
+from jaxspec.model.sharding import constrain
 
 
 class MedusaHead(nnx.Module):

@@ -70,7 +70,7 @@ class Devices:
                 raise ValueError("--coordinator, --processes and --process-id need --mesh, such as --mesh data=2")
             processes.check_alone(os.environ, sys.argv)
             return None
-        from jaxspec.model.mesh import parse_mesh
+        from jaxspec.model.sharding import parse_mesh
 
         self.hosts.join(several=several)
         return parse_mesh(self.mesh)

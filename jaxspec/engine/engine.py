@@ -12,7 +12,6 @@ from jaxspec.costs.calibration import costs_of
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
-from jaxspec.decoding.speculation import tree_sizes
 from jaxspec.engine.default_method import default_of
 from jaxspec.engine.finished_text import all_texts, text_of_row
 from jaxspec.engine.generation import Generation
@@ -31,6 +30,7 @@ from jaxspec.host.arguments import integer
 from jaxspec.host.compiling import compile_all
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.model.backend import tree_sizes
 
 TOGETHER = 8  # the default batch size
 

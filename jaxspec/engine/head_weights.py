@@ -22,7 +22,7 @@ from jaxspec.engine.chat_format import spelled
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.placement import place_head
+from jaxspec.model.sharding import place_head
 
 
 def load_head(model: Checkpoint, method: Method) -> Any:

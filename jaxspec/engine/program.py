@@ -18,8 +18,7 @@ from jaxspec.decoding.prefill_buckets import rows_refilled, shapes, shapes_ahead
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import Method
-from jaxspec.model.mesh import AnyMesh
-from jaxspec.model.placement import place, place_head
+from jaxspec.model.sharding import AnyMesh, place, place_head
 
 LOOP: Any = loop.decode  # Any, because the type of a jitted function lacks `trace` and `lower`
 

@@ -13,19 +13,17 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.batch import data_parts
 from jaxspec.decoding.prefill_buckets import (
-    ACCELERATOR_CHUNKS,
-    CPU_CHUNKS,
     SMALLEST_CACHE,
     chunk_for,
     power_of_two,
 )
 from jaxspec.decoding.sampling import log_prob_of
 from jaxspec.host.processes import fetch
+from jaxspec.model import backend
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward, unembed
-from jaxspec.model.mesh import platform
-from jaxspec.model.mesh_rules import constrain
+from jaxspec.model.sharding import constrain
 
 LOGITS = 2**28  # most logits held at once: 1 GB
 UNASKED = -1
@@ -106,7 +104,7 @@ def _of_batch(
 
 def chunks(batch: int, vocab_size: int) -> tuple[int, ...]:
     """The chunk sizes (ascending) whose logits fit in `LOGITS` for a batch of this size; at least the smallest."""
-    every = CPU_CHUNKS if platform() == "cpu" else ACCELERATOR_CHUNKS
+    every = backend.prefill_chunks()
     return tuple(chunk for chunk in every if chunk * batch * vocab_size <= LOGITS) or every[:1]
 
 

@@ -1,6 +1,5 @@
 """Attention of one layer over [committed prefix ; tree nodes], in two parts, so that the cache is only read."""
 
-import os
 from typing import Literal
 
 import chex
@@ -9,14 +8,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.model import attention_kernel, split_rows
+from jaxspec.model import attention_kernel, backend, split_rows
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, NODE_AXES, axes, capacity, write_nodes
-from jaxspec.model.linear import Linear, linear, settled
-from jaxspec.model.mesh import platform
-from jaxspec.model.mesh_rules import cut_along, on_each_device
-from jaxspec.model.rms_norm import rms_norm
+from jaxspec.model.linear import Linear, linear, rms_norm, settled
 from jaxspec.model.rope import rotary, rotate
+from jaxspec.model.sharding import on_each_device, sharded_axes
 
 CHUNK = 128  # fewest queries for cuDNN's attention: chunks of a prompt, and no trees
 
@@ -106,7 +103,7 @@ def attention(
         out = attend_to_split_rows(query, prefix, attend.cached, nodes, attend.mask)
     elif attention_kernel.fits(query.shape, capacity((prefix,))):
         out = attention_kernel.attend_in_kernel(query, prefix, attend.cached, nodes, attend.mask)
-    elif width >= CHUNK and platform() == "gpu" and os.environ.get("JAXSPEC_ATTENTION") == "cudnn":
+    elif width >= CHUNK and backend.uses_cudnn():
         out = attend_in_cudnn(query, prefix, attend.prefix, nodes, attend.mask)
     else:
         out, _ = attend_plainly(query, prefix, attend.prefix, nodes, attend.mask)
@@ -157,9 +154,8 @@ def attend_in_cudnn(
 ) -> Float[Array, "B K G W H"]:
     """`attend_plainly` by cuDNN's fused attention, in the dtype of the queries, bfloat16 or float16.
 
-    It is used for prefill on GPUs if the environment variable JAXSPEC_ATTENTION is `cudnn`, because where it pays was
-    not measured yet (`benchmarks/accelerator.py`, step `context`). It copies the layer's keys and values, whose layout
-    it does not share. `implementation` is for tests: XLA's runs everywhere.
+    It copies the layer's keys and values, whose layout it does not share. `implementation` is for tests: XLA's runs
+    everywhere.
     """
     batch, _, _, width, dim = query.shape
     key, value = jnp.concatenate([prefix.k, nodes.k], axis=3), jnp.concatenate([prefix.v, nodes.v], axis=2)
@@ -183,7 +179,7 @@ def attend_to_split_rows(
 ) -> Float[Array, "B K G W H"]:
     """Attention over a cache whose rows are split over devices (`split_rows`), and over the visible nodes; float32."""
     queries, row = attention_kernel.QUERY_AXES, ("batch",)
-    group_is_split = split_rows.AXIS in cut_along("query_group", query.shape[2])
+    group_is_split = split_rows.AXIS in sharded_axes("query_group", query.shape[2])
 
     def on_one_device(query: Array, prefix: KV, cached: Array, nodes: KV, mask: Array) -> Array:
         held = split_rows.of_first(cached)

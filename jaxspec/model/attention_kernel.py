@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.model import backend
 from jaxspec.model.kv_cache import KV, NODE_AXES, axes
-from jaxspec.model.mesh import platform
-from jaxspec.model.mesh_rules import on_each_device
+from jaxspec.model.sharding import on_each_device
 
 NAME = "attention_kernel"
 """The kernel's name in compiled programs."""
@@ -34,13 +34,13 @@ Ref = Any  # a block of an array in a core's memory, as Pallas hands it to a ker
 
 
 def fits(query: tuple[int, ...], rows: int) -> bool:
-    """Whether the kernel handles queries of this shape, [B K G W H]: on a TPU, where the cache has `LONG` rows or more.
+    """Whether the kernel is used for queries of this shape, [B K G W H]: on a TPU, for caches of `LONG` rows or more.
 
     It also needs `rows` and H to be multiples of 128.
     """
     *_, group, width, dim = query
     whole = rows % 128 == 0 and dim % 128 == 0 and queries_at_once(group, width) is not None
-    return platform() == "tpu" and rows >= LONG and whole
+    return backend.has_attention_kernel() and rows >= LONG and whole
 
 
 def queries_at_once(group: int, width: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Linear layers. All products of activations and weights are here."""
+"""Linear layers and RMSNorm. All products of activations and weights are here."""
 
 import math
 from collections.abc import Callable
@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxspec.model import quantization
-from jaxspec.model.mesh import platform
+from jaxspec.model import backend, quantization
 from jaxspec.model.quantization import QuantizedKernel
 
 
@@ -45,25 +44,16 @@ def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
 def never_alone(
     x: Float[Array, "*B I"], multiply: Callable[[Float[Array, "*C I"]], Float[Array, "*C O"]]
 ) -> Float[Array, "*B O"]:
-    """multiply(x). On an accelerator a single row is padded with a row of zeros.
-
-    On a TPU, XLA computes a product with one row on the vector unit, which is slower than two rows on the matrix unit:
-    for four layers of a 70B and its LM head on 16 v5e chips it estimates 2,878 µs without the row of zeros and 1,122 µs
-    with it. On a GPU, XLA writes kernel times row to memory before it sums.
-    """
-    if platform() == "cpu" or math.prod(x.shape[:-1]) > 1:
+    """multiply(x); a single row is padded with a row of zeros where two rows are faster than one."""
+    if math.prod(x.shape[:-1]) > 1 or not backend.single_row_is_slow():
         return multiply(x)
     two = jnp.pad(x.reshape(1, x.shape[-1]), [(0, 1), (0, 0)])
     return multiply(two)[:1].reshape(*x.shape[:-1], -1)
 
 
 def settled(x: Float[Array, "*B I"]) -> Float[Array, "*B I"]:
-    """x itself, behind an optimisation barrier on a TPU.
-
-    Without the barrier XLA fuses a product with the operations that use its result, and chooses the kernel's layout for
-    the fusion. Then it transposes the kernel in every round, or keeps a transposed copy.
-    """
-    return jax.lax.optimization_barrier(x) if platform() == "tpu" else x
+    """The product x itself, behind an optimisation barrier where XLA would fuse it with the operations that use it."""
+    return jax.lax.optimization_barrier(x) if backend.fuses_products() else x
 
 
 @jax.custom_vjp
@@ -89,3 +79,10 @@ def _product_backward(inputs: Factors, slope: Float[Array, "*B O"]) -> Factors:
 
 
 product.defvjp(_product_forward, _product_backward)
+
+
+def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
+    """RMSNorm (arXiv:1910.07467) in float32, returned in the dtype of x."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (scale.astype(x.dtype) * wide.astype(x.dtype)).astype(x.dtype)

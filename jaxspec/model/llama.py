@@ -13,15 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxspec.model import backend
 from jaxspec.model.attention import Attend, Attention, attend_to, attention, project
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, capacity
-from jaxspec.model.linear import Linear, linear, never_alone, settled
-from jaxspec.model.mesh import platform
-from jaxspec.model.mesh_rules import constrain
+from jaxspec.model.linear import Linear, linear, never_alone, rms_norm, settled
 from jaxspec.model.mlp import MLP, MixtureOfExperts, mlp
-from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary
+from jaxspec.model.sharding import constrain
 
 STREAM = ("batch", None, "embed")
 """Logical axes of the residual stream. They are enforced: the partitioner might shard D, and then each norm would need
@@ -191,10 +190,9 @@ def embed(model: Llama, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
 def look_up(table: nnx.Param, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
     """Rows of a table of embeddings.
 
-    If the table is sharded over GPUs, XLA gathers all of it for a single token, but not for two. So a single token is
-    padded to two.
+    A single token is padded to two where XLA would gather a sharded table for it.
     """
-    alone = tokens.size == 1 and platform() == "gpu" and not jax.sharding.get_abstract_mesh().empty
+    alone = tokens.size == 1 and backend.gathers_table_for_one_token()
     asked = jnp.pad(tokens, [(0, 0), (0, 1)]) if alone else tokens
     return constrain(table[...].at[asked].get(mode="clip"), *STREAM)[:, : tokens.shape[1]]
 

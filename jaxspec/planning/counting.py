@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jaxspec.model.mesh import AnyMesh
 from jaxspec.model.quantization import leaf_bytes
+from jaxspec.model.sharding import AnyMesh
 from jaxspec.planning.work import Collective, Parts, Phase, Work, merged, phase_of
 
 SAME_VALUES = {
@@ -38,7 +38,7 @@ def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
     Args:
         traced: the result of `jax.jit(...).trace`.
         arguments: its arguments except static ones: `jax.ShapeDtypeStruct`s with shardings.
-        mesh: the mesh of these shardings, from `mesh.split`.
+        mesh: the mesh of these shardings, from `sharding.split_mesh`.
     """
     leaves = jax.tree.leaves(arguments)
     closed = traced.jaxpr

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxspec.model.mesh import model_size
+from jaxspec.model.sharding import model_size
 from jaxspec.planning import traffic
 from jaxspec.planning.estimate import Operation
 from jaxspec.planning.hlo import Buffer, CompiledProgram

@@ -22,10 +22,9 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.program import LOOP, Program, program_of
 from jaxspec.host.libtpu import expect_no_chip
 from jaxspec.methods.method import Method
-from jaxspec.model import placement
+from jaxspec.model import sharding
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.mesh import AXES, AnyMesh, make_mesh, parts, split
-from jaxspec.model.mesh_rules import sharding
+from jaxspec.model.sharding import AXES, AnyMesh, make_mesh, model_axis_sizes, named_sharding, split_mesh
 from jaxspec.planning import counting
 from jaxspec.planning.chips import Slice
 from jaxspec.planning.gpus import can_compile, gpus
@@ -54,7 +53,7 @@ class PlacedProgram:
     @property
     def arguments(self) -> tuple[Models, DecodeState, jax.ShapeDtypeStruct]:
         """The arguments of `loop.decode`: models, state, and the number of rounds."""
-        rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding(self.mesh, (), ()))
+        rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=named_sharding(self.mesh, (), ()))
         return self.models, self.state, rounds
 
     def trace(self) -> Any:
@@ -76,14 +75,14 @@ class PlacedProgram:
         """
         target, batch = self.models.target, self.state.tokens.shape[0] // self.mesh.shape["data"]
         config = target.config
-        held = placement.device_elements(target.layers)
+        held = sharding.device_elements(target.layers)
         asked = config.experts_per_token / config.num_experts if config.num_experts else 1
-        experts = placement.device_elements([layer.mlp for layer in target.layers]) if config.num_experts else 0
+        experts = sharding.device_elements([layer.mlp for layer in target.layers]) if config.num_experts else 0
         heads = config.num_heads / (self.mesh.shape["kv"] * self.mesh.shape["group"] * self.mesh.shape["rows"])
         attending = 4 * config.num_layers * heads * config.head_dim * prompt * (prompt + 1) / 2
         flops = batch * (2 * prompt * (held - experts * (1 - asked)) + attending)
-        kv = placement.device_bytes(self.state.cache) * prompt / self.state.tokens.shape[1]
-        return Work(flops, placement.device_bytes(target.layers) + kv)
+        kv = sharding.device_bytes(self.state.cache) * prompt / self.state.tokens.shape[1]
+        return Work(flops, sharding.device_bytes(target.layers) + kv)
 
     def count(self, traced: Any) -> Parts:
         """Work of the parts of a round on each chip, counted from shapes."""
@@ -120,8 +119,8 @@ def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int 
     """
     if where.is_tpu or can_compile():
         devices = tpus(where) if where.is_tpu else gpus(where)
-        return split(make_mesh(data=data, model=model, rows=rows, devices=devices), config)
-    return _abstract((data, *parts(model, config), rows))
+        return split_mesh(make_mesh(data=data, model=model, rows=rows, devices=devices), config)
+    return _abstract((data, *model_axis_sizes(model, config), rows))
 
 
 def tpus(where: Slice) -> Sequence[Any]:

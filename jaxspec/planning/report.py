@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from rich.console import Console
 
-from jaxspec.decoding.speculation import ACCELERATOR_SIZES
 from jaxspec.engine.program import program_of
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
-from jaxspec.model import placement
-from jaxspec.model.mesh import read_sizes, shared_heads
+from jaxspec.model import sharding
+from jaxspec.model.backend import ACCELERATOR_TREE_SIZES
+from jaxspec.model.sharding import read_sizes, shared_heads
 from jaxspec.planning.chips import Slice, parse_slice
 from jaxspec.planning.compilation import Compiled
 from jaxspec.planning.estimated import estimated
@@ -70,7 +70,7 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     mesh = mesh_on(where, config, **sizes)
 
     def compose(method: Method) -> PlacedProgram:
-        program = program_of(method, models_of(target, method, DTYPE), greedy=True, tree_sizes=ACCELERATOR_SIZES)
+        program = program_of(method, models_of(target, method, DTYPE), greedy=True, tree_sizes=ACCELERATOR_TREE_SIZES)
         return PlacedProgram.place(program, settings.batch_size, settings.context, mesh)
 
     plain = plain_seconds(where, compose)
@@ -148,15 +148,15 @@ def _measured(compiled: Compiled, sizes: dict[str, int]) -> dict[str, int]:
 def _sizes(program: PlacedProgram) -> dict[str, int]:
     """Bytes on each chip by shapes. Temporaries are the largest only: logits, their softmax, nodes' keys and values."""
     models, state, spec = program.models, program.state, program.spec
-    kv = placement.device_bytes(state.cache)
+    kv = sharding.device_bytes(state.cache)
     batch, rows = state.tokens.shape
     nodes, cut = max(spec.builder.size, spec.builder.verified), program.mesh.shape["data"]
     logits = 4 * nodes * models.target.config.vocab_size * batch // cut
     return {
-        "weights": placement.device_bytes(models.target),
-        "head_weights": placement.device_bytes((models.draft, models.control)),
+        "weights": sharding.device_bytes(models.target),
+        "head_weights": sharding.device_bytes((models.draft, models.control)),
         "kv": kv,
-        "state": placement.device_bytes(state) - kv,
+        "state": sharding.device_bytes(state) - kv,
         "temporaries": 2 * logits + kv * nodes // rows,
     }
 

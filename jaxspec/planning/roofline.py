@@ -6,8 +6,8 @@ from collections.abc import Callable
 from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.decoding.cost_table import CostTable
-from jaxspec.decoding.speculation import ACCELERATOR_SIZES
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.model.backend import ACCELERATOR_TREE_SIZES
 from jaxspec.planning.chips import Slice
 from jaxspec.planning.program import PlacedProgram
 
@@ -29,7 +29,7 @@ def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> 
     Args:
         plain: seconds of a round of plain decoding.
     """
-    tree = lambda width: Eagle2(total=max(ACCELERATOR_SIZES), depth=DEPTH, width=width)
+    tree = lambda width: Eagle2(total=max(ACCELERATOR_TREE_SIZES), depth=DEPTH, width=width)
 
     # With a controller that stops early, the loop contains verification of every size.
     def probe(width):

@@ -6,6 +6,7 @@ import pytest
 
 from jaxspec.decoding import top_k as module
 from jaxspec.decoding.top_k import COMPARED, FEW, GROUP, top_k
+from jaxspec.model import backend
 
 
 def hard_values(seed: int, size: int) -> list[np.ndarray]:
@@ -36,7 +37,7 @@ def test_as_a_sort_of_all_of_them(size: int, count: int):
 )
 def test_as_a_tpu_finds_them(count: int, size: int, monkeypatch: pytest.MonkeyPatch):
     """By rounds, or of few values by comparing each with each."""
-    monkeypatch.setattr(module, "platform", lambda: "tpu")
+    monkeypatch.setattr(backend, "platform", lambda: "tpu")
     for values in hard_values(count, size):
         is_top_k(top_k(jax.numpy.asarray(values), count), values, count)
 
@@ -44,7 +45,7 @@ def test_as_a_tpu_finds_them(count: int, size: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_of_a_vocabulary_that_is_cut_in_four(platform: str, monkeypatch: pytest.MonkeyPatch):
     """On one device; tests/lossless/test_meshes.py has those that hold a part each."""
-    monkeypatch.setattr(module, "platform", lambda: platform)
+    monkeypatch.setattr(backend, "platform", lambda: platform)
     monkeypatch.setattr(module, "cuts", lambda name, length: 4)
     for values in hard_values(7, 256):
         is_top_k(top_k(jax.numpy.asarray(values), 9), values, 9)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from jaxspec.decoding import top_p as module
 from jaxspec.decoding.sampling import Sampling, kept_logits, probabilities
 from jaxspec.decoding.top_p import keep_top_k, keep_top_p
+from jaxspec.model import backend
 from tests import several_devices
 
 SPECIAL = [-np.inf, -88.0, -1.5, -1e-30, -0.0, 0.0, 2.0, np.nextafter(np.float32(2), np.float32(3)), 60.0]
@@ -23,7 +23,7 @@ ROWS = st.lists(
 @pytest.fixture(params=["cpu", "tpu"], scope="module")
 def platform(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "platform", lambda: request.param)
+        patch.setattr(backend, "platform", lambda: request.param)
         yield
 
 
@@ -96,9 +96,9 @@ def test_a_whole_vocabulary():
 CUT = """
 import json, re, jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
-from jaxspec.decoding import top_p
+from jaxspec.model import backend
 from jaxspec.decoding.sampling import Sampling, argmax, gumbel, kept_logits
-top_p.platform = lambda: "{platform}"
+backend.platform = lambda: "{platform}"
 
 def draw(keys, logits, sampling):
     kept = kept_logits(logits, sampling)

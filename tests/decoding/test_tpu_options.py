@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.decoding import tpu_options
-from jaxspec.model.mesh import make_mesh
+from jaxspec.model.sharding import make_mesh
 from jaxspec.planning.chips import parse_slice
 from jaxspec.planning.program import tpus
 

@@ -10,12 +10,12 @@ from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint.loading import load
 from jaxspec.commands import main
 from jaxspec.costs import calibration, kept_tables, timing
-from jaxspec.decoding import speculation
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import bench, calibrate
 from jaxspec.evaluate.simulate import random_head
 from jaxspec.methods.method import parse_method
+from jaxspec.model import backend
 from tests.evaluate import tiny
 
 TABLE = CostTable(plain=1e-3, verify=((1, 1e-3), (8, 2e-3)), level=((1, 1e-4), (4, 2e-4)))
@@ -55,7 +55,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
     monkeypatch.setattr(calibration, "WIDTHS", (1, 2))
-    monkeypatch.setattr(speculation, "CPU_SIZES", (1, 4))
+    monkeypatch.setattr(backend, "CPU_TREE_SIZES", (1, 4))
     monkeypatch.setattr("sys.argv", ["jaxspec", "calibrate", "--target", str(path), "--head", "ngram"])
     with pytest.raises(SystemExit) as exit_:
         main.main()
@@ -148,7 +148,7 @@ def test_what_can_be_calibrated(model, path):
 
 def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "WIDTHS", (2,))
-    monkeypatch.setattr(speculation, "CPU_SIZES", (1, 4))
+    monkeypatch.setattr(backend, "CPU_TREE_SIZES", (1, 4))
     model = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=2))
     method = dataclasses.replace(parse_method("early-exit"), head="in memory")
     seen: list[str] = []
@@ -163,7 +163,7 @@ def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, m
 def test_a_batch_is_timed_as_it_is_decoded(tmp_path, monkeypatch):
     """Rounds and forwards of all of its rows, filled up to a power of two."""
     monkeypatch.setattr(calibration, "WIDTHS", (1,))
-    monkeypatch.setattr(speculation, "CPU_SIZES", (1, 4))
+    monkeypatch.setattr(backend, "CPU_TREE_SIZES", (1, 4))
     model, seen = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=1)), set[int]()
 
     def target_job(target, batch, size, rows):

@@ -10,7 +10,6 @@ import pytest
 from jaxspec.checkpoint.loading import load
 from jaxspec.costs import round_pieces, timing
 from jaxspec.costs.round_fit import RoundPair
-from jaxspec.decoding import speculation
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.request import Request, SamplingParams
@@ -20,6 +19,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import piece_times
 from jaxspec.evaluate.simulate import random_head
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.model import backend
 from tests.evaluate import tiny
 
 
@@ -86,7 +86,7 @@ def test_a_level_is_what_a_longer_round_takes_more():
 
 
 def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(speculation, "CPU_SIZES", (1, 2))
+    monkeypatch.setattr(backend, "CPU_TREE_SIZES", (1, 2))
     model = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=2))
     head = random_head(EarlyExit(), model.config.model, "float32")
     methods = {

@@ -13,7 +13,6 @@ import pytest
 from jaxspec.builders import Budgeted
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding import speculation
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.rule import Draws, Verdict
 from jaxspec.decoding.sampling import Sampling
@@ -23,6 +22,7 @@ from jaxspec.engine.statistics import statistics_of
 from jaxspec.evaluate import simulate
 from jaxspec.evaluate.simulate import Replayed
 from jaxspec.methods.method import parse_method
+from jaxspec.model import backend
 from tests.evaluate import tiny
 
 SHAPE = dataclasses.replace(tiny.MODEL, num_layers=2, max_length=1024)
@@ -104,7 +104,7 @@ def test_a_row_draws_for_itself():
 
 
 def test_decoding_replays_it(model: Checkpoint, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(speculation, "CPU_SIZES", ())
+    monkeypatch.setattr(backend, "CPU_TREE_SIZES", ())
     simulated = simulate.engine(model, parse_method("eagle+chain,length=2"), (0.8, 0.6))
     found = simulated.generate([[1, 2, 3]] * 4, max_new_tokens=200)
     assert all(len(one.tokens) == 200 and one.finish_reason == "length" for one in found)  # random text never ends
@@ -117,7 +117,7 @@ def test_a_length_is_learnt_from_what_is_replayed(
     chance: float, few: float, most: float, model: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ):
     """Where no draft is accepted hardly any is made in the end, and where all are, as many as there can be."""
-    monkeypatch.setattr(speculation, "CPU_SIZES", ())
+    monkeypatch.setattr(backend, "CPU_TREE_SIZES", ())
     method = parse_method("eagle+chain,length=4+length-ts,cost=0.3,verify=1:1.0/8:1.2")
     (found,) = simulate.engine(model, method, (chance,)).generate([[1, 2, 3]], max_new_tokens=200)
     assert few <= found.history.levels[-30:-1].mean() <= most
@@ -145,7 +145,7 @@ def test_trees_from_the_marginals_of_a_block(
     method: str, nodes: int | None, model: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ):
     """In one pass a round; they accept as often as their nodes' ranks are the target's, and bench's counts say so."""
-    monkeypatch.setattr(speculation, "CPU_SIZES", ())
+    monkeypatch.setattr(backend, "CPU_TREE_SIZES", ())
     passes = []
     monkeypatch.setattr(dflash, "run_block", lambda *given, run=dflash.run_block: passes.append(1) or run(*given))
     given = (0.7, 0.6, 0.5)

@@ -100,9 +100,9 @@ def run(order: Order, said: Path, counted: Path) -> int:
     from jaxspec.commands import convert, train
     from jaxspec.commands import main as jaxspec
     from jaxspec.costs import timing
-    from jaxspec.decoding import speculation
+    from jaxspec.model import backend
 
-    speculation.CPU_SIZES, timing.LEAST_SECONDS, timing.REPEATS = (4,), 1e-3, 1
+    backend.CPU_TREE_SIZES, timing.LEAST_SECONDS, timing.REPEATS = (4,), 1e-3, 1
     programs = {"jaxspec": jaxspec.main, "jaxspec-convert": convert.main, "jaxspec-train": train.main}
     sys.stderr, sys.stdout = said.open("w", buffering=1), io.StringIO()
     begun, tally = 0, os.open(counted, os.O_WRONLY | os.O_APPEND)

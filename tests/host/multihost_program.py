@@ -30,9 +30,9 @@ def main() -> None:
 def few_sizes_and_short_timings() -> None:
     """Nearly like the fixture `quick_runs`, but costs are measured for at least one tree size."""
     from jaxspec.costs import timing
-    from jaxspec.decoding import speculation
+    from jaxspec.model import backend
 
-    speculation.CPU_SIZES, timing.LEAST_SECONDS, timing.REPEATS = (4,), 1e-3, 1
+    backend.CPU_TREE_SIZES, timing.LEAST_SECONDS, timing.REPEATS = (4,), 1e-3, 1
 
 
 def budgets() -> None:

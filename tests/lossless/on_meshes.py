@@ -15,16 +15,16 @@ import numpy as np
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import parse_method
-from jaxspec.model import attention_kernel, placement
+from jaxspec.model import attention_kernel, sharding
 from jaxspec.model.llama import Llama
-from jaxspec.model.mesh import make_mesh, split
+from jaxspec.model.sharding import make_mesh, split_mesh
 from tests.lossless.harness import decoded, models, requests, speculation, weights, with_markov_term
 
 NEW = 20
 ROWS = 64
 PROMPTS = [np.random.default_rng(0).integers(0, 24, size=n).tolist() for n in (1, 8, 13, 25, 2, 3, 5, 9)]
 EVERYTHING = with_markov_term(models(vocab_size=24, num_heads=4, num_kv_heads=2))
-placement.REPLICATED_BELOW = 0  # these heads are tiny, and are to be cut all the same
+sharding.REPLICATED_BELOW = 0  # these heads are tiny, and are to be cut all the same
 
 
 def texts(state: Any) -> list[list[int]]:
@@ -49,10 +49,10 @@ def run(case: str) -> dict[str, Any]:
     """Decodes on a mesh; returns whether the mesh changed anything, and how the arrays are sharded."""
     name, sizes, sampling = case.rsplit("@", 2)
     data, model, rows = map(int, sizes.split("x"))
-    mesh = split(make_mesh(data=data, model=model, rows=rows), EVERYTHING.target.config)
+    mesh = split_mesh(make_mesh(data=data, model=model, rows=rows), EVERYTHING.target.config)
     spec = speculation(parse_method(name), greedy=sampling == "0")
     whole = weights(spec, EVERYTHING)
-    shardings = lambda head: jax.tree.map(lambda leaf: leaf.sharding, placement.place_head(head, mesh))
+    shardings = lambda head: jax.tree.map(lambda leaf: leaf.sharding, sharding.place_head(head, mesh))
     place = lambda head: jax.device_put(head, shardings(head))
     draft = {type(spec.drafter): place(whole.draft)}
     cut = Models(target=place(whole.target), draft=draft, control=place(whole.control))

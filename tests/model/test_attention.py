@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from jaxtyping import Array
 
-from jaxspec.model import attention, attention_kernel, kv_cache
+from jaxspec.model import attention, attention_kernel, backend, kv_cache
 from jaxspec.model.attention import attend_plainly
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV
@@ -102,7 +102,7 @@ def test_the_fused_form_is_for_prompts_on_gpus_if_it_is_asked_for(monkeypatch: p
 
     expected = run(128)
     monkeypatch.setattr(attention, "attend_in_cudnn", record)
-    monkeypatch.setattr(attention, "platform", lambda: "gpu")
+    monkeypatch.setattr(backend, "platform", lambda: "gpu")
     run(128)
     monkeypatch.setenv("JAXSPEC_ATTENTION", "cudnn")
     close(run(128), expected)
@@ -113,7 +113,7 @@ def test_the_fused_form_is_for_prompts_on_gpus_if_it_is_asked_for(monkeypatch: p
 def test_it_is_for_long_caches_on_tpus(monkeypatch: pytest.MonkeyPatch):
     query, long = (1, 8, 4, 5, 128), attention_kernel.LONG
     assert not attention_kernel.fits(query, long)
-    monkeypatch.setattr(attention_kernel, "platform", lambda: "tpu")
+    monkeypatch.setattr(backend, "platform", lambda: "tpu")
     assert attention_kernel.fits(query, long)
     assert not attention_kernel.fits(query, long // 2)
     assert not attention_kernel.fits(query, long + 64), "whole tiles of memory"

@@ -9,10 +9,10 @@ import pytest
 
 from jaxspec.builders import Eagle2, Pruned
 from jaxspec.decoding.loop import DRAFTING, LEVEL
-from jaxspec.decoding.speculation import ACCELERATOR_SIZES
 from jaxspec.engine.program import LOOP, program_of
 from jaxspec.methods.method import parse_method
-from jaxspec.model import attention_kernel, mesh_rules, placement
+from jaxspec.model import attention_kernel, sharding
+from jaxspec.model.backend import ACCELERATOR_TREE_SIZES
 from jaxspec.model.config import LlamaConfig
 from jaxspec.planning.chips import parse_slice
 from jaxspec.planning.compilation import Compiled
@@ -56,7 +56,7 @@ needs_libtpu = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Heads are cut however small, and no program is taken for one that was traced under other rules."""
-    monkeypatch.setattr(placement, "REPLICATED_BELOW", 0)
+    monkeypatch.setattr(sharding, "REPLICATED_BELOW", 0)
     LOOP.clear_cache()
     yield
     LOOP.clear_cache()
@@ -65,7 +65,7 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def compiled(name: str, batch: int = 1, rows: int = ROWS) -> tuple[PlacedProgram, Compiled]:
     method = parse_method(name)
     models = models_of(Target(CONFIG), method, jnp.dtype("bfloat16"))
-    program = program_of(method, models, greedy=True, tree_sizes=ACCELERATOR_SIZES)
+    program = program_of(method, models, greedy=True, tree_sizes=ACCELERATOR_TREE_SIZES)
     placed = PlacedProgram.place(program, batch, rows, mesh_on(WHERE, CONFIG, 1, CHIPS))
     found = Compiled.of(placed.trace(), WHERE)
     assert found is not None
@@ -181,6 +181,6 @@ def test_messages_by_hand():
 @needs_libtpu
 @pytest.mark.parametrize("rule", ["vocab", "heads", "kv_heads", "mlp"])
 def test_without_a_rule_it_would_not_pass(rule: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(mesh_rules.DECODING, rule, ())
+    monkeypatch.setitem(sharding.DECODING, rule, ())
     found = faults(*compiled("plain"))
     assert found

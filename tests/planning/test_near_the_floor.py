@@ -9,10 +9,10 @@ import importlib.util
 import jax.numpy as jnp
 import pytest
 
-from jaxspec.decoding.speculation import ACCELERATOR_SIZES
 from jaxspec.engine.program import program_of
 from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel
+from jaxspec.model.backend import ACCELERATOR_TREE_SIZES
 from jaxspec.planning.chips import parse_slice
 from jaxspec.planning.compilation import Compiled
 from jaxspec.planning.estimate import COPY
@@ -56,7 +56,7 @@ def test_the_estimate_stays_near_the_floor(
         method,
         models_of(Target(SHAPE, quantize=quantize), method, jnp.dtype("bfloat16")),
         greedy=True,
-        tree_sizes=ACCELERATOR_SIZES,
+        tree_sizes=ACCELERATOR_TREE_SIZES,
     )
     placed = PlacedProgram.place(program, batch, rows, mesh_on(WHERE, SHAPE, 1, WHERE.chips // split, split))
     traced = placed.trace()

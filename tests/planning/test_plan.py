@@ -18,7 +18,7 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.commands import main
 from jaxspec.engine.program import program_of
 from jaxspec.methods.method import parse_method
-from jaxspec.model import placement
+from jaxspec.model import sharding
 from jaxspec.model.config import LlamaConfig
 from jaxspec.planning import report
 from jaxspec.planning.chips import CHIPS, parse_slice
@@ -105,8 +105,8 @@ def cache_of_a_chip(c: LlamaConfig, rows: int) -> int:
 def test_bytes_of_a_70b_by_hand(c: LlamaConfig, chips: int):
     """Norms are whole everywhere, and too small to count."""
     found = placed(c, f"h100-80g:{chips}", rows=4096)
-    assert placement.device_bytes(found.models.target) == pytest.approx(weights_of_a_chip(c, chips), rel=0.001)
-    assert placement.device_bytes(found.state.cache) == cache_of_a_chip(c, 4096)
+    assert sharding.device_bytes(found.models.target) == pytest.approx(weights_of_a_chip(c, chips), rel=0.001)
+    assert sharding.device_bytes(found.state.cache) == cache_of_a_chip(c, 4096)
 
 
 def test_the_table_in_the_docs_by_hand():
@@ -127,13 +127,13 @@ def test_bytes_of_quantised_weights_by_hand():
     whole = kernels(SMALL) + 2 * SMALL.hidden_size * SMALL.num_kv_heads * SMALL.head_dim
     table = SMALL.vocab_size * SMALL.hidden_size  # the embedding stays as it is, and the head is int8 in either case
     for quantize, size in (("int8", 1), ("int4", 0.5)):
-        found = placement.device_bytes(placed(SMALL, "h100-80g:1", quantize=quantize).models.target)
+        found = sharding.device_bytes(placed(SMALL, "h100-80g:1", quantize=quantize).models.target)
         assert found == pytest.approx(SMALL.num_layers * whole * size + table * (BF16 + 1), rel=0.04)  # and the scales
 
 
 def test_sequences_are_cut_along_data():
     one, two = placed(SMALL, "h100-80g:8", batch=4), placed(SMALL, "h100-80g:8", data=2, batch=4)
-    bytes_of = lambda found: placement.device_bytes(found.state.cache)
+    bytes_of = lambda found: sharding.device_bytes(found.state.cache)
     assert bytes_of(two) == bytes_of(one)  # half of the sequences, and heads for two chips
     assert two.count(two.trace()).verify[1].flops == pytest.approx(one.count(one.trace()).verify[1].flops, rel=0.01)
 
@@ -142,7 +142,7 @@ def test_a_batch_is_planned_as_it_is():
     """Unlike what runs, which is filled up to a power of two."""
     state = placed(SMALL, "h100-80g:8", data=4, batch=12).state
     assert state.length.shape == (12,)
-    assert placement.device_bytes(state.cache) == placement.device_bytes(
+    assert sharding.device_bytes(state.cache) == sharding.device_bytes(
         placed(SMALL, "h100-80g:8", batch=12).state.cache
     )
 

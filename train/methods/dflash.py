@@ -20,9 +20,8 @@ from jaxspec.drafters.dflash import DflashHead, context_rows, fuse, masked_block
 from jaxspec.drafters.markov import corrections
 from jaxspec.model.attention import project
 from jaxspec.model.kv_cache import KV
-from jaxspec.model.linear import linear
+from jaxspec.model.linear import linear, rms_norm
 from jaxspec.model.llama import Llama, attention_input, look_up, mlp_block, unembed
-from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads

@@ -23,9 +23,8 @@ from jaxspec.drafters.early_exit import EarlyExit as EarlyExitDrafter
 from jaxspec.drafters.early_exit import EarlyExitHead, default_first, predict
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
-from jaxspec.model.mesh import split
-from jaxspec.model.placement import move, place
 from jaxspec.model.quantization import LM_HEAD, is_quantized, whole_name
+from jaxspec.model.sharding import move, place, split_mesh
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies, lm_head_of
@@ -100,7 +99,7 @@ def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None)
         raise ValueError(f"--first must be from 1 to {config.model.num_layers - 1} for this target, not {count}")
     bottom = load_bottom(folder, config, count, jnp.dtype(dtype))
     if mesh is not None:
-        mesh = split(mesh, config.model)
+        mesh = split_mesh(mesh, config.model)
         bottom = move(bottom, place(bottom, mesh))
     return Checkpoint(folder, config, bottom, load_tokenizer(folder), config_json.head_names(folder), mesh)
 

@@ -19,8 +19,8 @@ from jaxspec.drafters.layer_skip import LayerSkip as LayerSkipDrafter
 from jaxspec.drafters.skip_mask import SkipMask, layers_of
 from jaxspec.host import processes
 from jaxspec.model.kv_cache import KV
+from jaxspec.model.linear import rms_norm
 from jaxspec.model.llama import Llama, embed, final_norm, keys_and_values, mlp_block, unembed
-from jaxspec.model.rms_norm import rms_norm
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import dual_block, skip_search
 from jaxspec.train.methods.dual_block import Blocks

@@ -17,7 +17,7 @@ from jaxspec.host import processes
 from jaxspec.host.atomic import check_room, write_whole
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
-from jaxspec.model.placement import put_rows
+from jaxspec.model.sharding import shard_batch
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run.fingerprint import fingerprint
 from jaxspec.train.run.packed import features_and_taps
@@ -50,7 +50,7 @@ class Cache:
         index = np.asarray(batch.index)
         if not self.known[index].all():
             # All rows are computed, because results may differ in the last bits for another batch size.
-            features, taps = processes.fetch(self.compute(self.target, *put_rows((batch.tokens, batch.segment))))
+            features, taps = processes.fetch(self.compute(self.target, *shard_batch((batch.tokens, batch.segment))))
             if processes.is_first():
                 for name, found in zip(self.files, (features, *taps), strict=True):
                     self._write(name, index, found)

@@ -21,9 +21,7 @@ from jaxspec.host.atomic import check_new, staged, staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.mesh import use
-from jaxspec.model.mesh_rules import TRAINING
-from jaxspec.model.placement import move, place
+from jaxspec.model.sharding import TRAINING, move, place, use_mesh
 from jaxspec.train.data import dataset
 from jaxspec.train.data.sources import Sources, sources_of
 from jaxspec.train.data.text import Windows
@@ -115,7 +113,7 @@ def built(mesh: Mesh | None, build: Callable[[], Head]) -> Head:
     if mesh is None:
         return build()
     places = jax.tree.map(lambda leaf: leaf.sharding, place(nnx.eval_shape(build), mesh, TRAINING))
-    with use(mesh):
+    with use_mesh(mesh):
         return jax.jit(build, out_shardings=places)()
 
 
@@ -148,7 +146,7 @@ def train(
     where, recipe, run, target = job.settings.where, job.settings.recipe, job.run, job.target
     first, chat_args = processes.is_first(), job.sources.chat_args
     size = sum(leaf.size for leaf in jax.tree.leaves(head))
-    with staged_by_all(job.out, size * 4) as folder, use(target.mesh):
+    with staged_by_all(job.out, size * 4) as folder, use_mesh(target.mesh):
         packed, held_out = prepared(job)
         if target.mesh is not None:
             head = move(head, place(head, target.mesh, TRAINING))

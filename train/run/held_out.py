@@ -14,7 +14,7 @@ from jaxspec.decoding.drafter import Drafter
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.methods.method import Method
-from jaxspec.model.placement import move, place_head, put_rows
+from jaxspec.model.sharding import move, place_head, shard_batch
 from jaxspec.train.data.text import Windows, take
 from jaxspec.train.run.losses import Loss, Params
 from jaxspec.train.settings.recipe import Recipe
@@ -57,7 +57,7 @@ def mean_loss(loss: Loss, packed: Windows, batch_size: int) -> Callable[[Params,
             rows = np.arange(start, start + batch_size)
             real = rows < len(packed.tokens)
             batch = take(packed, np.where(real, rows, 0))
-            batch = put_rows(dataclasses.replace(batch, counted=batch.counted & real[:, None]))
+            batch = shard_batch(dataclasses.replace(batch, counted=batch.counted & real[:, None]))
             value, sums = compiled(params, frozen, batch)
             total, count = total + float(value), count + float(sums["count"])
         return total / max(count, 1)

@@ -12,10 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.model.attention import project
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import linear
+from jaxspec.model.linear import linear, rms_norm
 from jaxspec.model.llama import Layer, Llama, attention_input, embed, final_norm
 from jaxspec.model.mlp import mlp
-from jaxspec.model.rms_norm import rms_norm
 from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 

@@ -14,7 +14,7 @@ from jaxspec.checkpoint.loading import compute_dtype
 from jaxspec.host import processes
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
-from jaxspec.model.placement import put_rows, spread
+from jaxspec.model.sharding import replicate, shard_batch
 from jaxspec.train.data import dataset
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run.folder import Run
@@ -60,7 +60,7 @@ def fit(
         ValueError: there is too little text, or the loss is not finite.
     """
     optimizer = make_optimizer(recipe)
-    state, data = spread(start(params, optimizer)), dataset.batches(packed, recipe.batch_size, recipe.seed)
+    state, data = replicate(start(params, optimizer)), dataset.batches(packed, recipe.batch_size, recipe.seed)
     step, alone = make_step(loss, optimizer, recipe), jax.process_count() == 1
     with open_checkpoints(run.checkpoints) as checkpoints, deferred() as interrupts:
         state, place = checkpoints.restore(state)
@@ -71,7 +71,7 @@ def fit(
         with open_log(file, done, recipe.steps, tokens) as log:
             while done < recipe.steps:
                 batch = next(data)
-                state, measures = step(state, frozen, put_rows(batch if complete is None else complete(batch)))
+                state, measures = step(state, frozen, shard_batch(batch if complete is None else complete(batch)))
                 done += 1
                 log.step(done, measures)
                 measured = None

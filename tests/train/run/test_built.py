@@ -9,11 +9,11 @@ import json
 import jax, numpy as np
 from flax import nnx
 from jaxspec.drafters import Eagle
-from jaxspec.model.mesh import make_mesh, split
+from jaxspec.model.sharding import make_mesh, split_mesh
 from jaxspec.train.run.heads import built
 from tests.evaluate.tiny import MODEL
 
-drafter, mesh = Eagle(), split(make_mesh(data=2, model=4), MODEL)
+drafter, mesh = Eagle(), split_mesh(make_mesh(data=2, model=4), MODEL)
 build = lambda: drafter.build_head(drafter.head_for(MODEL), nnx.Rngs(0))
 whole, cut = (jax.tree.leaves(built(where, build)) for where in (None, mesh))
 print(json.dumps({

@@ -12,10 +12,19 @@ from jaxspec.checkpoint import parameters
 from jaxspec.checkpoint.memory import required_bytes
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.drafters.eagle import EagleHead
-from jaxspec.model import kv_cache, placement
+from jaxspec.model import kv_cache, sharding
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.mesh import AXES, make_mesh, parse_mesh, parts, shared_heads
-from jaxspec.model.mesh_rules import DECODING, TRAINING, constrain, spec
+from jaxspec.model.sharding import (
+    AXES,
+    DECODING,
+    TRAINING,
+    constrain,
+    make_mesh,
+    model_axis_sizes,
+    parse_mesh,
+    partition_spec,
+    shared_heads,
+)
 
 LLAMA_70B = LlamaConfig(
     vocab_size=32000,
@@ -46,7 +55,7 @@ def mesh(data: int = 1, kv: int = 1, group: int = 1, spare: int = 1, rows: int =
 )
 def test_the_axis_model_is_split_by_heads(model, heads, kv_heads, sizes):
     config = dataclasses.replace(LLAMA_70B, num_heads=heads, num_kv_heads=kv_heads)
-    assert parts(model, config) == sizes
+    assert model_axis_sizes(model, config) == sizes
     said = shared_heads(mesh(2, *sizes), config)
     assert (said is None) == (sizes[1] * sizes[2] == 1)
     if said:
@@ -55,7 +64,7 @@ def test_the_axis_model_is_split_by_heads(model, heads, kv_heads, sizes):
 
 def test_lengths_that_do_not_divide_are_cut_less():
     wide = mesh(data=2, kv=2, group=2, spare=2)
-    cut = lambda *axes, shape, rules=DECODING: spec(wide, axes, shape, rules)
+    cut = lambda *axes, shape, rules=DECODING: partition_spec(wide, axes, shape, rules)
     assert cut("vocab", "embed", shape=(32, 16)) == PartitionSpec(("kv", "group", "spare", "rows"), None)
     assert cut("vocab", "embed", shape=(12, 16)) == PartitionSpec(("kv", "group"), None)
     assert cut("vocab", "embed", shape=(23, 16)) == PartitionSpec(None, None)
@@ -70,8 +79,8 @@ def test_split_rows_halve_the_cache_again():
     whole = sum(leaf.size for leaf in jax.tree.leaves(cache)) * 2
 
     def held(mesh: AbstractMesh) -> int:
-        put = lambda path, leaf: placement.placed_leaf(leaf, mesh, kv_cache.axes(path))
-        return placement.device_bytes(jax.tree_util.tree_map_with_path(put, cache))
+        put = lambda path, leaf: sharding.placed_leaf(leaf, mesh, kv_cache.axes(path))
+        return sharding.device_bytes(jax.tree_util.tree_map_with_path(put, cache))
 
     assert held(mesh(kv=8, group=2)) == whole / 8
     assert held(mesh(kv=8, rows=2)) == whole / 16
@@ -82,25 +91,25 @@ def test_split_rows_halve_the_cache_again():
 def test_a_70b_in_16_parts():
     """All but the norms is cut in 16, and KV heads in 8, by two devices each."""
     wide = mesh(kv=8, group=2)
-    placed = placement.place(parameters.abstract(LLAMA_70B), wide, dtype=jnp.bfloat16)
+    placed = sharding.place(parameters.abstract(LLAMA_70B), wide, dtype=jnp.bfloat16)
     whole = required_bytes(LLAMA_70B, jnp.bfloat16)
     keys_and_values = 2 * 8 * 8192 * 8 * 128 * 2
     norms = (2 * 8 + 1) * 8192 * 2
     expected = (whole - keys_and_values - norms) / 16 + keys_and_values / 8 + norms
-    assert placement.device_bytes(placed) == expected
+    assert sharding.device_bytes(placed) == expected
 
 
 def test_every_parameter_names_its_axes():
     config = dataclasses.replace(LLAMA_70B, num_layers=1)
     head = nnx.eval_shape(lambda: EagleHead(config, rngs=nnx.Rngs(0), bias=True))
     for module in (parameters.abstract(config), head):
-        for name, leaf in module_to_dict(placement.place(module, mesh(kv=8))).items():
+        for name, leaf in module_to_dict(sharding.place(module, mesh(kv=8))).items():
             assert len(leaf.sharding.spec) == leaf.ndim, name
 
 
 def test_small_heads_are_whole_and_large_ones_are_cut():
     of = lambda config: nnx.eval_shape(lambda: EagleHead(config, rngs=nnx.Rngs(0), bias=True))
-    held = lambda head: placement.device_bytes(placement.place_head(head, mesh(kv=8), jnp.bfloat16))
+    held = lambda head: sharding.device_bytes(sharding.place_head(head, mesh(kv=8), jnp.bfloat16))
     small = dataclasses.replace(LLAMA_70B, hidden_size=256, intermediate_size=512, num_heads=8, head_dim=32)
     size = lambda head: sum(leaf.size for leaf in jax.tree.leaves(head)) * 2
     assert held(of(small)) == size(of(small))

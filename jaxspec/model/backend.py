@@ -1,0 +1,100 @@
+"""What differs between CPUs, GPUs and TPUs, each with its reason. No other file compares names of platforms.
+
+Estimates are those of XLA's compiler for TPUs or GPUs. What no device has confirmed yet, `benchmarks/accelerator.py`
+measures.
+"""
+
+import os
+
+import jax
+
+CPU_TREE_SIZES = (1, 2, 4, 6, 8, 16, 32, 64)  # finer steps, because every node costs time on a CPU
+ACCELERATOR_TREE_SIZES = (8, 16, 32, 64)
+CPU_CHUNKS = (32, 128)  # larger products are not faster on a CPU, and padding costs time
+ACCELERATOR_CHUNKS = (32, 128, 512)
+
+
+def platform() -> str:
+    """The platform that a program traced now will run on, such as `tpu`: the current mesh's, or JAX's default."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
+def time_grows_with_tokens() -> bool:
+    """Whether each token of a forward costs time. On an accelerator a forward over few tokens takes as long as one over
+    a single token: the time to read the weights."""
+    return platform() == "cpu"
+
+
+def tree_sizes() -> tuple[int, ...]:
+    """The numbers of nodes that verification is compiled for."""
+    return CPU_TREE_SIZES if time_grows_with_tokens() else ACCELERATOR_TREE_SIZES
+
+
+def prefill_chunks() -> tuple[int, ...]:
+    """Tokens of a chunk of prefill, ascending."""
+    return CPU_CHUNKS if time_grows_with_tokens() else ACCELERATOR_CHUNKS
+
+
+def single_row_is_slow() -> bool:
+    """Whether a product with one row is slower than one with two.
+
+    On a TPU, XLA computes a product with one row on the vector unit, which is slower than two rows on the matrix unit:
+    for four layers of a 70B and its LM head on 16 v5e chips it estimates 2,878 µs for one row and 1,122 µs for two. On
+    a GPU, XLA writes kernel times row to memory before it sums.
+    """
+    return platform() != "cpu"
+
+
+def gathers_table_for_one_token() -> bool:
+    """Whether XLA gathers a sharded table of embeddings on every device to look up one token, as it does on GPUs. It
+    does not for two tokens."""
+    return platform() == "gpu" and not jax.sharding.get_abstract_mesh().empty
+
+
+def fuses_products() -> bool:
+    """Whether XLA fuses a product with the operations that use its result, and chooses the kernel's layout for them.
+
+    On TPUs it then transposes the kernel in every round, or keeps a transposed copy.
+    """
+    return platform() == "tpu"
+
+
+def has_attention_kernel() -> bool:
+    """Whether `attention_kernel` can be compiled. It is written for TPUs."""
+    return platform() == "tpu"
+
+
+def uses_cudnn() -> bool:
+    """Whether prefill uses cuDNN's attention: on GPUs, if the environment variable JAXSPEC_ATTENTION is `cudnn`.
+
+    It is not the default, because nobody has measured yet where it pays.
+    """
+    return platform() == "gpu" and os.environ.get("JAXSPEC_ATTENTION") == "cudnn"
+
+
+def loops_over_updates() -> bool:
+    """Whether one update at a different place in each row of a batch becomes a loop, with a dozen operations per row.
+
+    It does on TPUs. For the KV caches of 16 sequences and four layers the compiler estimates 1,160 µs for that loop,
+    and 25 µs for separate updates.
+    """
+    return platform() == "tpu"
+
+
+def sorts_slowly() -> bool:
+    """Whether `jax.lax.top_k` sorts all values slowly, as on TPUs: a bitonic sort of 8,016 values has 91 passes."""
+    return platform() == "tpu"
+
+
+def threshold_bits() -> int:
+    """Bits of a threshold that one pass over a vocabulary finds, by 2^bits - 1 sums (`decoding/top_p.py`).
+
+    On a CPU every sum costs time. On accelerators a pass costs more than its sums, and on a mesh it is a message.
+    """
+    return 1 if platform() == "cpu" else 4
+
+
+def has_tpu_compiler() -> bool:
+    """Whether the compiler is that of TPUs, which has options of its own (`decoding/tpu_options.py`)."""
+    return platform() == "tpu"
