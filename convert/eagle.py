@@ -13,11 +13,12 @@ from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import head_keys, hf_config
-from jaxspec.convert.export import head_arrays, head_config, write_published
+from jaxspec.convert import head_kinds, hf_config
 from jaxspec.convert.head_parts import (
     as_llama,
     eagles_rope,
+    head_arrays,
+    head_config,
     is_targets,
     lm_head_of,
     one_layer,
@@ -26,7 +27,7 @@ from jaxspec.convert.head_parts import (
 )
 from jaxspec.convert.names import theirs, unprefixed
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory
-from jaxspec.convert.transfer import main_dtype, match, write_head
+from jaxspec.convert.transfer import main_dtype, match, write_head, write_published
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.host.terminal import say
@@ -61,7 +62,7 @@ def plan(source: Path) -> PublishedHead:
     Raises:
         CheckpointError: the files are invalid, or the folder holds something else.
     """
-    outer = head_keys.read(source, "eagle")
+    outer = head_kinds.read(source, "eagle")
     wrapped = "model" in outer
     raw = outer["model"] if wrapped else outer
     found = unprefixed(open_directory(source), source, [f"{_QUERY}.weight"])

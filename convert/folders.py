@@ -1,7 +1,21 @@
-"""What a folder holds in place of a model, so that its refusal names it and what to do."""
+"""Source folders: local or fetched from the hub, their JSON files, and what a folder holds in place of a model."""
 
+import contextlib
+import re
 from pathlib import Path
+from typing import Any
 
+from jaxspec.checkpoint import config_json, heads
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.tokenizer import FILES
+
+_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_CONFIGS = ["config.json", "generation_config.json", "params.json", "adapter_config.json", *FILES]
+# Weight files at the top of a repository. Safetensors come first, because reading them does not need PyTorch.
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors", "consolidated.*.pth")
+MODEL_FILES = ("model.safetensors", "pytorch_model.bin")
+INDEX = ".index.json"
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _RELEASE = "which is not read; convert the model's Hugging Face release in safetensors"
 # Patterns of names, with what such a file is and what to do. The first that occurs is reported.
 _KINDS = (
@@ -19,6 +33,108 @@ _KINDS = (
 )
 
 
+def locate(source: str, revision: str | None, weights: tuple[str, ...] = _WEIGHTS) -> Path:
+    """The folder of an argument: a local one, or that of the downloaded files. Raises CheckpointError."""
+    if is_hub_id(source):
+        return fetch(source, revision, weights)
+    if revision is not None:
+        raise CheckpointError(f"--revision needs a hub id, and {source} is not one")
+    return Path(source)
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether an argument has the form `org/model` and is not an existing path."""
+    return _ID.fullmatch(source) is not None and not Path(source).exists()
+
+
+def fetch(name: str, revision: str | None = None, weights: tuple[str, ...] = _WEIGHTS) -> Path:
+    """The folder of a hub model's config, tokenizer and weights. Code files are never downloaded.
+
+    Args:
+        weights: patterns of weight files, of which the first that the model has are fetched.
+
+    Raises:
+        CheckpointError: there is no such model or revision, no access, or no network and the model is not in the cache.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    folder = Path()
+    for pattern in weights or ("",):
+        try:
+            patterns = [*_CONFIGS, *([pattern, f"{pattern}.index.json"] if pattern else [])]
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        except LocalEntryNotFoundError as error:
+            raise CheckpointError(
+                f"{name} is not a local folder, it is not in the hub's cache, and the hub cannot be reached; check the "
+                "path, or the network and HF_HUB_OFFLINE"
+            ) from error
+        except (HfHubHTTPError, HFValidationError, OSError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(f"{name} cannot be fetched from the hub: {reason}") from error
+        if pattern and any(folder.glob(pattern)):
+            break
+    return folder
+
+
+def weights_file(path: Path) -> Path | None:
+    """The file of weights in a Hugging Face folder, which may be there as shards only; None: there are no weights."""
+    whole = (path / name for name in MODEL_FILES)
+    return next((file for file in whole if file.exists() or file.with_name(f"{file.name}{INDEX}").exists()), None)
+
+
+def check_present(file: Path) -> None:
+    """Raises CheckpointError for a file that stands for content which has not been downloaded."""
+    with contextlib.suppress(OSError), file.open("rb") as stream:
+        if stream.read(len(_POINTER)) == _POINTER:
+            raise CheckpointError(
+                f"{file} is a pointer of git-LFS and not the file itself; run `git lfs pull` in its folder"
+            )
+    if (control := file.with_name(f"{file.name}.aria2")).exists():  # the file then has its full size, with holes
+        raise CheckpointError(f"{file} is an unfinished download, since {control.name} is beside it; let aria2 finish")
+
+
+def format_of(path: Path) -> str | None:
+    """The jaxspec format in the config.json of a folder: a checkpoint's or a head's; None for other folders."""
+    file = path / "config.json"
+    found = read_json(file).get("format") if file.is_file() else None
+    return found if found in (config_json.FORMAT, heads.FORMAT) else None
+
+
+def read_config(source: Path) -> dict[str, Any]:
+    """The config.json of a folder to convert. Raises CheckpointError if there is none, or it is jaxspec's own."""
+    if not source.is_dir():
+        raise CheckpointError(
+            f"{source} is not a folder; name a Hugging Face or Meta folder, or a hub id like org/model"
+        )
+    if (source / "adapter_config.json").is_file():
+        base = read_json(source / "adapter_config.json").get("base_model_name_or_path")
+        raise CheckpointError(
+            f"{source} is an adapter such as LoRA's, not a model: merge it into its base model ({base}) with PEFT's "
+            "merge_and_unload, save that, and convert it"
+        )
+    if not (source / "config.json").is_file():
+        raise CheckpointError(instead(source, "no config.json"))
+    if ours := format_of(source):
+        kind, more = ("checkpoint", "") if ours == config_json.FORMAT else ("head", ", or cut it with --draft-vocab")
+        raise CheckpointError(f"{source} is a jaxspec {kind} already; use it as it is, or `export` it{more}")
+    return read_json(source / "config.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises CheckpointError if it is missing, invalid, or not an object."""
+    check_present(path)
+    try:
+        values = config_json.parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds no JSON object; download it again")
+    return values
+
+
 def instead(path: Path, missing: str) -> str:
     """A sentence on what a folder lacks, what it holds in its place, and what to do.
 
@@ -27,8 +143,7 @@ def instead(path: Path, missing: str) -> str:
     """
     if not any(path.iterdir()):
         return f"{path} holds {missing}: it is empty"
-    weights = ("model.safetensors", "pytorch_model.bin")
-    if not any((path / f"{name}{end}").exists() for name in weights for end in ("", ".index.json")):
+    if weights_file(path) is None:
         for patterns, what in _KINDS:
             if found := sorted(file for pattern in patterns.split() for file in path.glob(pattern)):
                 return f"{path} holds {missing}, but {found[0].relative_to(path)}: {what}"

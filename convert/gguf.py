@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert.folders import check_present
 from jaxspec.convert.hf_config import integer, positive
 from jaxspec.convert.meta import halves
-from jaxspec.convert.readers import Source, Tensor, check_present
+from jaxspec.convert.readers import Source, Tensor
 from jaxspec.model.config import LlamaConfig, Rope
 from jaxspec.model.rope import rope_frequencies
 

@@ -1,18 +1,23 @@
-"""Shared by the conversions of EAGLE heads: their configs, and tensors that repeat the target's."""
+"""Shared by the conversions of heads: their configs, tensors that repeat the target's, and their export."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax import nnx
 
-from jaxspec.checkpoint import config_json, parameters
+from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import hf_config
+from jaxspec.convert.folders import format_of
 from jaxspec.convert.names import is_kernel
-from jaxspec.convert.readers import Tensor, format_of
+from jaxspec.convert.readers import Source, Tensor
+from jaxspec.convert.transfer import read_back, write_head
+from jaxspec.decoding.drafter import Drafter, HeadShape
+from jaxspec.drafters import Dflash, Eagle3
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 
@@ -137,3 +142,118 @@ def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:
         )
         return values
     return {**values, "rope_scaling": {"type": scaling["rope_type"], "factor": scaling["factor"]}}
+
+
+def check_depth(said: Any, goal: LlamaConfig, source: Path) -> None:
+    """Raises CheckpointError if a config says that the head's target has another number of layers than this one."""
+    if said not in (None, goal.num_layers):
+        raise CheckpointError(
+            f"the head at {source} was trained for a target of {said} layers, and this target has {goal.num_layers}"
+        )
+
+
+def count_taps(found: Source, taps: Taps, otherwise: int, width: int, source: Path) -> int:
+    """Number of target layers that the head reads. Raises CheckpointError if its fc does not fit this number.
+
+    Args:
+        otherwise: the number if the config lists no layers.
+        width: the target's hidden size.
+    """
+    count, fc = len(taps.layers or range(otherwise)), found.get("fc.weight")
+    if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // width) != count:
+        raise CheckpointError(
+            f"fc.weight in {source} reads {reads} layers of the target, and {count} are named: {taps.reason}; name "
+            "them with --taps"
+        )
+    return count
+
+
+def write_fused(
+    drafter: Drafter,
+    kind: str,
+    config: heads.HeadConfig,
+    tensors: dict[str, Tensor],
+    source: Path,
+    out: Path,
+    goal: LlamaConfig,
+    dtype: str | None,
+    said: Sequence[str],
+) -> heads.HeadConfig:
+    """Writes a head that was read, after it was checked against its target, and returns its config.
+
+    Args:
+        kind: what it is called, such as `DFlash head`.
+        config: its settings have its `taps`.
+        goal: the target's shape.
+        said: its layout, and why its taps are those.
+
+    Raises:
+        CheckpointError: the head does not fit the target.
+    """
+    try:
+        drafter.check_head(HeadShape(config.model, config.settings), goal)
+    except ValueError as error:
+        raise CheckpointError(f"the head at {source} {error}") from error
+    layout, reason = said
+    say(f"{source} has {layout}")
+    say(f"it reads the inputs of layers {', '.join(map(str, config.settings['taps']))} (from 0): {reason}")
+    write_head(source, out, config, tensors, dtype, kind)
+    return config
+
+
+_VERSION = "0.9.0"
+"""The version of speculators whose format is written."""
+
+
+def speculators_config(
+    kind: str, layers: dict[str, Any], goal: CheckpointConfig, target: Path, verifier: str | None, drafted: int
+) -> dict[str, Any]:
+    """The common entries: kind, version, layers, target, and number of drafted tokens.
+
+    Args:
+        kind: the kind of head, in speculators' terms.
+        layers: the config.json of the head's layers as a model.
+        goal: config of the target.
+        target: folder of the target.
+        verifier: the target's name in the config, a hub id or a folder; None: the target's folder, with a message.
+        drafted: default number of tokens that vLLM drafts per round.
+    """
+    if verifier is None:
+        verifier = target.resolve().name
+        say(f"the target is called {verifier} there; --verifier gives the id or folder that vLLM loads")
+    return {
+        "speculators_model_type": kind,
+        "speculators_version": _VERSION,
+        "torch_dtype": layers["torch_dtype"],
+        "transformer_layer_config": {key: value for key, value in layers.items() if key != "architectures"},
+        "speculators_config": {
+            "algorithm": kind,
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": drafted}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": verifier, "architectures": [hf_config.ARCHITECTURES[goal.family]]},
+        },
+    }
+
+
+def head_config(source: Path, drafter: str, formats: str | None = None) -> heads.HeadConfig:
+    """Reads the config of a head to export. Raises CheckpointError if it is a checkpoint, or for another drafter.
+
+    Args:
+        formats: the formats of such heads, for error messages; None: the drafter's name.
+    """
+    if format_of(source) == config_json.FORMAT:
+        raise CheckpointError(
+            f"{source} is a checkpoint, which --format hf writes; --format {formats or drafter} takes a head"
+        )
+    config = heads.read_head(source, drafter)
+    if drafter not in (Dflash.name, Eagle3.name) and config.settings.get("draft_vocabulary") is not None:
+        raise CheckpointError(
+            f"the head at {source} was cut to a draft vocabulary, which the format cannot store; export the head that "
+            "it was cut from"
+        )
+    return config
+
+
+def head_arrays(source: Path, config: heads.HeadConfig, abstract: nnx.Module) -> dict[str, np.ndarray]:
+    """All parameters of a head, for export. Raises CheckpointError if they do not fit `abstract`."""
+    return read_back(source, parameters.read_shapes(source / "params", abstract), config)

@@ -11,9 +11,10 @@ from rich import filesize
 
 from jaxspec.checkpoint import checksums, config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import dflash, dflash_config, eagle, eagle3, eagle3_config, gguf, kinds, llama, medusa
+from jaxspec.convert import dflash, eagle, eagle3, gguf, head_kinds, llama, medusa
+from jaxspec.convert.folders import format_of, read_json
 from jaxspec.convert.names import theirs
-from jaxspec.convert.readers import Tensor, format_of, read_json
+from jaxspec.convert.readers import Tensor
 from jaxspec.convert.tokenizer import has_tokenizer
 from jaxspec.drafters import LayerSkip, draft_vocabulary
 from jaxspec.host.progress import progress
@@ -38,7 +39,7 @@ def describe(path: Path) -> str:
     }
     config_file = path / "config.json"
     is_source = not config_file.is_file() or gguf.find(path) is not None
-    kind = format_of(path) or ("model" if is_source else kinds.kind_of(path, read_json(config_file)))
+    kind = format_of(path) or ("model" if is_source else head_kinds.kind_of(path, read_json(config_file)))
     return "\n".join(f"{key}: {value}" for key, value in of_kind.get(kind, _of_published_eagle)(path))
 
 
@@ -111,7 +112,7 @@ def _of_published_eagle(path: Path) -> Iterable[tuple[str, Any]]:
 
 def _of_published_eagle3(path: Path) -> Iterable[tuple[str, Any]]:
     plan = eagle3.plan(path)
-    yield "format", f"EAGLE-3 head, in {eagle3_config.LAYOUTS[plan.layout]}"
+    yield "format", f"EAGLE-3 head, in {eagle3.LAYOUTS[plan.layout]}"
     yield from _of_model(plan.model)
     yield "taps", f"{_listed(plan.taps.layers or eagle3.OFFICIAL)} ({plan.taps.reason})"
     yield from _of_settings(plan.settings, plan.model.vocab_size)
@@ -121,7 +122,7 @@ def _of_published_eagle3(path: Path) -> Iterable[tuple[str, Any]]:
 def _of_published_dflash(path: Path) -> Iterable[tuple[str, Any]]:
     plan = dflash.plan(path)
     layers = plan.taps.layers or (None if plan.target_layers is None else plan.layers_read(plan.target_layers))
-    yield "format", f"DFlash head, in {dflash_config.LAYOUTS[plan.layout]}"
+    yield "format", f"DFlash head, in {dflash.LAYOUTS[plan.layout]}"
     yield from _of_model(plan.model)
     yield "taps", f"{'by the target' if layers is None else _listed(layers)} ({plan.taps.reason})"
     yield from _of_settings(plan.settings, plan.model.vocab_size)

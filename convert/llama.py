@@ -4,19 +4,33 @@ Everything that can be known without reading a weight is checked before the firs
 """
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub import split_state_dict_into_shards_factory
+from rich import filesize
 
-from jaxspec.checkpoint import config_json, memory, parameters
+from jaxspec.checkpoint import config_json, heads, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import experts, gguf, gguf_tokenizer, hf_config, meta, readers, tokenizer
+from jaxspec.convert import folders, gguf, gguf_tokenizer, hf_config, meta, readers, tokenizer
+from jaxspec.convert.folders import format_of, read_config, read_json
 from jaxspec.convert.names import Scheme, theirs, unprefixed
-from jaxspec.convert.readers import Source, Tensor, open_directory, read_config, read_json
-from jaxspec.convert.transfer import main_dtype, match, total_bytes, write_params
+from jaxspec.convert.readers import Source, Tensor, open_directory
+from jaxspec.convert.transfer import (
+    join_experts,
+    main_dtype,
+    match,
+    read_back,
+    total_bytes,
+    write_json,
+    write_params,
+    write_tensors,
+)
 from jaxspec.host import processes
-from jaxspec.host.atomic import staged_by_all
+from jaxspec.host.atomic import check_room, staged, staged_by_all
+from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.quantization import check as check_quantization
@@ -56,7 +70,7 @@ def convert(
     planned = plan(source, dtype)
     config = dataclasses.replace(planned.config, dtype=dtype or planned.config.dtype, quantize=quantize)
     for file in tokenizer.files(tokenizer_from or source):
-        readers.check_present(file)
+        folders.check_present(file)
     tokenizer.check_readable(tokenizer_from or source)
     with staged_by_all(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
         if processes.is_first():
@@ -127,7 +141,7 @@ def _match(model: LlamaConfig, found: Source, scheme: Scheme, source: Path) -> d
             f"{len(found)} tensors: they are incomplete, or their config is another model's"
         )
     if model.num_experts:
-        found = experts.join(found, model.num_experts, str(source))
+        found = join_experts(found, model.num_experts, str(source))
     rest = dict(found)
     head = rest.pop(theirs("head.kernel", scheme), None) if model.tie_embeddings else None
     matched = match(parameters.abstract(model), rest, lambda ours: theirs(ours, scheme), str(source))
@@ -137,3 +151,60 @@ def _match(model: LlamaConfig, found: Source, scheme: Scheme, source: Path) -> d
             "set tie_word_embeddings to false in config.json if the head is meant"
         )
     return matched
+
+
+def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
+    """Writes the target of a checkpoint as a Hugging Face folder, without its heads.
+
+    The tensors equal the converted ones bit for bit, unless conversion reduced their precision.
+
+    Raises:
+        CheckpointError: `source` is not a checkpoint, or is quantised; nothing is left at `out`.
+        ValueError: `out` exists.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
+    """
+    if format_of(source) == heads.FORMAT:
+        raise CheckpointError(
+            f"{source} is a head, which --format eagle, eagle3, dflash, speculators or medusa writes; --format hf "
+            "takes a checkpoint"
+        )
+    config = config_json.read_config(source)
+    if config.quantize is not None:
+        raise CheckpointError(
+            f"{source} holds {config.quantize} weights, so the original weights are lost; export a checkpoint that "
+            "was converted without --quantize"
+        )
+    stored = parameters.read_shapes(source / "params", parameters.abstract(config.model))
+    dtype_of = lambda meta: np.dtype(meta.dtype if config.dtype == config.source_dtype else config.source_dtype)
+    sizes = {name: math.prod(meta.shape) * dtype_of(meta).itemsize for name, meta in stored.items()}
+    total = sum(sizes.values())
+    shards = split_state_dict_into_shards_factory(
+        {name: sizes[name] for name in sorted(sizes, key=parameters.natural)},
+        get_storage_size=lambda size: size,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes,
+    )
+    title = f"exporting {source.name or source}:"
+    with staged(out, total) as folder, progress(title, total, form=filesize.decimal) as shown:
+        write_json(folder / "generation_config.json", _generation(config))
+        tokenizer.copy(source, folder)
+        weight_map = {}
+        for file, names in shards.filename_to_tensors.items():
+            check_room(out, total - shown.done)
+            arrays = read_back(source, names, config)
+            written = write_tensors(folder / file, arrays, lambda name: theirs(name, "huggingface"))
+            del arrays
+            weight_map |= dict.fromkeys(written, file)
+            shown.advance(sum(sizes[name] for name in names))
+        # EAGLE's own code finds the target's embedding by the index, even if there is only one file.
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        write_json(folder / "model.safetensors.index.json", index)
+        write_json(folder / "config.json", hf_config.from_checkpoint(config))
+    files = f"{len(shards.filename_to_tensors)} safetensors file{'s' * shards.is_sharded}"
+    say(f"wrote {out}: {config.family}, {files}, {config.source_dtype}")
+
+
+def _generation(config: CheckpointConfig) -> dict[str, Any]:
+    """The generation_config.json, where transformers looks for EOS ids."""
+    values = hf_config.from_checkpoint(config)
+    return {key: values[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if values[key] is not None}

@@ -12,10 +12,10 @@ from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import head_keys, readers
-from jaxspec.convert.export import head_arrays, head_config, write_published
+from jaxspec.convert import head_kinds, readers
+from jaxspec.convert.head_parts import head_arrays, head_config
 from jaxspec.convert.readers import Source, Tensor
-from jaxspec.convert.transfer import main_dtype, match, write_head
+from jaxspec.convert.transfer import main_dtype, match, write_head, write_published
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.host.terminal import say
 
@@ -47,7 +47,7 @@ def plan(source: Path) -> PublishedHeads:
     Raises:
         CheckpointError: the files are invalid, or the folder holds something else.
     """
-    raw = head_keys.read(source, "medusa")
+    raw = head_kinds.read(source, "medusa")
     found = _heads_of(_open(source), source)
     readers.check_dtypes(found)
     if found and all(map(_BLOCK.fullmatch, found)):

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert.folders import read_json, weights_file
 from jaxspec.convert.hf_config import integer, positive
 from jaxspec.convert.names import Row, meta_row, unprefixed
-from jaxspec.convert.readers import Source, Tensor, open_file_or_shards, read_json, same, weights_file
+from jaxspec.convert.readers import Source, Tensor, open_file_or_shards, same
 from jaxspec.model.config import LlamaConfig, Rope
 
 _KNOWN = {

@@ -4,7 +4,6 @@ A mapped file counts as memory while its touched pages stay mapped. Opening it a
 millisecond and keeps the peak at one tensor.
 """
 
-import contextlib
 import dataclasses
 import functools
 import pickle
@@ -18,18 +17,14 @@ from typing import Any
 import ml_dtypes  # it also teaches numpy the name bfloat16
 import numpy as np
 
-from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import DTYPES, CheckpointError
-from jaxspec.convert import folders
+from jaxspec.convert.folders import INDEX, MODEL_FILES, check_present, instead, read_json, weights_file
 from jaxspec.convert.names import IGNORED
 from jaxspec.host.terminal import say
 
 _SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Keys under which training code keeps a model's state dict, beside its optimizer's and the like.
 _NESTED = ("state_dict", "model_state_dict", "model", "module")
-_FILES = ("model.safetensors", "pytorch_model.bin")
-_INDEX = ".index.json"
-_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +54,9 @@ def open_directory(path: Path) -> Source:
     """
     if (file := weights_file(path)) is None:
         raise CheckpointError(
-            folders.instead(path, f"neither {_FILES[0]} nor {_FILES[1]} nor an index of their shards")
+            instead(path, f"neither {MODEL_FILES[0]} nor {MODEL_FILES[1]} nor an index of their shards")
         )
     return open_file_or_shards(file)
-
-
-def weights_file(path: Path) -> Path | None:
-    """The file of weights in a Hugging Face folder, which may be there as shards only; None: there are no weights."""
-    whole = (path / name for name in _FILES)
-    return next((file for file in whole if file.exists() or file.with_name(f"{file.name}{_INDEX}").exists()), None)
 
 
 def open_file_or_shards(file: Path) -> Source:
@@ -78,7 +67,7 @@ def open_file_or_shards(file: Path) -> Source:
     opener = open_safetensors if file.suffix == ".safetensors" else open_torch
     if file.exists():
         return opener(file)
-    index = file.with_name(f"{file.name}{_INDEX}")
+    index = file.with_name(f"{file.name}{INDEX}")
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files; download it again")
@@ -107,17 +96,6 @@ def same(one: Tensor, other: Tensor) -> bool:
         return True
     alike = (one.shape, one.dtype) == (other.shape, other.dtype) and one.dtype in DTYPES
     return alike and np.array_equal(one.read(), other.read())
-
-
-def check_present(file: Path) -> None:
-    """Raises CheckpointError for a file that stands for content which has not been downloaded."""
-    with contextlib.suppress(OSError), file.open("rb") as stream:
-        if stream.read(len(_POINTER)) == _POINTER:
-            raise CheckpointError(
-                f"{file} is a pointer of git-LFS and not the file itself; run `git lfs pull` in its folder"
-            )
-    if (control := file.with_name(f"{file.name}.aria2")).exists():  # the file then has its full size, with holes
-        raise CheckpointError(f"{file} is an unfinished download, since {control.name} is beside it; let aria2 finish")
 
 
 def open_safetensors(path: Path) -> Source:
@@ -262,44 +240,3 @@ def check_dtypes(tensors: Source, more: tuple[str, ...] = ()) -> None:
             f"tensor {tensor.name} in {tensor.file} has dtype {tensor.dtype}, and only {', '.join(DTYPES)} are read; "
             f"{advice}"
         )
-
-
-def format_of(path: Path) -> str | None:
-    """The jaxspec format in the config.json of a folder: a checkpoint's or a head's; None for other folders."""
-    file = path / "config.json"
-    found = read_json(file).get("format") if file.is_file() else None
-    return found if found in (config_json.FORMAT, heads.FORMAT) else None
-
-
-def read_config(source: Path) -> dict[str, Any]:
-    """The config.json of a folder to convert. Raises CheckpointError if there is none, or it is jaxspec's own."""
-    if not source.is_dir():
-        raise CheckpointError(
-            f"{source} is not a folder; name a Hugging Face or Meta folder, or a hub id like org/model"
-        )
-    if (source / "adapter_config.json").is_file():
-        base = read_json(source / "adapter_config.json").get("base_model_name_or_path")
-        raise CheckpointError(
-            f"{source} is an adapter such as LoRA's, not a model: merge it into its base model ({base}) with PEFT's "
-            "merge_and_unload, save that, and convert it"
-        )
-    if not (source / "config.json").is_file():
-        raise CheckpointError(folders.instead(source, "no config.json"))
-    if ours := format_of(source):
-        kind, more = ("checkpoint", "") if ours == config_json.FORMAT else ("head", ", or cut it with --draft-vocab")
-        raise CheckpointError(f"{source} is a jaxspec {kind} already; use it as it is, or `export` it{more}")
-    return read_json(source / "config.json")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError if it is missing, invalid, or not an object."""
-    check_present(path)
-    try:
-        values = config_json.parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON ({error}); download it again") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds no JSON object; download it again")
-    return values

@@ -14,23 +14,11 @@ from tokenizers import normalizers
 
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.checkpoint.tokenizer import GENERIC, VOCABULARIES, class_of, load_tokenizer
+from jaxspec.checkpoint.tokenizer import FILES, GENERIC, VOCABULARIES, class_of, load_tokenizer
 from jaxspec.convert import gguf, gguf_tokenizer
 from jaxspec.convert.names import Scheme
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
-
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    *VOCABULARIES,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-)
 
 
 def bring(source: Path, folder: Path, scheme: Scheme) -> str | None:

@@ -1,8 +1,10 @@
 """Writes tensors of a source as Orbax parameters: first matches names and shapes, then streams tensor by tensor."""
 
+import json
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from flax import nnx
 from rich import filesize
 
 from jaxspec.checkpoint import checksums, heads, parameters
-from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert.names import is_kernel, turned
 from jaxspec.convert.readers import Source, Tensor
 from jaxspec.host import processes
@@ -127,3 +129,90 @@ def _check_finite(array: np.ndarray, tensor: Tensor) -> None:
         raise CheckpointError(
             f"tensor {tensor.name} in {tensor.file} holds NaN or infinite values; the checkpoint is damaged"
         )
+
+
+_ONE = re.compile(r"(.*\.experts)\.(\d+)\.(w[123]\.weight)")  # a tensor of one expert
+_ALL = re.compile(r"(.*\.experts)\.(w[123]\.weight)")
+
+
+def join_experts(tensors: Source, count: int, where: str) -> dict[str, Tensor]:
+    """The tensors of a source, with those of a layer's `count` experts stacked to [experts, out, in].
+
+    Raises:
+        CheckpointError: an expert is missing, there are too many, or one has another shape.
+    """
+    joined = {name: tensor for name, tensor in tensors.items() if not _ONE.fullmatch(name)}
+    stacks: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if one := _ONE.fullmatch(name):
+            stacks.setdefault(f"{one[1]}.{one[3]}", {})[int(one[2])] = tensor
+    for name, stack in stacks.items():
+        if wrong := sorted(stack.keys() ^ set(range(count))):
+            said = "is missing" if wrong[0] < count else f"is one too many for a config with {count} experts"
+            raise CheckpointError(
+                f"tensor {_of_expert(name, wrong[0])} {said} in {where}; the files are incomplete, or their config is "
+                "another model's"
+            )
+        joined[name] = _stacked(name, [stack[i] for i in range(count)])
+    return joined
+
+
+def split_experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Inverse of `join_experts`, for arrays."""
+    one_by_one: dict[str, np.ndarray] = {}
+    for name, array in tensors.items():
+        each = enumerate(array) if _ALL.fullmatch(name) else ()
+        one_by_one |= {_of_expert(name, i): part for i, part in each} or {name: array}
+    return one_by_one
+
+
+def _of_expert(name: str, i: int) -> str:
+    """`a.experts.w1.weight` → `a.experts.3.w1.weight`."""
+    return name.replace(".experts.", f".experts.{i}.")
+
+
+def _stacked(name: str, parts: list[Tensor]) -> Tensor:
+    first = parts[0]
+    for part in parts:
+        if (part.shape, part.dtype) != (first.shape, first.dtype):
+            raise CheckpointError(
+                f"tensor {part.name} in {part.file} is {part.dtype} {list(part.shape)}, and that of the first expert "
+                f"{first.dtype} {list(first.shape)}"
+            )
+    files = ", ".join(sorted({part.file for part in parts}))
+    read = lambda: np.stack([part.read() for part in parts])
+    return Tensor(name, (len(parts), *first.shape), first.dtype, files, read)
+
+
+def read_back(
+    source: Path, names: Collection[str], config: CheckpointConfig | heads.HeadConfig
+) -> dict[str, np.ndarray]:
+    """Parameters in the source's dtype, or each in its own dtype if conversion did not change them."""
+    arrays = parameters.read_arrays(source / "params", names)
+    if config.dtype == config.source_dtype:
+        return arrays
+    return {name: array.astype(config.source_dtype) for name, array in arrays.items()}
+
+
+def write_published(
+    out: Path, arrays: Mapping[str, np.ndarray], values: dict[str, Any], file: str, theirs: Callable[[str], str]
+) -> None:
+    """Writes a head in a published format: `values` to config.json, and the arrays to `file`."""
+    with staged(out, sum(array.nbytes for array in arrays.values())) as folder:
+        write_tensors(folder / file, arrays, theirs)
+        write_json(folder / "config.json", values)
+
+
+def write_tensors(file: Path, arrays: Mapping[str, np.ndarray], theirs: Callable[[str], str]) -> Collection[str]:
+    """Writes parameters as safetensors, with PyTorch's names and layout. Returns these names."""
+    from safetensors.numpy import save_file
+
+    tensors = split_experts({theirs(name): np.ascontiguousarray(turned(name, array)) for name, array in arrays.items()})
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # safetensors makes it readable only for its owner
+    return tensors.keys()
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Writes a config in Hugging Face's form."""
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

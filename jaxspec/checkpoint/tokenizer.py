@@ -35,6 +35,18 @@ _DEFAULTS = {
 # Classes that replace the post-processor: whether they then add BOS. The others keep that of tokenizer.json.
 _BOS = {"CodeLlamaTokenizer": True, "GPTNeoXTokenizer": False}
 VOCABULARIES = ("tokenizer.model", "vocab.json", "tekken.json")  # other files that hold a whole vocabulary
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    *VOCABULARIES,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+"""Every file that may belong to a tokenizer."""
 # How LLaMA 3 and Mistral split text before BPE, from their tokenizer.json.
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

@@ -18,25 +18,25 @@ COMMANDS = {
 
 def convert_llama(settings: Llama) -> None:
     """`jaxspec-convert llama`."""
-    from jaxspec.convert import hub, llama, tokenizer
+    from jaxspec.convert import folders, llama, tokenizer
 
     settings.hosts.join()
     if settings.tokenizer is not None:
         tokenizer.check_tokenizer(settings.tokenizer)
-    source = hub.locate(settings.src, settings.revision)
+    source = folders.locate(settings.src, settings.revision)
     llama.convert(source, settings.out, settings.dtype, settings.tokenizer, settings.quantize)
 
 
 def convert_head(settings: Head) -> None:
     """`jaxspec-convert head`."""
-    from jaxspec.convert import dflash, eagle, eagle3, hub, kinds, medusa, readers
+    from jaxspec.convert import dflash, eagle, eagle3, folders, head_kinds, medusa
 
     target, taps = locate(settings.target), settings.taps
     if settings.draft_ids is not None or settings.draft_vocab is not None or settings.data is not None:
         _cut_head(settings, target)
         return
-    source = hub.locate(settings.src, settings.revision)
-    kind = kinds.kind_of(source, readers.read_config(source))
+    source = folders.locate(settings.src, settings.revision)
+    kind = head_kinds.kind_of(source, folders.read_config(source))
     if kind in ("eagle3", "dflash"):
         layers = None if taps is None else _numbers(taps)
         (eagle3 if kind == "eagle3" else dflash).convert(source, settings.out, target, settings.dtype, layers)
@@ -48,7 +48,7 @@ def convert_head(settings: Head) -> None:
 
 def _cut_head(settings: Head, target: Path) -> None:
     """`jaxspec-convert head` with --draft-ids or --draft-vocab."""
-    from jaxspec.convert import draft_cut, readers
+    from jaxspec.convert import draft_cut, folders
 
     if (settings.draft_ids is None) == (settings.draft_vocab is None):
         raise ValueError(
@@ -62,7 +62,7 @@ def _cut_head(settings: Head, target: Path) -> None:
                 f"--{name} is for converting a published head, and a head that is cut is jaxspec's already"
             )
     source = locate(settings.src)
-    if readers.format_of(source) is None:
+    if folders.format_of(source) is None:
         raise ValueError(
             f"{source} is no head of jaxspec's; convert it first, without --draft-ids and --draft-vocab, and cut what "
             "that makes"
@@ -97,7 +97,7 @@ def _most_frequent(target: Path, size: int, data: Path) -> list[int]:
 
 def export(settings: Export) -> None:
     """`jaxspec-convert export`."""
-    from jaxspec.convert import dflash_export, eagle, eagle3_export, export, medusa
+    from jaxspec.convert import dflash, eagle, eagle3, llama, medusa
 
     path, out, form = locate(settings.path), settings.out, settings.format
     target = None if settings.target is None else locate(settings.target)
@@ -112,18 +112,18 @@ def export(settings: Export) -> None:
     elif form == "medusa":
         medusa.export(path, out)
     elif form == "hf":
-        export.export(path, out)
+        llama.export(path, out)
     elif form == "dflash" or (form == "speculators" and _is_dflash(path)):
-        dflash_export.export(path, out, form, target, settings.verifier)
+        dflash.export(path, out, form, target, settings.verifier)
     else:
-        eagle3_export.export(path, out, form, target, settings.verifier)
+        eagle3.export(path, out, form, target, settings.verifier)
 
 
 def replace_tokenizer(settings: Tokenizer) -> None:
     """`jaxspec-convert tokenizer`."""
-    from jaxspec.convert import hub, meta, tokenizer
+    from jaxspec.convert import folders, meta, tokenizer
 
-    source = hub.locate(settings.src, settings.revision, weights=())
+    source = folders.locate(settings.src, settings.revision, weights=())
     tokenizer.replace(source, settings.path, "meta" if meta.is_meta(source) else "huggingface")
 
 
@@ -139,10 +139,10 @@ def describe(settings: Inspect) -> None:
 
 def _is_dflash(path: Path) -> bool:
     from jaxspec.checkpoint import heads
-    from jaxspec.convert import readers
+    from jaxspec.convert import folders
     from jaxspec.drafters import Dflash
 
-    return readers.format_of(path) == heads.FORMAT and heads.read_config(path).drafter == Dflash.name
+    return folders.format_of(path) == heads.FORMAT and heads.read_config(path).drafter == Dflash.name
 
 
 def _numbers(taps: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import dflash, eagle, eagle3, kinds, medusa, readers
+from jaxspec.convert import dflash, eagle, eagle3, folders, head_kinds, medusa
 from tests import hf_models
 from tests.convert import dflash_heads, eagle3_heads, eagle_heads, test_medusa
 from tests.convert.commands import refused
@@ -47,12 +47,12 @@ NESTED = OFFICIAL["dflash_config"]
 
 def planned(source: Path, **how: Any) -> Any:
     """A published head, read as the kind that it is."""
-    return PLAN[kinds.kind_of(source, readers.read_config(source))](source, **how)
+    return PLAN[head_kinds.kind_of(source, folders.read_config(source))](source, **how)
 
 
 def said(source: Path, **how: Any) -> str:
     """The sentence with which a head is refused."""
-    kind = kinds.kind_of(source, readers.read_config(source))
+    kind = head_kinds.kind_of(source, folders.read_config(source))
     with pytest.raises(CheckpointError) as caught:
         PLAN.get(kind, eagle.plan)(source, **how)
     assert "\n" not in str(caught.value)
@@ -363,7 +363,7 @@ def test_odd_values_of_settings_that_are_read(name: str, data: st.DataObject, tm
     source = with_config(write, tmp_path / "head", made)
     sentence = ""
     try:
-        PLAN.get(kinds.kind_of(source, readers.read_config(source)), eagle.plan)(source)
+        PLAN.get(head_kinds.kind_of(source, folders.read_config(source)), eagle.plan)(source)
     except CheckpointError as error:
         sentence = str(error)
     assert "\n" not in sentence and len(sentence) < 1000

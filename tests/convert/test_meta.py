@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from jaxspec.convert import export, llama, meta
+from jaxspec.convert import llama, meta
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, refused, tensors
 
@@ -100,7 +100,7 @@ def test_same_as_hugging_face(shards: int, llama3: bool, settings: dict, params:
     expected = llama.plan(tmp_path / "hf").config
     assert (config.model, config.dtype, config.eos) == (expected.model, "bfloat16", (2,))
     assert config.source_format == "meta"
-    export.export(tmp_path / "ckpt", tmp_path / "back")
+    llama.export(tmp_path / "ckpt", tmp_path / "back")
     assert_bitwise(tensors(tmp_path / "back"), tensors(tmp_path / "hf"))
 
 
@@ -209,7 +209,7 @@ def test_mistrals_own_format(shards: bool, config: bool, mistrals: Path):
         (own / "config.json").write_bytes((mistrals / "hf" / "config.json").read_bytes())
     found = llama.convert(own, mistrals / "ckpt")
     assert (found.family, found.model) == ("mistral", llama.plan(mistrals / "hf").config.model)
-    export.export(mistrals / "ckpt", mistrals / "back")
+    llama.export(mistrals / "ckpt", mistrals / "back")
     assert_bitwise(tensors(mistrals / "back"), tensors(mistrals / "hf"))
 
 

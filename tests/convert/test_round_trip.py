@@ -11,7 +11,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.checkpoint import config_json, memory, parameters
-from jaxspec.convert import export, llama
+from jaxspec.convert import llama
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, run, tensors
 
@@ -55,7 +55,7 @@ def meaning(path: Path) -> dict[str, object]:
 def test_every_family(family: str, tmp_path: Path):
     model = hf_models.make(family, tmp_path / "hf")
     config = llama.convert(tmp_path / "hf", tmp_path / "ckpt")
-    export.export(tmp_path / "ckpt", tmp_path / "back")
+    llama.export(tmp_path / "ckpt", tmp_path / "back")
     assert_bitwise(tensors(tmp_path / "back"), tensors(tmp_path / "hf"))
     assert meaning(tmp_path / "back") == meaning(tmp_path / "hf")
     # EAGLE's own code finds the target's embedding by the index, however few files there are.
@@ -74,7 +74,7 @@ def test_half_precision_in_shards(dtype: str, tmp_path: Path):
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 2
     config = llama.convert(tmp_path / "hf", tmp_path / "ckpt")
     assert config.dtype == config.source_dtype == dtype
-    export.export(tmp_path / "ckpt", tmp_path / "back", shard_bytes=15_000)
+    llama.export(tmp_path / "ckpt", tmp_path / "back", shard_bytes=15_000)
     assert_bitwise(tensors(tmp_path / "back"), tensors(tmp_path / "hf"))
 
     index = json.loads((tmp_path / "back" / "model.safetensors.index.json").read_text())
@@ -98,7 +98,7 @@ def test_bin_files(dtype: str, tmp_path: Path):
     index = {"weight_map": {name: file for file, part in halves.items() for name in part}}
     (tmp_path / "hf" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     llama.convert(tmp_path / "hf", tmp_path / "ckpt")
-    export.export(tmp_path / "ckpt", tmp_path / "back")
+    llama.export(tmp_path / "ckpt", tmp_path / "back")
     assert_bitwise(tensors(tmp_path / "back"), expected)
 
 
@@ -110,7 +110,7 @@ def test_tied_file_may_repeat_its_embedding(keep_head: bool, tmp_path: Path):
     inv_freq = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}  # old files carry it along
     save_file({**found, **extra, **inv_freq}, tmp_path / "hf" / "model.safetensors")
     llama.convert(tmp_path / "hf", tmp_path / "ckpt")
-    export.export(tmp_path / "ckpt", tmp_path / "back")
+    llama.export(tmp_path / "ckpt", tmp_path / "back")
     assert_bitwise(tensors(tmp_path / "back"), found)
 
 
@@ -127,7 +127,7 @@ def test_narrower_dtype_rounds_once(tmp_path: Path):
     hf_models.make("llama", tmp_path / "hf")
     config = llama.convert(tmp_path / "hf", tmp_path / "ckpt", "bfloat16")
     assert (config.dtype, config.source_dtype) == ("bfloat16", "float32")
-    export.export(tmp_path / "ckpt", tmp_path / "back")
+    llama.export(tmp_path / "ckpt", tmp_path / "back")
     rounded = {k: a.astype(jnp.bfloat16).astype(np.float32) for k, a in tensors(tmp_path / "hf").items()}
     assert_bitwise(tensors(tmp_path / "back"), rounded)
 
@@ -138,7 +138,7 @@ def test_each_tensor_keeps_its_own_dtype(tmp_path: Path):
     save_file(mixed, tmp_path / "hf" / "model.safetensors")
     config = llama.convert(tmp_path / "hf", tmp_path / "ckpt")
     assert config.dtype == "float16"  # of most bytes
-    export.export(tmp_path / "ckpt", tmp_path / "back")
+    llama.export(tmp_path / "ckpt", tmp_path / "back")
     assert_bitwise(tensors(tmp_path / "back"), mixed)
 
 
@@ -161,5 +161,5 @@ def test_end_of_sequence_ids_of_both_configs_count(tmp_path: Path):
     assert "repetition_penalty 1.1, which jaxspec does not apply" in result.err
     config = config_json.read_config(tmp_path / "ckpt")
     assert (config.bos, config.eos, config.pad) == (1, (5, 2, 7), 9)
-    export.export(tmp_path / "ckpt", tmp_path / "back")
+    llama.export(tmp_path / "ckpt", tmp_path / "back")
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "back").eos_token_id == [5, 2, 7]

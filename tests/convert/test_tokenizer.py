@@ -10,7 +10,7 @@ import transformers
 
 from jaxspec.checkpoint import builtin
 from jaxspec.checkpoint.tokenizer import load_tokenizer
-from jaxspec.convert import export, llama, tokenizer
+from jaxspec.convert import llama, tokenizer
 from tests import hf_models
 from tests.checkpoints import byte_tokenizer
 from tests.convert.commands import run
@@ -53,14 +53,14 @@ def test_only_tokenizer_files_are_copied(tmp_path: Path):
         (source / name).write_bytes(content)
     llama.convert(source, tmp_path / "ckpt")
     assert {f.name for f in (tmp_path / "ckpt").iterdir()} == {"config.json", "params", "params.sha256", *kept}
-    export.export(tmp_path / "ckpt", tmp_path / "back")
+    llama.export(tmp_path / "ckpt", tmp_path / "back")
     for folder in ("ckpt", "back"):
         assert {name: (tmp_path / folder / name).read_bytes() for name in kept} == kept
     assert not any((tmp_path / "back" / name).exists() for name in dropped)
 
 
 def test_the_builtin_tokenizer_is_exported_for_every_version_of_transformers(tmp_path: Path):
-    export.export(builtin.FOLDER, tmp_path / "hf")
+    llama.export(builtin.FOLDER, tmp_path / "hf")
     said = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["tokenizer_class"]
     assert said == "PreTrainedTokenizerFast"  # version 4 knows no TokenizersBackend
     theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf"), load_tokenizer(builtin.FOLDER)

@@ -10,7 +10,7 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoint.parameters import read_arrays, read_shapes
-from jaxspec.convert.export import export
+from jaxspec.convert.llama import export
 from jaxspec.engine.device_options import Devices
 from jaxspec.host.processes import check_alone, has_neighbours, join, largest, of_first
 from jaxspec.train.run.folder import Run

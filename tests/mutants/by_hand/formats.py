@@ -84,14 +84,14 @@ MUTANTS = (
     ),
     ByHand(
         "rows-that-draft-the-next-position-pass",
-        "convert/kinds.py",
+        "convert/head_kinds.py",
         ("tests/convert/test_kinds.py::test_heads_with_the_tensors_of_dflash",),
         'classes="Qwen3DSparkModel",',
         'classes="-",',
     ),
     ByHand(
         "settings-mean-what-they-mean-by-default",
-        "convert/head_keys.py",
+        "convert/head_kinds.py",
         ("tests/convert/test_kinds.py::test_heads_with_the_tensors_of_eagle3",),
         "if value != fixed[key] or isinstance(value, bool) != isinstance(fixed[key], bool):",
         "if False:",
