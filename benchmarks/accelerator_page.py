@@ -15,8 +15,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.accelerator_steps import FULL, PLAIN
-from jaxspec.planning import report
 from jaxspec.planning.chips import chip_of
+from jaxspec.planning.plan import plan
 from jaxspec.planning.settings import PlanSettings
 
 FAR = 0.2  # a plan that is further off is marked
@@ -121,7 +121,7 @@ def plan_of(card: str, method: str, rows: int, batch: int = 1, prompt: int | Non
     if where is None or where.is_tpu:
         return None
     settings = {"method": method, "device": str(where), "batch_size": batch, "context": rows, "prompt": prompt}
-    return report.plan(PlanSettings(model="llama-3.1-8b", **settings))
+    return plan(PlanSettings(model="llama-3.1-8b", **settings))
 
 
 if __name__ == "__main__":

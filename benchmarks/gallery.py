@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 
-from jaxspec.planning.report import plan
+from jaxspec.planning.plan import plan
 from jaxspec.planning.settings import PlanSettings
 from jaxspec.planning.table import show
 from jaxspec.report import page

@@ -11,7 +11,7 @@ Their counts and three lists of prices predict the decoding time:
 
     chains  the two fitted prices.
     width   the two fitted prices. For a tree, each is raised by the measured difference between the tree and the chain
-            of 3 (whole rounds, `costs/round_fit.py`).
+            of 3 (whole rounds, `costs/timing.py`).
     timed   a level and the rest as `bench` prices them: timed in whole rounds of each method, without a fit.
 
 A level of a chain expands one node, a level of a tree several. A chain's price is therefore only a lower bound of a

@@ -28,9 +28,9 @@ from jaxspec.methods.method import parse_method
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.sharding import TRAINING, device_bytes, named_sharding, place, read_sizes, use_mesh
 from jaxspec.planning.chips import Slice, parse_slice
-from jaxspec.planning.compilation import Compiled
-from jaxspec.planning.program import mesh_on
-from jaxspec.planning.report import DTYPE
+from jaxspec.planning.devices import mesh_on
+from jaxspec.planning.plan import DTYPE
+from jaxspec.planning.program import Compiled
 from jaxspec.planning.shapes import Target, find_model, models_of
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import eagle, eagle3

@@ -19,11 +19,12 @@ import jax.numpy as jnp
 
 from benchmarks import accelerator_steps as steps
 from benchmarks import replay
-from jaxspec.costs.round_pieces import verify_many
+from jaxspec.costs.jobs import verify_many
 from jaxspec.engine.program import Program
 from jaxspec.methods.method import parse_method
 from jaxspec.planning.chips import parse_slice
-from jaxspec.planning.program import PlacedProgram, mesh_on
+from jaxspec.planning.devices import mesh_on
+from jaxspec.planning.program import PlacedProgram
 from jaxspec.planning.shapes import Target, models_of
 
 

@@ -16,7 +16,7 @@ import pytest
 from benchmarks import accelerator, accelerator_page, replay
 from benchmarks import accelerator_steps as steps
 from jaxspec.costs import timing
-from jaxspec.planning import gpus
+from jaxspec.planning import devices
 from jaxspec.planning.shapes import MODELS
 
 STUCK = """
@@ -262,6 +262,6 @@ def test_replayed_drafts_are_right_as_often_as_published():
     assert jnp.unique(accepted).size > 2
 
 
-@pytest.mark.skipif(not gpus.can_compile(), reason="needs the extra plan-cuda")
+@pytest.mark.skipif(not devices.can_compile(), reason="needs the extra plan-cuda")
 def test_programs_for_an_absent_gpu():
     subprocess.run([sys.executable, "-m", "tests.gpu_programs", "--quick"], check=True, timeout=600)

@@ -4,7 +4,7 @@ import jax
 
 from jaxspec.checkpoint import memory
 from jaxspec.commands.settings import Env
-from jaxspec.costs import kept_tables
+from jaxspec.costs import stored
 from jaxspec.host import compilation_cache, environment
 
 
@@ -17,5 +17,5 @@ def run(settings: Env) -> None:
         print(f"{'device':10} {device.platform}:{device.id} {device.device_kind}, {free:.1f} GB free")
     print(f"{'processor':10} {environment.device()}")
     print(f"{'cache':10} {environment.cache_folder()}")
-    print(f"{'costs':10} {kept_tables.folder()}")
+    print(f"{'costs':10} {stored.folder()}")
     print(f"{'compiled':10} {compilation_cache.keep_compilations() or 'not kept'}")

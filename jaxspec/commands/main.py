@@ -19,7 +19,7 @@ COMMANDS = {
     "sweep": (Sweep, "evaluate.sweep.run"),
     "report": (Report, "report.page.run"),
     "calibrate": (Calibrate, "evaluate.calibrate.run"),
-    "plan": (PlanSettings, "planning.report.run"),
+    "plan": (PlanSettings, "planning.plan.run"),
     "methods": (Methods, "commands.methods.run"),
     "env": (Env, "commands.env.run"),
     "demo": (Demo, "commands.demo.run"),

@@ -1,19 +1,16 @@
 """The table of costs that builders and controllers need: measured once, stored, and read again."""
 
 import dataclasses
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from jaxspec.builders import Eagle2
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.controllers import Fixed
-from jaxspec.costs import kept_tables
-from jaxspec.costs.round_fit import round_pair
-from jaxspec.costs.round_pieces import half_way, resume_job, target_job
-from jaxspec.costs.timing import seconds_per_unit
+from jaxspec.costs.jobs import half_way, resume_job, target_job
+from jaxspec.costs.stored import CostKey, digest, read_costs, table_of, write_costs
+from jaxspec.costs.timing import round_pair, seconds_per_unit
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill_buckets import power_of_two, shapes
@@ -38,49 +35,44 @@ def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -
         weights: the drafter's weights.
         batch_size: sequences decoded together. The measured size is the next power of two, to which batches are padded.
     """
-    subject = describe(model, method, batch_size)
+    key = costs_key(model, method, batch_size)
 
-    def kept() -> dict[str, Any]:
+    def stored() -> dict[str, Any]:
         try:
-            return {"table": dataclasses.asdict(kept_tables.read(subject))}
+            return {"table": dataclasses.asdict(read_costs(key))}
         except FileNotFoundError:
             return {"missing": f"{method} needs the costs of drafting and verification on this device"}
         except ValueError as error:
             return {"missing": str(error)}
 
-    found = of_first(kept)
+    found = of_first(stored)
     if "table" in found:
-        return kept_tables.table_of(found["table"])
+        return table_of(found["table"])
     say(f"{found['missing']}; measuring it once, which takes about a minute")
     table = measure(model, method, weights, batch_size)
-    keep_costs(subject, table)
+    store(key, lambda: write_costs(key, table))
     return table
 
 
-def keep(subject: kept_tables.Subject, write: Callable[[], None]) -> None:
+def store(key: CostKey, write: Callable[[], None]) -> None:
     """Stores a table in the first process's cache folder, and reports the file, or that the folder is read-only."""
     if not is_first():
         return
     try:
         write()
-        say(f"kept in {subject.file}")
+        say(f"kept in {key.file}")
     except OSError as error:
-        say(f"not kept, since {subject.file.parent} cannot be written ({error.strerror})")
+        say(f"not kept, since {key.file.parent} cannot be written ({error.strerror})")
 
 
-def keep_costs(subject: kept_tables.Subject, table: CostTable) -> None:
-    """Stores a table of costs, as `keep` does."""
-    keep(subject, lambda: kept_tables.write(subject, dataclasses.asdict(table)))
-
-
-def describe(model: Checkpoint, method: Method, batch_size: int) -> kept_tables.Subject:
-    """The subject of a table: everything that the times of a method's drafter depend on."""
+def costs_key(model: Checkpoint, method: Method, batch_size: int) -> CostKey:
+    """The key of a table of costs: everything that the times of a method's drafter depend on."""
     head = "" if method.head is None else digest(find_head(model.path, method.head))
-    return subject_of(model.path, drafter=repr(method.drafter), head=head, batch_size=batch_size, **how_run(model))
+    return CostKey.of(model.path, drafter=repr(method.drafter), head=head, batch_size=batch_size, **how_run(model))
 
 
 def how_run(model: Checkpoint) -> dict[str, str]:
-    """`dtype` and `device` of `subject_of`."""
+    """`dtype` and `device` of `CostKey.of`."""
     mesh = "" if model.mesh is None else f", mesh {dict(model.mesh.shape)}"
     dtype = dtype_of(str(model.target.norm[...].dtype), model.config.quantize)
     return {"dtype": dtype, "device": environment.device() + mesh}
@@ -89,25 +81,6 @@ def how_run(model: Checkpoint) -> dict[str, str]:
 def dtype_of(dtype: str, quantize: str | None) -> str:
     """The dtype of a target's weights and their quantisation, as text."""
     return ", ".join(filter(None, (dtype, quantize)))
-
-
-def subject_of(path: Path, *, drafter: str, head: str, batch_size: int, dtype: str, device: str) -> kept_tables.Subject:
-    """A table's subject, for the checkpoint at `path` and the versions in use."""
-    versions = environment.versions()
-    return kept_tables.Subject(
-        target=digest(path),
-        head=head,
-        drafter=drafter,
-        batch=power_of_two(batch_size),
-        dtype=dtype,
-        device=device,
-        versions={name: versions[name] for name in ("jaxspec", "jax", "jaxlib")},
-    )
-
-
-def digest(folder: Path) -> str:
-    """SHA-256 of a checkpoint's or head's config.json."""
-    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
 
 
 def measure(model: Checkpoint, method: Method, weights: Any, batch_size: int) -> CostTable:

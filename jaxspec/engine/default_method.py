@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.costs import kept_speeds
 from jaxspec.costs.calibration import how_run
+from jaxspec.costs.stored import read_speeds, speeds_key
 from jaxspec.engine.head_weights import fitted
 from jaxspec.host.processes import of_first
 from jaxspec.methods.method import Method, default_method, parse_method
@@ -37,14 +37,14 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
     that of the first.
 
     Args:
-        dtype, device: as for `calibration.subject_of`.
+        dtype, device: as for `CostKey.of`.
         batch_size: sequences decoded together; each power of two has speeds of its own.
     """
 
     def kept() -> dict[str, str]:
         try:
-            subject = kept_speeds.of_all_methods(path, heads, dtype=dtype, device=device, batch_size=batch_size)
-            speeds = kept_speeds.read(subject)
+            key = speeds_key(path, heads, dtype=dtype, device=device, batch_size=batch_size)
+            speeds = read_speeds(key)
             fastest = max(speeds, key=speeds.__getitem__)
             parse_method(fastest)
         except FileNotFoundError:

@@ -34,8 +34,8 @@ from jaxspec.host.processes import is_first
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.planning.counting import Parts
 from jaxspec.planning.program import chain_on_one_chip
-from jaxspec.planning.work import Parts
 
 UNSAFE = r"[^\w.+=-]"  # characters that are replaced in file names
 NOISE_BATCHES = 4  # rounding noise is measured on the texts of this many batches

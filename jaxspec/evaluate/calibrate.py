@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from jaxspec.checkpoint.loading import Checkpoint, load
-from jaxspec.costs import kept_speeds
-from jaxspec.costs.calibration import describe, how_run, keep, keep_costs, measure
+from jaxspec.costs.calibration import costs_key, how_run, measure, store
+from jaxspec.costs.stored import speeds_key, write_costs, write_speeds
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.drafters import DRAFTERS
@@ -37,15 +37,15 @@ def run(settings: Calibrate) -> None:
     integer("max_new_tokens", settings.max_new_tokens, 1)
     model = load(settings.target, settings.dtype, settings.devices.open(several=True), settings.quantize)
     if settings.head is None:
-        subject = kept_speeds.of_all_methods(model.path, model.heads, batch_size=settings.batch_size, **how_run(model))
+        key = speeds_key(model.path, model.heads, batch_size=settings.batch_size, **how_run(model))
         speeds = speeds_of_all(settings, model)
-        keep(subject, lambda: kept_speeds.write(subject, speeds))
+        store(key, lambda: write_speeds(key, speeds))
         show_speeds(speeds, Console())
         return
     method = method_of(model.path, settings.head)
-    subject = describe(model, method, settings.batch_size)
+    key = costs_key(model, method, settings.batch_size)
     table = measure(model, method, load_head(model, method), settings.batch_size)
-    keep_costs(subject, table)
+    store(key, lambda: write_costs(key, table))
     show(table, Console())
 
 

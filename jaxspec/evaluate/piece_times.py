@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from jaxspec.costs.round_fit import RoundPair, round_pair
-from jaxspec.costs.round_pieces import Job, half_way, judge_job, learn_job, resume_job, target_job, to_depth
-from jaxspec.costs.timing import seconds_per_unit
+from jaxspec.costs.jobs import Job, half_way, judge_job, learn_job, resume_job, target_job, to_depth
+from jaxspec.costs.timing import RoundPair, round_pair, seconds_per_unit
 from jaxspec.decoding.batch import start
 from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request

@@ -3,8 +3,51 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterable
 
-from jaxspec.planning.work import Collective, Work
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Equal messages among chips.
+
+    Attributes:
+        kind: the name in HLO: `all-reduce`, `all-gather`, …
+        bytes: bytes of the result on a chip; for a reduce-scatter, of the input.
+        count: number of messages; a fraction for a mean over rounds.
+        chips: number of chips in each group that communicates; None: all chips.
+    """
+
+    kind: str
+    bytes: int
+    count: int | float = 1
+    chips: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Floating-point operations of products, bytes of main memory, and messages, on each chip."""
+
+    flops: int | float = 0
+    bytes: int | float = 0
+    collectives: tuple[Collective, ...] = ()
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.flops + other.flops, self.bytes + other.bytes, merged((*self.collectives, *other.collectives)))
+
+    def times(self, number: int | float) -> "Work":
+        """The work of `number` repetitions."""
+        many = (dataclasses.replace(each, count=each.count * number) for each in self.collectives if number)
+        return Work(self.flops * number, self.bytes * number, tuple(many))
+
+
+def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
+    """Equal messages counted together, those with the most bytes first."""
+    counts: dict[Collective, int | float] = {}
+    for each in collectives:
+        one = dataclasses.replace(each, count=1)
+        counts[one] = counts.get(one, 0) + each.count
+    found = [dataclasses.replace(one, count=count) for one, count in counts.items()]
+    return tuple(sorted(found, key=lambda each: (-each.bytes * each.count, each.kind)))
 
 
 @dataclasses.dataclass(frozen=True)

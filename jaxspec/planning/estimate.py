@@ -3,22 +3,20 @@
 For most operations of a TPU's tensor core, XLA records an estimate of cycles. It records none for copies between main
 and fast memory, nor for messages, sorts, in-place updates and kernels. The lower end of the interval assumes that all
 of these overlap, the upper end that none do. Between them is the time as scheduled: only that overlaps which the
-compiler scheduled so, an asynchronous copy or message with the operations between its start and its end.
-"""
+compiler scheduled so, an asynchronous copy or message with the operations between its start and its end."""
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from jaxspec.model import attention_kernel
 from jaxspec.planning import traffic
-from jaxspec.planning.chips import Slice
+from jaxspec.planning.chips import Collective, Slice
+from jaxspec.planning.counting import COMMIT, Phase, phase_of
 from jaxspec.planning.hlo import CompiledProgram, Computation, Instruction
-from jaxspec.planning.messages import message_of
-from jaxspec.planning.phases import body_phase, phase_at
-from jaxspec.planning.schedule import Schedule
-from jaxspec.planning.work import COMMIT, Collective, Phase
+from jaxspec.planning.traffic import message_of
 
 ESTIMATED, MESSAGE, COPY, UPDATE, SORT, KERNEL, OTHER = (
     "estimated", "message", "copy", "update", "sort", "kernel", "other"
@@ -87,6 +85,58 @@ class Interval:
     def ends(self) -> list[float]:
         """[lower, upper] in seconds."""
         return [self.lower, self.upper]
+
+
+@dataclasses.dataclass
+class Schedule:
+    """Copies and messages under way while the operations of one computation run in order.
+
+    Copies take turns in the order in which they were started, and use only the time in which a running operation leaves
+    main memory idle. Messages take turns too.
+
+    Attributes:
+        bandwidth: bytes per second of main memory.
+        clock: seconds since the computation began.
+        linked: seconds at which the links have sent all messages so far.
+        copies: names and remaining bytes of the copies under way, the first one first.
+        messages: seconds at which each message under way ends, by name.
+    """
+
+    bandwidth: float
+    clock: float = 0.0
+    linked: float = 0.0
+    copies: deque[tuple[str, float]] = dataclasses.field(default_factory=deque)
+    messages: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def start_copy(self, name: str, moved: int) -> None:
+        """Starts a copy of `moved` bytes to or from main memory."""
+        self.copies.append((name, moved))
+
+    def start_message(self, name: str, seconds: float) -> None:
+        """Starts a message that takes `seconds` once those before it are sent."""
+        self.linked = max(self.linked, self.clock) + seconds
+        self.messages[name] = self.linked
+
+    def run(self, seconds: float, moved: int = 0) -> None:
+        """Runs an operation that itself moves `moved` bytes; copies under way use the time that these leave."""
+        self.clock += seconds
+        room = seconds * self.bandwidth - moved
+        while self.copies and room > 0:
+            name, left = self.copies.popleft()
+            if left > room:
+                self.copies.appendleft((name, left - room))
+            room -= left
+
+    def wait(self, name: str) -> float:
+        """Waits for a copy or message. Returns the seconds that this takes; 0 if it is done or was never started."""
+        if name in self.messages:
+            seconds = max(0.0, self.messages.pop(name) - self.clock)
+        else:
+            names = [each for each, _ in self.copies]
+            ahead = list(self.copies)[: names.index(name) + 1] if name in names else []
+            seconds = sum(left for _, left in ahead) / self.bandwidth
+        self.run(seconds)
+        return seconds
 
 
 def operations(program: CompiledProgram, where: Slice, filled: float = 1.0) -> list[Operation]:
@@ -250,3 +300,16 @@ def bytes_by_kind(found: Iterable[Operation]) -> Mapping[str, int]:
 def of_phase(found: Iterable[Operation], *phases: Phase) -> list[Operation]:
     """The operations of some phases."""
     return [each for each in found if each.phase in phases]
+
+
+def phase_at(instruction: Instruction, before: Phase) -> Phase:
+    """The phase by an instruction's scopes; without any, as for a copy that the compiler added, the phase `before`."""
+    scoped = instruction.path and instruction.opcode not in traffic.FREE
+    return phase_of(instruction.path) if scoped else before
+
+
+def body_phase(program: CompiledProgram, loop: Instruction) -> Phase | None:
+    """The phase in which the body of a loop begins; None if no instruction in it has a scope."""
+    body = program.computations[loop.runs["body"]]
+    inner = (each.path for each in body.instructions if loop.path and each.path.startswith(f"{loop.path}/"))
+    return next(map(phase_of, inner), None)

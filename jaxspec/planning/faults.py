@@ -10,8 +10,8 @@ from jaxspec.model.sharding import model_size
 from jaxspec.planning import traffic
 from jaxspec.planning.estimate import Operation
 from jaxspec.planning.hlo import Buffer, CompiledProgram
-from jaxspec.planning.messages import message_of, received
 from jaxspec.planning.program import PlacedProgram
+from jaxspec.planning.traffic import message_of, received
 
 SMALL = 2**20  # a copy of fewer bytes is no fault
 SCORES = 2**26  # attention scores in main memory are a fault from this many bytes on

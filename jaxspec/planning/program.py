@@ -2,14 +2,12 @@
 
 import contextlib
 import dataclasses
-import importlib.util
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import Mesh
 
 from jaxspec.builders import Chain
 from jaxspec.controllers import Fixed
@@ -20,19 +18,16 @@ from jaxspec.decoding.prefill import trace_prefill
 from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.program import LOOP, Program, program_of
-from jaxspec.host.libtpu import expect_no_chip
+from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.model import sharding
-from jaxspec.model.config import LlamaConfig
-from jaxspec.model.sharding import AXES, AnyMesh, make_mesh, model_axis_sizes, named_sharding, split_mesh
+from jaxspec.model.sharding import AnyMesh, named_sharding
 from jaxspec.planning import counting
-from jaxspec.planning.chips import Slice
-from jaxspec.planning.gpus import can_compile, gpus
-from jaxspec.planning.work import Parts, Work
-
-
-class NoCompilerError(Exception):
-    """The TPU compiler, libtpu, is not installed."""
+from jaxspec.planning.chips import Collective, Slice, Work, merged
+from jaxspec.planning.counting import Parts, Phase
+from jaxspec.planning.devices import one_chip
+from jaxspec.planning.estimate import Interval, Operation, interval, of_phase, operations
+from jaxspec.planning.hlo import CompiledProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,44 +100,6 @@ def chain_on_one_chip(method: Method, models: Models) -> Parts:
     return placed.count(placed.trace())
 
 
-def one_chip() -> AbstractMesh:
-    """An abstract mesh of one chip."""
-    return _abstract((1,) * len(AXES))
-
-
-def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int = 1) -> AnyMesh:
-    """The mesh of a model on these chips; an abstract mesh for GPUs if their compiler is not installed.
-
-    Raises:
-        NoCompilerError: the chips are TPUs, and libtpu is not installed.
-        ValueError: there is no such TPU topology.
-    """
-    if where.is_tpu or can_compile():
-        devices = tpus(where) if where.is_tpu else gpus(where)
-        return split_mesh(make_mesh(data=data, model=model, rows=rows, devices=devices), config)
-    return _abstract((data, *model_axis_sizes(model, config), rows))
-
-
-def tpus(where: Slice) -> Sequence[Any]:
-    """The TPUs of a slice, as devices for the compiler only. Raises as `mesh_on`."""
-    if importlib.util.find_spec("libtpu") is None:
-        raise NoCompilerError(
-            "planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax-specdec[tpu]'"
-        )
-    from jax.experimental import topologies
-
-    expect_no_chip()
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is used, so no lock is needed
-    try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=str(where)).devices
-    except jax.errors.JaxRuntimeError as error:
-        raise ValueError(f"{where} is not a TPU slice: {' '.join(str(error).split())}") from error
-
-
-def _abstract(sizes: tuple[int, ...]) -> AbstractMesh:
-    return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-
-
 def _current(mesh: AnyMesh) -> contextlib.AbstractContextManager:
     return jax.set_mesh(mesh) if isinstance(mesh, Mesh) else contextlib.nullcontext()
 
@@ -152,3 +109,76 @@ def _for(mesh: AnyMesh, arguments: Any) -> Any:
     if isinstance(mesh, Mesh):
         return arguments
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
+
+
+LARGE = 2**20  # fewest bytes of an array that is reported
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A compiled program.
+
+    Attributes:
+        operations: those of one round if the program is a loop, otherwise of one run.
+        memory: JAX's `memory_analysis()`.
+    """
+
+    program: CompiledProgram
+    operations: Sequence[Operation]
+    memory: Any
+    where: Slice
+
+    @classmethod
+    def of(cls, traced: Any, where: Slice, filled: float = 1.0) -> "Compiled | None":
+        """Compiles a traced program; None if it does not fit in memory.
+
+        Args:
+            filled: share of the cache's rows that hold tokens, on average.
+        """
+        try:
+            compiled = traced.lower().compile()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            say(f"the compiler: {' '.join(str(error).split())[:300]}")
+            return None
+        return cls.read(compiled, where, filled)
+
+    @classmethod
+    def read(cls, compiled: Any, where: Slice, filled: float = 1.0) -> "Compiled":
+        """Reads a program that JAX compiled; `filled` as in `of`."""
+        program = CompiledProgram.parse(compiled.as_text())
+        return cls(program, operations(program, where, filled), compiled.memory_analysis(), where)
+
+    @property
+    def temporaries(self) -> int:
+        """Bytes on a chip of temporaries, code, and outputs that reuse no argument's buffer."""
+        stats = self.memory
+        unaliased = stats.output_size_in_bytes - stats.alias_size_in_bytes
+        return stats.temp_size_in_bytes + stats.generated_code_size_in_bytes + unaliased
+
+    @property
+    def messages(self) -> Mapping[Phase, tuple[Collective, ...]]:
+        """The messages of each phase; equal ones are counted together."""
+        found: dict[Phase, list[Collective]] = {}
+        for each in self.operations:
+            if each.message:
+                many = dataclasses.replace(each.message, count=each.message.count * each.times)
+                found.setdefault(each.phase, []).append(many)
+        return {phase: merged(messages) for phase, messages in found.items()}
+
+    @property
+    def in_fast_memory(self) -> list[str]:
+        """Large arrays that stay in fast memory for the whole loop. A large model's weights do not fit there."""
+        entry = self.program.computations[self.program.entry]
+        loops = [each for each in entry.instructions if each.opcode == "while"]
+        return [str(each) for each in (loops[-1].results if loops else ()) if each.fast and each.bytes >= LARGE]
+
+    def seconds(self, phases: Mapping[Phase, int | float]) -> Interval:
+        """Estimated seconds of phases, each repeated as often as `phases` says."""
+        parts = (interval(of_phase(self.operations, phase), self.where).times(n) for phase, n in phases.items())
+        return sum(parts, Interval())
+
+    def during(self, phases: Mapping[Phase, int | float]) -> list[Operation]:
+        """Operations of the phases that run at least once."""
+        return of_phase(self.operations, *(phase for phase, number in phases.items() if number))

@@ -10,7 +10,7 @@ import pytest
 from jaxspec.decoding import tpu_options
 from jaxspec.model.sharding import make_mesh
 from jaxspec.planning.chips import parse_slice
-from jaxspec.planning.program import tpus
+from jaxspec.planning.devices import tpus
 
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
 

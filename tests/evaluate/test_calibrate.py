@@ -9,7 +9,7 @@ from jaxspec.builders.budgeted import Budgeted
 from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint.loading import load
 from jaxspec.commands import main
-from jaxspec.costs import calibration, kept_tables, timing
+from jaxspec.costs import calibration, stored, timing
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import bench, calibrate
@@ -64,7 +64,7 @@ def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
     (file,) = kept.iterdir()
     assert f"kept in {file}" in err
     model = load(path)
-    table = kept_tables.read(calibration.describe(model, parse_method("ngram"), 1))
+    table = stored.read_costs(calibration.costs_key(model, parse_method("ngram"), 1))
     assert [nodes for nodes, _ in table.verify] == [1, 4]
     assert [nodes for nodes, _ in table.level] == [1, 2]
     assert f"{1e3 * table.plain:.3f}" in out
@@ -128,7 +128,7 @@ def test_a_table_is_of_its_drafter_dtype_and_batch(model, kept, measured):
 
 
 def test_methods_of_a_bench_share_one_table(model, monkeypatch, measured):
-    monkeypatch.setattr(calibration, "keep_costs", lambda subject, table: None)
+    monkeypatch.setattr(calibration, "store", lambda key, write: None)
     names = ("ngram+pruned", "ngram+budgeted", "ngram+pruned,leaf=0.1", "ngram,longest=5+pruned")
     engines = bench.build_engines(model, {name: parse_method(name) for name in names})
     assert len(measured) == 2

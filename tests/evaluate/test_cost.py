@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.checkpoint.loading import load
-from jaxspec.costs import round_pieces, timing
-from jaxspec.costs.round_fit import RoundPair
+from jaxspec.costs import jobs, timing
+from jaxspec.costs.timing import RoundPair
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.request import Request, SamplingParams
@@ -57,20 +57,20 @@ def wavering(chance: float, length: int = 3) -> Method:
 
 def half_way(engine: Engine, method: Method, *, greedy: bool = True) -> tuple[Speculation, DecodeState]:
     spec = method.speculation(greedy)
-    return spec, round_pieces.half_way(spec, engine.models, REQUESTS, 32)
+    return spec, jobs.half_way(spec, engine.models, REQUESTS, 32)
 
 
 def test_a_round_has_the_levels_that_are_asked_for_whatever_the_controller(engine: Engine):
     spec, state = half_way(engine, wavering(0.0))
-    assert [round_pieces.levels_drafted(spec, engine.models, state, levels) for levels in (1, 2, 3, 9)] == [1, 2, 3, 3]
-    assert round_pieces.round_job(spec, engine.models, state, 2)(5) == 5
+    assert [jobs.levels_drafted(spec, engine.models, state, levels) for levels in (1, 2, 3, 9)] == [1, 2, 3, 3]
+    assert jobs.round_job(spec, engine.models, state, 2)(5) == 5
 
 
 def test_trees_that_end_early_do_not_while_they_are_timed(engine: Engine):
     """Under random weights no path is worth a second level at these costs."""
     method = parse_method("ngram+budgeted,cost=9,verify=1:1/64:2,depth=4,width=2,total=8")
     spec, state = half_way(engine, method)
-    assert [round_pieces.levels_drafted(spec, engine.models, state, levels) for levels in (1, 4)] == [1, 4]
+    assert [jobs.levels_drafted(spec, engine.models, state, levels) for levels in (1, 4)] == [1, 4]
 
 
 def test_a_level_is_what_a_longer_round_takes_more():
@@ -109,7 +109,7 @@ def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path, monkeypat
 def test_every_decision_is_made_anew_and_by_real_signals(engine: Engine, greedy: bool):
     def often(chance: float) -> list[int]:
         spec, state = half_way(engine, wavering(chance), greedy=greedy)
-        return round_pieces.judge(spec, engine.models, state, jnp.int32(100)).tolist()
+        return jobs.judge(spec, engine.models, state, jnp.int32(100)).tolist()
 
     assert often(1.0) == [100, 100]
     assert often(0.0) == [0, 0]
@@ -119,8 +119,8 @@ def test_every_decision_is_made_anew_and_by_real_signals(engine: Engine, greedy:
 def test_rounds_are_learnt_from_one_after_the_other(engine: Engine):
     """Of five rounds of three levels, with 0, 1, 2, 3 and 0 drafts accepted."""
     spec, state = half_way(engine, wavering(0.5))
-    assert round_pieces.learn(spec, state, jnp.int32(5)).tolist() == [[5, 6, 15]] * 2
-    assert round_pieces.learn_job(spec, state)(5) == round_pieces.judge_job(spec, engine.models, state)(5) == 5
+    assert jobs.learn(spec, state, jnp.int32(5)).tolist() == [[5, 6, 15]] * 2
+    assert jobs.learn_job(spec, state)(5) == jobs.judge_job(spec, engine.models, state)(5) == 5
 
 
 def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyPatch):
@@ -148,7 +148,7 @@ def test_jobs_take_turns_and_a_unit_is_what_the_job_says(monkeypatch: pytest.Mon
     """
     now, calls = [0.0], []
 
-    def job(name: str, seconds: float, units: int) -> round_pieces.Job:
+    def job(name: str, seconds: float, units: int) -> jobs.Job:
         def run(iterations: int) -> int:
             now[0] += 5.0 + seconds * iterations
             calls.append(name)

@@ -12,7 +12,7 @@ from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.commands import methods as methods_command
 from jaxspec.commands.settings import Methods
-from jaxspec.costs import kept_speeds
+from jaxspec.costs import stored
 from jaxspec.costs.calibration import how_run
 from jaxspec.engine.default_method import default_at, default_of
 from jaxspec.engine.engine import Engine
@@ -38,9 +38,9 @@ def model(tmp_path: Path) -> Checkpoint:
 
 def keep(model: Checkpoint, batch_size: int = 1, **speeds: float) -> Path:
     """Keeps these speeds of plain decoding and of FAST, as if they had been measured."""
-    subject = kept_speeds.of_all_methods(model.path, model.heads, batch_size=batch_size, **how_run(model))
-    kept_speeds.write(subject, {"plain": speeds["plain"], FAST: speeds["fast"]})
-    return subject.file
+    key = stored.speeds_key(model.path, model.heads, batch_size=batch_size, **how_run(model))
+    stored.write_speeds(key, {"plain": speeds["plain"], FAST: speeds["fast"]})
+    return key.file
 
 
 def test_all_methods_are_timed_kept_and_printed(model, tmp_path, monkeypatch, capsys):
@@ -50,8 +50,8 @@ def test_all_methods_are_timed_kept_and_printed(model, tmp_path, monkeypatch, ca
     calibrate.run(Calibrate(target=model.path, all=True, prompts=questions, max_new_tokens=4))
     out, err = capsys.readouterr()
     assert "kept in" in err
-    subject = kept_speeds.of_all_methods(model.path, model.heads, batch_size=1, **how_run(model))
-    speeds = kept_speeds.read(subject)
+    key = stored.speeds_key(model.path, model.heads, batch_size=1, **how_run(model))
+    speeds = stored.read_speeds(key)
     assert set(speeds) == {"plain", FAST} and min(speeds.values()) > 0
     fastest = max(speeds, key=speeds.__getitem__)
     assert out.splitlines()[-1] == f"Default from now on: {fastest}"
@@ -101,8 +101,8 @@ def test_a_default_head_that_cannot_be_read_is_said_when_it_is_loaded(model):
     ("damage", "says"),
     [
         (lambda values: "{", "cannot be read"),
-        (lambda values: json.dumps({**values, kept_speeds.SPEEDS: {}}), "cannot be read"),
-        (lambda values: json.dumps({**values, kept_speeds.SPEEDS: {"nothing": 1.0}}), "no drafter 'nothing'"),
+        (lambda values: json.dumps({**values, stored.SPEEDS: {}}), "cannot be read"),
+        (lambda values: json.dumps({**values, stored.SPEEDS: {"nothing": 1.0}}), "no drafter 'nothing'"),
         (lambda values: json.dumps({**values, "of": {**values["of"], "versions": {}}}), "measured with other versions"),
     ],
 )

@@ -14,14 +14,13 @@ from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel, sharding
 from jaxspec.model.backend import ACCELERATOR_TREE_SIZES
 from jaxspec.model.config import LlamaConfig
-from jaxspec.planning.chips import parse_slice
-from jaxspec.planning.compilation import Compiled
+from jaxspec.planning.chips import Collective, parse_slice
+from jaxspec.planning.devices import mesh_on
 from jaxspec.planning.estimate import KERNEL, operations
 from jaxspec.planning.faults import find_faults
 from jaxspec.planning.hlo import CompiledProgram
-from jaxspec.planning.program import PlacedProgram, mesh_on
+from jaxspec.planning.program import Compiled, PlacedProgram
 from jaxspec.planning.shapes import Target, models_of
-from jaxspec.planning.work import Collective
 
 WHERE = parse_slice("v5e:2x4")
 CHIPS, ROWS, LAYERS = 8, 640, 2

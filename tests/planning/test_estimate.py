@@ -10,21 +10,21 @@ from jax.sharding import SingleDeviceSharding
 from jaxspec.decoding.prefill import FIRST_TOKEN
 from jaxspec.model import attention_kernel
 from jaxspec.planning.chips import CHIPS, parse_slice
-from jaxspec.planning.compilation import Compiled
+from jaxspec.planning.counting import COMMIT, phase_of
+from jaxspec.planning.devices import tpus
 from jaxspec.planning.estimate import (
     ESTIMATED,
     KERNEL_SHARE,
+    Schedule,
     coverage,
     interval,
     of_phase,
     operations,
     seconds,
 )
-from jaxspec.planning.estimated import filled_on_average
 from jaxspec.planning.hlo import CompiledProgram
-from jaxspec.planning.program import tpus
-from jaxspec.planning.schedule import Schedule
-from jaxspec.planning.work import COMMIT, phase_of
+from jaxspec.planning.plan import filled_on_average
+from jaxspec.planning.program import Compiled
 
 WHERE = parse_slice("v5e:2x2")
 CHIP = WHERE.chip

@@ -13,13 +13,12 @@ from jaxspec.engine.program import program_of
 from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel
 from jaxspec.model.backend import ACCELERATOR_TREE_SIZES
-from jaxspec.planning.chips import parse_slice
-from jaxspec.planning.compilation import Compiled
+from jaxspec.planning.chips import Work, parse_slice
+from jaxspec.planning.devices import mesh_on
 from jaxspec.planning.estimate import COPY
 from jaxspec.planning.faults import find_faults
-from jaxspec.planning.program import PlacedProgram, mesh_on
+from jaxspec.planning.program import Compiled, PlacedProgram
 from jaxspec.planning.shapes import MODELS, Target, models_of
-from jaxspec.planning.work import Work
 
 WHERE = parse_slice("v5e:4x4")
 SHAPE = dataclasses.replace(MODELS["llama-3.1-70b"], num_layers=2)

@@ -20,13 +20,13 @@ from jaxspec.engine.program import program_of
 from jaxspec.methods.method import parse_method
 from jaxspec.model import sharding
 from jaxspec.model.config import LlamaConfig
-from jaxspec.planning import report
-from jaxspec.planning.chips import CHIPS, parse_slice
-from jaxspec.planning.program import PlacedProgram, mesh_on
+from jaxspec.planning.chips import CHIPS, Collective, Work, parse_slice
+from jaxspec.planning.devices import mesh_on
+from jaxspec.planning.plan import plan
+from jaxspec.planning.program import PlacedProgram
 from jaxspec.planning.rounds import expected_rounds
 from jaxspec.planning.settings import PlanSettings
 from jaxspec.planning.shapes import MODELS, Target, find_model, models_of
-from jaxspec.planning.work import Collective, Work
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -209,8 +209,8 @@ def test_a_checkpoint_that_is_quantised_is_planned_for_as_it_is(tmp_path: Path):
     assert find_model(str(tmp_path)).quantize == "int8"
     with pytest.raises(ValueError, match="holds int8 weights, which cannot become int4"):
         find_model(str(tmp_path), "int4")
-    found = report.plan(PlanSettings(model=str(tmp_path), method="plain", device="h100-80g:1", context=256))
-    whole = report.plan(PlanSettings(model="builtin", method="plain", device="h100-80g:1", context=256))
+    found = plan(PlanSettings(model=str(tmp_path), method="plain", device="h100-80g:1", context=256))
+    whole = plan(PlanSettings(model="builtin", method="plain", device="h100-80g:1", context=256))
     assert (found["settings"]["quantize"], whole["settings"]["quantize"]) == ("int8", None)
     assert found["bytes_per_chip"]["weights"] < 0.7 * whole["bytes_per_chip"]["weights"]
 
@@ -279,7 +279,7 @@ def test_a_bench_file_tells_what_rounds_are_like(jaxspec: Command, tmp_path: Pat
 
 def test_prefill_is_planned_by_hand():
     settings = PlanSettings(model="builtin", method="plain", device="h100-80g:1", context=256, prompt=64)
-    found = report.plan(settings)["prefill"]
+    found = plan(settings)["prefill"]
     c = find_model("builtin").config
     layer = kernels(c) + 2 * c.hidden_size * c.num_kv_heads * c.head_dim + 2 * c.hidden_size
     attending = 4 * c.num_heads * c.head_dim * 64 * 65 / 2
@@ -317,7 +317,7 @@ def test_a_bench_file_without_tau_is_one_sentence(jaxspec: Command, tmp_path: Pa
 
 def test_builders_learn_costs_from_the_roofline():
     settings = PlanSettings(model="builtin", method="early-exit+pruned", device="h100-80g:1", context=256)
-    builder = parse_method(report.plan(settings)["resolved"]).builder
+    builder = parse_method(plan(settings)["resolved"]).builder
     assert isinstance(builder, Pruned)
     assert builder.cost is not None
     # Its exit comes after one of the target's layers, and has a layer and a head of its own: less than the whole.

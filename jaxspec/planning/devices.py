@@ -1,4 +1,4 @@
-"""Absent GPUs as devices that only XLA's compiler can use."""
+"""Absent chips as devices that only XLA's compilers can use, and the mesh of a model on them."""
 
 import importlib.util
 import os
@@ -6,6 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+from jax.sharding import AbstractMesh, AxisType
+
+from jaxspec.host.libtpu import expect_no_chip
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.sharding import AXES, AnyMesh, make_mesh, model_axis_sizes, split_mesh
 from jaxspec.planning.chips import Slice
 
 PLUGIN, NVCC = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
@@ -78,3 +84,45 @@ def _found(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # the package before the dot is missing
         return False
+
+
+class NoCompilerError(Exception):
+    """The TPU compiler, libtpu, is not installed."""
+
+
+def one_chip() -> AbstractMesh:
+    """An abstract mesh of one chip."""
+    return _abstract((1,) * len(AXES))
+
+
+def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int = 1) -> AnyMesh:
+    """The mesh of a model on these chips; an abstract mesh for GPUs if their compiler is not installed.
+
+    Raises:
+        NoCompilerError: the chips are TPUs, and libtpu is not installed.
+        ValueError: there is no such TPU topology.
+    """
+    if where.is_tpu or can_compile():
+        devices = tpus(where) if where.is_tpu else gpus(where)
+        return split_mesh(make_mesh(data=data, model=model, rows=rows, devices=devices), config)
+    return _abstract((data, *model_axis_sizes(model, config), rows))
+
+
+def tpus(where: Slice) -> Sequence[Any]:
+    """The TPUs of a slice, as devices for the compiler only. Raises as `mesh_on`."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise NoCompilerError(
+            "planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax-specdec[tpu]'"
+        )
+    from jax.experimental import topologies
+
+    expect_no_chip()
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is used, so no lock is needed
+    try:
+        return topologies.get_topology_desc(platform="tpu", topology_name=str(where)).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(f"{where} is not a TPU slice: {' '.join(str(error).split())}") from error
+
+
+def _abstract(sizes: tuple[int, ...]) -> AbstractMesh:
+    return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
