@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 import jaxspec
-from jaxspec.evaluate.suites import read_questions
+from jaxspec.evaluate.questions import read_questions
 
 MOST_GROWTH = 10.0  # MB per thousand calls
 WARM = 2  # passes

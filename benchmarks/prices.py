@@ -39,15 +39,13 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import drafter_of
 from jaxspec.evaluate import bench, piece_times, runner
 from jaxspec.evaluate.cost_model import PieceCosts, run_costs
-from jaxspec.evaluate.formats import Question
-from jaxspec.evaluate.per_question import per_question
 from jaxspec.evaluate.piece_times import PieceTimes
+from jaxspec.evaluate.questions import Question, read_questions
 from jaxspec.evaluate.results import history
 from jaxspec.evaluate.runlog import Answer, RunLog
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.evaluate.settings import Bench
-from jaxspec.evaluate.suites import read_questions
-from jaxspec.evaluate.uncertainty import RatioOfSums
+from jaxspec.evaluate.uncertainty import RatioOfSums, per_question
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.terminal import say

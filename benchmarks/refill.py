@@ -31,7 +31,7 @@ from jaxspec.engine.refilled import refilled
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.stop_strings import StopStrings
-from jaxspec.evaluate.suites import read_questions
+from jaxspec.evaluate.questions import read_questions
 
 PACKAGES = Path(__file__).parent / "package_prompts.jsonl"
 FEWEST, MOST = 12, 180  # new tokens of a prompt

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.engine.engine import Engine
-from jaxspec.evaluate.suites import read_questions
+from jaxspec.evaluate.questions import read_questions
 from jaxspec.methods.method import parse_method
 from jaxspec.rules import GumbelCoupling, RejectionSampling
 

@@ -22,7 +22,7 @@ import transformers
 from jaxspec.checkpoint.loading import load
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate.divergence import first_difference, next_logits
-from jaxspec.evaluate.suites import read_questions
+from jaxspec.evaluate.questions import read_questions
 from jaxspec.host import environment
 
 GREEDY, LOOKUP = "transformers", "transformers prompt lookup"

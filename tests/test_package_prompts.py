@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxspec.checkpoint.builtin import FOLDER
-from jaxspec.evaluate.suites import read_questions
+from jaxspec.evaluate.questions import read_questions
 from jaxspec.train.data import text
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"

@@ -11,7 +11,7 @@ from jaxspec.engine.engine import TOGETHER, Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.prompts import refuse_stateful
 from jaxspec.engine.requests import requests_of
-from jaxspec.evaluate.suites import read_questions
+from jaxspec.evaluate.questions import read_questions
 from jaxspec.host.terminal import say
 from jaxspec.report.draft_colours import coloured, legend
 

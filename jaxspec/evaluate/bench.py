@@ -19,10 +19,11 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import load_head
-from jaxspec.evaluate import divergence, piece_times, quality, results, runner, side_by_side, simulate, suites, table
+from jaxspec.evaluate import divergence, piece_times, quality, results, runner, simulate, table
 from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
 from jaxspec.evaluate.description import describe, weight_bytes
 from jaxspec.evaluate.piece_times import PieceTimes
+from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
@@ -125,7 +126,7 @@ def show(found: dict[str, Any], console: Console) -> None:
         table.show_weights(found, console)
         if any(values["divergences"] is None for values in found["methods"].values()):
             console.print("Sampled texts differ by design, so divergences are not counted.")
-        side_by_side.show(found["methods"], console)
+        table.show_groups(found["methods"], console)
         return
     chances = found["settings"]["simulate"]
     console.print(
@@ -147,7 +148,7 @@ def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str,
     mesh = settings.devices.open(several=settings.simulate is None)
     label = _label(settings, ": ")
     methods = {name: parse_method(name) for name in _named_methods(settings, label)}
-    questions = tuple(suites.read_questions(settings.prompts, settings.limit, settings.shots))
+    questions = tuple(read_questions(settings.prompts, settings.limit, settings.shots))
     engines = build(settings, methods, mesh, shape)
     plan = Workload(
         questions=questions,

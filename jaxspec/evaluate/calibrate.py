@@ -17,10 +17,10 @@ from jaxspec.drafters import DRAFTERS
 from jaxspec.engine.head_weights import drafter_of, load_head
 from jaxspec.evaluate import bench, results, runner
 from jaxspec.evaluate.all_methods import all_methods
+from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.runlog import RunLog
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.evaluate.settings import Calibrate
-from jaxspec.evaluate.suites import read_questions
 from jaxspec.host.arguments import integer
 from jaxspec.host.progress import progress
 from jaxspec.methods.method import Method, parse_method

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxspec.evaluate.formats import FINAL
+from jaxspec.evaluate.questions import FINAL
 from jaxspec.host.json_lines import to_line
 
 SUMMARIES = ("xsum", "cnn-dm")

@@ -9,10 +9,9 @@ from jaxspec.decoding.round_counts import RoundCounts, from_rows
 from jaxspec.engine.statistics import Statistics, ratio, statistics_of
 from jaxspec.evaluate import quality, reliability
 from jaxspec.evaluate.cost_model import PieceCosts, RunCosts, eq14_speedup, run_costs
-from jaxspec.evaluate.per_question import PerQuestion, per_question
 from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.evaluate.runner import REFERENCE
-from jaxspec.evaluate.uncertainty import RatioOfSums
+from jaxspec.evaluate.uncertainty import PerQuestion, RatioOfSums, per_question
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,11 +15,9 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.prompts import encode
 from jaxspec.evaluate import quality
-from jaxspec.evaluate.formats import Question
+from jaxspec.evaluate.questions import Question, next_prompt
 from jaxspec.evaluate.reliability import tally
-from jaxspec.evaluate.runlog import Answer, RunLog, Turn, tree_to_json
-from jaxspec.evaluate.spelling import spell
-from jaxspec.evaluate.suites import next_prompt
+from jaxspec.evaluate.runlog import Answer, RunLog, Turn, spell, tree_to_json
 from jaxspec.host import compilation_cache
 from jaxspec.host.compiling import compile_all
 from jaxspec.host.processes import largest

@@ -1,19 +1,38 @@
 """The figures of a report, drawn from the runs' numbers."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxspec.decoding.round_counts import join
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.controllers.adaptive import Adaptive
+from jaxspec.controllers.beta_ts import BetaTS
+from jaxspec.controllers.cali_ts import CaliTS
+from jaxspec.decoding.controller import Controller
+from jaxspec.decoding.drafter import State
+from jaxspec.decoding.round_counts import RoundCounts, join
 from jaxspec.engine.statistics import histogram as count_rounds
 from jaxspec.evaluate.results import history
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.report import svg
-from jaxspec.report.cells import PLAIN, WHOLE, Number, escape, number
-from jaxspec.report.replay import thresholds
 from jaxspec.report.runs import Run
 from jaxspec.report.svg import Point, Series
-from jaxspec.report.tables import PARTS, a_token, chains, drafts_by, published, same_but
+from jaxspec.report.tables import (
+    PARTS,
+    PLAIN,
+    WHOLE,
+    Number,
+    a_token,
+    chains,
+    drafts_by,
+    escape,
+    number,
+    published,
+    same_but,
+)
 
 MOST = 6  # methods in one figure: more cannot be told apart
 BARS = 30  # in one figure, over all categories
@@ -258,3 +277,46 @@ def _few(run: Run, shown: int) -> str:
 def _some(rounds: int) -> list[int]:
     """Numbers of the rounds that are drawn, about POINTS of them, the first and the last included."""
     return [*range(0, rounds - 1, max(rounds // POINTS, 1)), rounds - 1] if rounds else []
+
+
+READ: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    Adaptive: ("threshold γ", lambda state: state.gamma),
+    BetaTS: ("mean of the posterior", lambda state: state.alpha / (state.alpha + state.beta)),
+    CaliTS: ("estimate from samples", lambda state: state.estimate),
+}
+"""The number of a controller's state that is shown: its label, and how to read it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A number after each round of all answers, one after the other."""
+
+    label: str
+    values: Sequence[float]
+
+
+def thresholds(run: Run, name: str) -> Curve | None:
+    """The curve of a method's controller. None if it learns nothing, or kept its state in several rows at once."""
+    controller = run.methods[name].controller
+    kept = run.settings["keep_state"]
+    if type(controller) not in READ or (kept and run.settings["batch_size"] > 1):
+        return None
+    label, read = READ[type(controller)]
+    state: State = None
+    values: list[float] = []
+    for turn in run.turns(name):
+        if state is None or not kept:
+            state = controller.init(1)
+        state, states = replay(controller, state, history(turn))
+        values += np.asarray(read(states))[:, 0].tolist()
+    return Curve(label, values)
+
+
+def replay(controller: Controller, state: State, rounds: RoundCounts) -> tuple[State, State]:
+    """The state, of one text, after all its rounds, and after each of them."""
+
+    def learn(state: State, counts: RoundCounts) -> tuple[State, State]:
+        new = controller.update(state, jax.tree.map(lambda count: count[None], counts))
+        return new, new
+
+    return jax.lax.scan(learn, state, jax.tree.map(jnp.asarray, rounds))

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec.evaluate.runlog import Turn
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.evaluate.simulate import LABEL
 from jaxspec.host.atomic import check_folder, write_whole
-from jaxspec.report import figures, generations, papers
-from jaxspec.report.cells import WHOLE, Cell, Number, cell, escape, number
+from jaxspec.report import figures, papers
 from jaxspec.report.figures import Figure, fastest
 from jaxspec.report.runs import Run, read
 from jaxspec.report.settings import Report
-from jaxspec.report.tables import Table
+from jaxspec.report.tables import WHOLE, Cell, Number, Table, cell, escape, number
 
 FOLDER = Path(__file__).parent
 HARDWARE = "published, other hardware"
@@ -53,7 +53,7 @@ def render(runs: Sequence[Run], questions: int = 3) -> str:
     body = "".join(
         f'<section id="{anchor}"><h2>{escape(title)}</h2>{content}</section>' for anchor, title, content in sections
     )
-    data = json.dumps(generations.to_json(runs, questions), separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(generations_to_json(runs, questions), separators=(",", ":")).replace("<", "\\u003c")
     style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     title = " · ".join(dict.fromkeys(run.target for run in runs))
     warning = f'<p class="warning">{escape(WARNING)}</p>' if any(run.simulated for run in runs) else ""
@@ -226,3 +226,41 @@ def _value(value: Any) -> str:
 
 def _devices(runs: Sequence[Run]) -> str:
     return "; ".join(dict.fromkeys(f"{run.found['device']}, {run.found['dtype']}" for run in runs))
+
+
+def generations_to_json(runs: Sequence[Run], questions: int) -> list[dict[str, Any]]:
+    """An entry a run: its title, and the answers to its first questions by every method."""
+    numbers = lambda run: sorted({answer.question for answer in run.answers})[:questions]
+    return [{"title": run.title, "questions": [_question(run, number) for number in numbers(run)]} for run in runs]
+
+
+def _question(run: Run, number: int) -> dict[str, Any]:
+    answers = [answer for answer in run.answers if answer.question == number]
+    first = answers[0]
+    title = f"question {number if first.question_id is None else first.question_id}"
+    return {
+        "title": f"{title}, {first.category}" if first.category else title,
+        "methods": {answer.method: [turn_to_json(turn) for turn in answer.turns] for answer in answers},
+    }
+
+
+def turn_to_json(turn: Turn) -> dict[str, Any]:
+    """One answer: what was asked, prefill's piece, and the rounds.
+
+    A round has its pieces, the number of them that were accepted drafts, and its tree: words, parents, confidences in
+    hundredths, and which nodes were accepted.
+    """
+    rounds, at = [], 1
+    for (committed, accepted, *_), tree in zip(turn.rounds, turn.trees or (), strict=True):
+        rounds.append({"pieces": turn.pieces[at : at + committed], "accepted": accepted, "tree": _tree(turn, tree)})
+        at += committed
+    return {"asked": turn.asked, "first": turn.pieces[:1], "rounds": rounds}
+
+
+def _tree(turn: Turn, tree: dict[str, list]) -> dict[str, list]:
+    return {
+        "words": [turn.words.get(str(token), f"⟨{token}⟩") for token in tree["token"]],
+        "parents": tree["parent"],
+        "log": tree["log_confidence"],
+        "accepted": [node for node, is_accepted in enumerate(tree["accepted"]) if is_accepted],
+    }

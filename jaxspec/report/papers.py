@@ -4,28 +4,35 @@ from collections.abc import Callable, Iterator, Sequence
 
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.methods.method import Method
-from jaxspec.report.cells import CHANGE, NOTHING, ONE, SHARE, TIMES, Number, derived, number
 from jaxspec.report.runs import Run
 from jaxspec.report.tables import (
     ACCEPTANCE,
     ACCURACY,
+    CHANGE,
     DRAFTED,
     HM,
+    NOTHING,
+    ONE,
     PARTS,
     PORTION,
     ROUGE,
     SCORE,
+    SHARE,
     SPEED,
     SPEEDUP,
     TAU,
+    TIMES,
+    Number,
     Table,
     a_token,
     by_data,
     by_method,
     chains,
+    derived,
     drafts_by,
     fixed_chain,
     measure,
+    number,
     pick,
     same_but,
 )

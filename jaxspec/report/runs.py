@@ -13,7 +13,7 @@ from jaxspec.evaluate.runlog import Answer, log_of, read_finished
 from jaxspec.methods.method import Method, parse_method
 
 SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": "CNN/DM", "alpaca": "Alpaca"}
-"""The papers' names of the published formats (`evaluate/formats.py`)."""
+"""The papers' names of the published formats (`evaluate/questions.py`)."""
 FILES = {**SUITES, "mt-bench": "MT-bench", "mtbench": "MT-bench", "spec-bench": "Spec-Bench"}
 """And files whose names say what is in them, or whose folders do."""
 NOT_IN_TITLES = (*LEFT_OUT, "questions")

@@ -5,7 +5,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from jaxspec.report.cells import Number, Real, escape
+from jaxspec.report.tables import Number, Real, escape
 
 COLOURS = 24
 """Colours of methods that the page has: classes s0 to s23. The others are `reference`, `published`, `chains`, and

@@ -2,9 +2,8 @@
 
 import dataclasses
 import functools
-import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,8 @@ from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.host import compilation_cache
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.rules import GumbelCoupling
-from jaxspec.verify import power
-from jaxspec.verify.exact import places
-from jaxspec.verify.explanation import explain
-from jaxspec.verify.spread import PLAIN
-from jaxspec.verify.workloads import DISTRIBUTION, GREEDY, KINDS, LARGEST_BATCH, SAMPLED, Source, Workload
+from jaxspec.verify.exact import explain, places
+from jaxspec.verify.workloads import DISTRIBUTION, GREEDY, KINDS, LARGEST_BATCH, PLAIN, SAMPLED, Source, Workload
 
 PLAIN_KEPT = 8  # workloads whose texts by plain decoding are kept, because methods share them
 MOST_NUMBERS = 100_000
@@ -127,7 +123,7 @@ class Checker:
     Args:
         source: makes the workloads.
         seed: seed of the workloads.
-        noise: rounding noise of the target's logits (`explanation.measure_noise`).
+        noise: rounding noise of the target's logits (`exact.measure_noise`).
     """
 
     def __init__(self, model: Checkpoint, source: Source, seed: int, noise: float):
@@ -191,42 +187,3 @@ class Checker:
         if key not in self._weights:
             self._weights[key] = load_head(self.model, method)
         return Engine.calibrated(self.model, method, batch_size=LARGEST_BATCH, draft=self._weights[key])
-
-
-def in_order(names: Sequence[str], first: int, done: dict[Case, Result], exact: bool) -> Iterator[Case]:
-    """Yields cases without end: those of every method in turn. A case may be yielded twice.
-
-    After each method follows one further case of a distribution test that has too few tokens. Tests of the `first`
-    methods take precedence.
-
-    Args:
-        first: number of methods at the start of `names`; further distribution cases wait until these were checked once.
-        done: results of the cases yielded before. They determine which tests need more tokens.
-        exact: as for `tests_of`.
-    """
-    has = {name: kinds(parse_method(name)) for name in names}
-    for position in itertools.count():
-        name = names[position % len(names)]
-        yield from (Case(name, kind, position // first) for kind in has[name])
-        if position + 1 < first:
-            continue
-        reached = names[: position + 1]
-        needed = power.tokens_needed(tests_of(reached, exact))
-        failed = {case.method for case, result in done.items() if result.error is not None}
-        placed = [one for one in reached if DISTRIBUTION in has[one] and one not in failed]
-        cases = {one: [case for case in done if (case.method, case.kind) == (one, DISTRIBUTION)] for one in placed}
-        tokens = {one: sum(done[case].tokens for case in cases[one]) for one in placed}
-        few = [one for one in placed if tokens[one] < needed]
-        if few:
-            next_one = min(few, key=lambda one: (one not in names[:first], tokens[one]))
-            numbers = {case.number for case in cases[next_one]}
-            yield Case(next_one, DISTRIBUTION, next(n for n in itertools.count() if n not in numbers))
-
-
-def tests_of(names: Collection[str], exact: bool) -> int:
-    """Number of statistical tests of these methods: of distributions, and of the rate of near-ties.
-
-    With an `exact` (float32) target near-ties are too rare to test.
-    """
-    distributions = sum(DISTRIBUTION in kinds(parse_method(name)) for name in names)
-    return distributions + (0 if exact else len(names) - 1)

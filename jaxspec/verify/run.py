@@ -15,8 +15,8 @@ from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.engine.engine import Engine
-from jaxspec.evaluate import suites
 from jaxspec.evaluate.description import head_sha256, params_sha256
+from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.runlog import log_of
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_folder, write_whole
@@ -25,19 +25,19 @@ from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import parse_method
 from jaxspec.verify import verdict
-from jaxspec.verify.cases import Case, Checker, Result, in_order, kinds, parse_cases
-from jaxspec.verify.explanation import measure_noise
+from jaxspec.verify.cases import Case, Checker, Result, kinds, parse_cases
+from jaxspec.verify.exact import measure_noise
+from jaxspec.verify.schedule import MethodOrder, expand_methods, in_order
 from jaxspec.verify.settings import Verify
-from jaxspec.verify.spread import PLAIN, Spread, spread
-from jaxspec.verify.workloads import Source
+from jaxspec.verify.workloads import PLAIN, Source
 
 
 def run(settings: Verify) -> None:
     """Runs the check, prints and writes the verdict. Exits with 1 if it failed."""
     check(settings)
     only = parse_cases(settings.only) if settings.only is not None else []
-    methods = spread(locate(settings.target), [case.method for case in only] or settings.methods, settings.seed)
-    questions = suites.read_questions(settings.prompts)
+    methods = expand_methods(locate(settings.target), [case.method for case in only] or settings.methods, settings.seed)
+    questions = read_questions(settings.prompts)
     model = load(settings.target, settings.dtype, settings.devices.open(), settings.quantize)
     source = Source.of(model, questions)
     about = describe(settings, model, source)
@@ -86,7 +86,7 @@ def check(settings: Verify) -> None:
 
 def work(
     checker: Checker,
-    methods: Spread,
+    methods: MethodOrder,
     only: Sequence[Case],
     exact: bool,
     earlier: dict[Case, Result],

@@ -1,17 +1,35 @@
-"""The verdict from the cases of a run, as JSON and as text."""
+"""The verdict from the cases of a run, as JSON and as text, and its statistical tests, corrected for their number.
+
+Under rejection sampling a text may differ from plain decoding's. Then each of its tokens is a draw from known
+probabilities: the target's, given the text before it. Sort the vocabulary by these probabilities, the likeliest token
+first. A token's *place* is the probability of all tokens before it, plus a random share of its own. If the method is
+lossless, places are uniform on [0, 1] and independent of each other, for all prompts and temperatures. So all tokens of
+a run are one sample of one known distribution. Pearson's chi-square test compares the numbers of places per tenth with
+it.
+
+A method with another distribution moves probability between tenths. Let d be the total variation distance that is
+moved, on average over the texts. By the Cauchy-Schwarz inequality, the noncentrality of the statistic for n tokens is
+at least 4 n d². This gives the number of tokens that are needed to detect a deviation.
+"""
 
 from collections.abc import Mapping, Sequence
+from math import ceil, sqrt
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
+from scipy import optimize, stats
 
-from jaxspec.verify import power
 from jaxspec.verify.cases import Result, joined
-from jaxspec.verify.spread import PLAIN
-from jaxspec.verify.workloads import DISTRIBUTION, GREEDY
+from jaxspec.verify.exact import TENTHS
+from jaxspec.verify.workloads import DISTRIBUTION, GREEDY, PLAIN
 
 ROWS = 40  # most methods and failures that are printed
+ALPHA = 0.01  # probability that any of the tests rejects a lossless library
+POWER = 0.99
+DEVIATION = 0.01  # total variation that the tests must detect with this power
+FEWEST = 50  # fewest places for which the chi-square distribution is a good approximation
 PASS, FAIL, NOT_ENOUGH = "pass", "fail", "not enough"
 
 
@@ -32,11 +50,11 @@ def summarise(results: Sequence[Result], noise: float, exact: bool, command: str
     tests = {f"{DISTRIBUTION} {name}": p for name, p in places.items()} | {
         f"ties {name}": p for name, p in rates.items()
     }
-    wrong = power.rejected(tests)
+    wrong = rejected(tests)
     found: list[dict[str, str]] = []
     for name, values in methods.items():
         if values["sampled_by_distribution"]:
-            values["found_deviation"] = power.found_deviation(sum(values["tenths"]), len(tests))
+            values["found_deviation"] = found_deviation(sum(values["tenths"]), len(tests))
         values["near_tie_p_value"] = rates.get(name)
         found += [_failure(command, several, why) for several, why in _faults(by_method[name])]
         several = [result for result in by_method[name] if result.case.kind == DISTRIBUTION]
@@ -49,16 +67,16 @@ def summarise(results: Sequence[Result], noise: float, exact: bool, command: str
             found += [_failure(command, [one for one in several if one.case.kind == kind], why)
                       for kind in dict.fromkeys(one.case.kind for one in several)]  # fmt: skip
     by_places = [values for values in methods.values() if values["sampled_by_distribution"]]
-    enough = all(values["found_deviation"] <= power.DEVIATION for values in by_places)
+    enough = all(values["found_deviation"] <= DEVIATION for values in by_places)
     return {
         "passed": not found,
         "verdict": FAIL if found else PASS if enough else NOT_ENOUGH,
         "noise": noise,
-        "alpha": power.ALPHA,
-        "power": power.POWER,
-        "deviation": power.DEVIATION,
+        "alpha": ALPHA,
+        "power": POWER,
+        "deviation": DEVIATION,
         "tests": len(tests),
-        "tokens_needed": power.tokens_needed(len(tests)),
+        "tokens_needed": tokens_needed(len(tests)),
         "greedy_tokens": sum(values["greedy_tokens"] for values in methods.values()),
         "sampled_tokens": sum(values["sampled_tokens"] for values in methods.values()),
         "divergences": sum(values["divergences"] for values in methods.values()),
@@ -87,7 +105,7 @@ def _counts(results: Sequence[Result]) -> dict[str, Any]:
         "near_ties_a_thousand": 1000 * explained / max(tokens - placed, 1),
         "sampled_by_distribution": bool(by_places),
         "tenths": tenths,
-        "p_value": power.chi_square(tenths),
+        "p_value": chi_square(tenths),
         "found_deviation": None,
     }
 
@@ -99,7 +117,7 @@ def _rates(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
         return round(values["near_ties_a_thousand"] * values["compared_tokens"] / 1000), values["compared_tokens"]
 
     own = flips(methods[PLAIN]) if PLAIN in methods else (0, 0)
-    tested = {name: power.more_often(*flips(values), *own) for name, values in methods.items() if name != PLAIN}
+    tested = {name: more_often(*flips(values), *own) for name, values in methods.items() if name != PLAIN}
     return {name: p for name, p in tested.items() if p is not None}
 
 
@@ -183,3 +201,48 @@ def _cells(values: Mapping[str, Any]) -> list[str]:
         "" if p_value is None else f"{p_value:.2g}",
         "" if deviation is None else f"{deviation:.3f}",
     ]
+
+
+def chi_square(counts: Sequence[int]) -> float | None:
+    """p-value of the hypothesis that places are uniform, from the counts in each tenth; None below `FEWEST` places."""
+    if sum(counts) < FEWEST:
+        return None
+    return float(stats.chisquare(np.asarray(counts, float)).pvalue)
+
+
+def more_often(ours: int, our_tokens: int, theirs: int, their_tokens: int) -> float | None:
+    """One-sided p-value of the hypothesis that near-ties flip no more often in our tokens than in theirs.
+
+    Given the total number of flips, the number among ours is binomial. None without tokens.
+    """
+    if not (our_tokens and their_tokens):
+        return None
+    return float(stats.binom.sf(ours - 1, ours + theirs, our_tokens / (our_tokens + their_tokens)))
+
+
+def rejected(p_values: Mapping[str, float], alpha: float = ALPHA) -> set[str]:
+    """The hypotheses that Holm's method rejects. The probability that any of them is true is at most `alpha`."""
+    found = set[str]()
+    for at, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        if p_values[name] > alpha / (len(p_values) - at):
+            break
+        found.add(name)
+    return found
+
+
+def tokens_needed(tests: int, deviation: float = DEVIATION) -> int:
+    """Number of tokens with which a method's test detects this total variation, corrected for the number of tests."""
+    return ceil(_noncentrality(tests) / (4 * deviation**2))
+
+
+def found_deviation(tokens: int, tests: int) -> float:
+    """The smallest total variation that a test with this many tokens detects; at most 1."""
+    return min(1.0, sqrt(_noncentrality(tests) / (4 * tokens))) if tokens else 1.0
+
+
+def _noncentrality(tests: int) -> float:
+    """The noncentrality with which a chi-square test at Holm's strictest level has the power `POWER`."""
+    freedom = TENTHS - 1
+    critical = stats.chi2.isf(ALPHA / max(tests, 1), freedom)
+    missed = lambda size: stats.ncx2.sf(critical, freedom, size) - POWER
+    return optimize.root_scalar(missed, bracket=(1e-3, 1e4)).root

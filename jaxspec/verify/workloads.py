@@ -9,8 +9,9 @@ import numpy as np
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.stop_strings import text_of
-from jaxspec.evaluate.formats import Question
+from jaxspec.evaluate.questions import Question
 
+PLAIN = "plain"
 GREEDY, SAMPLED, DISTRIBUTION = KINDS = ("greedy", "sampled", "distribution")
 SAME_SHAPE = 4  # consecutive workloads that share their programs, because compiling takes longer than decoding
 FIRST_PROMPTS = {GREEDY: 32, SAMPLED: 32, DISTRIBUTION: 64}  # of number 0, a method's first check

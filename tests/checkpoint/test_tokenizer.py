@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import GENERIC, class_of, load_tokenizer
 from jaxspec.engine.stop_strings import text_of
-from jaxspec.evaluate.spelling import pieces_of
+from jaxspec.evaluate.runlog import pieces_of
 from tests.tokenizers import LLAMA3_SPLIT, NASTY, TEMPLATE, of_bytes, of_sentencepiece, write
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

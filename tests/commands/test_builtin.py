@@ -13,7 +13,7 @@ import jaxspec
 from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.commands import demo, main
 from jaxspec.commands.settings import Demo
-from jaxspec.evaluate.suites import read_questions
+from jaxspec.evaluate.questions import read_questions
 
 MODEL, HEADS = 24, 32  # megabytes
 

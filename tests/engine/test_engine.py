@@ -22,7 +22,7 @@ from jaxspec.decoding.drafter import Committed
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.engine.program import LOOP
 from jaxspec.engine.requests import requests_of
-from jaxspec.evaluate.spelling import pieces_of
+from jaxspec.evaluate.runlog import pieces_of
 from jaxspec.host import compilation_cache
 from jaxspec.model.llama import unembed
 from jaxspec.report.draft_colours import coloured

@@ -9,9 +9,8 @@ import httpx2
 import huggingface_hub
 import pytest
 
-from jaxspec.evaluate import files
-from jaxspec.evaluate.formats import Question
-from jaxspec.evaluate.suites import read_questions
+from jaxspec.evaluate import questions
+from jaxspec.evaluate.questions import Question, read_questions
 
 RECORDS: list[tuple[dict[str, Any], Question]] = [
     (
@@ -94,7 +93,7 @@ def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def missing(name: str):
         raise ImportError(name)
 
-    monkeypatch.setattr(files.importlib, "import_module", missing)
+    monkeypatch.setattr(questions.importlib, "import_module", missing)
     with pytest.raises(ValueError, match="pip install pyarrow"):
         read_questions(tmp_path / "a.parquet")
 

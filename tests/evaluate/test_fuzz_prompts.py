@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jaxspec.evaluate.suites import read_questions
+from jaxspec.evaluate.questions import read_questions
 
 LINES: tuple[dict[str, Any], ...] = (
     {"prompt": "def f(", "question_id": 1, "category": "code"},

@@ -12,9 +12,8 @@ from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.evaluate import bench, comparison, quality, table
 from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.comparison import differences, read, show
-from jaxspec.evaluate.runlog import log_of
+from jaxspec.evaluate.runlog import log_of, pieces_of, word_of
 from jaxspec.evaluate.settings import Compare
-from jaxspec.evaluate.spelling import pieces_of, word_of
 from jaxspec.methods.method import parse_method
 from jaxspec.report import runs as finished
 from tests.report import made_up

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from jaxspec.evaluate.side_by_side import COLUMNS, Group, groups, show
+from jaxspec.evaluate.table import PAPER_COLUMNS, Group, groups, show_groups
 
 DRAFTERS = ("draft-model@vdm+chain,length=5", "eagle+chain,length=5")
 BUILDERS = ("eagle", "eagle+eagle2,total=50", "eagle+static")
@@ -34,8 +34,8 @@ def test_a_controller_is_shared_too():
 
 def test_the_tables_show_a_line_a_method(capsys):
     names = ["plain", *DRAFTERS, *BUILDERS]
-    methods = {name: {key: i + 0.25 for key, _ in COLUMNS.values()} for i, name in enumerate(names)}
-    show(methods, Console(width=80))
+    methods = {name: {key: i + 0.25 for key, _ in PAPER_COLUMNS.values()} for i, name in enumerate(names)}
+    show_groups(methods, Console(width=80))
     out = capsys.readouterr().out
     drafters, builders = out.split("Builders for eagle:")
     assert "Drafters under chain,length=5:" in drafters
@@ -56,7 +56,7 @@ def test_each_number_stands_under_its_title(capsys):
         "nodes_per_round": 6.6,
         "depth_per_round": 7.7,
     }
-    show(dict.fromkeys(DRAFTERS, numbers), Console(width=80))
+    show_groups(dict.fromkeys(DRAFTERS, numbers), Console(width=80))
     _, _, titles, row, _ = capsys.readouterr().out.splitlines()
     assert titles.split() == ["drafter", "speedup", "modelled", "acceptance", "tau", "drafted", "tau", "nodes", "depth"]
     assert row.split()[1:] == ["1.11", "2.22", "0.33", "4.44", "5.55", "6.6", "7.7"]
@@ -64,6 +64,6 @@ def test_each_number_stands_under_its_title(capsys):
 
 def test_a_number_that_is_not_known_is_a_dash(capsys):
     """As the modelled speedup of `bench --no-prices`."""
-    methods = {name: {key: 1.0 for key, _ in COLUMNS.values()} | {"modelled_speedup": None} for name in DRAFTERS}
-    show(methods, Console(width=80))
+    methods = {name: {key: 1.0 for key, _ in PAPER_COLUMNS.values()} | {"modelled_speedup": None} for name in DRAFTERS}
+    show_groups(methods, Console(width=80))
     assert all(line.split()[2] == "–" for line in capsys.readouterr().out.splitlines()[3:])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.evaluate.suites import Question, next_prompt, read_questions
+from jaxspec.evaluate.questions import Question, next_prompt, read_questions
 
 
 def read(tmp_path: Path, text: str, limit: int | None = None) -> list[Question]:

@@ -5,9 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxspec.evaluate.per_question import per_question
 from jaxspec.evaluate.runlog import Answer, Turn
-from jaxspec.evaluate.uncertainty import RatioOfSums, brackets, in_words, p_in_words
+from jaxspec.evaluate.uncertainty import RatioOfSums, brackets, in_words, p_in_words, per_question
 
 
 def ratio(over: list[float], under: list[float]) -> RatioOfSums:

@@ -23,7 +23,7 @@ DRAWN = {  # how many mutants each part of the core gets
     "convert": 7,
     "jaxspec/evaluate": 5,
 }
-METRICS = ("uncertainty.py", "cost_model.py", "divergence.py", "reliability.py", "quality.py", "per_question.py")
+METRICS = ("uncertainty.py", "cost_model.py", "divergence.py", "reliability.py", "quality.py")
 """Of `jaxspec/evaluate` these files alone."""
 
 FLIPPED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}

@@ -12,7 +12,7 @@ import pytest
 from jaxspec.report import page, papers, svg
 from jaxspec.report import runs as finished
 from jaxspec.report.figures import _some, colours_of, control
-from jaxspec.report.generations import turn_to_json
+from jaxspec.report.page import turn_to_json
 from jaxspec.report.tables import published, same_but
 from tests.report import made_up
 from tests.report.rebuilt import Rebuilt

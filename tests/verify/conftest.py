@@ -13,7 +13,7 @@ import pytest
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict, write_params
 from jaxspec.commands import main
-from jaxspec.verify import explanation, run, workloads
+from jaxspec.verify import exact, run, workloads
 from tests import checkpoints
 
 SHARPER = 20.0
@@ -42,7 +42,7 @@ def small(monkeypatch: pytest.MonkeyPatch, quick_runs: None) -> None:
     for prompts in ("FIRST_PROMPTS", "LATER_PROMPTS"):
         monkeypatch.setattr(workloads, prompts, {"greedy": 6, "sampled": 6, "distribution": 24})
     monkeypatch.setattr(workloads, "LARGEST_BATCH", 4)
-    monkeypatch.setattr(explanation, "NOISE_SIZES", (4,))
+    monkeypatch.setattr(exact, "NOISE_SIZES", (4,))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import divergence
 from jaxspec.verify.cases import Case, Result
-from jaxspec.verify.explanation import explain, gumbel
+from jaxspec.verify.exact import explain, gumbel
 from jaxspec.verify.verdict import summarise
 
 HOWS = [

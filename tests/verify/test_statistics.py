@@ -9,9 +9,10 @@ from scipy import stats
 
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.decoding.sampling import Sampling, probabilities
-from jaxspec.verify import power
-from jaxspec.verify.cases import Case, Result, in_order, joined, parse_cases
+from jaxspec.verify import verdict
+from jaxspec.verify.cases import Case, Result, joined, parse_cases
 from jaxspec.verify.exact import kept, place
+from jaxspec.verify.schedule import in_order
 from jaxspec.verify.workloads import KINDS, Source
 
 SOURCE = Source(vocab_size=50, room=200, texts=(tuple(range(40)), (3, 4)), words="def f(x):\n    return x\n")
@@ -21,37 +22,37 @@ SOURCE = Source(vocab_size=50, room=200, texts=(tuple(range(40)), (3, 4)), words
 def test_a_deviation_is_found_with_the_power_stated(tests: int) -> None:
     """By simulation of what is hardest to find: a total variation spread evenly over the tenths."""
     deviation, draw = 0.05, np.random.default_rng(0)
-    tokens = power.tokens_needed(tests, deviation)
+    tokens = verdict.tokens_needed(tests, deviation)
     shifted = 0.1 + deviation * np.repeat([0.2, -0.2], 5)
-    found = [power.chi_square(draw.multinomial(tokens, shifted).tolist()) for _ in range(2000)]
-    assert np.mean([p is not None and p <= power.ALPHA / tests for p in found]) == pytest.approx(0.99, abs=0.01)
-    assert power.found_deviation(tokens, tests) == pytest.approx(deviation, rel=1e-3)
+    found = [verdict.chi_square(draw.multinomial(tokens, shifted).tolist()) for _ in range(2000)]
+    assert np.mean([p is not None and p <= verdict.ALPHA / tests for p in found]) == pytest.approx(0.99, abs=0.01)
+    assert verdict.found_deviation(tokens, tests) == pytest.approx(deviation, rel=1e-3)
 
 
 def test_false_alarms_are_as_rare_as_stated() -> None:
     draw = np.random.default_rng(0)
     runs = [
-        {str(i): power.chi_square(draw.multinomial(2000, np.full(10, 0.1)).tolist()) or 0.0 for i in range(10)}
+        {str(i): verdict.chi_square(draw.multinomial(2000, np.full(10, 0.1)).tolist()) or 0.0 for i in range(10)}
         for _ in range(400)
     ]
-    assert sum(bool(power.rejected(run)) for run in runs) <= stats.binom.isf(1e-4, 400, power.ALPHA)
+    assert sum(bool(verdict.rejected(run)) for run in runs) <= stats.binom.isf(1e-4, 400, verdict.ALPHA)
 
 
 def test_holm() -> None:
-    assert power.rejected({"a": 0.002, "b": 0.004, "c": 0.02}) == {"a", "b"}
-    assert power.rejected({"a": 0.004, "b": 0.004, "c": 0.02}) == set()
-    assert power.rejected({}) == set()
+    assert verdict.rejected({"a": 0.002, "b": 0.004, "c": 0.02}) == {"a", "b"}
+    assert verdict.rejected({"a": 0.004, "b": 0.004, "c": 0.02}) == set()
+    assert verdict.rejected({}) == set()
 
 
 def test_too_few_tokens_say_nothing() -> None:
-    assert power.chi_square([4] * 10) is None and power.chi_square([]) is None
-    assert power.more_often(1, 100, 0, 0) is None
+    assert verdict.chi_square([4] * 10) is None and verdict.chi_square([]) is None
+    assert verdict.more_often(1, 100, 0, 0) is None
 
 
 def test_near_ties_more_often_than_plain_decodings() -> None:
-    p = power.more_often(20, 10_000, 5, 10_000)
+    p = verdict.more_often(20, 10_000, 5, 10_000)
     assert p == pytest.approx(stats.binomtest(20, 25, alternative="greater").pvalue)
-    assert power.more_often(0, 10_000, 5, 10_000) == pytest.approx(1.0)
+    assert verdict.more_often(0, 10_000, 5, 10_000) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("how", [(1.0, 0, 1.0), (0.5, 7, 1.0), (1.5, 0, 0.6), (0.8, 9, 0.7), (1.0, 60, 0.3)])
@@ -85,9 +86,9 @@ def test_places_of_draws_are_uniform_and_of_others_are_not() -> None:
         flatter = np.sqrt(probability) / np.sqrt(probability).sum()  # twice the temperature
         for tenths, q in ((counts, probability), (wrong, flatter)):
             tenths[int(10 * place(probability, int(draw.choice(6, p=q)), draw.random()))] += 1
-    right = power.chi_square(counts.tolist())
+    right = verdict.chi_square(counts.tolist())
     assert right is not None and right > 0.001
-    assert power.chi_square(wrong.tolist()) == pytest.approx(0, abs=1e-9)
+    assert verdict.chi_square(wrong.tolist()) == pytest.approx(0, abs=1e-9)
 
 
 def test_places_part_the_whole() -> None:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.prompts import encode
-from jaxspec.evaluate.suites import read_questions
+from jaxspec.evaluate.questions import read_questions
 from jaxspec.train.data import sources
 from jaxspec.train.data.records import ASSISTANT, SYSTEM, USER, Conversation, Message
 from jaxspec.train.data.text import Document

@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     ByHand(
         "marks-without-a-digit-are-gsm8ks",
-        f"{EVALUATE}/formats.py",
+        f"{EVALUATE}/questions.py",
         (f"{TESTS}/test_formats.py", "-k", "gsm8k"),
         "(-?[.,]*[0-9][0-9.,]*)",
         "(-?[0-9.,]+)",
@@ -142,7 +142,7 @@ MUTANTS = (
     ),
     printed(
         "the-papers-tau-has-the-bonus",
-        f"{EVALUATE}/side_by_side.py",
+        TABLE,
         f"{TESTS}/test_side_by_side.py",
         '"tau drafted": ("tau_drafted", ".2f")',
         '"tau drafted": ("tau", ".2f")',

@@ -1,8 +1,9 @@
-"""The methods that `--methods all` stands for: every drafter of a checkpoint with many builders and controllers."""
+"""What is checked, and in which order: methods, with `all` as every drafter of a checkpoint with many builders and
+controllers, and their cases."""
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from jaxspec.controllers.acceptance_predictor import FOLDER
 from jaxspec.engine.head_weights import drafter_of
 from jaxspec.evaluate.all_methods import ALL, typed, unusable_heads
 from jaxspec.methods.method import HISTORY, default_method, parse_method
+from jaxspec.verify import verdict
+from jaxspec.verify.cases import Case, Result, kinds
+from jaxspec.verify.workloads import DISTRIBUTION, PLAIN
 
-PLAIN = "plain"
 COSTS = "verify=1:1/2:1.2/4:1.4/8:1.6"
 # Trees are small, because on a CPU every node costs time, and controllers stop often. Costs are fixed, so that cases do
 # not depend on measurements. A part that is not listed here has its default settings.
@@ -41,7 +44,7 @@ MATCH = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class MethodOrder:
     """Methods in the order of checking.
 
     Attributes:
@@ -53,7 +56,7 @@ class Spread:
     first: int
 
 
-def spread(target: Path, methods: Sequence[str], seed: int) -> Spread:
+def expand_methods(target: Path, methods: Sequence[str], seed: int) -> MethodOrder:
     """The methods that a user named, with `all` expanded.
 
     Raises:
@@ -66,7 +69,7 @@ def spread(target: Path, methods: Sequence[str], seed: int) -> Spread:
         parse_method(name)
     few, rest = combinations(target, seed) if ALL in methods else ((), ())
     first = tuple(dict.fromkeys((*named, *few)))
-    return Spread(tuple(dict.fromkeys((*first, *rest))), len(first))
+    return MethodOrder(tuple(dict.fromkeys((*first, *rest))), len(first))
 
 
 def combinations(target: Path, seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -110,3 +113,42 @@ def _runs(target: Path, head: str | None, row: tuple[str, str, str]) -> bool:
     if not method.controller.needs_weights:
         return True
     return head is not None and (find_head(target, head) / FOLDER / "config.json").exists()
+
+
+def in_order(names: Sequence[str], first: int, done: dict[Case, Result], exact: bool) -> Iterator[Case]:
+    """Yields cases without end: those of every method in turn. A case may be yielded twice.
+
+    After each method follows one further case of a distribution test that has too few tokens. Tests of the `first`
+    methods take precedence.
+
+    Args:
+        first: number of methods at the start of `names`; further distribution cases wait until these were checked once.
+        done: results of the cases yielded before. They determine which tests need more tokens.
+        exact: as for `tests_of`.
+    """
+    has = {name: kinds(parse_method(name)) for name in names}
+    for position in itertools.count():
+        name = names[position % len(names)]
+        yield from (Case(name, kind, position // first) for kind in has[name])
+        if position + 1 < first:
+            continue
+        reached = names[: position + 1]
+        needed = verdict.tokens_needed(tests_of(reached, exact))
+        failed = {case.method for case, result in done.items() if result.error is not None}
+        placed = [one for one in reached if DISTRIBUTION in has[one] and one not in failed]
+        cases = {one: [case for case in done if (case.method, case.kind) == (one, DISTRIBUTION)] for one in placed}
+        tokens = {one: sum(done[case].tokens for case in cases[one]) for one in placed}
+        few = [one for one in placed if tokens[one] < needed]
+        if few:
+            next_one = min(few, key=lambda one: (one not in names[:first], tokens[one]))
+            numbers = {case.number for case in cases[next_one]}
+            yield Case(next_one, DISTRIBUTION, next(n for n in itertools.count() if n not in numbers))
+
+
+def tests_of(names: Collection[str], exact: bool) -> int:
+    """Number of statistical tests of these methods: of distributions, and of the rate of near-ties.
+
+    With an `exact` (float32) target near-ties are too rare to test.
+    """
+    distributions = sum(DISTRIBUTION in kinds(parse_method(name)) for name in names)
+    return distributions + (0 if exact else len(names) - 1)

@@ -7,18 +7,18 @@ import pytest
 from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.checkpoint.config_json import head_names
 from jaxspec.methods.method import default_method, parse_method
-from jaxspec.verify.spread import sound, spread
+from jaxspec.verify.schedule import expand_methods, sound
 
 
 def test_every_part_is_among_those_that_are_checked_whatever_the_time():
-    found = spread(FOLDER, ["all"], seed=1)
+    found = expand_methods(FOLDER, ["all"], seed=1)
     first = {part for name in found.names[: found.first] for part in name.split("+")}
     assert first == {"plain", *(part for row in sound(FOLDER) for part in row)}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_history_stands_beside_the_head_that_users_run(seed: int):
-    found = spread(FOLDER, ["all"], seed)
+    found = expand_methods(FOLDER, ["all"], seed)
     first = [parse_method(name) for name in found.names[: found.first]]
     beside = {method.head for method in map(parse_method, found.names) if method.history}
     assert beside == {default_method(head_names(FOLDER)).head}

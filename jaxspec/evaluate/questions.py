@@ -1,0 +1,310 @@
+"""Prompt files: how they are found and read, their published formats, and the prompts of their questions.
+
+A file is JSON lines, a JSON list, either of them gzipped, or Parquet, here or on the hub. Formats are recognised
+by their keys. None of their text comes with jaxspec.
+
+| suite | keys of a question | as published by |
+|---|---|---|
+| `gsm8k` | question, answer, which ends in #### and a number | GSM8K (arXiv:2110.14168) |
+| `humaneval` | task_id, prompt, entry_point | HumanEval (arXiv:2107.03374) |
+| `xsum` | document, summary | XSum (arXiv:1808.08745) |
+| `cnn-dm` | article, highlights | CNN/DM (arXiv:1704.04368) |
+| `alpaca` | instruction, input | Alpaca's data and AlpacaEval |
+| none | turns, category, question_id, reference | MT-bench (arXiv:2306.05685), Spec-Bench (arXiv:2401.07851) |
+| none | prompt, answer | jaxspec's own |
+"""
+
+import dataclasses
+import gzip
+import importlib
+import itertools
+import json
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxspec.checkpoint.builtin import locate_prompts
+from jaxspec.engine.prompts import Prompt
+
+Values = Mapping[str, Any]
+FINAL = re.compile(r"####\s*(-?[.,]*[0-9][0-9.,]*)\s*$")
+"""The end of an answer of GSM8K, and its number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A question: one line of a prompt file.
+
+    Attributes:
+        turns: the user's messages; each gets one answer.
+        question_id: the file's id; None without one.
+        category: its name; None without one.
+        worked: the file's own answers to the first turns; often none.
+        examples: (turn, answer) of other questions, to put before the first turn.
+        suite: the name of its published format; None for the general formats.
+    """
+
+    turns: tuple[str, ...]
+    question_id: int | str | None = None
+    category: str | None = None
+    worked: tuple[str, ...] = ()
+    examples: tuple[tuple[str, str], ...] = ()
+    suite: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A published format.
+
+    Attributes:
+        suite: the format's name.
+        keys: keys that every question has; their values are strings.
+        turn: makes the user's message. Summaries and GSM8K use the papers' few-shot form, in which a label precedes
+            the answer.
+        answer: the key of the worked answer; None without one.
+        id: the key of the question's id.
+        ends: a pattern that the end of the worked answer must match.
+        more: keys that a question may have besides; their values are strings too.
+    """
+
+    suite: str
+    keys: tuple[str, ...]
+    turn: Callable[[Values], str]
+    answer: str | None = None
+    id: str = "id"
+    ends: re.Pattern[str] = re.compile("$")
+    more: tuple[str, ...] = ()
+
+    def holds(self, values: Values) -> bool:
+        """Whether a question is in this format."""
+        texts = all(isinstance(values.get(key), str) for key in self.keys)
+        texts &= all(isinstance(values.get(key), str | None) for key in self.more)
+        return texts and (self.answer is None or self.ends.search(values[self.answer]) is not None)
+
+
+FORMATS = (
+    Format("humaneval", ("task_id", "prompt", "entry_point"), lambda v: v["prompt"], id="task_id"),
+    Format(
+        "gsm8k", ("question", "answer"), lambda v: f"Question: {v['question']}\nAnswer:", answer="answer", ends=FINAL
+    ),
+    Format("xsum", ("document", "summary"), lambda v: f"Article: {v['document']}\nSummary:", answer="summary"),
+    Format("cnn-dm", ("article", "highlights"), lambda v: f"Article: {v['article']}\nSummary:", answer="highlights"),
+    Format(
+        "alpaca",
+        ("instruction",),
+        lambda v: "\n".join(filter(None, (v["instruction"], v.get("input")))),
+        more=("input",),
+    ),
+)
+
+
+def parse_question(values: Any, where: str) -> Question:
+    """The question in a line's JSON value, in any of the formats.
+
+    Args:
+        where: the line's place, for the error message.
+
+    Raises:
+        ValueError: the line has no known format.
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f'{where}: a question is {{"turns": ["..."]}} or {{"prompt": "..."}}')
+    for form in FORMATS:
+        if form.holds(values):
+            worked = (values[form.answer],) if form.answer else ()
+            name = _name(values, form.id, where)
+            return Question((form.turn(values),), name, _category(values), worked, suite=form.suite)
+    if not values.keys() & {"turns", "prompt"}:
+        raise ValueError(
+            f'{where}: a question is {{"turns": ["..."]}} or {{"prompt": "..."}}, or has the keys of a published '
+            f"format ({'; '.join(f'{form.suite}: ' + ', '.join(form.keys) for form in FORMATS)}; an answer of GSM8K "
+            "ends in #### and a number)"
+        )
+    turns: Any = values["turns"] if "turns" in values else [values["prompt"]]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
+        raise ValueError(f"{where}: turns are a list of at least one string, and a prompt is a string")
+    worked = _worked(values)
+    return Question(
+        turns=tuple(turns),
+        question_id=_name(values, "question_id", where),
+        category=_category(values),
+        worked=worked,
+        # GSM8K is often distributed in MT-bench's format; the answers' end identifies it.
+        suite="gsm8k" if len(turns) == len(worked) == 1 and FINAL.search(worked[0]) else None,
+    )
+
+
+def _name(values: Values, key: str, where: str) -> int | str | None:
+    """The id of a line; None without one. Raises ValueError unless it is a string or a whole number."""
+    given: Any = values.get(key)
+    if not isinstance(given, int | str | None):
+        raise ValueError(f"{where}: {key} must be a string or a whole number, not {reprlib.repr(given)}")
+    return given
+
+
+def _category(values: Values) -> str | None:
+    """The category of a line, as text; None if there is none, or it is not a string or a number."""
+    given: Any = values.get("category")
+    return str(given) if isinstance(given, str | int | float) else None
+
+
+def _worked(values: Values) -> tuple[str, ...]:
+    """The worked answers of a line; () if there are none, or they are not text."""
+    given: Any = values.get("reference", values.get("answer"))
+    given = [given] if isinstance(given, str) else given
+    filled = isinstance(given, list) and all(isinstance(answer, str) and answer.strip() for answer in given)
+    return tuple(given) if filled else ()
+
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+_HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/(.+))?")
+
+
+def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
+    """Yields (place in the file, JSON value) of every question in a file.
+
+    Args:
+        prompts: a path; `builtin`; or a hub id OWNER/NAME, with /FILE if the data set has several suitable files.
+
+    Raises:
+        ValueError: the file cannot be read, or a line is not JSON; the message names the line.
+    """
+    path = locate(prompts)
+    if path.suffix == ".parquet":
+        yield from ((f"{prompts}, row {number}", row) for number, row in enumerate(_parquet(path, prompts), 1))
+        return
+    text = _text(path, prompts)
+    if text.lstrip()[:1] == "[" and ".jsonl" not in path.suffixes:
+        try:
+            listed = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"the prompt file {prompts} is not JSON ({error})") from error
+        yield from ((f"{prompts}, entry {number}", entry) for number, entry in enumerate(listed, 1))
+        return
+    for number, line in enumerate(text.split("\n"), 1):  # splitlines would also split inside JSON strings
+        if line.strip():
+            try:
+                yield f"{prompts}, line {number}", json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{prompts}, line {number}: not JSON ({error})") from error
+
+
+def locate(prompts: str | Path) -> Path:
+    """The path of the file: the argument if it exists, otherwise the downloaded file of the hub."""
+    path = locate_prompts(prompts)
+    named = _HUB.fullmatch(str(prompts))
+    return path if path.exists() or named is None or path.parent.is_dir() else download(*named.groups())
+
+
+def download(name: str, file: str | None = None) -> Path:
+    """Downloads a file of a data set on the hub to huggingface-hub's cache.
+
+    Args:
+        file: its path in the data set; None: the only suitable file, or the only one of the test split.
+
+    Raises:
+        ValueError: no such data set or file, no network, or several suitable files; the message lists them.
+    """
+    from httpx2 import TransportError  # huggingface-hub uses httpx2, and does not wrap all of its errors
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        return Path(hf_hub_download(name, file or _choose(name, HfApi()), repo_type="dataset"))
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError, TransportError) as error:
+        raise ValueError(
+            f"{name} is not a local file, it is not in the hub's cache, and the hub cannot be reached; check the path, "
+            "or the network and HF_HUB_OFFLINE"
+        ) from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ValueError(f"{name} cannot be fetched from the hub: {' '.join(str(error).split())[:200]}") from error
+
+
+def _choose(name: str, hub: Any) -> str:
+    """The only file of questions in a data set, or the only one of its test split."""
+    there = [file for file in hub.list_repo_files(name, repo_type="dataset") if file.endswith(SUFFIXES)]
+    found = [file for file in there if "test" in file] or there
+    if len(found) != 1:
+        offers = f"name one of {', '.join(sorted(found))} as {name}/FILE" if found else "it has none"
+        raise ValueError(f"{name} is a data set with {len(found)} files that may hold questions; {offers}")
+    return found[0]
+
+
+def _text(path: Path, prompts: str | Path) -> str:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the prompt file {prompts} is not UTF-8 text: {error}") from error
+    except (OSError, EOFError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise ValueError(f"the prompt file {prompts} cannot be read: {reason}") from error
+
+
+def _parquet(path: Path, prompts: str | Path) -> list[dict[str, Any]]:
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ValueError(f"{prompts} is a Parquet file, which needs pyarrow: pip install pyarrow") from error
+    return parquet.read_table(path).to_pylist()
+
+
+def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -> list[Question]:
+    """Reads the first `limit` questions of a file: `{"turns": [...]}` or `{"prompt": ...}` per line, or a published
+    format.
+
+    A line may have worked answers: `"reference": [...]`, one per turn, or `"answer": "..."`. Other keys are ignored.
+    `builtin` is the package's own file of held-out Python.
+
+    Args:
+        path: a path, or a hub id.
+        limit: number of questions; None: all.
+        shots: number of worked examples before every question. They are the first questions with an answer; these are
+            not asked, and do not count in `limit`.
+
+    Raises:
+        ValueError: the file cannot be read or has no question, a line has another format (the message names it), or
+            there are too few questions for the examples.
+    """
+    if shots < 0:
+        raise ValueError(f"--shots must be 0 or above, not {shots}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit must be at least 1, not {limit}")
+    questions = (parse_question(values, where) for where, values in records(path))
+    first = next(questions, None)
+    if first is None:
+        raise ValueError(f"the prompt file {path} holds no questions")
+    questions = itertools.chain([first], questions)
+    if shots:
+        questions = _with_examples(list(questions), shots, path)
+    return list(itertools.islice(questions, limit))
+
+
+def next_prompt(question: Question, answers: Sequence[str], chat: bool) -> Prompt:
+    """The prompt of the turn after `answers`: messages if `chat`, otherwise turns and answers as one text."""
+    turns = question.turns[: len(answers) + 1]
+    if chat:
+        exchanges = [*question.examples, *zip(turns, answers, strict=False)]
+        pairs = [({"role": "user", "content": t}, {"role": "assistant", "content": a}) for t, a in exchanges]
+        return [*itertools.chain(*pairs), {"role": "user", "content": turns[-1]}]
+    examples = "".join(f"{turn}\n{answer}\n\n" for turn, answer in question.examples)
+    # The model continues right after a turn; the next turn starts on a new line.
+    return examples + turns[0] + "".join(f"{answer}\n{turn}" for answer, turn in zip(answers, turns[1:], strict=True))
+
+
+def _with_examples(questions: Sequence[Question], shots: int, path: str | Path) -> list[Question]:
+    """The questions with `shots` examples each. The examples are the first questions with a worked answer, which are
+    removed."""
+    worked = [question for question in questions if question.worked][:shots]
+    if len(worked) < shots:
+        raise ValueError(
+            f"{shots} shots need as many questions with a worked answer (a key reference or answer), and the prompt "
+            f"file {path} has {len(worked)}"
+        )
+    examples = tuple(exchange for each in worked for exchange in zip(each.turns, each.worked, strict=False))
+    left = [dataclasses.replace(each, examples=examples) for each in questions if each not in worked]
+    if not left:
+        raise ValueError(f"the prompt file {path} has no questions besides its worked examples")
+    return left
