@@ -196,13 +196,13 @@ def _divergences(values: Mapping[str, Any]) -> str:
 
 
 PAPER_COLUMNS = {
-    "speedup": ("speedup", ".2f"),
-    "modelled": ("modelled_speedup", ".2f"),
-    "acceptance": ("acceptance_rate", ".2f"),
+    "speedup": COLUMNS["speed-\nup"],
+    "modelled": COLUMNS["mod-\nelled"],
+    "acceptance": COLUMNS["accep-\ntance"],
     "tau drafted": ("tau_drafted", ".2f"),
-    "tau": ("tau", ".2f"),
-    "nodes": ("nodes_per_round", ".1f"),
-    "depth": ("depth_per_round", ".1f"),
+    "tau": COLUMNS["tau"],
+    "nodes": COLUMNS["nodes"],
+    "depth": DRAFTS["depth"],
 }
 """The paper's columns speedup, α, and τ, which excludes the bonus token there (`tau drafted`); then the numbers in its
 text."""
