@@ -15,9 +15,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.accelerator_steps import FULL, PLAIN
+from jaxspec.options.main import PlanSettings
 from jaxspec.planning.chips import chip_of
 from jaxspec.planning.plan import plan
-from jaxspec.planning.settings import PlanSettings
 
 FAR = 0.2  # a plan that is further off is marked
 HEADER = ("step", "what", "ms", "plan, ms", "off", "tokens/s", "remark", "card", "driver", "versions", "date")

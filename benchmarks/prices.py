@@ -44,12 +44,12 @@ from jaxspec.evaluate.questions import Question, read_questions
 from jaxspec.evaluate.results import history
 from jaxspec.evaluate.runlog import Answer, RunLog
 from jaxspec.evaluate.runner import REFERENCE, Workload
-from jaxspec.evaluate.settings import Bench
 from jaxspec.evaluate.uncertainty import RatioOfSums, per_question
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import parse_method
+from jaxspec.options.main import Bench
 
 FITTED = ("chain,length=1", "chain,length=3")
 PREDICTED = ("chain,length=5", "static", "eagle2", "budgeted")

@@ -28,10 +28,9 @@ from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.planning.shapes import find_model
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import Distillation, EagleObjective, Recipe
 from jaxspec.train.methods import draft_model, eagle, early_exit, medusa
 from jaxspec.train.run.trainer import make_optimizer, make_step, start
-from jaxspec.train.settings.heads import Distillation, EagleObjective
-from jaxspec.train.settings.recipe import Recipe
 
 LLAMA_7B, LLAMA_13B = find_model("llama-2-7b").config, find_model("llama-2-13b").config
 REPEATS = 15

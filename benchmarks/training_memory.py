@@ -33,11 +33,11 @@ from jaxspec.planning.plan import DTYPE
 from jaxspec.planning.program import Compiled
 from jaxspec.planning.shapes import Target, find_model, models_of
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import Recipe
 from jaxspec.train.methods import eagle, eagle3
+from jaxspec.train.options import Eagle, Eagle3, HeadSettings
 from jaxspec.train.run.heads import LONGEST
 from jaxspec.train.run.trainer import State, make_optimizer, make_step, start
-from jaxspec.train.settings.heads import Eagle, Eagle3, HeadSettings
-from jaxspec.train.settings.recipe import Recipe
 
 HEADS: dict[str, tuple[type[HeadSettings], Any]] = {"eagle": (Eagle, eagle.loss), "eagle3": (Eagle3, eagle3.loss)}
 """Settings and loss of each head."""

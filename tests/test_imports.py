@@ -16,6 +16,7 @@ FLOORS = (
     ("methods",),
     ("costs",),
     ("engine",),
+    ("options",),
     ("planning",),
     ("evaluate", "convert"),
     ("report", "train", "verify"),

@@ -9,9 +9,9 @@ import pytest
 from benchmarks.papers import PAGE, ROOT, commands, needs_builtin_only, run
 from jaxspec.commands import convert, main, train
 from jaxspec.commands.console import parse
-from jaxspec.evaluate.settings import Bench, Eval, Sweep
 from jaxspec.methods.method import parse_method
 from jaxspec.methods.variants import vary
+from jaxspec.options.main import Bench, Eval, Sweep
 from jaxspec.report.tables import published
 
 PROGRAMS = {"jaxspec": main.COMMANDS, "jaxspec-train": train.COMMANDS, "jaxspec-convert": convert.COMMANDS}

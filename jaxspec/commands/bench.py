@@ -7,9 +7,9 @@ from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert.hf_config import to_llama
 from jaxspec.evaluate import bench
-from jaxspec.evaluate.settings import Bench
 from jaxspec.host.atomic import check_folder
 from jaxspec.host.processes import is_first
+from jaxspec.options.main import Bench
 from jaxspec.report import page
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxspec.commands.settings import Chat
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.finished_text import text_of_row
@@ -22,6 +21,7 @@ from jaxspec.engine.statistics import statistics_of
 from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.engine.text_stream import Unfinished, pieces
 from jaxspec.host.terminal import say
+from jaxspec.options.main import Chat
 from jaxspec.report.draft_colours import coloured_pieces, legend
 
 ROUNDS = 4  # between two looks at the text

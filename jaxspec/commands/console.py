@@ -121,11 +121,10 @@ def parse(
     """
     said = io.StringIO()
     typed = list(sys.argv[1:] if args is None else args)
-    if {"-h", "--help"} & set(typed):
-        help_texts.prepare(kind)
+    help_texts.prepare(kind, texts=bool({"-h", "--help"} & set(typed)))
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, prog=prog, description=description, args=args)
+            return tyro.cli(kind, prog=prog, description=description, args=args, config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise

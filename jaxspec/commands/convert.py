@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.commands.console import carry_out, run
-from jaxspec.convert.settings import Export, Head, Inspect, Llama, Tokenizer
+from jaxspec.convert.options import Export, Head, Inspect, Llama, Tokenizer
 from jaxspec.host.terminal import say
 
 COMMANDS = {
@@ -80,7 +80,7 @@ def _most_frequent(target: Path, size: int, data: Path) -> list[int]:
     from jaxspec.checkpoint import config_json, tokenizer
     from jaxspec.drafters import draft_vocabulary
     from jaxspec.train.data import encoding, sources, token_counts
-    from jaxspec.train.settings.data import Data
+    from jaxspec.train.options import Data
 
     config, loaded = config_json.read_config(target), tokenizer.load_tokenizer(target)
     if size < 1:

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from jaxspec.checkpoint.builtin import BUILTIN
 from jaxspec.checkpoint.loading import load
-from jaxspec.commands.settings import Demo
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.requests import requests_of
@@ -17,6 +16,7 @@ from jaxspec.evaluate.divergence import diverges
 from jaxspec.host.compiling import compile_all
 from jaxspec.host.progress import progress
 from jaxspec.model.llama import Llama
+from jaxspec.options.main import Demo
 from jaxspec.report.draft_colours import coloured, legend
 
 # One method beside plain decoding, since each adds a quarter to the time of a first run. A chain, since on a CPU every

@@ -3,9 +3,9 @@
 import jax
 
 from jaxspec.checkpoint import memory
-from jaxspec.commands.settings import Env
 from jaxspec.costs import stored
 from jaxspec.host import compilation_cache, environment
+from jaxspec.options.main import Env
 
 
 def run(settings: Env) -> None:

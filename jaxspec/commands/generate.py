@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxspec.commands.settings import Generate
 from jaxspec.engine.engine import TOGETHER, Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.prompts import refuse_stateful
 from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.host.terminal import say
+from jaxspec.options.main import Generate
 from jaxspec.report.draft_colours import coloured, legend
 
 ENDED = {

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
+from jaxspec.options.shared import Option
+
 METAVARS = {str | None: "TEXT", int | None: "INT", float | None: "FLOAT", pathlib.Path | None: "PATH"}
 
 
@@ -19,34 +21,40 @@ def summary(kind: type) -> str:
     return " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
 
 
-def prepare(kind: Any) -> None:
-    """Annotates the fields of settings with their help texts, nested settings included.
+def prepare(kind: Any, texts: bool) -> None:
+    """Annotates the fields of options for tyro, nested options included, by their `Option` and their docstrings.
 
     Args:
         kind: a dataclass, or an annotation that contains some. Their annotations are replaced.
+        texts: whether help is printed, which needs the docstrings.
     """
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         for owner in kind.__mro__:
             if dataclasses.is_dataclass(owner):
-                _annotate(owner)
+                _annotate(owner, docstrings(owner) if texts else {})
         kinds = tuple(get_type_hints(kind, include_extras=True).values())
     else:
         kinds = get_args(kind)
     for inner in kinds:
-        prepare(inner)
+        prepare(inner, texts)
 
 
-def _annotate(owner: type) -> None:
-    texts = docstrings(owner)
+def _annotate(owner: type, texts: dict[str, str]) -> None:
     fields = {field.name: field for field in dataclasses.fields(owner)}
     plain, hints = get_type_hints(owner), get_type_hints(owner, include_extras=True)
-    for name in texts.keys() & owner.__annotations__.keys():
-        explained = fields[name].default in (None, ())
-        shown = tyro.conf.arg(
-            help=texts[name], metavar=_metavar(plain[name]), help_behavior_hint="" if explained else None
-        )
+    for name in owner.__annotations__:
         own = hints[name].__metadata__ if get_origin(hints[name]) is Annotated else ()
-        owner.__annotations__[name] = Annotated[plain[name], shown, *own]  # what the settings say themselves counts
+        option = next((each for each in own if isinstance(each, Option)), Option())
+        shown = tyro.conf.arg(
+            name=option.name,
+            aliases=option.aliases or None,
+            help=texts.get(name, option.help),
+            metavar=option.metavar or _metavar(plain[name]),
+            help_behavior_hint="" if fields[name].default in (None, ()) or option.positional else None,
+        )
+        kind = Annotated[plain[name], shown, option]
+        kind = tyro.conf.Positional[kind] if option.positional else kind
+        owner.__annotations__[name] = tyro.conf.UseAppendAction[kind] if option.repeated else kind
     if owner.__doc__:
         owner.__doc__ = "\n\n".join(" ".join(part.split()) for part in owner.__doc__.split("\n\n"))
 

@@ -4,11 +4,21 @@ import sys
 
 import jaxspec
 from jaxspec.commands.console import carry_out, parse, run
-from jaxspec.commands.settings import Chat, Demo, Env, Generate, Methods
-from jaxspec.evaluate.settings import Bench, Calibrate, Compare, Eval, Sweep
-from jaxspec.planning.settings import PlanSettings
-from jaxspec.report.settings import Report
-from jaxspec.verify.settings import Verify
+from jaxspec.options.main import (
+    Bench,
+    Calibrate,
+    Chat,
+    Compare,
+    Demo,
+    Env,
+    Eval,
+    Generate,
+    Methods,
+    PlanSettings,
+    Report,
+    Sweep,
+    Verify,
+)
 
 COMMANDS = {
     "generate": (Generate, "commands.generate.run"),

@@ -7,7 +7,6 @@ from jaxspec.builders import BUILDERS
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.loading import compute_dtype
-from jaxspec.commands.settings import Methods
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.costs.calibration import dtype_of
 from jaxspec.decoding.drafter import Drafter
@@ -16,6 +15,7 @@ from jaxspec.engine.default_method import default_at
 from jaxspec.host import environment
 from jaxspec.methods.method import HISTORY, runnable
 from jaxspec.methods.settings import describe_settings
+from jaxspec.options.main import Methods
 
 
 def run(settings: Methods) -> None:

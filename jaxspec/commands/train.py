@@ -1,11 +1,20 @@
 """The command `jaxspec-train`."""
 
 from jaxspec.commands.console import carry_out, run
-from jaxspec.train.settings.calibrator import Calibrator
-from jaxspec.train.settings.generate import Generate
-from jaxspec.train.settings.heads import Dflash, DraftModel, Eagle, Eagle3, EarlyExit, Edd, LayerSkip, Medusa
-from jaxspec.train.settings.lm import Lm
-from jaxspec.train.settings.skip_search import SkipSearch
+from jaxspec.train.options import (
+    Calibrator,
+    Dflash,
+    DraftModel,
+    Eagle,
+    Eagle3,
+    EarlyExit,
+    Edd,
+    Generate,
+    LayerSkip,
+    Lm,
+    Medusa,
+    SkipSearch,
+)
 
 COMMANDS = {
     "lm": (Lm, "train.methods.lm.train"),

@@ -27,7 +27,6 @@ from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
-from jaxspec.evaluate.settings import Bench
 from jaxspec.host import compilation_cache
 from jaxspec.host.arguments import integer
 from jaxspec.host.atomic import check_folder, write_whole
@@ -35,6 +34,7 @@ from jaxspec.host.processes import is_first
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.options.main import Bench
 from jaxspec.planning.counting import Parts
 from jaxspec.planning.program import chain_on_one_chip
 

@@ -20,10 +20,10 @@ from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.runlog import RunLog
 from jaxspec.evaluate.runner import REFERENCE, Workload
-from jaxspec.evaluate.settings import Calibrate
 from jaxspec.host.arguments import integer
 from jaxspec.host.progress import progress
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.options.main import Calibrate
 
 QUESTIONS, REPEATS = 8, 3
 """Default number of questions for `--all`, and how often each method answers them."""

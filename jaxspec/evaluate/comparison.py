@@ -11,9 +11,9 @@ from rich.console import Console
 from jaxspec.engine.statistics import ratio
 from jaxspec.evaluate.runlog import Answer, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE
-from jaxspec.evaluate.settings import Compare
 from jaxspec.evaluate.table import grid
 from jaxspec.evaluate.uncertainty import PerQuestion, RatioOfSums, in_words, p_in_words, per_question
+from jaxspec.options.main import Compare
 
 COLUMNS = {"tok/s": ("tokens_per_second", ".1f"), "speedup": ("speedup", ".2f"), "tau": ("tau", ".2f")}
 LEFT_OUT = ("methods", "resolved", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256")

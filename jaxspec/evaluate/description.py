@@ -11,10 +11,10 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.controllers.acceptance_predictor import FOLDER
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate.runner import REFERENCE, Workload
-from jaxspec.evaluate.settings import Bench, Eval
 from jaxspec.host import environment
 from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import leaf_bytes
+from jaxspec.options.main import Bench, Eval
 
 LEFT_OUT = ("json", "dtype", "devices", "report", "temperatures", "batch_sizes")
 """Options that are not settings of a run, or that have another key there."""

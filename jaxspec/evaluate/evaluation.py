@@ -20,7 +20,6 @@ from jaxspec.evaluate.bench import to_json
 from jaxspec.evaluate.description import describe_eval
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.runner import Workload
-from jaxspec.evaluate.settings import Eval
 from jaxspec.host import environment
 from jaxspec.host.arguments import integer
 from jaxspec.host.atomic import check_folder, write_whole
@@ -28,6 +27,7 @@ from jaxspec.host.json_lines import append_lines, flat, to_line
 from jaxspec.host.processes import is_first, of_first
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
+from jaxspec.options.main import Eval
 
 Asked = tuple[int, int]
 """Number of a question, and of its answer (`--samples`)."""

@@ -27,8 +27,6 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyr
 
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.chat_format import ChatFormat
-from jaxspec.engine.chat_options import parse
-from jaxspec.engine.device_options import Devices, Hosts
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.prompts import STATEFUL, refuse_stateful
 from jaxspec.engine.scoring import Text, scores
@@ -39,6 +37,7 @@ from jaxspec.host.libtpu import expect_no_chip
 from jaxspec.host.processes import check_alone
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
+from jaxspec.options.shared import Devices, Hosts, parse_chat_args
 
 NAME = "jaxspec"
 MESH = ("--model_args", "mesh=model=N")  # the harness joins several --model_args
@@ -104,7 +103,7 @@ class Jaxspec(TemplateLM):
         if self.tokenizer is None:
             raise ValueError(f"{target} has no tokenizer, which the harness needs")
         if isinstance(chat_args, str):
-            chat_args = parse((chat_args,) if chat_args else ())
+            chat_args = parse_chat_args((chat_args,) if chat_args else ())
         self.chat_format = ChatFormat(chat_args, system)
         if self.chat_format and not self.tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {target} has no chat template; leave out chat_args and system")

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from jaxspec.engine.statistics import ratio
 from jaxspec.evaluate import bench
-from jaxspec.evaluate.settings import Bench, Comparison, Sweep
 from jaxspec.evaluate.sweep_figure import draw
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.processes import is_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import parse_method
 from jaxspec.methods.variants import Variant, vary
+from jaxspec.options.main import Bench, Comparison, Sweep
 
 
 def run(settings: Sweep) -> None:

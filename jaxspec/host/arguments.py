@@ -1,7 +1,8 @@
-"""Numbers as users pass them: Python's or NumPy's, of the right kind and in range."""
+"""Arguments as users pass them: numbers of the right kind and in range, and options by their names."""
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 
@@ -44,3 +45,16 @@ def one_each(name: str, value: Any, count: int) -> list[Any]:
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} values for {count} prompts; give one, or one a prompt")
     return values
+
+
+def option_name(field: str) -> str:
+    """The command-line option of a field."""
+    return "--" + field.replace("_", "-")
+
+
+def check_options(options: Any, holds: Callable[[Any], bool], words: str, *names: str) -> None:
+    """Raises ValueError for the first of these fields that violates the condition; `words` complete "--field must
+    ..."."""
+    for name in names:
+        if not holds(value := getattr(options, name)):
+            raise ValueError(f"{option_name(name)} must {words}, not {value}")

@@ -26,6 +26,7 @@ from jaxspec.model import sharding
 from jaxspec.model.attention_kernel import BLOCK
 from jaxspec.model.backend import ACCELERATOR_TREE_SIZES
 from jaxspec.model.sharding import read_sizes, shared_heads
+from jaxspec.options.main import PlanSettings
 from jaxspec.planning.chips import Slice, Work, parse_slice
 from jaxspec.planning.counting import Parts, Phase
 from jaxspec.planning.devices import mesh_on
@@ -33,7 +34,6 @@ from jaxspec.planning.estimate import ESTIMATED, Interval, Operation, coverage, 
 from jaxspec.planning.faults import find_faults
 from jaxspec.planning.program import Compiled, PlacedProgram
 from jaxspec.planning.rounds import Rounds, expected_rounds
-from jaxspec.planning.settings import PlanSettings
 from jaxspec.planning.shapes import find_model, models_of
 from jaxspec.planning.table import show
 

@@ -9,10 +9,10 @@ from jaxspec.evaluate.runlog import Turn
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.evaluate.simulate import LABEL
 from jaxspec.host.atomic import check_folder, write_whole
+from jaxspec.options.main import Report
 from jaxspec.report import figures, papers
 from jaxspec.report.figures import Figure, fastest
 from jaxspec.report.runs import Run, read
-from jaxspec.report.settings import Report
 from jaxspec.report.tables import WHOLE, Cell, Number, Table, cell, escape, number
 
 FOLDER = Path(__file__).parent

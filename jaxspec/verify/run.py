@@ -24,11 +24,11 @@ from jaxspec.host.json_lines import LineLog
 from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import parse_method
+from jaxspec.options.main import Verify
 from jaxspec.verify import verdict
 from jaxspec.verify.cases import Case, Checker, Result, kinds, parse_cases
 from jaxspec.verify.exact import measure_noise
 from jaxspec.verify.schedule import MethodOrder, expand_methods, in_order
-from jaxspec.verify.settings import Verify
 from jaxspec.verify.workloads import PLAIN, Source
 
 

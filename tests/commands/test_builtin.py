@@ -12,8 +12,8 @@ from rich.console import Console
 import jaxspec
 from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.commands import demo, main
-from jaxspec.commands.settings import Demo
 from jaxspec.evaluate.questions import read_questions
+from jaxspec.options.main import Demo
 
 MODEL, HEADS = 24, 32  # megabytes
 

@@ -14,11 +14,11 @@ from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.commands import main, train
-from jaxspec.commands.settings import Chat
 from jaxspec.engine.chat_format import ChatFormat
-from jaxspec.engine.chat_options import ChatOptions
 from jaxspec.engine.prompts import encode
 from jaxspec.engine.requests import requests_of
+from jaxspec.options.main import Chat
+from jaxspec.options.shared import ChatOptions
 from tests import chat_templates, checkpoints
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]

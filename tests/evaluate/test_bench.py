@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from jaxspec.decoding.rule import Rule
-from jaxspec.engine.chat_options import ChatOptions
 from jaxspec.evaluate import bench, comparison, table
-from jaxspec.evaluate.settings import Compare
 from jaxspec.methods.method import Method, parse_method
+from jaxspec.options.main import Compare
+from jaxspec.options.shared import ChatOptions
 from jaxspec.report import page, runs
 from jaxspec.rules.greedy import Greedy, follow
 from tests.evaluate.finished_bench import KEYS, METHOD, QUESTIONS, TOKENS, TURNS, Finished, lines, untimed

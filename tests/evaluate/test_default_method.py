@@ -11,14 +11,13 @@ from jaxspec.checkpoint.checksums import NAME as CHECKSUMS
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.commands import methods as methods_command
-from jaxspec.commands.settings import Methods
 from jaxspec.costs import stored
 from jaxspec.costs.calibration import how_run
 from jaxspec.engine.default_method import default_at, default_of
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import calibrate
-from jaxspec.evaluate.settings import Calibrate
 from jaxspec.methods.method import parse_method
+from jaxspec.options.main import Calibrate, Methods
 from tests.evaluate import tiny
 
 FAST = str(parse_method("ngram+chain,length=2"))

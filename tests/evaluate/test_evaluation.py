@@ -8,9 +8,9 @@ import pytest
 
 from jaxspec import Engine, load
 from jaxspec.decoding.request import SamplingParams
-from jaxspec.engine.chat_options import ChatOptions
 from jaxspec.evaluate import evaluation
-from jaxspec.evaluate.settings import Eval
+from jaxspec.options.main import Eval
+from jaxspec.options.shared import ChatOptions
 from tests import checkpoints
 
 METHOD = "draft-model+chain,length=3"

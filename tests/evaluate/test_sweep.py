@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.evaluate import bench, sweep, sweep_figure
-from jaxspec.evaluate.settings import Sweep
+from jaxspec.options.main import Sweep
 from tests.evaluate import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxspec.commands import console, convert, train
 from jaxspec.commands import main as jaxspec
-from jaxspec.engine.device_options import Devices, Hosts
+from jaxspec.options.shared import Devices, Hosts
 
 
 def main() -> None:

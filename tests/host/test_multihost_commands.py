@@ -11,8 +11,8 @@ import pytest
 import jaxspec
 from jaxspec.checkpoint.parameters import read_arrays, read_shapes
 from jaxspec.convert.llama import export
-from jaxspec.engine.device_options import Devices
 from jaxspec.host.processes import check_alone, has_neighbours, join, largest, of_first
+from jaxspec.options.shared import Devices
 from jaxspec.train.run.folder import Run
 from tests.evaluate.tiny import checkpoint
 from tests.host.multihost import all_ended, start

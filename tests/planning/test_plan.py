@@ -20,12 +20,12 @@ from jaxspec.engine.program import program_of
 from jaxspec.methods.method import parse_method
 from jaxspec.model import sharding
 from jaxspec.model.config import LlamaConfig
+from jaxspec.options.main import PlanSettings
 from jaxspec.planning.chips import CHIPS, Collective, Work, parse_slice
 from jaxspec.planning.devices import mesh_on
 from jaxspec.planning.plan import plan
 from jaxspec.planning.program import PlacedProgram
 from jaxspec.planning.rounds import expected_rounds
-from jaxspec.planning.settings import PlanSettings
 from jaxspec.planning.shapes import MODELS, Target, find_model, models_of
 
 Command = Callable[..., tuple[int, str, str]]

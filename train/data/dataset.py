@@ -12,7 +12,7 @@ from jaxspec.host.terminal import say
 from jaxspec.train.data.encoding import encode
 from jaxspec.train.data.sources import Sources, Texts, split
 from jaxspec.train.data.text import Windows, join, take, windows
-from jaxspec.train.settings.recipe import Recipe
+from jaxspec.train.hyperparameters import Recipe
 
 ENDLESS = 2**31  # number of epochs
 _FIELDS = ("tokens", "segment", "counted")

@@ -15,7 +15,7 @@ from jaxspec.evaluate.questions import read_questions
 from jaxspec.train.data import sources
 from jaxspec.train.data.records import ASSISTANT, SYSTEM, USER, Conversation, Message
 from jaxspec.train.data.text import Document
-from jaxspec.train.settings.data import Data
+from jaxspec.train.options import Data
 
 _CHARACTERS_A_TOKEN = 32  # characters read for each token; if tokens are longer, a prompt has fewer of them
 _HALF = "\ufffd"  # the decoded form of a partial character

@@ -8,7 +8,7 @@ from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.train.data import records
 from jaxspec.train.data.records import Conversation
 from jaxspec.train.data.text import Document, is_held_out, standard_library
-from jaxspec.train.settings.data import STDLIB, Data, DataMixture
+from jaxspec.train.options import STDLIB, Data, DataMixture
 
 Texts = Sequence[Document | Conversation]
 

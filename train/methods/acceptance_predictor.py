@@ -28,8 +28,8 @@ from jaxspec.methods.method import Method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
 from jaxspec.train.methods.acceptance_labels import Labels, collect, join
 from jaxspec.train.methods.recording_drafter import RecordingDrafter
+from jaxspec.train.options import Calibrator
 from jaxspec.train.run.folder import as_typed, open_run, run_folder
-from jaxspec.train.settings.calibrator import Calibrator
 
 HELD_OUT = 10  # one text in this many is held out
 _EVERY = 50  # steps between measurements

@@ -24,11 +24,12 @@ from jaxspec.model.linear import linear, rms_norm
 from jaxspec.model.llama import Llama, attention_input, look_up, mlp_block, unembed
 from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import DflashObjective
+from jaxspec.train.options import Dflash
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies
 from jaxspec.train.run.losses import Summed, divergence
 from jaxspec.train.run.packed import attend, in_blocks, of_target, positions
-from jaxspec.train.settings.heads import Dflash, DflashObjective
 
 _ROWS = 512  # tokens of blocks in each window whose logits are held at once
 

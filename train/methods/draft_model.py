@@ -17,12 +17,13 @@ from jaxspec.drafters.draft_model import DraftModel as DraftModelDrafter
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import Distillation
 from jaxspec.train.methods import lm
+from jaxspec.train.options import DraftModel
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import hidden_states, of_target
-from jaxspec.train.settings.heads import Distillation, DraftModel
 
 _SHARED = ("embedding", "head.kernel", "norm")
 
@@ -48,7 +49,7 @@ def train(settings: DraftModel) -> Llama:
             own = module_to_dict(model)
             shared = {name: name for name in _SHARED if name in own}
             model = dict_to_module(model, own | copies(module_to_dict(job.target.target), shared))
-        write = partial(write_checkpoint, job.target, settings.where.save_dtype, job.sources.chat_args)
+        write = partial(write_checkpoint, job.target, settings.save_dtype, job.sources.chat_args)
         return heads.train(job, drafter, shape, model, partial(loss, objective=settings.objective), write=write)
 
 

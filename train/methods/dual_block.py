@@ -21,8 +21,8 @@ from jaxspec.model.kv_cache import KV
 from jaxspec.model.linear import linear
 from jaxspec.model.llama import Layer, attention_input
 from jaxspec.model.rope import rotary
+from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.run.packed import attend, in_blocks, positions
-from jaxspec.train.settings.heads import BlockObjective
 
 
 @jax.tree_util.register_dataclass

@@ -14,10 +14,11 @@ from jaxspec.drafters.eagle import Eagle as EagleDrafter
 from jaxspec.drafters.eagle import EagleHead, fuse, pair_tokens
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import EagleObjective
+from jaxspec.train.options import Eagle
 from jaxspec.train.run import heads
 from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import decoder_layer, of_target
-from jaxspec.train.settings.heads import Eagle, EagleObjective
 
 _PUBLISHED_LENGTH = 512
 

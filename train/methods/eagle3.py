@@ -23,11 +23,12 @@ from jaxspec.model.linear import linear
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import Eagle3Objective
+from jaxspec.train.options import Eagle3
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import causal, in_blocks, of_target, positions
-from jaxspec.train.settings.heads import Eagle3, Eagle3Objective
 
 _ROWS = 4096  # windows that are read at once to count tokens
 

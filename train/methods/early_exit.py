@@ -26,11 +26,11 @@ from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import LM_HEAD, is_quantized, whole_name
 from jaxspec.model.sharding import move, place, split_mesh
 from jaxspec.train.data.text import Windows
+from jaxspec.train.options import EarlyExit
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies, lm_head_of
 from jaxspec.train.run.losses import Summed, cross_entropy
 from jaxspec.train.run.packed import decoder_layer, residual_streams
-from jaxspec.train.settings.heads import EarlyExit
 
 
 def train(settings: EarlyExit) -> EarlyExitHead:

@@ -12,12 +12,13 @@ from jaxspec.drafters.edd import Edd as EddDrafter
 from jaxspec.drafters.edd import EddHead, soft_prompt
 from jaxspec.model.llama import Llama, embed, final_norm, mlp_block, unembed
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.methods import dual_block
+from jaxspec.train.options import Edd
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import of_target, positions
-from jaxspec.train.settings.heads import BlockObjective, Edd
 
 
 def train(settings: Edd) -> EddHead:

@@ -22,9 +22,9 @@ from jaxspec.host.progress import progress
 from jaxspec.host.terminal import say
 from jaxspec.train.data.prompts import ChatPrompt, load_chats, load_prompts, load_with_tokenizer
 from jaxspec.train.data.records import ASSISTANT, Message
+from jaxspec.train.options import Generate
 from jaxspec.train.run.fingerprint import fingerprint
 from jaxspec.train.run.folder import as_typed
-from jaxspec.train.settings.generate import Generate
 
 
 def generate(settings: Generate) -> None:

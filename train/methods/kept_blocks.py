@@ -22,15 +22,16 @@ from jaxspec.model.kv_cache import KV
 from jaxspec.model.linear import rms_norm
 from jaxspec.model.llama import Llama, embed, final_norm, keys_and_values, mlp_block, unembed
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.methods import dual_block, skip_search
 from jaxspec.train.methods.dual_block import Blocks
 from jaxspec.train.methods.skip_sets import aggressive, read_skip_set, write_skip_set
+from jaxspec.train.options import LayerSkip
 from jaxspec.train.run import heads
 from jaxspec.train.run.folder import run_folder
 from jaxspec.train.run.initial_weights import copies
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import positions, residual_streams
-from jaxspec.train.settings.heads import BlockObjective, LayerSkip
 
 
 def train(settings: LayerSkip) -> KeptBlocks:

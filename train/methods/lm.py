@@ -22,14 +22,14 @@ from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data import dataset, sources, tokenizer
 from jaxspec.train.data.records import Conversation
 from jaxspec.train.data.text import Document, Windows
+from jaxspec.train.hyperparameters import Recipe
+from jaxspec.train.options import Lm
 from jaxspec.train.run import figure
 from jaxspec.train.run.folder import as_typed, open_run, run_folder
 from jaxspec.train.run.held_out import measurement
 from jaxspec.train.run.losses import Summed, cross_entropy
 from jaxspec.train.run.packed import hidden_states
 from jaxspec.train.run.trainer import fit
-from jaxspec.train.settings.lm import Lm
-from jaxspec.train.settings.recipe import Recipe
 
 
 def shape(

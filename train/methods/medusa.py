@@ -15,11 +15,11 @@ from jaxspec.drafters.medusa import Medusa as MedusaDrafter
 from jaxspec.drafters.medusa import MedusaHead, MedusaHeads, predict
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
+from jaxspec.train.options import Medusa
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import of_target
-from jaxspec.train.settings.heads import Medusa
 
 
 def train(settings: Medusa) -> MedusaHeads:

@@ -25,10 +25,10 @@ from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_
 from jaxspec.train.methods import search_figure, suggest, trial
 from jaxspec.train.methods.skip_sets import strategies, write_skip_set
 from jaxspec.train.methods.trial import BlockCosts, Objective, Trial
+from jaxspec.train.options import Objectives, SkipSearch
 from jaxspec.train.run.fingerprint import fingerprint
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
 from jaxspec.train.run.heads import folder_of
-from jaxspec.train.settings.skip_search import Objectives, SkipSearch
 
 LOG = "the log of a skip search"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.host import processes
+from jaxspec.host.arguments import option_name
 from jaxspec.host.atomic import write_whole
-from jaxspec.train.settings.spelling import option
 
 _PLACES = ("out", "run_dir", "cache_features")
 _FREE = (*_PLACES, "evaluate_every", "save_every", "trials", "coordinator", "processes", "process_id")
@@ -70,7 +70,7 @@ def as_typed(name: str, settings: Any) -> dict[str, Any]:
             if dataclasses.is_dataclass(inner):
                 found |= flat(inner)
             elif field.name not in _FREE:
-                found[option(field.name)] = str(inner) if isinstance(inner, Path) else inner
+                found[option_name(field.name)] = str(inner) if isinstance(inner, Path) else inner
         return found
 
     return {"command": name, **flat(settings)}

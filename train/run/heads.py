@@ -25,12 +25,12 @@ from jaxspec.model.sharding import TRAINING, move, place, use_mesh
 from jaxspec.train.data import dataset
 from jaxspec.train.data.sources import Sources, sources_of
 from jaxspec.train.data.text import Windows
+from jaxspec.train.options import HeadSettings
 from jaxspec.train.run import feature_cache, figure
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
 from jaxspec.train.run.held_out import measure_chain, measurement
 from jaxspec.train.run.losses import Loss
 from jaxspec.train.run.trainer import fit
-from jaxspec.train.settings.heads import HeadSettings
 
 Head = TypeVar("Head", bound=nnx.Module)
 Load = Callable[[Path, str, Mesh | None], Checkpoint]
@@ -62,12 +62,11 @@ def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> It
     Args:
         name: the head's default name in TARGET/heads.
     """
-    where = settings.where
-    mesh = where.devices.open(several=True)
-    target = load(where.target, compute_dtype(settings.recipe.dtype).name, mesh)
-    out = folder_of(target.path, name, where.out)
+    mesh = settings.devices.open(several=True)
+    target = load(settings.target, compute_dtype(settings.recipe.dtype).name, mesh)
+    out = folder_of(target.path, name, settings.out)
     sources = sources_of(settings.data)
-    with open_run(run_folder(out, where.run_dir), as_typed(name, settings)) as run:
+    with open_run(run_folder(out, settings.run_dir), as_typed(name, settings)) as run:
         yield Job(target, sources, out, run, settings)
 
 
@@ -94,7 +93,7 @@ def prepared(job: Job) -> tuple[Windows, Windows | None]:
     check_new(job.out)
     if target.tokenizer is None:
         raise ValueError(f"{target.path} has no tokenizer, so it cannot encode the text")
-    length = min(job.settings.where.context or LONGEST, target.config.model.usable_length)
+    length = min(job.settings.context or LONGEST, target.config.model.usable_length)
     if length < 4:
         raise ValueError(f"--context must be at least 4, not {length}")
     if processes.is_first() and not data.exists():
@@ -143,7 +142,7 @@ def train(
         DiskFullError: the disk has too little space.
     """
     compilation_cache.keep_compilations()
-    where, recipe, run, target = job.settings.where, job.settings.recipe, job.run, job.target
+    settings, recipe, run, target = job.settings, job.settings.recipe, job.run, job.target
     first, chat_args = processes.is_first(), job.sources.chat_args
     size = sum(leaf.size for leaf in jax.tree.leaves(head))
     with staged_by_all(job.out, size * 4) as folder, use_mesh(target.mesh):
@@ -151,7 +150,7 @@ def train(
         if target.mesh is not None:
             head = move(head, place(head, target.mesh, TRAINING))
         complete = measure = None
-        if (cached := where.cache_features) is not None:
+        if (cached := settings.cache_features) is not None:
             taps = drafter.taps(Models(target=target.target, draft=head))
             complete = feature_cache.open_cache(cached, target.target, packed, taps).complete
         if held_out is not None:
@@ -164,7 +163,7 @@ def train(
             figure.draw(run.metrics, run.figure)
         with deferred():
             if write is None:
-                write_head(folder, head_config(drafter, shape, target.config, where.save_dtype, chat_args), trained)
+                write_head(folder, head_config(drafter, shape, target.config, settings.save_dtype, chat_args), trained)
             else:
                 write(folder, trained)
     said = ""

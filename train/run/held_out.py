@@ -16,8 +16,8 @@ from jaxspec.engine.statistics import statistics_of
 from jaxspec.methods.method import Method
 from jaxspec.model.sharding import move, place_head, shard_batch
 from jaxspec.train.data.text import Windows, take
+from jaxspec.train.hyperparameters import Recipe
 from jaxspec.train.run.losses import Loss, Params
-from jaxspec.train.settings.recipe import Recipe
 
 PROMPTS = 16
 PROMPT_TOKENS = 128

@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Float, Key
 
 from jaxspec.train.data.text import Windows
-from jaxspec.train.settings.heads import Distillation
+from jaxspec.train.hyperparameters import Distillation
 
 Params = Any  # a pytree of float32 arrays: an nnx.Module
 Sums = dict[str, Float[Array, ""]]

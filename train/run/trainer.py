@@ -17,12 +17,12 @@ from jaxspec.host.terminal import say
 from jaxspec.model.sharding import replicate, shard_batch
 from jaxspec.train.data import dataset
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import Recipe
 from jaxspec.train.run.folder import Run
 from jaxspec.train.run.held_out import Measured
 from jaxspec.train.run.log import open_log
 from jaxspec.train.run.losses import Loss, Params, Summed, Sums
 from jaxspec.train.run.resume import open_checkpoints
-from jaxspec.train.settings.recipe import Recipe
 
 
 @chex.dataclass(frozen=True)

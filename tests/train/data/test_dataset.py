@@ -10,7 +10,7 @@ from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.train.data import dataset, tokenizer
 from jaxspec.train.data.sources import Sources
 from jaxspec.train.data.text import Document
-from jaxspec.train.settings.recipe import Recipe
+from jaxspec.train.hyperparameters import Recipe
 
 RECIPE = Recipe(steps=10, batch_size=4, learning_rate=1e-3)
 OPEN = [Document(f"open{i}", "oo o\n" * 40) for i in range(20)]

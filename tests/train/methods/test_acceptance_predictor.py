@@ -25,7 +25,7 @@ from jaxspec.methods.method import parse_method
 from jaxspec.train.methods import acceptance_labels, acceptance_predictor
 from jaxspec.train.methods.acceptance_labels import Labels
 from jaxspec.train.methods.recording_drafter import RecordingDrafter
-from jaxspec.train.settings.calibrator import Calibrator
+from jaxspec.train.options import Calibrator
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head
 from tests.train.command import command

@@ -19,9 +19,9 @@ from jaxspec.drafters.dflash import Dflash, DflashHead, context_rows, fuse
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import DflashObjective
 from jaxspec.train.methods import dflash
 from jaxspec.train.run.packed import of_target, positions
-from jaxspec.train.settings.heads import DflashObjective
 from tests.train.command import QUICK, command
 
 CONFIG = LlamaConfig(

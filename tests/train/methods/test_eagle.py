@@ -15,9 +15,9 @@ from jaxspec.drafters.eagle import INPUTS, Eagle, EagleHead, pair_tokens
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import EagleObjective
 from jaxspec.train.methods import eagle
 from jaxspec.train.run.packed import hidden_states
-from jaxspec.train.settings.heads import EagleObjective
 
 CONFIG = LlamaConfig(
     vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4

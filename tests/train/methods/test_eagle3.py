@@ -19,9 +19,9 @@ from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head, draft_logits, drafts_of,
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import Eagle3Objective
 from jaxspec.train.methods import eagle3
 from jaxspec.train.run.packed import of_target
-from jaxspec.train.settings.heads import Eagle3Objective
 from tests.drafters.chain import chain
 from tests.train.command import QUICK, command
 

@@ -19,11 +19,11 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.drafters.edd import EddHead
 from jaxspec.model.llama import Llama, unembed
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import BlockObjective, Distillation
 from jaxspec.train.methods import edd
 from jaxspec.train.methods.dual_block import Blocks
 from jaxspec.train.run.losses import distil
 from jaxspec.train.run.packed import hidden_states, residual_streams
-from jaxspec.train.settings.heads import BlockObjective, Distillation
 from tests.evaluate import tiny
 from tests.lossless.harness import models
 from tests.train.command import QUICK, command

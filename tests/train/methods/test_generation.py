@@ -16,8 +16,7 @@ from jaxspec.train.data import dataset, encoding, records
 from jaxspec.train.data.prompts import check_room, cut_prompts, load_chats, load_prompts
 from jaxspec.train.data.text import Document
 from jaxspec.train.methods import generation
-from jaxspec.train.settings.data import Data
-from jaxspec.train.settings.generate import Generate
+from jaxspec.train.options import Data, Generate
 from tests.evaluate.tiny import MODEL, checkpoint
 from tests.train.command import command
 

@@ -22,8 +22,9 @@ from jaxspec.drafters.eagle import Eagle
 from jaxspec.engine.head_weights import restore_head
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import Distillation
 from jaxspec.train.methods import draft_model, lm
-from jaxspec.train.settings.heads import Distillation, DraftModel, Where
+from jaxspec.train.options import DraftModel
 from tests.evaluate.tiny import TEMPLATE, checkpoint
 from tests.train.command import QUICK, command
 
@@ -169,7 +170,7 @@ def test_a_vanilla_draft_model_lies_beside_others(target, data, tmp_path):
     assert engine.models.draft.config == dataclasses.replace(model.config.model, num_layers=1)
     plain = jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=20)[0]
     assert engine.generate("def f", max_new_tokens=20)[0].tokens == plain.tokens
-    recipe = DraftModel(where=Where(target=path))  # what the paper's appendix B has for its draft models
+    recipe = DraftModel(target=path)  # what the paper's appendix B has for its draft models
     assert (recipe.layers, recipe.objective) == (1, Distillation("forward-kl", 1.0))
     assert (recipe.recipe.learning_rate, recipe.recipe.batch_size, recipe.recipe.optimizer) == (1e-4, 8, "adamw")
 

@@ -21,11 +21,12 @@ from jaxspec.host.json_lines import to_line
 from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import quantized
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.methods import kept_blocks, skip_search
 from jaxspec.train.methods.dual_block import Blocks
 from jaxspec.train.methods.skip_sets import aggressive, gains, read_skip_set, write_skip_set
 from jaxspec.train.methods.trial import Trial
-from jaxspec.train.settings.heads import BlockObjective, LayerSkip, Where
+from jaxspec.train.options import LayerSkip
 from tests.evaluate import tiny
 from tests.lossless.harness import kept_blocks as shaken
 from tests.lossless.harness import models
@@ -161,7 +162,7 @@ def test_blocks_are_trained_and_used(ckpt, tmp_path):
 def test_which_set_is_trained(ckpt):
     """The searched one, another one by its path, or one from the trials of a search."""
     model: Checkpoint = load(ckpt, "float32")
-    chosen = lambda **asked: layers_of(kept_blocks.choose(LayerSkip(where=Where(target=ckpt), **asked), model))
+    chosen = lambda **asked: layers_of(kept_blocks.choose(LayerSkip(target=ckpt, **asked), model))
     assert chosen() == chosen(skip_set=ckpt / "heads/layer-skip") == {"attention": [], "mlp": [1]}
     assert chosen() == layers_of(read_skip_set(ckpt / "heads/layer-skip", model.config))
     assert chosen(aggressive=True, mlp_share=0.5) == {"attention": [0, 1], "mlp": [1]}

@@ -22,7 +22,7 @@ from jaxspec.methods.method import parse_method
 from jaxspec.train.methods import skip_search, trial
 from jaxspec.train.methods.skip_sets import read_skip_set, strategies
 from jaxspec.train.methods.trial import BlockCosts, Trial
-from jaxspec.train.settings.skip_search import SkipSearch
+from jaxspec.train.options import SkipSearch
 from tests.evaluate import tiny
 from tests.train.command import command
 

@@ -16,13 +16,12 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.drafters.edd import Edd
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import BlockObjective, Recipe
 from jaxspec.train.methods import edd, lm
 from jaxspec.train.run import feature_cache
 from jaxspec.train.run.folder import open_run
 from jaxspec.train.run.packed import features_and_taps, hidden_states
 from jaxspec.train.run.trainer import fit
-from jaxspec.train.settings.heads import BlockObjective
-from jaxspec.train.settings.recipe import Recipe
 
 
 def test_features_are_computed_once(tmp_path):

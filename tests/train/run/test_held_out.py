@@ -15,8 +15,8 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
+from jaxspec.train.hyperparameters import Recipe
 from jaxspec.train.run import held_out
-from jaxspec.train.settings.recipe import Recipe
 from tests.controllers.rounds import MODELS, round_of
 
 

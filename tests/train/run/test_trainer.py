@@ -24,12 +24,12 @@ from jaxspec.drafters import Eagle, EarlyExit, Edd, Medusa
 from jaxspec.model.llama import Llama
 from jaxspec.train.data import dataset, text
 from jaxspec.train.data.text import Encoded, Windows
+from jaxspec.train.hyperparameters import Recipe
 from jaxspec.train.methods import lm
+from jaxspec.train.options import Lm
 from jaxspec.train.run import log
 from jaxspec.train.run.folder import Run, as_typed, open_run
 from jaxspec.train.run.trainer import fit, kinds_of, make_optimizer, make_step, start
-from jaxspec.train.settings.lm import Lm
-from jaxspec.train.settings.recipe import Recipe
 
 MODEL = lm.shape(40, layers=1, hidden_size=16, head_dim=8, context=12)
 RECIPE = Recipe(steps=12, batch_size=4, learning_rate=1e-2, warmup=2, evaluate_every=4, save_every=3)

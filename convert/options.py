@@ -1,12 +1,10 @@
-"""Options of `jaxspec-convert`. This module does not import JAX, so `--help` is fast."""
+"""The options of `jaxspec-convert`, one dataclass for each command. This module does not import JAX."""
 
 import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro import conf
-
-from jaxspec.engine.device_options import Hosts
+from jaxspec.options.shared import Hosts, Option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +20,9 @@ class Llama:
     Or: jaxspec-convert llama Llama-3.2-1B-Instruct-Q4_K_M.gguf llama3 --dtype bfloat16
     """
 
-    src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
+    src: Annotated[str, Option(metavar="SRC", positional=True)]
     """Folder, GGUF file, or hub id such as org/model."""
-    out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
+    out: Annotated[Path, Option(metavar="OUT", positional=True)]
     """Checkpoint to make; must not exist."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Dtype of the parameters. Default: the source's; float32 for a GGUF file's quantised tensors."""
@@ -35,7 +33,7 @@ class Llama:
     """Folder with a Hugging Face tokenizer, instead of the source's. LLaMA 3 in Meta's format needs one."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
-    hosts: conf.OmitArgPrefixes[Hosts] = Hosts()
+    hosts: Hosts = Hosts()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,21 +60,21 @@ class Head:
     Or: jaxspec-convert head llama3/heads/edd llama3/heads/edd-16k --target llama3 --draft-vocab 16384 --data text.jsonl
     """
 
-    src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
+    src: Annotated[str, Option(metavar="SRC", positional=True)]
     """Folder, or hub id such as org/head. To cut a head: a jaxspec head, or a checkpoint that is a draft model."""
-    out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
+    out: Annotated[Path, Option(metavar="OUT", positional=True)]
     """Head to make, usually CKPT/heads/eagle, CKPT/heads/dflash and the like; must not exist."""
-    target: Annotated[Path, conf.arg(metavar="CKPT")]
+    target: Annotated[Path, Option(metavar="CKPT")]
     """Checkpoint of the head's target, made by `jaxspec-convert llama`."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Dtype of the parameters. Default: the source's."""
     taps: str | None = None
     """For an EAGLE-3 or DFlash head: the target layers, counted from 0, whose inputs it reads, such as 2,16,29.
     Default: those in its config, else those of its authors' code. The output says which and why."""
-    draft_ids: Annotated[Path | None, conf.arg(metavar="FILE")] = None
+    draft_ids: Annotated[Path | None, Option(metavar="FILE")] = None
     """To cut a head: file with the ids of the draft vocabulary. A JSON list, numbers separated by spaces or lines, or a
     .pt file of FR-Spec. End-of-sequence tokens are always added."""
-    draft_vocab: Annotated[int | None, conf.arg(metavar="N")] = None
+    draft_vocab: Annotated[int | None, Option(metavar="N")] = None
     """To cut a head: the draft vocabulary is the N most frequent tokens of --data, with the end-of-sequence tokens."""
     data: Path | None = None
     """Text to count for --draft-vocab. Best is text that the target generated (`jaxspec-train generate`). Formats are
@@ -103,13 +101,13 @@ class Export:
     Or: jaxspec-convert export llama3/heads/eagle3 out --format speculators --verifier meta-llama/Llama-3.1-8B-Instruct
     """
 
-    path: Annotated[conf.Positional[Path], conf.arg(metavar="PATH")]
+    path: Annotated[Path, Option(metavar="PATH", positional=True)]
     """Checkpoint made by `jaxspec-convert llama` (--format hf), or a head such as CKPT/heads/eagle (other formats)."""
-    out: Annotated[conf.Positional[Path], conf.arg(metavar="OUT")]
+    out: Annotated[Path, Option(metavar="OUT", positional=True)]
     """Folder to make; must not exist."""
     format: Literal["hf", "eagle", "eagle3", "dflash", "speculators", "medusa"] = "hf"
     """Format to write; see above."""
-    target: Annotated[Path | None, conf.arg(metavar="CKPT")] = None
+    target: Annotated[Path | None, Option(metavar="CKPT")] = None
     """Checkpoint of an EAGLE, EAGLE-3 or DFlash head's target. Default: the checkpoint whose `heads` folder holds the
     head."""
     verifier: str | None = None
@@ -126,9 +124,9 @@ class Tokenizer:
     For example: jaxspec-convert tokenizer mistralai/Mistral-7B-Instruct-v0.2 mistral
     """
 
-    src: Annotated[conf.Positional[str], conf.arg(metavar="SRC")]
+    src: Annotated[str, Option(metavar="SRC", positional=True)]
     """Folder or GGUF file of the original model, or hub id such as org/model."""
-    path: Annotated[conf.Positional[Path], conf.arg(metavar="CKPT")]
+    path: Annotated[Path, Option(metavar="CKPT", positional=True)]
     """Checkpoint to change."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
@@ -144,7 +142,7 @@ class Inspect:
     For example: jaxspec-convert inspect tinyllama --verify
     """
 
-    path: Annotated[conf.Positional[Path], conf.arg(metavar="PATH")]
+    path: Annotated[Path, Option(metavar="PATH", positional=True)]
     """Folder to describe."""
     verify: bool = False
     """Compare all parameter files, also those of heads, with the checksums stored when they were written, and report

@@ -1,0 +1,344 @@
+"""The options of `jaxspec`, one dataclass for each command. This module does not import JAX, so `--help` is fast."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+from jaxspec.decoding.request import SamplingParams
+from jaxspec.options import shared
+from jaxspec.options.shared import ChatOptions, Devices, Option
+
+
+@dataclasses.dataclass(frozen=True)
+class Generate:
+    """Generate text with speculative decoding.
+
+    For example: jaxspec generate --target tinyllama --prompt "def main():" --max-new-tokens 64 --show-drafts
+    """
+
+    target: shared.Target
+    method: shared.Method = None
+    prompt: str | None = None
+    """The prompt."""
+    prompts: shared.Prompts = None
+    limit: shared.Limit = None
+    sampling: SamplingParams = SamplingParams()
+    stop: tuple[str, ...] = ()
+    """Stop strings: generation ends before the first of them."""
+    chat: shared.Chat = False
+    template: ChatOptions = ChatOptions()
+    truncate: Literal["left"] | None = None
+    """left: cut a prompt that is too long from the left, so that --max-new-tokens still fit. Default: a prompt that is
+    too long is an error."""
+    stream: bool = False
+    """Print the text of a single prompt while it is generated."""
+    show_drafts: shared.ShowDrafts = False
+    format: Literal["text", "json"] = "text"
+    """json: one line per prompt with text, tokens and statistics."""
+    batch_size: int | None = None
+    """Prompts decoded together. When one is finished, the next takes its row. Default: at most 8."""
+    keep_state: shared.KeepState = False
+    dtype: shared.Dtype = None
+    quantize: shared.Quantize = None
+    devices: Devices = Devices()
+    repetition_penalty: float = 1.0
+    """Only 1, no penalty, is supported."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """Talk with a model.
+
+    Answers stream, and the conversation's cache is kept between turns. An answer takes at most half of the positions
+    that the model has left, so that others can follow.
+
+    For example: jaxspec chat --target tinyllama --show-drafts
+
+    Type /help for the commands: /stats, /drafts, /reset and /quit. Ctrl-C stops an answer. Through a pipe, each line is
+    a question.
+    """
+
+    target: shared.Target
+    method: shared.Method = None
+    template: ChatOptions = ChatOptions()
+    sampling: SamplingParams = SamplingParams(max_new_tokens=512)
+    show_drafts: shared.ShowDrafts = False
+    dtype: shared.Dtype = None
+    quantize: shared.Quantize = None
+    devices: Devices = Devices()
+
+
+@dataclasses.dataclass(frozen=True)
+class Methods:
+    """List all drafters, builders and controllers, and the methods that a checkpoint can run.
+
+    For example: jaxspec methods --target tinyllama
+    """
+
+    target: Path | None = None
+    """Checkpoint whose heads to list, or `builtin`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Env:
+    """Show versions, devices, memory and cache folders."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Demo:
+    """Show a text with its drafts, and compare with plain decoding, on the builtin model. Takes a minute."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answers:
+    """Options that `bench`, `sweep` and `eval` share: the questions, and how answers are decoded."""
+
+    target: shared.Target
+    prompts: shared.Questions
+    limit: shared.Limit = None
+    shots: int = 0
+    """Put this many worked examples before every question. They are the first questions of the file with an answer
+    ("reference": [...] or "answer": "..."), and are not asked themselves."""
+    sampling: SamplingParams = SamplingParams()
+    batch_size: int = 1
+    """Questions decoded together."""
+    keep_state: shared.KeepState = False
+    dtype: shared.Dtype = None
+    quantize: shared.Quantize = None
+    chat: shared.Chat = False
+    template: ChatOptions = ChatOptions()
+    devices: Devices = Devices()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison(Answers):
+    """Options that `bench` and `sweep` share."""
+
+    repeats: int = 3
+    """Timed passes of every method over all questions. Reported times are medians. A controller's state (--keep-state)
+    starts anew in each."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bench(Comparison):
+    """Compare the speed of methods with plain decoding on a file of prompts.
+
+    All methods run in one process and alternate.
+
+    For example: jaxspec bench --target tinyllama --methods ngram draft-model+chain --prompts questions.jsonl
+
+    Compare two result files with: jaxspec bench --compare before.json after.json
+    """
+
+    methods: tuple[str, ...]
+    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. `plain`, the reference, always runs too. `all` means every head as
+    a chain, and every builder and controller that the checkpoint can run."""
+    json: Path | None = None
+    """Write the results to this file. OUT.jsonl beside it gets every answer at once; a killed run resumes from it."""
+    temperatures: tuple[float, ...] = ()
+    """Run once at each of these temperatures, instead of --temperature. The first run writes OUT.json, the others
+    OUT.t0.8.json and so on."""
+    batch_sizes: tuple[int, ...] = ()
+    """Run once with each of these batch sizes, instead of --batch-size. Output files are named like OUT.b4.json."""
+    prices: bool = True
+    """Time the pieces of a round after the questions. --no-prices compiles less, but then nothing is predicted: neither
+    the modelled speedup nor the breakdown of the time."""
+    report: Path | None = None
+    """Write an HTML report to this file, as `jaxspec report` does. Needs --json."""
+    simulate: str | None = None
+    """acceptance=P0,P1,...: use random weights, and accept the likeliest draft at position i with probability Pi; other
+    nodes of a tree follow from that. --target gives the shape; a config.json is enough. This predicts the speedup on a
+    device; the text is meaningless."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eval(Answers):
+    """Answer a whole suite of questions with one method.
+
+    For example: jaxspec eval --target llama-8b --method eagle --prompts gsm8k.jsonl --batch-size 32 --out answers.jsonl
+
+    When a row of the batch finishes an answer, it takes the next question. OUT.jsonl gets one line per answer, in order
+    of completion, and is sorted at the end. OUT.json gets tau, tokens per second, and scores where the suite has
+    reference answers. The same command resumes a killed run. To compare and time methods, use `bench`.
+    """
+
+    method: shared.Method = None
+    out: Path | None = None
+    """Write the answers to this .jsonl file and the results to the .json file beside it. For HumanEval, the scorer's
+    input goes to OUT.samples.jsonl."""
+    samples: int = 1
+    """Independent answers to each question."""
+    skip_long: bool = False
+    """Skip questions that are too long for the model, and report them. Default: such a question is an error."""
+    stop: tuple[str, ...] = ()
+    """Strings that end an answer."""
+    batch_size: int = 8
+    """Questions decoded together."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Compare the results of two `jaxspec bench` runs, without running anything.
+
+    For example: jaxspec bench --compare before.json after.json
+    """
+
+    compare: tuple[Path, Path]
+    """Two files written by --json. Ratios are second file / first file."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep(Comparison):
+    """Benchmark one method with several values of a setting, and plot the results.
+
+    For example: jaxspec sweep --target builtin --method eagle+chain --over length=1,2,3,4 --against ngram --prompts
+    builtin --limit 4 --out sweep.json
+
+    It runs as `bench` does, with one method per value, and gives the same table and JSON. The figure shows speedup, tau
+    and harmonic mean over the values.
+    """
+
+    method: str
+    """The method DRAFTER[@HEAD][+BUILDER][+CONTROLLER] whose setting varies."""
+    over: str
+    """SETTING=VALUE,VALUE,...: a setting of the drafter, builder or controller, such as length=1,2,3,4. If several
+    parts have a setting of that name, write PART.SETTING, as in chain.length=1,2. head=NAME,NAME,... compares trained
+    heads."""
+    against: tuple[str, ...] = ()
+    """Other methods to compare with. The figure shows them as horizontal lines."""
+    out: Path | None = None
+    """Write the results to this .json file, and the figure to the .svg file beside it. OUT.jsonl gets every answer at
+    once; a killed sweep resumes from it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibrate:
+    """Measure what drafting and verification cost on this device, for `pruned`, `budgeted`, `length-ts` and
+    `expected-gain`.
+
+    For example: jaxspec calibrate --target builtin --head eagle
+
+    It times one drafted level at several widths, and the target's verification at each compiled tree size. The table is
+    kept in the user's cache folder, which `jaxspec env` shows. Without a table, the first run of such a method measures
+    one. Calibrate again if the machine was busy the first time.
+
+    With --all, it measures instead the speed of every method that `bench --methods all` means, on a few questions.
+    From then on, commands without --method use the fastest at this batch size.
+    """
+
+    target: shared.Target
+    head: str | None = None
+    """Drafter to measure: a head in CKPT/heads, the path of a head, or DRAFTER[@HEAD] such as ngram or eagle@mine."""
+    all: bool = False
+    """Measure the speed of all methods, greedy, and print and keep the table. Takes minutes."""
+    prompts: Path = Path("builtin")
+    """File of questions for --all, as in `bench`."""
+    limit: int | None = None
+    """Use only this many questions. Default: 8, or one whole batch."""
+    max_new_tokens: int = 64
+    """Tokens of each answer for --all."""
+    batch_size: int = 1
+    """Sequences decoded together. Each batch size has its own table, which `generate`, `eval` and `bench` look up."""
+    dtype: shared.Dtype = None
+    quantize: shared.Quantize = None
+    devices: Devices = Devices()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verify:
+    """Check on this model and device that no method changes the target's text.
+
+    For example: jaxspec verify --target tinyllama --methods all --minutes 30 --json verdict.json
+
+    It compares greedy text with plain decoding's, token by token. It compares sampled text of trees with plain
+    decoding's for the same seed, and sampled text of chains with the target's probabilities. Prompts, batches,
+    temperatures and token budgets are random. Exit code 0: no unexplained difference. Exit code 1: a failure; the
+    command that repeats it is printed.
+    """
+
+    target: shared.Target
+    methods: tuple[str, ...] = ("all",)
+    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. `plain` is always checked too. `all` means prompt lookup, every
+    head of the checkpoint, and history beside the best of them, with every builder and controller, in a random order:
+    first combinations that cover every part, then others until --minutes are spent."""
+    minutes: float = 10.0
+    """Stop after this time, but not before each method (with `all`: each part) was checked once."""
+    seed: int = 0
+    """Seed of all random choices."""
+    json: Annotated[Path | None, Option(aliases=("--out",))] = None
+    """Write the verdict to this file. OUT.jsonl beside it gets every finished case. The same command resumes a killed
+    run; with more --minutes it extends a finished one."""
+    only: str | None = None
+    """Repeat single cases, named METHOD/KIND/NUMBER as in a failure. NUMBER can be a list such as 0-7,9."""
+    prompts: Path = Path("builtin")
+    """File of questions, as in `bench`. Half of the prompts, and the stop strings, are pieces of these questions; the
+    other prompts are random tokens."""
+    dtype: shared.Dtype = None
+    quantize: Literal["int8", "int4"] | None = None
+    """Quantise the target's weights while loading. The reference is plain decoding with the quantised weights."""
+    devices: Devices = Devices()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Make an HTML report of benchmark results. It is a single file that works offline.
+
+    For example: jaxspec report out.json --out report.html
+
+    The report has the papers' tables with your numbers beside the published ones, figures, and generated texts coloured
+    by round. A click on a token opens the draft tree of its round.
+    """
+
+    runs: Annotated[tuple[Path, ...], Option(metavar="RUN.json ...", positional=True)]
+    """OUT.json files of finished `jaxspec bench` or `sweep` runs. The logs OUT.json.jsonl must lie beside them."""
+    out: Path
+    """Write the report to this file."""
+    generations: int = 3
+    """Number of questions per run whose answers and draft trees are shown, for every method."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """Predict memory, time per round and speedup on chips that you do not have.
+
+    For example: jaxspec plan --model llama-2-70b --method eagle+eagle2 --topology v5e:4x4 --tau 3.8
+
+    For TPUs it compiles the decoding loop that would run there, without weights. This needs pip install
+    'jax-specdec[tpu]' but no TPU. Memory and messages between chips come from the compiler. Each time has two values: a
+    floor, which is the roofline by the chips' data sheets, and an estimate from the compiler's own cycle counts.
+    Nothing is measured. For GPUs, after pip install 'jax-specdec[plan-cuda]', it compiles the loop without a GPU; this
+    gives memory, messages and faults but no estimates. Without this package, all GPU values come from sizes and data
+    sheets.
+    """
+
+    model: str
+    """llama-2-7b, llama-2-13b, llama-2-70b, llama-3.1-8b, llama-3.1-70b, or a checkpoint. A head in the checkpoint has
+    its own shape; any other head has the shape of its paper."""
+    method: str
+    """The method DRAFTER[@HEAD][+BUILDER][+CONTROLLER], such as plain or eagle+eagle2. Costs for `pruned` and
+    `budgeted` are computed from the plan."""
+    topology: str | None = None
+    """TPU chips and their topology, such as v5e:4x4, v5p:2x2x2 or v6e:4x4."""
+    device: str | None = None
+    """GPUs in one machine, such as a100-80g:8 or h100-80g:8, instead of --topology."""
+    batch_size: int = 1
+    """Sequences decoded together."""
+    context: int = 2048
+    """Length of each sequence's cache, in tokens."""
+    quantize: Literal["int8", "int4"] | None = None
+    """Quantise the target's weights; heads stay in bfloat16. Default: as in a quantised checkpoint, else bfloat16."""
+    mesh: str | None = None
+    """data=N,model=M: shard the sequences N ways and the model M ways. data=N,model=M,rows=R: also split the rows of
+    the cache R ways. Default: the model over all chips."""
+    tau: str | None = None
+    """Mean tokens per round, such as 3.8: at most one more than the drafted levels. Or a file written by `jaxspec bench
+    --json`, which also gives the numbers of levels and nodes."""
+    levels: float | None = None
+    """Mean drafted levels per round, if --tau is a number. Default: the builder's full depth, which is far too many if
+    a controller or the tree itself stops early."""
+    prompt: int | None = None
+    """Length of each prompt in tokens: plans prefill too."""
+    explain: int = 0
+    """Show this many operations of the compiled loop with the longest estimated times."""
+    json: Path | None = None
+    """Write the plan to this file."""

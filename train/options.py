@@ -1,0 +1,450 @@
+"""The options of `jaxspec-train`, one dataclass for each command. This module does not import JAX."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+from jaxspec.decoding.request import SamplingParams
+from jaxspec.host.arguments import check_options
+from jaxspec.options import shared
+from jaxspec.options.shared import ChatOptions, Devices, Option
+from jaxspec.train import hyperparameters as hyper
+
+STDLIB = "stdlib"
+RunFolder = Annotated[
+    Path | None,
+    Option(
+        name="run",
+        help="Folder of the run, with checkpoints, metrics and figures. The same command resumes a killed run "
+        "bit-exactly from there. Default: OUT.run.",
+    ),
+]
+TryPrompts = Annotated[
+    Path | None,
+    Option(
+        help='JSONL file of prompts, or `builtin`. Each line is {"prompt": ...} or {"turns": [...]}, whose first turn '
+        "is used. Do not use the prompts of later measurements. Default: pieces of the data that is not held out."
+    ),
+]
+NewTokens = Annotated[int, Option(help="Largest number of generated tokens.")]
+Objectives = Literal["modelled", "measured"]
+SaveDtype = Annotated[Literal["float32", "bfloat16"], Option(help="Dtype of the stored parameters.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data(ChatOptions):
+    """Training data."""
+
+    data: Path = Path(STDLIB)
+    """Folder of text, such as a source tree; or a file with plain text, JSONL with {"text": ...} or {"messages": ...}
+    per line, or ShareGPT's JSON; or `stdlib`, the source of this Python's standard library. A hash of the name selects
+    one file or record in 40 for measurements; it is not trained on."""
+    strict: bool = False
+    """Stop at the first bad record. Default: report bad records and skip them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DataMixture(Data):
+    """Training data of a head."""
+
+    open_data: Path | None = None
+    """Open text to mix with generated text, given as in --data; --data is then the output of `jaxspec-train generate`.
+    One file or record in 40 of the open text is held out, and none of the generated text. So runs with and without
+    generated text are comparable."""
+    generated_share: float = 0.5
+    """Share of training windows from generated text, if --open-data is given. The rest is open text."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_options(self, lambda share: 0 < share < 1, "be between 0 and 1", "generated_share")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadSettings:
+    """Options that all heads share."""
+
+    target: Path
+    """Checkpoint to train a head for."""
+    out: Path | None = None
+    """Head to make; must not exist. Default: TARGET/heads/NAME."""
+    run_dir: RunFolder = None
+    context: int | None = None
+    """Tokens of a training window. Default: the target's context, but at most 2048."""
+    cache_features: Path | None = None
+    """Folder for the target's features, so that only the first epoch computes them. Use it for small runs: a token
+    takes the hidden size times 2 or 4 bytes. EDD takes twice as much, because it reads another layer too, and EAGLE-3
+    four times as much, because it reads three. DFlash reads one layer for each of its own. All hosts must share the
+    folder."""
+    save_dtype: SaveDtype = "bfloat16"
+    devices: Devices = Devices()
+    data: DataMixture = DataMixture()
+    recipe: hyper.Recipe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle(HeadSettings):
+    """Train an EAGLE head: one decoder layer that predicts the target's next feature.
+
+    The defaults are the paper's. The target is frozen and runs inside each step.
+
+    For example: jaxspec-train eagle --target tinyllama --data sharegpt.json --steps 20000
+    """
+
+    objective: hyper.EagleObjective = hyper.EagleObjective()
+    bias: bool = False
+    """Add a bias to `fc`, the layer that fuses token and feature, as in EAGLE's first heads. Later heads have
+    `"bias": false`, and vLLM supports no bias."""
+    inputs: Literal["shifted", "unshifted", "feature", "token"] = "shifted"
+    """What the head reads, for the paper's ablation (Figures 3 and 9). shifted: a feature and the token after it, which
+    is EAGLE. unshifted: a feature and its own token. feature, token: only one of EAGLE's two, without `fc`. Only heads
+    with shifted tokens can be exported."""
+    recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=3e-5, weight_decay=0.01, clip=0.5)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3(HeadSettings):
+    """Train an EAGLE-3 head: one decoder layer over features of three of the target's layers, and a small LM head.
+
+    The head trains on its own drafts, seven steps deep. It learns the target's distribution over the draft vocabulary:
+    the most frequent tokens among those that count in the loss. In text that the target generated, these are its own
+    answers.
+
+    For example: jaxspec-train eagle3 --target tinyllama --data generated.jsonl --steps 20000
+    """
+
+    objective: hyper.Eagle3Objective = hyper.Eagle3Objective()
+    draft_vocab: int = 32_000
+    """Size of the draft vocabulary, at most that of the target's vocabulary."""
+    taps: tuple[int, ...] | None = None
+    """Target layers, counted from 0, whose inputs the head reads. Default: 2, n/2 and n - 3 of n layers."""
+    recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=1e-4, weight_decay=0.01, clip=0.5)
+
+    def __post_init__(self) -> None:
+        check_options(self, lambda value: value >= 1, "be at least 1", "draft_vocab")
+        context, needed = self.context, self.objective.draft_steps + 2
+        if context is not None and context < needed:
+            raise ValueError(
+                f"--context {context} is too short for --draft-steps {self.objective.draft_steps}: the last step "
+                f"predicts the token {needed - 1} positions ahead, so --context must be at least {needed}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dflash(HeadSettings):
+    """Train a DFlash head: a few layers over features of the target that draft a block of tokens in one pass.
+
+    The head has no LM head; drafts are read with the target's. Train long blocks: decoding can use shorter ones.
+
+    For example: jaxspec-train dflash --target tinyllama --data generated.jsonl --steps 20000
+    """
+
+    objective: hyper.DflashObjective = hyper.DflashObjective()
+    layers: int = 5
+    """Decoder layers of the head."""
+    block: int = 16
+    """Tokens of a block, including its first one, which is known: the head drafts one token less."""
+    taps: tuple[int, ...] | None = None
+    """Target layers, counted from 0, whose inputs the head reads. Default: as many as it has layers, spread evenly."""
+    mask_token: int | None = None
+    """Id of the token that stands for unknown tokens in a block. Default: the last id of the vocabulary."""
+    markov_rank: int = 0
+    """Rank of a Markov term (DSpark), which corrects each drafted token's logits by the token before it; 256 in its
+    paper. 0: none, as in DFlash. Heads with one cannot be exported."""
+    recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=6e-4, weight_decay=0.01, clip=1.0)
+
+    def __post_init__(self) -> None:
+        check_options(self, lambda value: value >= 1, "be at least 1", "layers")
+        check_options(self, lambda value: value >= 2, "be at least 2", "block")
+        check_options(self, lambda value: value >= 0, "be at least 0", "markov_rank")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftModel(HeadSettings):
+    """Distil a small LLaMA from a target, as its draft model.
+
+    For example: jaxspec-train draft-model --target tinyllama --data ~/src --layers 2 --hidden-size 256
+
+    The defaults make the vanilla draft model (VDM) of EDD's paper: one layer of the target's shape, trained like EDD.
+    To keep it beside another draft model, give it a name of its own, and decode with `draft-model@vdm`: jaxspec-train
+    draft-model --target tinyllama --out tinyllama/heads/vdm
+    """
+
+    layers: int = 1
+    """Decoder layers."""
+    hidden_size: int | None = None
+    """Width of the residual stream. Default: the target's; then embedding and LM head start as copies of the
+    target's."""
+    objective: hyper.Distillation = hyper.Distillation()
+    recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=1e-4)
+
+    def __post_init__(self) -> None:
+        check_options(self, lambda value: value >= 1, "be at least 1", "layers")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EarlyExit(HeadSettings):
+    """Train an early exit (EESD): a decoder layer, norm and LM head after the target's first layers.
+
+    Training loads and runs only these layers and the exit. The defaults are the paper's, for 100,000 samples.
+
+    For example: jaxspec-train early-exit --target tinyllama --data generated.jsonl --open-data ~/src
+    """
+
+    first: int | None = None
+    """Target layers before the exit. Default: 6.5 % of the layers, as in the paper (3 of 40, 5 of 80), but at least
+    one."""
+    exit_layers: int = 1
+    """Decoder layers of the exit. 0: only a norm and an LM head, the paper's ablation."""
+    recipe: hyper.Recipe = hyper.Recipe(steps=6250, batch_size=64, learning_rate=1e-3)
+
+    def __post_init__(self) -> None:
+        if self.cache_features is not None:
+            raise ValueError("--cache-features has no use here: an early exit trains without the target's features")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Edd(HeadSettings):
+    """Train an EDD head: a one-layer LLaMA that reads the target's hidden states of verified tokens as a soft prompt.
+
+    It starts from the target's own weights. The defaults are the paper's, for one epoch of ShareGPT. Set --steps for
+    your text.
+
+    For example: jaxspec-train edd --target tinyllama --data sharegpt.json --steps 20000
+    """
+
+    objective: hyper.BlockObjective = hyper.BlockObjective()
+    tap: int | None = None
+    """Target layer, counted from 0, whose output the head reads. Default: the fourth-to-last."""
+    recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=1e-4)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Medusa(HeadSettings):
+    """Train Medusa heads. They all read the same feature, and each predicts one token further ahead.
+
+    This is Medusa-1: the target is frozen, and runs inside each step. The loss is the cross-entropy of the text's
+    tokens.
+
+    For example: jaxspec-train medusa --target tinyllama --data sharegpt.json --steps 20000
+    """
+
+    heads: int = 5
+    """Number of heads, which limits the length of a drafted path. Each head has a matrix of the LM head's size and
+    starts as a copy of it. EDD's paper compares drafters on chains of five tokens."""
+    decay: float = 0.8
+    """Weight of a head's loss relative to the head before."""
+    recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=1e-3)
+
+    def __post_init__(self) -> None:
+        check_options(self, lambda value: value >= 1, "be at least 1", "heads")
+        check_options(self, lambda value: 0 < value <= 1, "be above 0 and at most 1", "decay")
+        if self.context is not None and self.context < self.heads + 2:
+            raise ValueError(
+                f"--context {self.context} is too short for {self.heads} heads: the last one predicts the token "
+                f"{self.heads + 1} positions ahead, so --context must be at least {self.heads + 2}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSkip(HeadSettings):
+    """Train the blocks that remain when layers are skipped for drafting (Draft & Verify, Appendix E).
+
+    Leaving out many blocks makes drafts fast but bad. Training the remaining blocks to imitate the whole target makes
+    them good again. The head stores the skip set and its own weights: the remaining blocks and the final norm. By
+    default it is TARGET/heads/layer-skip-trained; decode with `layer-skip@layer-skip-trained`.
+
+    With --context 512 the default length of training is the paper's best, 60M tokens. Batch size, optimizer, learning
+    rate (not given in the paper) and loss are EDD's. Blocks are as long as drafts with a controller can be.
+
+    For example: jaxspec-train layer-skip --target tinyllama --aggressive --data ~/src --context 512
+    """
+
+    objective: hyper.BlockObjective = hyper.BlockObjective(block_max=12)
+    skip_set: Annotated[Path | None, Option(name="set")] = None
+    """Skip set to train. Default: TARGET/heads/layer-skip."""
+    aggressive: bool = False
+    """Select a larger skip set: it leaves out the two shares below, and the trials of a search rank the blocks."""
+    search: Path | None = None
+    """With --aggressive: folder of the search's run. Default: TARGET/heads/layer-skip.run."""
+    attention_share: float = 0.75
+    """With --aggressive: share of attention blocks to leave out. The default is the paper's for LLaMA-2-13B."""
+    mlp_share: float = 0.325
+    """With --aggressive: share of MLP blocks to leave out. The default is the paper's, too."""
+    recipe: hyper.Recipe = hyper.Recipe(steps=14_650, batch_size=8, learning_rate=1e-4)
+
+    def __post_init__(self) -> None:
+        check_options(self, lambda value: 0 <= value <= 1, "be from 0 to 1", "attention_share", "mlp_share")
+        if self.aggressive and self.skip_set is not None:
+            raise ValueError(
+                "--aggressive selects a set from the trials of a search, and --set names a set: give only one of them"
+            )
+        if self.search is not None and not self.aggressive:
+            raise ValueError("--search has a meaning only with --aggressive: give both or neither")
+        if self.cache_features is not None:
+            raise ValueError(
+                "--cache-features stores only the target's last features, but layer skipping reads all layers: omit it"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Lm:
+    """Train a small LLaMA from scratch, tokenizer included, on text.
+
+    OUT is a checkpoint like a converted one, and appears only when it is complete. The same seed gives the same bits.
+    The same command resumes a killed run bit-exactly from the last checkpoint in RUN.
+
+    For example: jaxspec-train lm small --data ~/notes --steps 1000
+    """
+
+    out: Annotated[Path, Option(metavar="OUT", positional=True)]
+    """Checkpoint to make; must not exist."""
+    data: Data = Data()
+    layers: int = 4
+    """Decoder layers."""
+    hidden_size: int = 128
+    """Width of the residual stream."""
+    head_dim: int = 32
+    """Width of an attention head."""
+    vocab_size: int = 1024
+    """Vocabulary size of the byte-level BPE, including two special tokens."""
+    tied: bool = False
+    """Share the weights of embedding and LM head."""
+    context: int = 256
+    """Tokens of a training window, and the model's context length."""
+    layer_dropout: float = 0.0
+    """Probability that a step leaves out the last layer. It falls to 0 towards the first layer (LayerSkip's schedule).
+    This makes the model usable with early exits and skipped layers."""
+    save_dtype: SaveDtype = "float32"
+    run_dir: RunFolder = None
+    recipe: hyper.Recipe = hyper.Recipe(steps=200, batch_size=16, learning_rate=2e-3)
+
+    def __post_init__(self) -> None:
+        check_options(self, lambda value: 0 <= value < 1, "be from 0 to below 1", "layer_dropout")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """Options that the commands share which decode with the target."""
+
+    target: shared.Target
+    data: Data = Data()
+    prompt_tokens: Annotated[int, Option(help="Largest number of tokens of a prompt cut from the data.")] = 64
+    dtype: shared.Dtype = None
+    devices: Devices = Devices()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generate(Decoding):
+    """Generate text with a target, as training data for its heads.
+
+    The first tokens of a text are greedy, and the rest is sampled. A text ends at the end of the target's context at
+    the latest. OUT is JSONL with {"text": ..., "prompt": ..., "complete": ...} per line, and appears only when it is
+    complete. The same command resumes a killed run from OUT.part and writes the same bytes.
+
+    For example: jaxspec-train generate --target builtin --out texts.jsonl --samples 64
+    """
+
+    out: Path
+    """File to make; must not exist."""
+    prompts: TryPrompts = None
+    chat: bool = False
+    """Generate the assistant's answers, with the tokenizer's chat template: to the prompts of --prompts, or to the
+    first turns of the conversations in --data. OUT then has conversations: {"messages": ..., "complete": ...}."""
+    samples: int = 1000
+    """Texts to generate: at most one per prompt of --prompts."""
+    method: str | None = None
+    """Method of decoding, which only changes the speed. `jaxspec methods` lists the parts. Default: the best trained
+    head of the checkpoint."""
+    sampling: SamplingParams = SamplingParams(max_new_tokens=256, temperature=1.0)
+    greedy_tokens: int = 8
+    """Number of greedy tokens at the start of a text, at any temperature."""
+    batch_size: int = 16
+    """Texts decoded together."""
+
+    def __post_init__(self) -> None:
+        check_options(self, lambda value: value >= 1, "be at least 1", "samples", "prompt_tokens", "batch_size")
+        check_options(self, lambda value: value >= 0, "not be below 0", "greedy_tokens")
+        check_options(self.sampling, lambda value: value >= 0, "not be below 0", "seed")
+        check_options(self.sampling, lambda value: value >= 1, "be at least 1", "max_new_tokens")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibrator(Decoding):
+    """Train the predictor of `cali-ts` for a trained head: will the target accept the token just drafted?
+
+    It collects its own labels by decoding with that head. The same command resumes a killed run.
+
+    For example: jaxspec-train calibrator --target tinyllama --head eagle
+    """
+
+    head: str
+    """Trained head: its name in the checkpoint, or its folder."""
+    out: Path | None = None
+    """Predictor to make. Default: `calibrator` in the head's folder, where `cali-ts` looks for it."""
+    run_dir: RunFolder = None
+    chat: bool = False
+    """Decode the assistant's answers to the first turns of the conversations in --data, with the tokenizer's chat
+    template."""
+    samples: int = 400
+    """Texts to decode. Their prompts are pieces of the data that is not held out."""
+    max_new_tokens: NewTokens = 128
+    inputs: Literal["hidden", "both", "top-probability"] = "hidden"
+    """Inputs of the predictor. hidden: hidden states of target and drafter, as in the paper. top-probability: the log
+    of the drafter's largest probability, with two trained numbers. both: all of these."""
+    length: int = 10
+    """Tokens of a drafted chain. The predictor has separate parameters for the first ten positions."""
+    batch_size: int = 16
+    """Texts decoded together."""
+    steps: int = 2000
+    """Optimizer steps."""
+    rounds: int = 64
+    """Drafted chains per training step."""
+    learning_rate: float = 1e-3
+    """Peak learning rate; it falls to a tenth of this by a cosine schedule."""
+    seed: int = 0
+    """Seed of prompt selection, initial weights and training order."""
+    save_dtype: SaveDtype = "bfloat16"
+
+    def __post_init__(self) -> None:
+        counts = ("samples", "prompt_tokens", "max_new_tokens", "length", "batch_size", "steps", "rounds")
+        check_options(self, lambda value: value >= 1, "be at least 1", *counts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SkipSearch(Decoding):
+    """Search which attention and MLP blocks a model can leave out while drafting (Draft & Verify).
+
+    Nothing is trained. The search tries sets of blocks on a few prompts and minimises the time per verified token by
+    Bayesian optimisation. It writes the best set, a small JSON file, where `layer-skip` finds it. It also prints two
+    tables, and puts figures into RUN. One table compares this set with simpler choices of equally many blocks, the
+    other has the best set of the first 50, 100, 200 and more trials. The same
+    command resumes a killed search, with the same result. To extend a finished search, repeat it with its --run, more
+    --trials and another --out.
+
+    For example: jaxspec-train skip-search --target tinyllama --data ~/src --trials 300
+    """
+
+    out: Path | None = None
+    """Skip set to make; must not exist. Default: TARGET/heads/layer-skip."""
+    run_dir: RunFolder = None
+    prompts: TryPrompts = None
+    chat: bool = False
+    """Try sets on the assistant's answers, with the tokenizer's chat template: to the prompts of --prompts, or to the
+    first turns of the conversations in --data."""
+    trials: int = 300
+    """Sets to try. With 80 blocks, the paper reached a speedup of 1.35 after 200 trials, 1.52 after 400, 1.57 after
+    1000."""
+    objective: Objectives = "modelled"
+    """modelled: compute the time from the rounds of decoding and the costs of the pieces of a round, which are measured
+    once; other work on the machine does not disturb it. measured: use wall-clock time."""
+    method: str = "layer-skip+adaptive"
+    """Method that drafts with a set in each trial. Give the builder and controller that will be used with the set."""
+    samples: int = 8
+    """Prompts per trial."""
+    max_new_tokens: NewTokens = 48
+    seed: int = 0
+    """Seed of prompt selection and of the tried sets."""
+
+    def __post_init__(self) -> None:
+        counts = ("trials", "samples", "prompt_tokens", "max_new_tokens")
+        check_options(self, lambda value: value >= 1, "be at least 1", *counts)

@@ -1,1 +1,0 @@
-"""The options of `jaxspec-train`. These modules do not import JAX, so `--help` is fast."""
