@@ -74,8 +74,11 @@ def seen(found: Generation) -> tuple[Any, ...]:
     return found.tokens, [(each.token.tolist(), each.committed) for each in found.rounds]
 
 
-@pytest.mark.parametrize("drafter", [*combinations.DRAFTERS, "plain"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+SAMPLED = [(drafter, 1.0) for drafter in (*combinations.DRAFTERS, "plain")]
+GREEDY = [pytest.param(name, 0.0, marks=() if name == "eagle" else pytest.mark.soak) for name, _ in SAMPLED]
+
+
+@pytest.mark.parametrize(("drafter", "temperature"), [*SAMPLED, *GREEDY])
 def test_texts_and_rounds_are_the_same(drafter: str, temperature: float, models, monkeypatch, read):
     one = engine(drafter if drafter == "plain" else f"{drafter}+chain,length=3", models)
     alone, sharing = both(one, PROMPTS, monkeypatch, temperature=temperature)

@@ -1,11 +1,37 @@
-"""Fixtures of several parts of the battery."""
+"""Models and prompts of the battery, and plain decoding's text."""
 
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
+from jaxspec.decoding.drafter import Models
+from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel
+from tests.lossless.harness import NEW, models, requests, run, speculation
+
+
+@pytest.fixture(scope="module")
+def target() -> Models:
+    """The target and its drafters; a module that needs others has a fixture of the same name."""
+    return models(vocab_size=23)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Prompts of one chunk, two and four."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 23, size=n).tolist() for n in (1, 8, 13, 25)]
+
+
+@pytest.fixture(scope="module")
+def plain(target, prompts) -> list[list[int]]:
+    """Plain greedy decoding's text of each prompt."""
+    texts, history = run(speculation(parse_method("plain"), True), target, requests(prompts, NEW))
+    assert [len(text) for text in texts] == [NEW] * len(prompts)
+    assert (history.committed == 1).all()
+    return texts
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Tiny targets, and a way to run any method on them."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -41,9 +41,11 @@ from jaxspec.train.methods import early_exit, edd, medusa
 from jaxspec.train.methods import kept_blocks as training
 
 CHUNK = 8
+NEW = 40  # tokens of the usual text
 TREE_SIZES = (4,)  # and the largest: that is a choice, and each of them is compiled
 
 
+@functools.cache
 def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_heads: int = 1, **shape: Any) -> Models:
     """A random target, and for every drafter with weights some that agree with it often but not always.
 
@@ -228,6 +230,16 @@ def run(
     return new, rounds_of(state, len(requests))
 
 
+def check_texts(
+    spec: Speculation, models: Models, requests: Sequence[Request], expected: Sequence[Sequence[int]]
+) -> RoundCounts:
+    """Decodes. The texts must be the expected ones, and some drafts of them accepted. Returns what the rounds were."""
+    texts, history = run(spec, models, requests)
+    assert texts == expected
+    assert history.accepted.sum() > 0, "no draft was accepted, so nothing was tested"
+    return history
+
+
 def rounds_of(state: DecodeState, rows: int) -> RoundCounts:
     """What the rounds so far came to in the first `rows` rows, on the host."""
     return jax.tree.map(lambda counts: np.asarray(counts)[:rows, : int(state.round)], state.history)
@@ -273,7 +285,7 @@ def run_refilled(
     return [texts[place] for place in range(len(requests))]
 
 
-@partial(jax.jit, donate_argnames="state")
+@functools.partial(jax.jit, donate_argnames="state")
 def with_nans(state: DecodeState, row: jax.Array) -> DecodeState:
     """The state with NaN in every float that a row has."""
 
