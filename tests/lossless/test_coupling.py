@@ -18,13 +18,24 @@ from jaxspec.decoding.loop import decode
 from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.sampling import Sampling, probabilities
+from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward, unembed
 from tests.lossless import combinations
-from tests.lossless.harness import NEW, check_texts, requests, run, run_refilled, speculation, weights, with_kept_blocks
+from tests.lossless.harness import (
+    NEW,
+    TREE_SIZES,
+    check_texts,
+    requests,
+    run,
+    run_refilled,
+    speculation,
+    weights,
+    with_kept_blocks,
+)
 
 PLAIN = speculation(parse_method("plain"), False)
 HOW = (
@@ -50,24 +61,29 @@ def plain(target, prompts):
     return texts
 
 
+def coupled(method: Method) -> Speculation:
+    """Compiled for two sizes of verification with one drafter only: `test_greedy.py` has both with every drafter."""
+    return method.speculation(greedy=False, tree_sizes=TREE_SIZES if isinstance(method.drafter, DraftModel) else ())
+
+
 @pytest.mark.parametrize("method", combinations.coupled(), scope="class")  # so each is traced once
 class TestCoupled:
     def test_equals_plain_decoding(self, method: Method, target, prompts, plain):
-        check_texts(speculation(method, False), target, mixed(prompts, NEW), plain)
+        check_texts(coupled(method), target, mixed(prompts, NEW), plain)
 
     def test_rows_do_not_see_each_other(self, method: Method, target, prompts, plain):
         asked, others = mixed(prompts, NEW), requests([[5], [7, 7, 7]], NEW, seed=9, temperature=2.0, top_k=3)
-        texts, _ = run(speculation(method, False), target, [others[0], asked[2], others[1], asked[0]])
+        texts, _ = run(coupled(method), target, [others[0], asked[2], others[1], asked[0]])
         assert [texts[1], texts[3]] == [plain[2], plain[0]]
 
     def test_budget_and_eos_cut_inside_an_accepted_run(self, method: Method, target, prompts, plain):
         for budget in (1, 2, 5):
-            texts, _ = run(speculation(method, False), target, mixed(prompts, budget))
+            texts, _ = run(coupled(method), target, mixed(prompts, budget))
             assert texts == [text[:budget] for text in plain]
         for at in (0, 5, 17):  # 0: prefill's own token ends the text
             eos = [plain[1][at], plain[2][at]]
             ends = [next((i + 1 for i, token in enumerate(text) if token in eos), NEW) for text in plain]
-            texts, _ = run(speculation(method, False), target, mixed(prompts, NEW), eos)
+            texts, _ = run(coupled(method), target, mixed(prompts, NEW), eos)
             assert texts == [text[:end] for text, end in zip(plain, ends, strict=True)]
 
 
@@ -79,7 +95,7 @@ def test_refilled_rows(method: Method, target, prompts, plain):
         for i, b in enumerate(budgets)
     ]
     expected = [plain[i % 4][:budget] for i, budget in enumerate(budgets)]
-    assert run_refilled(speculation(method, False), target, several) == expected
+    assert run_refilled(coupled(method), target, several) == expected
 
 
 @pytest.mark.parametrize("name", [name for name in combinations.WITH_KEPT_BLOCKS if combinations.is_coupled(name)])

@@ -39,18 +39,18 @@ METHODS = (  # each kind of head, and each kind of builder and controller
     "medusa,history=2+budgeted,width=2,depth=3,cost=0.1,verify=1:1/2:1.2/4:1.4/8:1.6,total=8",
     "layer-skip,history=2+chain,length=4+beta-ts,prior_alpha=1",
     "dflash,history=2+eagle2,total=8,depth=3,width=2",
-    "dflash,block=3,history=2+chain,length=6",  # longer than the block: copies only
-    "dflash,block=3,history=2+chain,length=6+beta-ts,prior_alpha=1",
+    "dflash,block=3,history=2+chain,length=6+beta-ts,prior_alpha=1",  # longer than the block: copies only
 )
 COUPLED = tuple(name for name in METHODS if "chain" not in name or "dflash" in name)
 SAMPLED = (
     "draft-model,history=2+chain,length=3",
-    "eagle,history=2+chain,length=3",
     "eagle3,history=1+chain,length=3",
-    "early-exit,history=2+chain,length=3",
     "edd,history=3+chain,length=3+threshold,gamma=0.2,confidence=token",
     "medusa,history=2+chain,length=4",
-    "layer-skip,history=2+chain,length=2",
+    *(
+        pytest.param(f"{name},history=2+chain,length=3", marks=pytest.mark.soak)
+        for name in ("eagle", "early-exit", "layer-skip")
+    ),
 )
 REPEATING = [5, 6, 7] * 6
 

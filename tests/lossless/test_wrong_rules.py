@@ -273,7 +273,9 @@ def test_a_stop_that_looks_at_its_token_and_keeps_it(target):
     assert score(CHAIN, SAMPLED, target, Looks(by_own_probability)) > FALSE_ALARM
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak if i % 2 else ()) for i, name in enumerate(WRONG)]
+)
 def test_wrong_rule_is_seen(name: str, target):
     builder, rule = WRONG[name]
     assert score(builder, rule, target) < FALSE_ALARM
