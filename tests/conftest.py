@@ -27,7 +27,7 @@ import hypothesis
 import jaxtyping
 import pytest
 
-from tests.quick_runs import quick_settings
+from tests.quick_runs import shorten
 from tests.soak import pytest_addoption, pytest_collection_modifyitems, pytest_configure  # noqa: F401 (hooks)
 
 # Every function and dataclass of the library checks its annotated shapes from here on.
@@ -41,7 +41,11 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 @pytest.fixture(autouse=True, scope="session")
 def two_tree_sizes():
-    """Verification is compiled for two tree sizes instead of up to eight: compilation takes most of a test's time."""
+    """Verification is compiled for two tree sizes instead of up to eight: compilation takes most of a test's time.
+
+    The sizes are a fact about the backend, which users do not set. `test_every_size_of_verification_that_a_cpu_has`
+    compiles all of them.
+    """
     from jaxspec.model import backend  # after the import hook
 
     with pytest.MonkeyPatch.context() as patch:
@@ -65,5 +69,6 @@ def forgotten_programs():
 @pytest.fixture(scope="module")
 def quick_runs():
     """For tests of whole runs: one tree size per method, and short timings."""
-    with quick_settings():
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch)
         yield

@@ -1,10 +1,6 @@
 """Every exception becomes one sentence and an exit code."""
 
-import itertools
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -97,29 +93,3 @@ def test_wrong_options(
         main.main()
     assert exited.value.code == 2
     assert capsys.readouterr().err.splitlines() == [says]
-
-
-@pytest.mark.parametrize("command", ["main plan", "train skip-search", "convert head"])
-def test_help_is_flowing_text(command: str):
-    """In a process of its own: no line of an option's help ends before it is full, and no default is given twice."""
-    module, name = command.split()
-    typed = [sys.executable, "-m", f"jaxspec.commands.{module}", name, "--help"]
-    environment = {**os.environ, "COLUMNS": "80", "PYTHONIOENCODING": "utf-8"}
-    text = subprocess.run(typed, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    lines = [line.strip("│\n").rstrip() for line in text.splitlines() if line.startswith("│")]
-    indented = lambda line: len(line) - len(line.lstrip())
-    following = [(a, b) for a, b in itertools.pairwise(lines) if 8 < indented(a) == indented(b)]
-    assert following
-    for line, after in following:
-        assert len(line) + 1 + len(after.split()[0]) > 76, (line, after)
-    assert "default: None" not in text
-    assert "{None" not in text
-
-
-@pytest.mark.parametrize("module", ["main", "train", "convert"])
-def test_help_lists_the_commands_in_one_sentence_each(module: str):
-    """In a process of its own: examples and details are in a command's own help."""
-    typed = [sys.executable, "-m", f"jaxspec.commands.{module}", "--help"]
-    text = subprocess.run(typed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert "For example" not in text
-    assert "COMMAND --help" in text

@@ -24,6 +24,10 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
+
+from tests.quick_runs import shorten
+
 How = Literal["never", "kill", "kill after", "full", "read-only"]
 READY = "ready"
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -99,10 +103,8 @@ def run(order: Order, said: Path, counted: Path) -> int:
     """The exit code of a command, in the forked process."""
     from jaxspec.commands import convert, train
     from jaxspec.commands import main as jaxspec
-    from jaxspec.costs import timing
-    from jaxspec.model import backend
 
-    backend.CPU_TREE_SIZES, timing.LEAST_SECONDS, timing.REPEATS = (4,), 1e-3, 1
+    shorten(pytest.MonkeyPatch(), tree_sizes=(4,))
     programs = {"jaxspec": jaxspec.main, "jaxspec-convert": convert.main, "jaxspec-train": train.main}
     sys.stderr, sys.stdout = said.open("w", buffering=1), io.StringIO()
     begun, tally = 0, os.open(counted, os.O_WRONLY | os.O_APPEND)

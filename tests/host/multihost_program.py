@@ -9,13 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from jaxspec.commands import console, convert, train
 from jaxspec.commands import main as jaxspec
 from jaxspec.options.shared import Devices, Hosts
+from tests.quick_runs import shorten
 
 
 def main() -> None:
-    few_sizes_and_short_timings()
+    shorten(pytest.MonkeyPatch(), tree_sizes=(4,))  # costs are measured for at least one size
     for command in map(json.loads, sys.argv[1:]):
         if "--process-id" in command and command[-1] != "0":
             time.sleep(float(os.environ.get("DELAY", "0")))
@@ -25,14 +28,6 @@ def main() -> None:
         except SystemExit as exit_:
             if exit_.code:
                 raise
-
-
-def few_sizes_and_short_timings() -> None:
-    """Nearly like the fixture `quick_runs`, but costs are measured for at least one tree size."""
-    from jaxspec.costs import timing
-    from jaxspec.model import backend
-
-    backend.CPU_TREE_SIZES, timing.LEAST_SECONDS, timing.REPEATS = (4,), 1e-3, 1
 
 
 def budgets() -> None:
