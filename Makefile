@@ -17,7 +17,7 @@ COMMA := ,
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak mutants smoke lint types format install install-dev clean
+.PHONY: help demo test soak mutants smoke docs lint types format install install-dev clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -41,6 +41,9 @@ smoke:  ## a short test of an installation: with another PYTHON, or the LOWEST=1
 	@.cache/smoke/bin/python -m pip install --quiet --disable-pip-version-check --constraint .cache/smoke/versions.txt \
 		--editable '.[quant,report,search]'
 	@.cache/smoke/bin/python -m tests.smoke
+
+docs: .venv/.docs  ## the documentation as a site, in build/site; fails on a dead link
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: .venv/.dev  ## ruff: rules and formatting
 	@$(BIN)/ruff check
@@ -73,4 +76,8 @@ clean:  ## remove .venv and all caches
 .venv/.dev: .venv/.made pyproject.toml constraints.txt
 	@echo 'Installing jaxspec, its test tools and PyTorch into .venv (the first time: 500 MB and more to download) ...'
 	$(call INSTALL,'.[dev]')
+	@touch $@
+
+.venv/.docs: .venv/.made pyproject.toml constraints.txt
+	$(call INSTALL,'.[docs]')
 	@touch $@

@@ -1,13 +1,17 @@
-"""docs/extending.md: its strategies are short, run as the page says, and are as lossless as jaxspec's own."""
+"""docs/extending.md: its examples are short, run as the page says, and are as lossless as jaxspec's own."""
 
+import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flax import nnx
 
 import jaxspec
+from jaxspec.drafters import DRAFTERS
 from jaxspec.methods.method import parse_method
 from tests.lossless.distribution import FALSE_ALARM, VOCAB, p_value
 from tests.lossless.harness import models, requests, run, speculation
@@ -15,15 +19,20 @@ from tests.lossless.harness import models, requests, run, speculation
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 NEW = 24
+TRAINED = slice(4, 7)  # module, drafter and loss; the last two blocks train and run it
 
 
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
-    """The names that the page's code defines, that of the first block apart, which uses them."""
+    """The names that the page's code defines. The first block and the last two, which use them, are left out."""
     names: dict[str, Any] = {}
-    for block in BLOCKS[1:]:
-        exec(compile(block, "extending.md", "exec", dont_inherit=True), names)
+    for block in BLOCKS[1 : TRAINED.stop]:
+        execute(block, names)
     return names
+
+
+def execute(block: str, names: dict[str, Any]) -> None:
+    exec(compile(block, "extending.md", "exec", dont_inherit=True), names)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +49,23 @@ def methods(page) -> list[jaxspec.Method]:
     ]
 
 
-@pytest.mark.parametrize("block", BLOCKS[1:], ids=("drafter", "builder", "controller"))
+@pytest.fixture
+def registered():
+    """Strategies that a test registers are forgotten."""
+    before = dict(DRAFTERS)
+    yield
+    DRAFTERS.clear()
+    DRAFTERS.update(before)
+
+
+@pytest.mark.parametrize("block", BLOCKS[1:4], ids=("drafter", "builder", "controller"))
 def test_each_is_short(block: str):
     assert len(block.strip().splitlines()) <= 60
+
+
+def test_the_trained_drafter_is_short():
+    section = PAGE[PAGE.index("## A trained drafter") : PAGE.index("## Adding it")]
+    assert len(section.splitlines()) <= 150
 
 
 def test_greedy_text_is_plain_decodings(methods):
@@ -59,6 +82,33 @@ def test_sampled_text_is_the_targets(methods):
     target = models(VOCAB, num_layers=1)
     for method in methods[1:]:  # some with children that may be pruned, some with children that were drawn
         assert p_value(speculation(method, False), target, 1.0, 0.8) > FALSE_ALARM, method
+
+
+def test_a_head_of_random_weights_is_lossless_too(page):
+    drafter = page["Recurrent"]()
+    method = jaxspec.Method(drafter=drafter, builder=parse_method("eagle+eagle2,total=8,depth=3,width=2").builder)
+    target = models(test_sampling.VOCAB, num_layers=1)
+    head = drafter.build_head(drafter.head_for(target.target.config), nnx.Rngs(0))
+    target = dataclasses.replace(target, draft={page["Recurrent"]: head})
+    joint = test_sampling.enumerate_joint(target, 1.0, 0.8)
+    counts = test_sampling.sample(speculation(method, False), target, 1.0, 0.8)
+    assert test_sampling.p_value(counts, joint) > test_sampling.FALSE_ALARM
+
+
+def test_the_trained_drafter_is_trained_restored_by_name_and_benched(page, registered, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names, (train, use) = dict(page), BLOCKS[TRAINED.stop :]
+    execute(train, names)
+    steps = [json.loads(line) for line in Path("recurrent.run/metrics.jsonl").read_text().splitlines()]
+    losses = [step["loss"] for step in steps if "loss" in step]
+    assert losses[-1] < 0.8 * losses[0]
+    quick = (
+        "limit=1, sampling=jaxspec.SamplingParams(max_new_tokens=24), repeats=1, prices=False, json=Path('out.json')"
+    )
+    execute(use.replace("limit=2", quick), names)
+    found = json.loads(Path("out.json").read_text())["methods"]["recurrent@./recurrent+chain,length=3+fixed"]
+    assert found["unexplained_divergences"] == 0
+    assert found["tau"] > 1.05, "no draft was accepted, so nothing was tested"
 
 
 def test_the_page_runs_as_it_says(page):

@@ -101,6 +101,21 @@ def test_wheel_holds_every_module_and_the_data(tmp_path: Path):
     assert packed == expected
 
 
+def test_links_of_pages_lead_to_files_and_headings():
+    def anchors(page: Path) -> set[str]:
+        headings = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+    dead = []
+    for page in (path for path in project_files() if path.suffix == ".md"):
+        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = link.partition("#")
+            place = page.parent / path if path else page
+            if not place.exists() or (anchor and anchor not in anchors(place)):
+                dead.append(f"{page.relative_to(ROOT)}: {link}")
+    assert dead == []
+
+
 def test_no_file_names_a_path_of_some_machine():
     absolute = re.compile(rb"(?<![\w.~$}/-])/(?:work|home|root|Users)/")
     named = [str(path.relative_to(ROOT)) for path in project_files() if absolute.search(path.read_bytes())]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxspec.builders import BUILDERS, Chain
 from jaxspec.controllers import CONTROLLERS, Fixed
@@ -12,7 +12,7 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.decoding.strategy import MOST
+from jaxspec.decoding.strategy import MOST, Strategy
 from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.history import LONGEST as LONGEST_MATCH
 from jaxspec.drafters.history import WithHistory
@@ -20,6 +20,7 @@ from jaxspec.host.arguments import integer
 from jaxspec.methods.settings import build_part, show_settings
 from jaxspec.rules import Greedy, GumbelCoupling, RejectionSampling
 
+S = TypeVar("S", bound=Strategy)
 CHAIN, FIXED = Chain(), Fixed()
 HISTORY = "history"
 LONGEST = 12  # tokens of a chain without a length, where a controller decides when to stop (Draft & Verify's K)
@@ -113,6 +114,26 @@ class Method:
             rule=self.rule(greedy),
             **options,
         )
+
+
+def register(kind: type[S]) -> type[S]:
+    """Makes a strategy of one's own available by its name, wherever this process reads methods and heads.
+
+    Returns the class, so it can be used as a decorator. A class of the same name is replaced, unless it is jaxspec's.
+
+    Raises:
+        ValueError: a strategy of jaxspec's has this name.
+    """
+    others = {**DRAFTERS, **BUILDERS, **CONTROLLERS}
+    if kind.name in others and others[kind.name].__module__.startswith("jaxspec."):
+        raise ValueError(f"a strategy of jaxspec's is named {kind.name!r}; choose another name")
+    registry: dict[str, Any] = next(
+        kinds
+        for base, kinds in ((Drafter, DRAFTERS), (TreeBuilder, BUILDERS), (Controller, CONTROLLERS))
+        if issubclass(kind, base)
+    )
+    registry[kind.name] = kind
+    return kind
 
 
 def parse_method(text: str) -> Method:

@@ -131,8 +131,8 @@ class Bench(Comparison):
     """
 
     methods: tuple[str, ...]
-    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. `plain`, the reference, always runs too. `all` means every head as
-    a chain, and every builder and controller that the checkpoint can run."""
+    """Methods `DRAFTER[@HEAD][+BUILDER][+CONTROLLER]`. `plain`, the reference, always runs too. `all` means every head
+    as a chain, and every builder and controller that the checkpoint can run."""
     json: Path | None = None
     """Write the results to this file. OUT.jsonl beside it gets every answer at once; a killed run resumes from it."""
     temperatures: tuple[float, ...] = ()

@@ -116,6 +116,31 @@ def built(mesh: Mesh | None, build: Callable[[], Head]) -> Head:
         return jax.jit(build, out_shardings=places)()
 
 
+def train_head(settings: HeadSettings, drafter: Drafter, loss: Loss) -> nnx.Module:
+    """Trains a head of `drafter` from random weights, and writes it to `settings.out`.
+
+    The target is frozen. The head has the shape `drafter.head_for(target)`. The run packs the text, saves checkpoints,
+    measures the loss and the acceptance of drafts on held-out text, and keeps the weights that draft best. Calling it
+    again with the same settings resumes an interrupted run bit-exactly.
+
+    Args:
+        settings: target, text, output and hyperparameters.
+        loss: function (head, target, batch, key) → (summed loss, sums), where sums["count"] is the number of tokens in
+            the sum. The key is None in measurements.
+
+    Returns:
+        The trained head, in float32.
+
+    Raises:
+        ValueError: there is too little text, the loss overflows, or `settings.out` exists or its parent does not.
+        DiskFullError: the disk has too little space.
+    """
+    with open_job(drafter.name, settings) as job:
+        shape = drafter.head_for(job.target.config.model)
+        head = built(job.target.mesh, lambda: drafter.build_head(shape, nnx.Rngs(settings.recipe.seed)))
+        return train(job, drafter, shape, head, loss)
+
+
 def train(
     job: Job,
     drafter: Drafter,
