@@ -23,7 +23,7 @@ def test_a_command_is_taken(command: str):
     if program == "python":
         assert (ROOT / first).is_file()
         return
-    settings = parse(PROGRAMS[program][first][0], program, "", rest)
+    settings = parse(PROGRAMS[program][first][0], program, rest)
     typed = []
     if isinstance(settings, Bench):
         typed = [*settings.methods]

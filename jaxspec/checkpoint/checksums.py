@@ -1,4 +1,4 @@
-"""SHA-256 of the parameter files, stored beside them, to find damaged files.
+"""SHA-256 of parameters: of files, stored beside them to find damage; and of arrays, to recognise them.
 
 `params.sha256` has the format of `sha256sum`, which can check it too: `cd CKPT && sha256sum -c params.sha256`.
 """
@@ -9,6 +9,10 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.host import processes
@@ -101,3 +105,14 @@ def _digests(folder: Path, names: Iterable[str], done: Callable[[int], None] = _
             found[name] = digits
             done((folder / name).stat().st_size)
     return found
+
+
+def fingerprint(*trees: Any) -> str:
+    """SHA-256 of all arrays in pytrees, with their names, dtypes and shapes. Collective where arrays are sharded."""
+    found = hashlib.sha256()
+    for path, leaf in jax.tree.leaves_with_path(trees):
+        host = processes.fetch(leaf) if isinstance(leaf, jax.Array) else leaf  # one at a time, to limit host memory
+        array = np.ascontiguousarray(host)
+        found.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        found.update(array.view(np.uint8).data if array.ndim else array.tobytes())
+    return found.hexdigest()

@@ -25,15 +25,9 @@ from jaxspec.host.libtpu import expect_no_chip
 
 BAD_INPUT = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+|-{4,}|^[|+]|[|+]$", re.MULTILINE)  # the latter without UTF-8
-_OWN_CHECK = re.compile(r"Error parsing __tyro-dummy-inner__\S*: (.*?)\.? For full helptext")
-"""An error that the settings themselves raised. tyro puts a name of its own before it."""
+_OWN_CHECK = re.compile(r"Error parsing (?!-)[\w-]+: (.*?)\.? For full helptext")
+"""An error that a dataclass of options raised. tyro names the field that holds it."""
 
-_UNKNOWN = re.compile(r"Unrecognized (?:or misplaced )?options: (.*?) (?:Arguments are applied to|Perhaps you meant:)")
-_OWNER = re.compile(r" \(applied to [^)]*\)")
-_COMMAND = re.compile(
-    r"Unrecognized (?:or misplaced )?options: ([^\s,]+).*? Available subcommands: ((?:[\w-]+, )*[\w-]+)"
-)
-_MISSING = re.compile(r"(Missing from [^:]*:) (.*)")
 _HELP = re.compile(r"\.? For full helptext, (?:run|see):? ")
 _OPTION = re.compile(r"(?<= )(--[a-z][a-z-]*) (?=[{[A-Z])")
 _ARGUMENT = re.compile(r" *([A-Z]+) ")  # one without a name, at the beginning of what is said of it
@@ -95,43 +89,40 @@ def carry_out(prog: str, description: str, commands: Mapping[str, tuple[type, st
     """Parses a command line and runs its command.
 
     Args:
-        commands: by name: the dataclass of its settings, and the function that takes them, as `module.function`. The
+        commands: by name: the dataclass of its options, and the function that takes them, as `module.function`. The
             module is imported only when the command runs, so `--help` does not load JAX.
     """
-    listed = sys.argv[1:2] in (["-h"], ["--help"])
-    if listed:
+    name = next(iter(sys.argv[1:]), None)
+    if name in commands:
+        kind, work = commands[name]
+        options = parse(kind, f"{prog} {name}", sys.argv[2:])
+        module, _, function = work.rpartition(".")
+        getattr(importlib.import_module(f"jaxspec.{module}"), function)(options)
+    elif name in ("-h", "--help"):
+        listed = tuple(
+            Annotated[kind, tyro.conf.subcommand(name, description=help_texts.summary(kind))]
+            for name, (kind, _) in commands.items()
+        )
         description += f" `{prog} COMMAND --help` shows a command's options, with an example."
-    named = tuple(
-        Annotated[kind, tyro.conf.subcommand(name, description=help_texts.summary(kind) if listed else None)]
-        for name, (kind, _) in commands.items()
-    )
-    settings = parse(Union[named], prog, description, commands=tuple(commands))  # noqa: UP007 (made at run time)
-    work = next(work for kind, work in commands.values() if type(settings) is kind)
-    module, _, function = work.rpartition(".")
-    getattr(importlib.import_module(f"jaxspec.{module}"), function)(settings)
+        parse(Union[listed], prog, sys.argv[1:], description)  # noqa: UP007 (made at run time)
+    else:
+        close = difflib.get_close_matches(name or "", commands, n=1)
+        meant = f"perhaps you meant {close[0]}" if close else f"commands: {', '.join(commands)}"
+        what = "no command is given" if name is None else f"unknown command {name}"
+        fail(f"error: {what}; {meant}; see {prog} --help", 2)
 
 
-def parse(
-    kind: Any, prog: str, description: str, args: Sequence[str] | None = None, commands: Sequence[str] = ()
-) -> Any:
-    """tyro's parse of the command line into `kind`; its box of an error becomes one sentence and exit code 2.
-
-    Args:
-        commands: names of subcommands. An error names the help of the one that was typed.
-    """
-    said = io.StringIO()
-    typed = list(sys.argv[1:] if args is None else args)
-    help_texts.prepare(kind, texts=bool({"-h", "--help"} & set(typed)))
+def parse(kind: Any, prog: str, args: Sequence[str], description: str | None = None) -> Any:
+    """tyro's parse of the arguments into `kind`; its box of an error becomes one sentence and exit code 2."""
+    box = io.StringIO()
+    help_texts.prepare(kind, texts=not {"-h", "--help"}.isdisjoint(args))
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(box):
             return tyro.cli(kind, prog=prog, description=description, args=args, config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
-        sentence = _unbox(said.getvalue())
-        if typed and typed[0] in commands:
-            sentence = sentence.replace(f"see {prog} --help", f"see {prog} {typed[0]} --help")
-        fail(sentence, 2)
+        fail(_unbox(box.getvalue()), 2)
 
 
 def fail(sentence: str, code: int) -> NoReturn:
@@ -163,30 +154,23 @@ def _text(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _similar(unknown: str, text: str) -> str:
-    """A hint at the option that was meant, if tyro offers a similar one."""
-    typed = next((word for word in re.split(r"[ ,=]+", unknown) if word.startswith("--")), "")
-    close = difflib.get_close_matches(typed, dict.fromkeys(_OPTION.findall(text)), n=1)
-    return f"; perhaps you meant {close[0]}" if close and close[0] != typed else ""  # other commands may have this one
-
-
 def _unbox(text: str) -> str:
-    """The sentences inside a tyro box, without rules, borders and the lists below the first rule."""
-    _, _, body = text.partition("\n")
-    text = " ".join(_BOX.sub(" ", body).split())
+    """The sentence in a tyro box, without rules, borders and the lists below the first rule."""
+    text = " ".join(_BOX.sub(" ", text.partition("\n")[2]).split())
     if found := _OWN_CHECK.search(text):
         return f"error: {found[1]}"
-    if found := _COMMAND.match(text):
-        close = difflib.get_close_matches(found[1], found[2].split(", "), n=1)
-        meant = f"perhaps you meant {close[0]}" if close else f"commands: {found[2]}"
-        return f"error: unknown command {found[1]}; {meant}; see {_HELP.split(text)[-1]}"
-    if found := _UNKNOWN.search(text):
-        unknown = _OWNER.sub("", found[1])
-        return f"error: Unrecognized options: {unknown}{_similar(unknown, text)}; see {_HELP.split(text)[-1]}"
-    if found := _MISSING.match(text):
-        said, _, unknown = found[2].partition("Unrecognized options: ")
-        found_in = (_OPTION.search(f" {part}") or _ARGUMENT.match(part) for part in said.split("(required)"))
-        options = [option[1] for option in found_in if option]
-        unknown = f"; unrecognized options: {_HELP.split(unknown)[0]}" if unknown else ""
-        return f"error: {found[1]} {', '.join(options)}{unknown}; see {_HELP.split(text)[-1]}"
-    return "error: " + _HELP.sub("; see ", text)
+    text, _, see = _HELP.sub("; see ", text).rpartition("; see ")
+    if text.startswith("Missing from"):
+        text, _, unknown = text.partition(" Unrecognized options: ")
+        where, _, listed = text.partition(": ")
+        named = (_OPTION.search(f" {part}") or _ARGUMENT.match(part) for part in listed.split("(required)"))
+        text = f"{where}: {', '.join(name[1] for name in named if name)}"
+        text += f"; unrecognized options: {unknown}" if unknown else ""
+    elif text.startswith("Unrecognized options: "):
+        text, _, similar = text.partition(" Perhaps you meant: ")
+        typed = next((word for word in re.split("[ ,=]+", text) if word.startswith("--")), "")
+        close = difflib.get_close_matches(typed, _OPTION.findall(f" {similar}"), n=1)
+        text += f"; perhaps you meant {close[0]}" if close else ""
+    elif text.startswith("Error parsing"):
+        text = re.split(" (?:Got errors|Argument helptext):", text)[0]
+    return f"error: {text.rstrip(' .')}; see {see}"

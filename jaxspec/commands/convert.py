@@ -79,7 +79,7 @@ def _most_frequent(target: Path, size: int, data: Path) -> list[int]:
     """The tokens of a target that a text counts most often."""
     from jaxspec.checkpoint import config_json, tokenizer
     from jaxspec.drafters import draft_vocabulary
-    from jaxspec.train.data import encoding, sources, token_counts
+    from jaxspec.train.data import encoding, sources
     from jaxspec.train.options import Data
 
     config, loaded = config_json.read_config(target), tokenizer.load_tokenizer(target)
@@ -88,7 +88,7 @@ def _most_frequent(target: Path, size: int, data: Path) -> list[int]:
     if loaded is None:
         raise ValueError(f"{target} has no tokenizer, so no text can be counted for it; list the tokens in --draft-ids")
     encoded = encoding.encode(loaded, sources.read(Data(data)))
-    counts = token_counts.counted(encoded, config.model.vocab_size)
+    counts = encoding.token_counts(encoded, config.model.vocab_size)
     ids = draft_vocabulary.most_frequent(counts, size, always=config.eos)
     share = counts[ids].sum() / max(counts.sum(), 1)
     say(f"{share:.2%} of the {counts.sum():,} tokens that were counted are among the {len(ids)} to draft")

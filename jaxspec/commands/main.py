@@ -50,7 +50,7 @@ def compare() -> None:
     """`jaxspec bench --compare`."""
     from jaxspec.evaluate import comparison
 
-    comparison.run(parse(Compare, "jaxspec bench", "Two results side by side.", sys.argv[2:]))
+    comparison.run(parse(Compare, "jaxspec bench", sys.argv[2:]))
 
 
 if __name__ == "__main__":

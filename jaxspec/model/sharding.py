@@ -217,6 +217,8 @@ def on_each_device(function: Callable[..., T], *given: tuple[Any, Axes], out: tu
 def place(module: M, mesh: AnyMesh, rules: Rules = DECODING, dtype: Any = None) -> M:
     """The module with a `jax.ShapeDtypeStruct` for each parameter, sharded by the rules for its `axes`.
 
+    Parameters without `axes`, such as those of Flax's own layers, are replicated.
+
     Args:
         module: with arrays, or abstract (`checkpoint.abstract`, `nnx.eval_shape`).
         mesh: from `split_mesh`.
@@ -224,7 +226,7 @@ def place(module: M, mesh: AnyMesh, rules: Rules = DECODING, dtype: Any = None) 
     """
 
     def one(variable: nnx.Variable) -> nnx.Variable:
-        axes = variable.get_metadata()["axes"]
+        axes = variable.get_metadata().get("axes", ())
         at = lambda leaf: placed_leaf(leaf, mesh, axes, rules, dtype)
         return variable.replace(jax.tree.map(at, variable.get_value()))
 

@@ -80,7 +80,7 @@ def test_termination_unwinds_and_the_handler_is_put_back(capsys: pytest.CaptureF
         ("generate --target builtin --zzzz", "error: Unrecognized options: --zzzz; see jaxspec generate --help"),
         (
             "bench --target builtin --prompts builtin --methods plain --out x",
-            "error: Unrecognized options: --out x; see jaxspec bench --help",
+            "error: Unrecognized options: --out, x; see jaxspec bench --help",
         ),
         ("genrate --target builtin", "error: unknown command genrate; perhaps you meant generate; see jaxspec --help"),
     ],

@@ -1,14 +1,15 @@
 """Encodes documents and conversations with a checkpoint's tokenizer."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.host.terminal import say
-from jaxspec.train.data import chat, loss_mask
+from jaxspec.train.data import chat
 from jaxspec.train.data.records import BadRecord, Conversation, usable
 from jaxspec.train.data.sources import Texts
 from jaxspec.train.data.text import Document, Encoded
@@ -72,7 +73,7 @@ def _texts(tokenizer: Any, documents: list[Document]) -> Iterator[Encoded]:
     for document, row in zip(documents, rows, strict=True):
         bare = row[:-1] if row[-1:] == [eos] else row  # an EOS here is always the tokenizer's own
         tokens = np.array([*bare, eos] if document.complete and eos is not None else bare, np.int32)
-        yield Encoded(tokens, loss_mask.of_document(tokens))
+        yield Encoded(tokens, np.ones(len(tokens), bool))
 
 
 def _chats(
@@ -91,7 +92,17 @@ def _chats(
 
 
 def _counted(tokens: list[int], offsets: list[tuple[int, int]], spans: tuple[chat.Span, ...]) -> Encoded:
-    """Tokens with their (start, end) in characters; those inside the spans count."""
-    return Encoded(
-        np.array(tokens, np.int32), loss_mask.of_conversation(np.array(offsets, np.int32).reshape(-1, 2), spans)
-    )
+    """Tokens with their (start, end) in characters; those that overlap with a span count."""
+    first, last = np.array(offsets, np.int32).reshape(-1, 2).T
+    counted = np.zeros(len(tokens), bool)
+    for start, end in spans:
+        counted |= (first < end) & (last > start)
+    return Encoded(np.array(tokens, np.int32), counted)
+
+
+def token_counts(encoded: Sequence[Encoded], vocab_size: int) -> Int[np.ndarray, " V"]:
+    """How often each token occurs among those that count."""
+    counts = np.zeros(vocab_size, np.int64)
+    for each in encoded:
+        counts += np.bincount(each.tokens[each.counted], minlength=vocab_size)
+    return counts

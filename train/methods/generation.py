@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.decoding.request import Request
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.stop_strings import text_of
@@ -23,7 +24,6 @@ from jaxspec.host.terminal import say
 from jaxspec.train.data.prompts import ChatPrompt, load_chats, load_prompts, load_with_tokenizer
 from jaxspec.train.data.records import ASSISTANT, Message
 from jaxspec.train.options import Generate
-from jaxspec.train.run.fingerprint import fingerprint
 from jaxspec.train.run.folder import as_typed
 
 

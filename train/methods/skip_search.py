@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request
 from jaxspec.drafters.layer_skip import LayerSkip
@@ -26,7 +27,6 @@ from jaxspec.train.methods import search_figure, suggest, trial
 from jaxspec.train.methods.skip_sets import strategies, write_skip_set
 from jaxspec.train.methods.trial import BlockCosts, Objective, Trial
 from jaxspec.train.options import Objectives, SkipSearch
-from jaxspec.train.run.fingerprint import fingerprint
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
 from jaxspec.train.run.heads import folder_of
 

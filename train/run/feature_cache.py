@@ -13,13 +13,13 @@ import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
 import numpy as np
 from rich import filesize
 
+from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.host import processes
 from jaxspec.host.atomic import check_room, write_whole
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
 from jaxspec.model.sharding import shard_batch
 from jaxspec.train.data.text import Windows
-from jaxspec.train.run.fingerprint import fingerprint
 from jaxspec.train.run.packed import features_and_taps
 
 _KNOWN = "known.npy"

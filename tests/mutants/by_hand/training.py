@@ -163,10 +163,10 @@ MUTANTS = (
     ),
     ByHand(
         "tokens-that-touch-a-span-count",
-        "train/data/loss_mask.py",
+        "train/data/encoding.py",
         ("tests/train/data/test_encoding.py", "tests/train/data/test_records.py"),
-        "(offsets[:, 1] > start)",
-        "(offsets[:, 1] >= start)",
+        "(last > start)",
+        "(last >= start)",
     ),
     ByHand(
         "an-answer-follows-another-prompt",
