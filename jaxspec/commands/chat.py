@@ -29,7 +29,7 @@ HELP = """/stats   tokens, rounds, tau and tokens/s of the last answer and of th
 /drafts  show drafts in the answers, or no longer
 /reset   start a new conversation
 /quit    leave; so does the end of the input
-Ctrl-C   stops an answer, and the conversation goes on"""
+Ctrl-C   stops an answer, but not the conversation"""
 
 
 @dataclasses.dataclass
@@ -98,7 +98,7 @@ def check_format(engine: Engine, chat_format: ChatFormat) -> None:
 
 
 def lines() -> Iterator[str]:
-    """The lines of stdin; a terminal is asked for each."""
+    """The lines of stdin; a terminal gets a prompt for each."""
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (lines can then be edited)
@@ -181,13 +181,13 @@ def until_interrupted() -> Iterator[Callable[[], bool]]:
     """Remembers Ctrl-C instead of raising it, so that it breaks off no call on the device. A second one is raised."""
     pressed = False
 
-    def note(number: int, frame: Any) -> None:
+    def remember(number: int, frame: Any) -> None:
         nonlocal pressed
         if pressed:
             raise KeyboardInterrupt
         pressed = True
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, remember)
     try:
         yield lambda: pressed
     finally:

@@ -30,7 +30,7 @@ _OWN_CHECK = re.compile(r"Error parsing (?!-)[\w-]+: (.*?)\.? For full helptext"
 
 _HELP = re.compile(r"\.? For full helptext, (?:run|see):? ")
 _OPTION = re.compile(r"(?<= )(--[a-z][a-z-]*) (?=[{[A-Z])")
-_ARGUMENT = re.compile(r" *([A-Z]+) ")  # one without a name, at the beginning of what is said of it
+_ARGUMENT = re.compile(r" *([A-Z]+) ")  # a positional one, at the beginning of its description
 
 
 def run(command: Callable[[], Any]) -> NoReturn:
@@ -55,17 +55,17 @@ def _run(command: Callable[[], Any]) -> NoReturn:
     # So that a terminated run cleans up like an interrupted one.
     before = signal.signal(signal.SIGTERM, lambda number, _: fail("terminated", 128 + number))
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # jaxspec itself says when a prompt is too long
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # of prompts that are too long: jaxspec reports these
     expect_no_chip()
     give_threads()
     sys.unraisablehook = _unless_loop_is_closed
-    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a traceback a thread; the sentence says it once
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a traceback in each thread
     try:
         command()
     except KeyboardInterrupt:
         fail("interrupted", 130)
     except BrokenPipeError:
-        # The reader of a pipe has gone: nothing to say, and nobody to say it to.
+        # The reader of the pipe has ended: no message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if watching := watch.running():
             watching.tell("", 1)
@@ -134,7 +134,7 @@ def fail(sentence: str, code: int) -> NoReturn:
     else:
         print(sentence, file=sys.stderr, flush=True)
     if code != 2 and sys.stderr is sys.__stderr__:
-        # Threads of a broken-off write go on complaining until the process is gone; the sentence stays the last line.
+        # Threads of an interrupted write log further errors; the sentence must stay the last line.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     sys.exit(code)
 

@@ -33,12 +33,12 @@ def run(settings: Generate) -> None:
     together = min(settings.batch_size or TOGETHER, len(prompts))
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
-    asked = {"sampling": settings.sampling, "chat": settings.chat, "truncate": settings.truncate}
-    asked |= {"chat_args": settings.template.format.arguments, "system": settings.template.system}
-    options = {**asked, "stop": settings.stop}
+    inputs = {"sampling": settings.sampling, "chat": settings.chat, "truncate": settings.truncate}
+    inputs |= {"chat_args": settings.template.format.arguments, "system": settings.template.system}
+    options = {**inputs, "stop": settings.stop}
     if settings.show_drafts and engine.model.tokenizer is None:
         raise ValueError(f"{settings.target} has no tokenizer, so it cannot show drafts as text")
-    requests = requests_of(engine.model, prompts, **asked)
+    requests = requests_of(engine.model, prompts, **inputs)
     engine.compile(requests, settings.batch_size, record=settings.show_drafts)
     if settings.stream:
         for piece in engine.stream(prompts[0], **options):
@@ -76,7 +76,7 @@ def prompts_of(settings: Generate) -> list[str]:
 
 
 def show(settings: Generate, tokenizer: Any, prompt: str, generation: Generation) -> None:
-    """Prints one result in the format that was asked for."""
+    """Prints one result in the format of `settings`."""
     if settings.format == "json":
         print(json.dumps(to_json(prompt, generation), ensure_ascii=False))
     elif settings.show_drafts:

@@ -30,8 +30,8 @@ def run(settings: Methods) -> None:
         table = Table(box=None, pad_edge=False, show_header=False)
         for name, kind in kinds.items():
             own = [describe_settings(kind), *[f"{HISTORY}=0"] * (issubclass(kind, Drafter) and kind.has_head)]
-            said = ", ".join(filter(None, own))
-            table.add_row(f"  {name:13}", "\n".join(filter(None, (summary(kind), said))))
+            described = ", ".join(filter(None, own))
+            table.add_row(f"  {name:13}", "\n".join(filter(None, (summary(kind), described))))
         console.print(part)
         console.print(table)
     console.print("\nA method is DRAFTER[@HEAD][+BUILDER][+CONTROLLER], such as ngram+chain,length=6.")

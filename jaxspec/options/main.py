@@ -98,7 +98,7 @@ class Answers:
     limit: shared.Limit = None
     shots: int = 0
     """Put this many worked examples before every question. They are the first questions of the file with an answer
-    ("reference": [...] or "answer": "..."), and are not asked themselves."""
+    ("reference": [...] or "answer": "..."), and are left out of the measurement."""
     sampling: SamplingParams = SamplingParams()
     batch_size: int = 1
     """Questions decoded together."""

@@ -191,9 +191,9 @@ def train(
                 write_head(folder, head_config(drafter, shape, target.config, settings.save_dtype, chat_args), trained)
             else:
                 write(folder, trained)
-    said = ""
+    result = ""
     if measured is not None:
         name, value = ("chain tau", measured["tau"]) if decodes else ("loss", measured["loss"])
-        said = f", {name} {value:.2f} on held-out text"
-    say(f"wrote {job.out}: {drafter.name}, {size:,} parameters{said}")
+        result = f", {name} {value:.2f} on held-out text"
+    say(f"wrote {job.out}: {drafter.name}, {size:,} parameters{result}")
     return trained

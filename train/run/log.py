@@ -52,8 +52,8 @@ class Log:
         if self.shown.due() or step == self.steps:
             self.flush()
             rate = (step - self.since) / (time.monotonic() - self.began) if step > self.since else 0.0
-            said = f"loss {float(measures['loss']):.3f}" + (f", {rate * self.tokens:,.0f} tokens/s" if rate else "")
-            self.shown.show(step, said, (self.steps - step) / rate if rate else None)
+            shown = f"loss {float(measures['loss']):.3f}" + (f", {rate * self.tokens:,.0f} tokens/s" if rate else "")
+            self.shown.show(step, shown, (self.steps - step) / rate if rate else None)
 
     def evaluation(self, step: int, measured: Mapping[str, Any]) -> None:
         """Takes the measurements on held-out text. Their time does not count in the speed."""

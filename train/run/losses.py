@@ -26,25 +26,27 @@ def cross_entropy(logits: Float[Array, "B T V"], batch: Windows) -> Summed:
 
 
 def distil(
-    objective: Distillation, drafts: Float[Array, "B T V"], says: Float[Array, "B T V"], batch: Windows
+    objective: Distillation, draft_logits: Float[Array, "B T V"], target_logits: Float[Array, "B T V"], batch: Windows
 ) -> Summed:
-    """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, as `objective.goal` says.
+    """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, by `objective.goal`.
 
     The KL divides the target's logits by `objective.teacher_temperature`.
 
     Args:
-        drafts: the drafter's logits after each token.
-        says: the target's logits after each token. Cross-entropy does not use them, and `jax.jit` then removes them.
+        draft_logits: the drafter's logits after each token.
+        target_logits: the target's logits after each token. Cross-entropy does not use them; `jax.jit` removes them.
     """
     if objective.goal == "cross-entropy":
-        return cross_entropy(drafts, batch)
-    return _over_counted(divergence(objective, drafts[:, :-1], says[:, :-1]), batch)
+        return cross_entropy(draft_logits, batch)
+    return _over_counted(divergence(objective, draft_logits[:, :-1], target_logits[:, :-1]), batch)
 
 
-def divergence(objective: Distillation, drafts: Float[Array, "*B V"], says: Float[Array, "*B V"]) -> Float[Array, "*B"]:
+def divergence(
+    objective: Distillation, draft_logits: Float[Array, "*B V"], target_logits: Float[Array, "*B V"]
+) -> Float[Array, "*B"]:
     """KL(target ‖ draft) of each token's distribution, from the logits of both."""
-    taught = jax.nn.softmax(says / objective.teacher_temperature)
-    return optax.kl_divergence(jax.nn.log_softmax(drafts), taught)
+    taught = jax.nn.softmax(target_logits / objective.teacher_temperature)
+    return optax.kl_divergence(jax.nn.log_softmax(draft_logits), taught)
 
 
 def _over_counted(each: Float[Array, "B drafts"], batch: Windows) -> Summed:
