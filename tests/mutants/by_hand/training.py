@@ -32,8 +32,8 @@ MUTANTS = (
         "teacher-without-its-temperature",
         "train/run/losses.py",
         (f"{TESTS}/test_edd.py",),
-        "says / objective.teacher_temperature",
-        "says",
+        "target_logits / objective.teacher_temperature",
+        "target_logits",
     ),
     ByHand(
         "documents-see-each-other",
