@@ -3,7 +3,6 @@
 So does every controller that takes back the token at which it stopped, if it looked at that token to decide.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -49,11 +48,10 @@ FIXED = Fixed()
 
 @dataclasses.dataclass(frozen=True)
 class Wrong(Rule):
-    """Proposes as one rule does and verifies as another, with parts of the mathematics replaced."""
+    """Proposes as one rule does and verifies as another, or by a function."""
 
     propose_by: Callable[..., Proposal]
-    verify_by: Rule = SAMPLED
-    replaced: tuple[tuple[str, Any], ...] = ()
+    verify_by: Callable[..., Any] = SAMPLED.verify
     may_prune: ClassVar[bool] = False
     keeps_probs: ClassVar[bool] = True
 
@@ -64,16 +62,45 @@ class Wrong(Rule):
         return self.propose_by(draws, drafts, width, count)
 
     def verify(self, draws, tree, logits, depth):
-        with contextlib.ExitStack() as stack:
-            for name, function in self.replaced:
-                stack.enter_context(mock.patch.object(rejection_sampling, name, function))
-            return self.verify_by.verify(draws, tree, logits, depth)
+        return self.verify_by(draws, tree, logits, depth)
 
 
 class WrongAndPruned(Wrong):
     """The same, whose children may be dropped by their own value."""
 
     may_prune: ClassVar[bool] = True
+
+
+class WrongAndCoupled(WrongAndPruned):
+    """The same, whose verification does not need the draft probabilities."""
+
+    keeps_probs: ClassVar[bool] = False
+
+
+def sampled_with(**replaced: Any) -> Callable[..., Any]:
+    """Verification by rejection sampling, with functions of it replaced."""
+
+    def verify(draws, tree, logits, depth):
+        with mock.patch.multiple(rejection_sampling, **replaced):
+            return SAMPLED.verify(draws, tree, logits, depth)
+
+    return verify
+
+
+def without_the_stopper(draws, tree, logits, depth):
+    """Does not verify the token at which a chain stopped short of its cap."""
+    last = levels(tree)[:, None]
+    stopper = (tree.depth == last) & (last < depth)
+    return SAMPLED.verify(draws, dataclasses.replace(tree, live=tree.live & ~stopper), logits, depth)
+
+
+def coupled_with(noise_of: Callable[..., jax.Array]) -> Wrong:
+    """Gumbel coupling whose target does not use the noise that plain decoding draws with."""
+
+    def verify(draws, tree, logits, depth):
+        return follow(tree, argmax(jnp.log(probabilities(logits, draws.sampling)) + noise_of(draws, tree)), depth)
+
+    return WrongAndCoupled(COUPLED.propose, verify)
 
 
 sampled = SAMPLED.propose
@@ -137,42 +164,6 @@ class DropsByConfidence(TreeBuilder):
         return compaction(dataclasses.replace(tree, live=keep))
 
 
-@dataclasses.dataclass(frozen=True)
-class DropsTheStopper(Rule):
-    """Does not verify the token at which a chain stopped short of its cap."""
-
-    may_prune: ClassVar[bool] = False
-    keeps_probs: ClassVar[bool] = True
-
-    def draft_probs(self, sampling, drafts) -> jax.Array:
-        return SAMPLED.draft_probs(sampling, drafts)
-
-    def propose(self, draws, drafts, width, count) -> Proposal:
-        return sampled(draws, drafts, width, count)
-
-    def verify(self, draws, tree, logits, depth):
-        last = levels(tree)[:, None]
-        stopper = (tree.depth == last) & (last < depth)
-        kept = dataclasses.replace(tree, live=tree.live & ~stopper)
-        return SAMPLED.verify(draws, kept, logits, depth)
-
-
-@dataclasses.dataclass(frozen=True)
-class OtherNoise(Rule):
-    """Gumbel coupling whose target does not look at the noise that plain decoding draws with."""
-
-    noise_of: Callable[..., jax.Array]
-    may_prune: ClassVar[bool] = True
-    keeps_probs: ClassVar[bool] = False
-
-    def propose(self, draws, drafts, width, count) -> Proposal:
-        return COUPLED.propose(draws, drafts, width, count)
-
-    def verify(self, draws, tree, logits, depth):
-        scores = jnp.log(probabilities(logits, draws.sampling)) + self.noise_of(draws, tree)
-        return follow(tree, argmax(scores), depth)
-
-
 def of_each_node(draws, tree) -> jax.Array:
     return gumbel(draws.keys, (tree.token.shape[1], draws.noise.shape[-1]))
 
@@ -226,31 +217,31 @@ def score(builder: TreeBuilder, rule: Rule, target: Models, controller: Controll
 
 WRONG = {
     "candidates verified against their softmax": (BUSHY, Wrong(top_k_with_softmax)),
-    "without replacement, q never renormalised": (BUSHY, Wrong(sampled, replaced=(("without", untouched),))),
+    "without replacement, q never renormalised": (BUSHY, Wrong(sampled, sampled_with(without=untouched))),
     "without replacement, then sorted by q": (BUSHY, Wrong(sampled_then_sorted)),
     "independent draws, duplicates skipped": (
         BUSHY,
-        Wrong(independent_without_duplicates, replaced=(("without", untouched),)),
+        Wrong(independent_without_duplicates, sampled_with(without=untouched)),
     ),
     "sampled tree, pruned by confidence": (DropsByConfidence(BUSHY, 0.2), WrongAndPruned(sampled)),
     "sampled chain, last token dropped by its confidence": (DropsByConfidence(Chain(2), 0.3), WrongAndPruned(sampled)),
-    "bonus token without the residual": (BUSHY, Wrong(sampled, replaced=(("residual", lambda p, q: p),))),
-    "greedy verification of a sampled text": (BUSHY, Wrong(sampled, verify_by=Greedy())),
-    "the root's noise for all of a path": (BUSHY, OtherNoise(of_the_root)),
+    "bonus token without the residual": (BUSHY, Wrong(sampled, sampled_with(residual=lambda p, q: p))),
+    "greedy verification of a sampled text": (BUSHY, Wrong(sampled, Greedy().verify)),
+    "the root's noise for all of a path": (BUSHY, coupled_with(of_the_root)),
 }
 
 RIGHT = {
     "rejection sampling without replacement": (BUSHY, SAMPLED),
     "coupled, pruned by confidence": (DropsByConfidence(BUSHY, 0.2), COUPLED),
-    "noise of each node": (BUSHY, OtherNoise(of_each_node)),
-    "independent draws, duplicates tested again": (BUSHY, Wrong(independent, replaced=(("without", untouched),))),
+    "noise of each node": (BUSHY, coupled_with(of_each_node)),
+    "independent draws, duplicates tested again": (BUSHY, Wrong(independent, sampled_with(without=untouched))),
 }
 
 
 UNREPEATABLE = {  # of the right distribution, but not plain decoding's text for the same seed
     "rejection sampling": SAMPLED,
-    "noise of each node": OtherNoise(of_each_node),
-    "noise of the round": OtherNoise(of_the_round),
+    "noise of each node": coupled_with(of_each_node),
+    "noise of the round": coupled_with(of_the_round),
 }
 
 CHAIN = Chain(3)
@@ -265,7 +256,7 @@ STOPS = {  # a chain's last token is dropped where one of these stopped; whether
 @pytest.mark.parametrize("name", STOPS)
 def test_a_stop_that_takes_its_token_back(name: str, target):
     controller, looks = STOPS[name]
-    dropped = score(CHAIN, DropsTheStopper(), target, controller)
+    dropped = score(CHAIN, Wrong(sampled, without_the_stopper), target, controller)
     assert dropped < FALSE_ALARM if looks else dropped > FALSE_ALARM
 
 
