@@ -15,7 +15,7 @@ os.environ.setdefault("JAXSPEC_CACHE", str(CACHE / "jaxspec"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"  # what pays here is thousands of small programs
 # Most of a test's time is compilation, and machine code that is not optimised compiles sooner.
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-if importlib.metadata.version("jaxlib").startswith("0.10."):  # later versions exit at a flag that they do not know
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # later versions exit at a flag that is unknown to them
     QUICK_TO_COMPILE += " --xla_cpu_use_fusion_emitters=false"
 if QUICK_TO_COMPILE not in (flags := os.environ.get("XLA_FLAGS", "")):  # workers inherit what their parent set
     os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {flags}"

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def passed_before(config: pytest.Config) -> set[str]:
-    """The tests that need not run again; a worker of xdist is told by the process that started it."""
+    """The tests that need not run again; a worker of xdist gets them from the process that started it."""
     given: Any = getattr(config, "workerinput", None)
     if given is not None:
         return set(given.get("passed", ()))
@@ -57,7 +57,7 @@ def passed_before(config: pytest.Config) -> set[str]:
 
 
 class Passed:
-    """Writes down the tests that pass, and tells workers of xdist which did before."""
+    """Records the tests that pass, and gives workers of xdist those that passed before."""
 
     def __init__(self, file: Path):
         self.file, self.failed = file, set[str]()

@@ -37,7 +37,7 @@ def unannotated(function: ast.FunctionDef, is_method: bool) -> list[str]:
     return missing + ["return"] * (function.returns is None and function.name != "__init__")
 
 
-def test_every_function_says_its_types():
+def test_every_function_is_annotated():
     found = {
         f"{name}:{function.lineno} {function.name}": missing
         for name, tree in TREES.items()
@@ -62,8 +62,8 @@ def outer() -> None:
     assert found == [["a"], ["b", "rest"], ["a"], ["return"], []]
 
 
-def test_nothing_is_asked_whether_it_has_an_attribute():
-    """What a part has, its base class says."""
+def test_no_attribute_is_looked_up_that_may_be_missing():
+    """A base class declares whatever its subclasses have."""
     asking = lambda call: call.func.id == "hasattr" or (call.func.id == "getattr" and len(call.args) > 2)
     found = [
         f"{name}:{node.lineno}"

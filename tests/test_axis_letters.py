@@ -1,4 +1,4 @@
-"""An axis has one letter, and CONTRIBUTING says which: a shape uses no other."""
+"""Shapes use only the axis letters that CONTRIBUTING lists."""
 
 import ast
 import re

@@ -1,9 +1,9 @@
 """A program that runs commands and breaks each of them off at a chosen write, or after a chosen time.
 
 It imports what the commands need once, and runs each of them in a process that it forks. Whatever Python writes below a
-folder it tells an audit hook of before it is done: files opened for writing, folders made, things renamed or removed.
-At the n-th such event the hook kills the process, or says that the disk is full; or it refuses them all, as a disk that
-can only be read.
+folder raises an audit event before it is done: files opened for writing, folders made, things renamed or removed.
+At the n-th such event a hook kills the process or reports a full disk; or it refuses them all, as a disk that can only
+be read.
 
 Each line of stdin is an `Order` in JSON, and each line of stdout what became of it.
 """
@@ -80,13 +80,13 @@ def main() -> None:
 def follow(order: Order) -> Ended:
     """Runs one command in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        said, counted = Path(folder, "err"), Path(folder, "writes")
+        stderr, counted = Path(folder, "err"), Path(folder, "writes")
         counted.write_text("")
         began = time.perf_counter()
         if (child := os.fork()) == 0:
             code = 70
             try:
-                code = run(order, said, counted)
+                code = run(order, stderr, counted)
             finally:
                 os._exit(code)
         timer = threading.Timer(order.at / 1000, os.kill, (child, signal.SIGKILL))
@@ -95,18 +95,18 @@ def follow(order: Order) -> Ended:
         _, status = os.waitpid(child, 0)
         timer.cancel()
         seconds = time.perf_counter() - began
-        err = said.read_text(errors="replace") if said.exists() else ""
+        err = stderr.read_text(errors="replace") if stderr.exists() else ""
         return Ended(os.waitstatus_to_exitcode(status), len(counted.read_text()), seconds, err)
 
 
-def run(order: Order, said: Path, counted: Path) -> int:
+def run(order: Order, stderr: Path, counted: Path) -> int:
     """The exit code of a command, in the forked process."""
     from jaxspec.commands import convert, train
     from jaxspec.commands import main as jaxspec
 
     shorten(pytest.MonkeyPatch(), tree_sizes=(4,))
     programs = {"jaxspec": jaxspec.main, "jaxspec-convert": convert.main, "jaxspec-train": train.main}
-    sys.stderr, sys.stdout = said.open("w", buffering=1), io.StringIO()
+    sys.stderr, sys.stdout = stderr.open("w", buffering=1), io.StringIO()
     begun, tally = 0, os.open(counted, os.O_WRONLY | os.O_APPEND)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

@@ -35,8 +35,8 @@ def test_nothing_stays_of_what_was_broken_off(error: Exception, raised: type[Exc
 
 
 def test_what_cannot_be_made_is_refused_before_the_work(tmp_path: Path):
-    for out, says in ((tmp_path, "exists already"), (tmp_path / "no" / "out", "does not exist; make it first")):
-        with pytest.raises(ValueError, match=says), staged(out, 10):
+    for out, message in ((tmp_path, "exists already"), (tmp_path / "no" / "out", "does not exist; make it first")):
+        with pytest.raises(ValueError, match=message), staged(out, 10):
             pytest.fail("it began all the same")
     with pytest.raises(DiskFullError, match="make room first"), staged(tmp_path / "out", 2**60):
         pytest.fail("it began all the same")
@@ -48,8 +48,8 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    says = rf"^{tmp_path} cannot be written to \(Read-only file system\); name another output$"
-    with pytest.raises(ValueError, match=says), staged(tmp_path / "out", 10):
+    message = rf"^{tmp_path} cannot be written to \(Read-only file system\); name another output$"
+    with pytest.raises(ValueError, match=message), staged(tmp_path / "out", 10):
         pytest.fail("it began all the same")
 
 

@@ -55,13 +55,13 @@ console.run(lambda: compile_all({"a": compile_slowly}))
 
 
 @pytest.mark.parametrize(
-    ("by", "code", "says"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("by", "code", "message"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
 )
-def test_a_command_that_is_stopped_waits_for_no_compiler(by: signal.Signals, code: int, says: str):
+def test_a_command_that_is_stopped_waits_for_no_compiler(by: signal.Signals, code: int, message: str):
     command = [sys.executable, "-c", SLOW]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None and running.stdout.readline() == "begun\n"
         running.send_signal(by)
         _, err = running.communicate(timeout=60)
     assert running.returncode == code
-    assert err.splitlines()[-1] == says
+    assert err.splitlines()[-1] == message

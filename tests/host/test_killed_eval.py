@@ -78,6 +78,6 @@ def answers(out: Path) -> int:
 
 def ended(running: list[subprocess.Popen]) -> str:
     """Stderr of all processes, which must succeed."""
-    said = [process.communicate(timeout=PATIENCE)[1] for process in running]
-    assert not any(process.returncode for process in running), said
-    return "".join(said)
+    stderr = [process.communicate(timeout=PATIENCE)[1] for process in running]
+    assert not any(process.returncode for process in running), stderr
+    return "".join(stderr)

@@ -62,8 +62,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         printed = all_ended(running)
         assert "ngram+budgeted" in printed[0]
         assert "tau: " in printed[0]
-        for said in printed[1:]:
-            assert [line for line in said.splitlines() if "Gloo" not in line] == []
+        for other in printed[1:]:
+            assert [line for line in other.splitlines() if "Gloo" not in line] == []
     return found
 
 

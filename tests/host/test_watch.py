@@ -22,16 +22,16 @@ def begun(how: str, folder: Path) -> list[subprocess.Popen]:
 def ended(running: list[subprocess.Popen]) -> tuple[list[int], str]:
     """Exit codes and stderr of both processes."""
     began = time.monotonic()
-    said = [process.communicate(timeout=60)[1] for process in running]
+    stderr = [process.communicate(timeout=60)[1] for process in running]
     assert time.monotonic() - began < 60
-    return [process.returncode for process in running], "".join(said)
+    return [process.returncode for process in running], "".join(stderr)
 
 
 def test_one_raises(tmp_path: Path):
-    codes, said = ended(begun("raises", tmp_path))
+    codes, stderr = ended(begun("raises", tmp_path))
     assert codes == [2, 2]
-    assert said.count("there is something wrong here alone") == 1
-    assert said.count("error: ") == 1
+    assert stderr.count("there is something wrong here alone") == 1
+    assert stderr.count("error: ") == 1
     assert not [*tmp_path.glob(".*.part")]
 
 
@@ -39,9 +39,9 @@ def test_one_raises(tmp_path: Path):
 def test_one_is_terminated(tmp_path: Path, which: int):
     running = begun("goes-on", tmp_path)
     running[which].send_signal(signal.SIGTERM)
-    codes, said = ended(running)
+    codes, stderr = ended(running)
     assert codes == [143, 143]
-    assert said.count("terminated") == 1
+    assert stderr.count("terminated") == 1
     assert not [*tmp_path.glob(".*.part")]
 
 
@@ -49,11 +49,11 @@ def test_one_is_terminated(tmp_path: Path, which: int):
 def test_one_is_killed(tmp_path: Path, which: int):
     running = begun("goes-on", tmp_path)
     running[which].kill()
-    codes, said = ended(running)
+    codes, stderr = ended(running)
     assert codes[which] == -signal.SIGKILL
     if which == 1:
         assert codes[0] == 1
-        assert said.count("error: ") == said.count("another process ended without an error message") == 1
+        assert stderr.count("error: ") == stderr.count("another process ended without an error message") == 1
     else:  # the store is gone with the first process, and JAX ends the others
         assert codes[1] not in (0, 2)
-        assert "Socket closed" in said or "Connection reset by peer" in said
+        assert "Socket closed" in stderr or "Connection reset by peer" in stderr

@@ -23,7 +23,7 @@ BUILDERS = (
 SETTINGS = ("chain,length=1", "static")  # the same builders otherwise set: only with --soak
 CONTROLLERS = (  # where they stop, they stop often: chance 1/2 or so
     "fixed",
-    "threshold,gamma=0.2,confidence=token",  # which looks at what was drawn
+    "threshold,gamma=0.2,confidence=token",  # which depends on what was drawn
     "adaptive,gamma=0.3,alpha=0.5,epsilon=1.0",
     "beta-ts,prior_alpha=1",
     "cali-ts",

@@ -88,7 +88,7 @@ def dflash_head(target: Llama) -> DflashHead:
     """A head of two layers and blocks of four, so that the deepest trees have levels that it does not draft.
 
     Biases make each token attend to the one before it, whose embedding is most of what it then is: so level 1 drafts
-    mostly what the target says after the root alone, and the next ones do what a random target often does, repeat it.
+    mostly the target's token after the root alone, and the next ones do what a random target often does, repeat it.
     """
     drafter, width = Dflash(), target.config.hidden_size
     shape = drafter.head_for(target.config, layers=2, block=4, taps=[0])
@@ -122,7 +122,7 @@ def eagle_head(config: LlamaConfig) -> EagleHead:
 
 
 def eagle3_head(target: Llama) -> Eagle3Head:
-    """A head that can draft all tokens but one, and drafts mostly what the target says after the pair's token alone."""
+    """A head that can draft all tokens but one, and drafts mostly the target's token after the pair's token alone."""
     drafter, vocab = Eagle3(), target.config.vocab_size
     shape = drafter.head_for(target.config, ids=[token for token in range(vocab) if token != 1])
     head = drafter.build_head(shape, nnx.Rngs(5))

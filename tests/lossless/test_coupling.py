@@ -123,7 +123,7 @@ def test_prefill_and_decoding_in_pieces(target, prompts, plain):
 
 
 def test_a_drafter_that_is_the_target_is_always_right(target, prompts):
-    """As drafter and target look at the same noise, every first child is the target's token, at any temperature."""
+    """As drafter and target add the same noise, every first child is the target's token, at any temperature."""
     same = dataclasses.replace(target, draft={DraftModel: target.target})
     asked = [request for request in mixed(prompts, NEW) if request.sampling.temperature]
     _, history = run(speculation(parse_method("draft-model+static"), False), same, asked)

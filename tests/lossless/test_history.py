@@ -187,7 +187,7 @@ def test_where_all_rows_copy_the_head_is_not_asked(repeating):
     assert not any(leaf.any() for leaf in jax.tree.leaves(after.drafter.head.nodes)), "a stopped row takes no pass"
     assert tree.token[0, 1:].tolist() == [5, 6, 7, 5], "a row copies whatever its neighbours do"
     finished = dataclasses.replace(with_text(state, [[5, 6, 7] * 4, [1, 2, 9]]), done=jnp.array([False, True]))
-    assert draft(finished)[1].drafter.skipped.all(), "a row that is done asks nobody"
+    assert draft(finished)[1].drafter.skipped.all(), "a finished row takes a pass of the head"
 
 
 def test_a_match_of_just_as_many_tokens_is_copied(repeating):

@@ -203,7 +203,7 @@ def by_own_probability(inner, models, keys, state, signals):
 
 
 def by_prediction_from_the_token(inner, models, keys, state, signals):
-    """Cali-TS, with a predictor that sees the token's own probability where it should see what gave the token."""
+    """Cali-TS, with a predictor that gets the token's own probability where it should see what gave the token."""
     kernel = models.control.draft.kernel[...]
     logit = 20 * (signals.token_prob - 0.3)
     seen = logit[:, None] * (kernel[:, 1] - kernel[:, 0])

@@ -128,7 +128,7 @@ def _tested(name: str, tree: Path, tests: Sequence[str], commit: str, timeout: f
         cwd=tree, env=around, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
-        said, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         return Outcome(name, commit, TIMED_OUT, time.monotonic() - began)
     finally:
@@ -136,7 +136,7 @@ def _tested(name: str, tree: Path, tests: Sequence[str], commit: str, timeout: f
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     outcome = {0: SURVIVED, 1: KILLED, 2: KILLED}.get(process.returncode, BROKEN)
-    failed = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return Outcome(name, commit, outcome, time.monotonic() - began, failed[0][:200] if failed else "")
 
 
