@@ -31,7 +31,7 @@ def start(
 
 def all_ended(running: Sequence[subprocess.Popen]) -> list[str]:
     """Output of each process at its end; all must succeed."""
-    stderr = [process.communicate(timeout=900) for process in running]
-    for process, (_, err) in zip(running, stderr, strict=True):
+    outputs = [process.communicate(timeout=900) for process in running]
+    for process, (_, err) in zip(running, outputs, strict=True):
         assert process.returncode == 0, err[-3000:]
-    return [out for out, _ in stderr]
+    return [out for out, _ in outputs]
