@@ -32,7 +32,7 @@ LENGTHS = (1, CHUNK, CHUNK + 5, 3 * CHUNK + 1)  # in prompts of one, two and fou
 )
 def test_first_drafts_do_not_depend_on_other_prompts(name: str):
     spec, known = speculation(parse_method(name), greedy=True), models(vocab_size=23)
-    spec, chosen = dataclasses.replace(spec, record=True), weights(spec, known)
+    spec, chosen = dataclasses.replace(spec, record=True, tree_sizes=()), weights(spec, known)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 23, n).tolist() for n in LENGTHS]
 

@@ -33,7 +33,7 @@ METHODS = (
 @pytest.mark.parametrize("name", METHODS)
 def test_a_cache_that_grows_shows_nowhere(name: str):
     spec, known = speculation(parse_method(name), greedy=False), models(vocab_size=23)
-    spec = dataclasses.replace(spec, log_probs=True)
+    spec = dataclasses.replace(spec, log_probs=True, tree_sizes=())
     chosen = weights(spec, known)
     for longest in range(13, 19):  # so that rounds begin with each number of rows left
         compare(spec, chosen, longest)
