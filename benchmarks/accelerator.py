@@ -1,6 +1,6 @@
 """Measures decoding of LLaMA-3.1-8B's shape on one GPU or TPU, step by step, the most valuable numbers first.
 
-python benchmarks/accelerator.py [--out FOLDER] [--minutes 8] [--from STEP] [--quick]
+python benchmarks/accelerator.py [--out FOLDER] [--minutes 8] [--from STEP] [--tpu-options] [--quick]
 
 Without --from it runs the steps of numbers 1 to 4 and stops, after at most --minutes. With it, it runs this step and
 all later ones. Finished steps are kept. Weights are random and made on the device, nothing is downloaded, and jaxspec
@@ -22,7 +22,8 @@ measured before that is kept, and so is what it compiled: started again, it goes
 
 The folder gets `results.json` and `caches.tar.gz`, compiled programs and tuning results, at most 16 MB each. Give the
 same folder again to go on. accelerator_page.py makes a page of the results, every number beside `jaxspec plan`.
---quick uses tiny shapes, which a CPU computes; its numbers mean nothing.
+With --tpu-options every step runs twice on a TPU: as users run it, and with JAXSPEC_TPU_OPTIONS=1. Give it a folder of
+its own, and twice the minutes. --quick uses tiny shapes, which a CPU computes; its numbers mean nothing.
 """
 
 import argparse
@@ -53,10 +54,10 @@ COMPILER: dict[str, Settings] = {
         "no Triton": {"XLA_FLAGS": NO_TRITON},
         "level 0": {"XLA_FLAGS": LEVEL_0},
     },
-    "tpu": {"TPU options": {"JAXSPEC_TPU_OPTIONS": "1"}},
 }
 """Settings that are compared with XLA's own, by platform. Tuning results of one setting must not be read under another:
 XLA's key for them holds the device and the text of a fusion, and no flags. So each setting has caches of its own."""
+TPU_OPTIONS: dict[str, Settings] = {"tpu": {"TPU options": {"JAXSPEC_TPU_OPTIONS": "1"}}}
 GRAPH = "--xla_gpu_enable_command_buffer="
 LOOPS: Setting = {"XLA_FLAGS": f"{GRAPH}+WHILE,+CONDITIONAL"}
 GRAPHS: dict[str, Settings] = {"gpu": {"loops and branches too": LOOPS, "none": {"XLA_FLAGS": GRAPH}}}
@@ -115,6 +116,8 @@ def sequence(options: argparse.Namespace, folder: Path) -> list[str]:
     else:
         steps = STEPS[next(i for i, step in enumerate(STEPS) if options.start in (step.name, str(step.number))) :]
     for step in steps:
+        if options.tpu_options:
+            step = dataclasses.replace(step, seconds=2 * step.seconds, settings={**step.settings, **TPU_OPTIONS})
         record, left = results["steps"].get(step.name, {}), end - time.monotonic()
         if record.get("status") == "done":
             print(f"{step.name}: finished before")
@@ -241,6 +244,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=8.0, help="time for all steps together (default: 8)")
     parser.add_argument("--from", dest="start", metavar="STEP", help=f"a name or number: {', '.join(NAMES)}")
+    parser.add_argument("--tpu-options", action="store_true", help="on a TPU: each step without and with these options")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, to check that everything runs")
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)  # of every step, for the test
     parser.add_argument("--child", choices=NAMES, help=argparse.SUPPRESS)

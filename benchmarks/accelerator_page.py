@@ -14,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.accelerator import OWN
 from benchmarks.accelerator_steps import FULL, PLAIN
 from jaxspec.options.main import PlanSettings
 from jaxspec.planning.chips import chip_of
@@ -33,8 +34,9 @@ def page(results: Mapping[str, Any]) -> str:
     steps = results["steps"]
     forwards = {
         int(part.split()[-1]): values["seconds"]
-        for part, values in steps.get("verification", {}).get("found", {}).get("", {}).items()
-        if part.startswith("forward of")
+        for setting, found in steps.get("verification", {}).get("found", {}).items()
+        for part, values in found.items()
+        if setting in ("", OWN) and part.startswith("forward of")
     }
     for step, record in steps.items():
         for setting, found in record["found"].items():

@@ -2,7 +2,7 @@
 
 python benchmarks/throughput.py [--target builtin] [--methods plain edd+chain,length=4 ...] [--rows 1 8 64]
 
-Each method decodes the prompts of `benchmarks/refill.py` in batches of `--rows` rows; all rows generate the same number
+Each method decodes the same 64 prompts in batches of `--rows` rows; all rows generate the same number
 of tokens. Methods take turns. Times are medians of decoding without prefill. Methods that decide by costs use the costs
 of this batch size (`jaxspec calibrate --batch-size`), which are measured first if none are stored.
 """
@@ -11,13 +11,25 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
-from refill import requests_for
+import numpy as np
 
-from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.request import Request
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.requests import requests_of
+from jaxspec.evaluate.questions import read_questions
 
+PACKAGES = Path(__file__).parent / "package_prompts.jsonl"
 FEWEST = 16  # prompts, even for fewer rows
+
+
+def prompts() -> list[str]:
+    """64 prompts of different lengths, shuffled."""
+    packages = [question.turns[0] for question in read_questions(PACKAGES)]
+    texts = [question.turns[0] for question in read_questions("builtin")] + packages
+    texts += [text[: len(text) // 2] for text in packages[:8]]
+    return [texts[i] for i in np.random.default_rng(0).permutation(len(texts))]
 
 
 def tokens_per_second(engine: Engine, requests: Sequence[Request], rows: int) -> float:
@@ -31,11 +43,7 @@ def compare(target: str, methods: Sequence[str], rows: int, new_tokens: int, rep
     """Tokens per second of each method at this number of rows."""
     model = Engine(target, "plain").model
     engines = {method: Engine.calibrated(model, method, batch_size=rows) for method in methods}
-    sampling = SamplingParams(max_new_tokens=new_tokens)
-    asked = [
-        Request(request.tokens, sampling, request.index)
-        for request in requests_for(engines[methods[0]])[: max(rows, FEWEST)]
-    ]
+    asked = requests_of(model, prompts()[: max(rows, FEWEST)], max_new_tokens=new_tokens)
     found = {method: list[float]() for method in methods}
     texts = {method: [text.tokens for text in engine.run(asked[:rows])] for method, engine in engines.items()}
     assert all(each == texts[methods[0]] for each in texts.values()), "a method changed a text"

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.decoding import eos_cut, tpu_options
+from jaxspec.decoding import eos_cut
 from jaxspec.decoding.decode_state import DecodeState, needs_room, select_rows, write_block
 from jaxspec.decoding.draft_signals import draft_signals
 from jaxspec.decoding.drafter import Committed, Models, Prefix, State, last_valid
@@ -30,6 +30,7 @@ from jaxspec.decoding.tree import (
     take,
 )
 from jaxspec.model import kv_cache as kv
+from jaxspec.model.backend import TPU_LOOP_OPTIONS, if_on
 from jaxspec.model.llama import unembed
 
 # Purposes of a round's random numbers; each has its own stream.
@@ -52,7 +53,12 @@ class Verified:
     log_prob: Float[Array, "B P"] | None  # log p of `next_token`
 
 
-@tpu_options.jit(tpu_options.LOOP, static_argnames="spec", donate_argnames="state")
+@partial(
+    jax.jit,
+    static_argnames="spec",
+    donate_argnames="state",
+    compiler_options=if_on(TPU_LOOP_OPTIONS),
+)
 def decode(
     spec: Speculation,
     models: Models,

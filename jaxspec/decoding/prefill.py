@@ -1,6 +1,7 @@
 """Prefill: reads the prompts into the caches, in chunks, before the first round."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec.decoding import tpu_options
 from jaxspec.decoding.decode_state import DecodeState, write_block
 from jaxspec.decoding.drafter import Committed, Drafter, Models
 from jaxspec.decoding.loop import FIRST
@@ -16,6 +16,7 @@ from jaxspec.decoding.sampling import fold, log_prob_of, probabilities, sample
 from jaxspec.decoding.tree import take
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
+from jaxspec.model.backend import TPU_PREFILL_OPTIONS, if_on
 from jaxspec.model.llama import forward, unembed
 
 END = 2**30  # beyond the end of any prompt
@@ -72,7 +73,12 @@ def _without_strategy(state: DecodeState) -> DecodeState:
     return dataclasses.replace(state, controller=None, trace=None)
 
 
-@tpu_options.jit(tpu_options.PREFILL, static_argnames=("drafter", "chunk"), donate_argnames="state")
+@partial(
+    jax.jit,
+    static_argnames=("drafter", "chunk"),
+    donate_argnames="state",
+    compiler_options=if_on(TPU_PREFILL_OPTIONS),
+)
 def _read(
     drafter: Drafter, models: Models, state: DecodeState, chunk: int, begin: Int[Array, ""], end: Int[Array, ""]
 ) -> DecodeState:

@@ -91,7 +91,7 @@ class Method:
         """The lossless verification for this method: greedy at temperature 0, else rejection sampling or coupling.
 
         Chains take rejection sampling, which accepts more of a single child. Trees take Gumbel coupling, which accepts
-        more of several (`benchmarks/sampling_rules.py`) and lets nodes be pruned, and so does plain decoding, which has
+        more of several (`benchmarks/README.md`) and lets nodes be pruned, and so does plain decoding, which has
         no children: their text for a seed is the same. So do chains whose controller looks beyond the row: under
         rejection sampling their text would depend on its neighbours and on the machine. Drafters that draft a block at
         once couple too, so any part of the block may be verified.

@@ -5,6 +5,7 @@ measures.
 """
 
 import os
+from collections.abc import Mapping
 
 import jax
 
@@ -12,6 +13,23 @@ CPU_TREE_SIZES = (1, 2, 4, 6, 8, 16, 32, 64)  # finer steps, because every node 
 ACCELERATOR_TREE_SIZES = (8, 16, 32, 64)
 CPU_CHUNKS = (32, 128)  # larger products are not faster on a CPU, and padding costs time
 ACCELERATOR_CHUNKS = (32, 128, 512)
+
+TPU_LOOP_OPTIONS = {
+    # A round is bound by reading weights. By XLA's estimates these options make the compiler copy more of them into
+    # fast memory before their products: it weighs copies by the products' instructions, copies each array whole, and
+    # takes copies to be three times as fast as it otherwise would.
+    "xla_msa_use_bundle_aware_cost_model": "true",
+    "xla_tpu_sliced_prefetch_max_slices": "0",
+    "xla_tpu_async_copy_bandwidth_scaling_factor": "3",
+    "xla_tpu_order_dot_after_layout": "false",  # a lower estimate, together with the others
+    "xla_tpu_scoped_vmem_limit_kib": "24576",  # fast memory for the tiles of one product; alone a higher estimate
+}
+TPU_PREFILL_OPTIONS = {"xla_tpu_scoped_vmem_limit_kib": "49152"}
+"""Options of the TPU compiler for `loop.decode` and for prefill (`docs/compiled.md`).
+
+They are off: no TPU has confirmed them, and an estimate cannot, because one of them changes what the compiler assumes
+about the hardware. The limit on scoped memory changes no assumption, but its gain is an estimate too.
+"""
 
 
 def platform() -> str:
@@ -95,6 +113,14 @@ def threshold_bits() -> int:
     return 1 if platform() == "cpu" else 4
 
 
-def has_tpu_compiler() -> bool:
-    """Whether the compiler is that of TPUs, which has options of its own (`decoding/tpu_options.py`)."""
-    return platform() == "tpu"
+def has_tpu_options() -> bool:
+    """Whether the user turned on the options above: the environment variable JAXSPEC_TPU_OPTIONS is 1."""
+    return os.environ.get("JAXSPEC_TPU_OPTIONS") == "1"
+
+
+def if_on(options: Mapping[str, str]) -> dict[str, str] | None:
+    """The `compiler_options` of a program: None unless the user turned options for TPUs on before importing jaxspec.
+
+    Compilers of other devices refuse them.
+    """
+    return dict(options) if has_tpu_options() else None

@@ -305,7 +305,7 @@ class PlanSettings:
 
     For TPUs it compiles the decoding loop that would run there, without weights. This needs pip install
     'jax-specdec[tpu]' but no TPU. Memory and messages between chips come from the compiler. Each time has two values: a
-    floor, which is the roofline by the chips' data sheets, and an estimate from the compiler's own cycle counts.
+    floor, which is the roofline by the chips' data sheets, and an estimate from XLA's cycle counts.
     Nothing is measured. For GPUs, after pip install 'jax-specdec[plan-cuda]', it compiles the loop without a GPU; this
     gives memory, messages and faults but no estimates. Without this package, all GPU values come from sizes and data
     sheets.
@@ -338,6 +338,8 @@ class PlanSettings:
     a controller or the tree itself stops early."""
     prompt: int | None = None
     """Length of each prompt in tokens: plans prefill too."""
+    tpu_options: bool = False
+    """Compile with the options for TPUs that JAXSPEC_TPU_OPTIONS=1 turns on; no TPU has confirmed them."""
     explain: int = 0
     """Show this many operations of the compiled loop with the longest estimated times."""
     json: Path | None = None

@@ -1,4 +1,4 @@
-"""Estimated seconds of a compiled program by the compiler's own cycle counts: an interval for each part of a round.
+"""Estimated seconds of a compiled program, by XLA's cycle counts: an interval for each part of a round.
 
 For most operations of a TPU's tensor core, XLA records an estimate of cycles. It records none for copies between main
 and fast memory, nor for messages, sorts, in-place updates and kernels. The lower end of the interval assumes that all
@@ -81,6 +81,10 @@ class Interval:
     def over(self, seconds: float) -> "Interval":
         """The times as multiples of `seconds`."""
         return self.times(1 / seconds)
+
+    def each_over(self, other: "Interval") -> "Interval":
+        """The ratios of the two lower ends, of the times as scheduled, and of the upper ends."""
+        return Interval(self.lower / other.lower, self.scheduled / other.scheduled, self.upper / other.upper)
 
     def ends(self) -> list[float]:
         """[lower, upper] in seconds."""

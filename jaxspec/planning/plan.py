@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -24,39 +24,61 @@ from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.model import sharding
 from jaxspec.model.attention_kernel import BLOCK
-from jaxspec.model.backend import ACCELERATOR_TREE_SIZES
+from jaxspec.model.backend import (
+    ACCELERATOR_TREE_SIZES,
+    TPU_LOOP_OPTIONS,
+    TPU_PREFILL_OPTIONS,
+    has_tpu_options,
+)
 from jaxspec.model.sharding import read_sizes, shared_heads
 from jaxspec.options.main import PlanSettings
 from jaxspec.planning.chips import Slice, Work, parse_slice
-from jaxspec.planning.counting import Parts, Phase
+from jaxspec.planning.counting import Phase
 from jaxspec.planning.devices import mesh_on
 from jaxspec.planning.estimate import ESTIMATED, Interval, Operation, coverage, seconds
 from jaxspec.planning.faults import find_faults
 from jaxspec.planning.program import Compiled, PlacedProgram
 from jaxspec.planning.rounds import Rounds, expected_rounds
-from jaxspec.planning.shapes import find_model, models_of
+from jaxspec.planning.shapes import Target, find_model, models_of
 from jaxspec.planning.table import show
 
 DTYPE = jnp.dtype("bfloat16")
 SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "quantize", "prompt")
-PARTS = ("draft", "verify", "prefill")
-NOTHING: dict[str, Any] = dict.fromkeys(
-    (
-        "estimate_over_floor",
-        "estimated_seconds_per_round",
-        "estimate_coverage",
-        "estimated_speedup",
-        "scheduled_over_floor",
-        "scheduled_seconds_per_round",
-        "scheduled_speedup",
-        "not_estimated",
-    )
-)
-
-Compose = Callable[[Method], PlacedProgram]
-Phases = Mapping[Phase, int | float]
 WIDTHS = (1, 4, 16)  # nodes expanded at once, the widths that `jaxspec calibrate` measures
 DEPTH = 5
+
+Compose = Callable[[Method], PlacedProgram]  # makes the loop of a method for the planned chips
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of the plan: `draft` and `verify` of a round, and `prefill`.
+
+    Attributes:
+        work: on each chip, messages included; None if there is no such part.
+        floor: roofline seconds without messages; None if there is no such part.
+        took: the estimate; None if nothing was estimated.
+        operations: the estimated operations.
+    """
+
+    work: Work | None
+    floor: float | None
+    took: Interval | None = None
+    operations: Sequence[Operation] = ()
+
+    @classmethod
+    def of(cls, work: Work | None, where: Slice) -> "Part":
+        return cls(work, work and where.seconds(Work(work.flops, work.bytes)))
+
+    def estimated(self, compiled: Compiled, phases: Mapping[Phase, int | float]) -> "Part":
+        """The part with the estimate of these phases, each as often as it runs."""
+        took = compiled.seconds(phases) if phases else None
+        return dataclasses.replace(self, took=took, operations=compiled.during(phases))
+
+    @property
+    def over(self) -> Interval | None:
+        """The estimate as a multiple of the floor."""
+        return self.took.over(self.floor) if self.took and self.floor else None
 
 
 def run(settings: PlanSettings) -> None:
@@ -78,28 +100,27 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         NoCompilerError: the chips are TPUs, and libtpu is not installed.
     """
     where, target = _where(settings), find_model(settings.model, settings.quantize)
-    config = target.config
-    if settings.batch_size < 1 or not 0 < settings.context <= config.usable_length:
-        raise ValueError(
-            f"--batch-size must be at least 1, --context from 1 to the {config.usable_length} positions of this model"
-        )
-    if settings.prompt is not None and not 0 < settings.prompt <= settings.context:
-        raise ValueError(f"--prompt {settings.prompt}: it must be from 1 to {settings.context}, the value of --context")
-    if settings.explain < 0:
-        raise ValueError(f"--explain {settings.explain}: it must be the number of operations to show")
+    _check(settings, target)
     method = parse_method(settings.method)
     method = method.fitted(models_of(target, method, DTYPE).draft)
     rounds = expected_rounds(settings, method)
-    sizes = _cuts(settings, where)
-    mesh = mesh_on(where, config, **sizes)
+    sizes = _mesh_sizes(settings, where)
+    mesh = mesh_on(where, target.config, **sizes)
+    with_options = settings.tpu_options or has_tpu_options()
 
     def compose(method: Method) -> PlacedProgram:
         program = program_of(method, models_of(target, method, DTYPE), greedy=True, tree_sizes=ACCELERATOR_TREE_SIZES)
         return PlacedProgram.place(program, settings.batch_size, settings.context, mesh)
 
-    plain = plain_seconds(where, compose)
+    def compiled_loop(traced: Any) -> Compiled | None:
+        return Compiled.of(traced, where, options=TPU_LOOP_OPTIONS if with_options else None)
+
+    plain = compose(parse_method("plain"))
+    traced_plain = plain.trace()
+    plain_parts = plain.count(traced_plain)
+    plain_seconds = where.seconds(plain_parts.verification(1))
     if method.needs_costs:
-        method = with_costs(method, where, compose, plain)
+        method = with_costs(method, where, compose, plain_seconds)
     program = compose(method)
     traced = program.trace()
     nodes = rounds.verified(program.spec)
@@ -107,26 +128,49 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     compiled, compiles = None, isinstance(mesh, Mesh)
     if compiles:
         say(f"compiling the loop of {settings.method} for {where}, which takes minutes for a large model")
-        compiled = Compiled.of(traced, where)
+        compiled = compiled_loop(traced)
     if compiled is not None:
         memory = _measured(compiled, memory)
         faults = find_faults(program, compiled.program, compiled.operations)
         parts = parts.with_messages(compiled.messages)
+    found = {
+        "draft": Part.of(parts.drafting(rounds.levels) if rounds.levels else None, where),
+        "verify": Part.of(parts.verification(nodes), where),
+        "prefill": Part.of(plain.prefill_work(settings.prompt) if settings.prompt else None, where),
+    }
+    gain = None
+    if compiled is not None and where.is_tpu:
+        for name in ("draft", "verify"):
+            found[name] = found[name].estimated(compiled, parts.phases_of(name, rounds.levels, nodes))
+        if settings.prompt:
+            reading, phases = _prefill(compose(parse_method(settings.method)), settings, where, with_options)
+            found["prefill"] = found["prefill"].estimated(reading, phases) if reading else found["prefill"]
+        if rounds.tau is not None:
+            say("compiling the loop of plain decoding, to compare with")
+            before = compiled_loop(traced_plain)
+            now = sum((found[name].took or Interval() for name in ("draft", "verify")), Interval())
+            gain = before and before.seconds(plain_parts.phases_of("verify", 0, 1)).each_over(now).times(rounds.tau)
+    estimated = compiled is not None and where.is_tpu
     return {
         "settings": {
             **{name: getattr(settings, name) for name in SETTINGS},
             "quantize": target.quantize,
             "dtype": str(DTYPE),
+            "tpu_options": with_options,
         },
         "resolved": str(method),
-        "from": _origin(compiles, compiled is not None),
+        "from": _origin(compiles, compiled is not None, with_options),
         "compiled": compiled is not None,
         "device": {"name": where.kind, "chips": where.chips, "mesh": sizes, **dataclasses.asdict(where.chip)},
         "versions": environment.versions() | ({"libtpu": version("libtpu")} if where.is_tpu else {}),
-        "note": shared_heads(mesh, config),
+        "note": shared_heads(mesh, target.config),
         **_fit(memory, where, has_room=compiled is not None or not compiles),
-        **_time(parts, rounds, nodes, where, plain),
-        **estimated(compiled if where.is_tpu else None, compose, parts, rounds, nodes, where, settings),
+        **_time(found, rounds, nodes, where, plain_seconds),
+        **(_estimates(found, gain, where) if estimated else dict.fromkeys(_estimates({}, None, where))),
+        "floor_seconds": {name: part.floor for name, part in found.items()},
+        "prefill": _prefill_entry(settings.prompt, found["prefill"], where),
+        "in_fast_memory": compiled.in_fast_memory if compiled is not None and where.is_tpu else None,
+        "slowest_operations": _slowest(found, settings.explain, where) if estimated else None,
         "collectives": [
             {"phase": phase, **dataclasses.asdict(each)}
             for phase, work in parts.phases().items()
@@ -136,27 +180,82 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     }
 
 
+def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> Method:
+    """The method with the costs of drafting and verification, computed instead of measured by `jaxspec calibrate`.
+
+    Args:
+        plain: seconds of a round of plain decoding.
+    """
+    tree = lambda width: Eagle2(total=max(ACCELERATOR_TREE_SIZES), depth=DEPTH, width=width)
+
+    # With a controller that stops early, the loop contains verification of every size.
+    def probe(width):
+        return dataclasses.replace(method, builder=tree(width), controller=BetaTS(), history=0)
+
+    whole = compose(probe(WIDTHS[-1]))
+    parts = whole.count(whole.trace())
+    levels = {width: compose(probe(width)).count_drafting().level for width in WIDTHS[:-1]} | {WIDTHS[-1]: parts.level}
+
+    def of(works):
+        return tuple((nodes, where.seconds(work)) for nodes, work in works.items())
+
+    return method.with_costs(CostTable(plain=plain, verify=of(parts.verify), level=of(levels)))
+
+
+def filled_on_average(prompt: int, chunk: int, rows: int) -> float:
+    """Mean share of a cache's rows that a chunk of a prompt reads: the rows before it, in whole kernel blocks."""
+    starts = range(0, prompt, chunk)
+    return sum(min(rows, -(-start // BLOCK) * BLOCK) for start in starts) / (len(starts) * rows)
+
+
 def _where(settings: PlanSettings) -> Slice:
     if (settings.topology is None) == (settings.device is None):
         raise ValueError("give either --topology for TPUs, such as v5e:4x4, or --device for GPUs, such as h100-80g:8")
     where = parse_slice(settings.topology or settings.device or "")
     if where.is_tpu != (settings.topology is not None):
         raise ValueError(f"{where}: use --topology for TPUs and --device for GPUs")
+    if settings.tpu_options and not where.is_tpu:
+        raise ValueError("--tpu-options are options of the TPU compiler: use them with --topology")
     return where
 
 
-def _cuts(settings: PlanSettings, where: Slice) -> dict[str, int]:
+def _check(settings: PlanSettings, target: Target) -> None:
+    longest = target.config.usable_length
+    if settings.batch_size < 1 or not 0 < settings.context <= longest:
+        raise ValueError(f"--batch-size must be at least 1, --context from 1 to the {longest} positions of this model")
+    if settings.prompt is not None and not 0 < settings.prompt <= settings.context:
+        raise ValueError(f"--prompt {settings.prompt}: it must be from 1 to {settings.context}, the value of --context")
+    if settings.explain < 0:
+        raise ValueError(f"--explain {settings.explain}: it must be the number of operations to show")
+
+
+def _mesh_sizes(settings: PlanSettings, where: Slice) -> dict[str, int]:
     sizes = {"data": 1, "model": where.chips} if settings.mesh is None else read_sizes(settings.mesh)
     if math.prod(sizes.values()) != where.chips:
         raise ValueError(f"--mesh {settings.mesh}: data x model x rows must be the {where.chips} chips of {where}")
     return sizes
 
 
-def _origin(compiles: bool, compiled: bool) -> str:
+def _origin(compiles: bool, compiled: bool, with_options: bool) -> str:
     if compiled:
-        return "the compiled loop, and data sheets"
+        return f"the compiled loop{' with --tpu-options' * with_options}, and data sheets"
     why = "the compiler found no room" if compiles else "nothing was compiled"
     return f"sizes and data sheets; {why}"
+
+
+def _prefill(
+    program: PlacedProgram, settings: PlanSettings, where: Slice, with_options: bool
+) -> tuple[Compiled | None, dict[Phase, int]]:
+    """Prefill of --prompt tokens, compiled (None if it does not fit), and how often each of its phases runs."""
+    assert settings.prompt is not None
+    chunk = accelerator_chunk(settings.prompt, settings.batch_size)
+    say(f"compiling prefill, {chunk} tokens at a time")
+    filled = filled_on_average(settings.prompt, chunk, settings.context)
+    options = TPU_PREFILL_OPTIONS if with_options else None
+    compiled = Compiled.of(program.trace_prefill(chunk), where, filled, options)
+    chunks = math.ceil(settings.prompt / chunk)
+    found = {each.phase for each in compiled.operations} if compiled else ()
+    return compiled, {phase: 1 if phase == FIRST_TOKEN else chunks for phase in found}
 
 
 def _measured(compiled: Compiled, sizes: dict[str, int]) -> dict[str, int]:
@@ -195,8 +294,10 @@ def _fit(memory: dict[str, int], where: Slice, has_room: bool) -> dict[str, Any]
     }
 
 
-def _time(parts: Parts, rounds: Rounds, nodes: int | float, where: Slice, plain: float) -> dict[str, Any]:
-    works = {"draft": parts.drafting(rounds.levels), "verify": parts.verification(nodes)}
+def _time(found: Mapping[str, Part], rounds: Rounds, nodes: int | float, where: Slice, plain: float) -> dict[str, Any]:
+    """The entries by the data sheet, messages included."""
+    works = {name: found[name].work or Work() for name in ("draft", "verify")}
+    messages = {name: work.collectives for name, work in works.items()}
     seconds = {name: where.seconds(work) for name, work in works.items()}
     total = sum(seconds.values())
     return {
@@ -206,121 +307,54 @@ def _time(parts: Parts, rounds: Rounds, nodes: int | float, where: Slice, plain:
         "flops_per_round": {name: work.flops for name, work in works.items()},
         "bytes_per_round": {name: work.bytes for name, work in works.items()},
         "seconds_per_round": seconds,
-        "messages_per_round": {name: sum(each.count for each in work.collectives) for name, work in works.items()},
-        "seconds_of_messages": {
-            name: where.seconds(Work(collectives=work.collectives)) for name, work in works.items()
-        },
+        "messages_per_round": {name: sum(each.count for each in sent) for name, sent in messages.items()},
+        "seconds_of_messages": {name: where.seconds(Work(collectives=sent)) for name, sent in messages.items()},
         "plain_seconds": plain,
         "break_even_tau": total / plain,
         "speedup": None if rounds.tau is None else rounds.tau * plain / total,
     }
 
 
-def estimated(
-    compiled: Compiled | None,
-    compose: Compose,
-    parts: Parts,
-    rounds: Rounds,
-    nodes: int | float,
-    where: Slice,
-    settings: PlanSettings,
-) -> dict[str, Any]:
-    """The plan's entries that need the compiled program; None if there is no compiled program.
+def _estimates(found: Mapping[str, Part], gain: Interval | None, where: Slice) -> dict[str, Any]:
+    """The entries that XLA estimates.
 
-    `floor_seconds`, the roofline without messages, is always there. So is the entry for prefill if `--prompt` is given.
+    Args:
+        gain: the speedup over plain decoding, from the same end of both intervals.
     """
-    works: dict[str, Work | None] = {
-        "draft": parts.drafting(rounds.levels) if rounds.levels else None,
-        "verify": parts.verification(nodes),
-        "prefill": compose(parse_method("plain")).prefill_work(settings.prompt) if settings.prompt else None,
-    }
-    floors = {name: work and where.seconds(Work(work.flops, work.bytes)) for name, work in works.items()}
-    known = {"floor_seconds": floors, "prefill": _prefill(settings, where, works["prefill"], floors["prefill"], None)}
-    if compiled is None:
-        return {**NOTHING, **known, "in_fast_memory": None, "slowest_operations": None}
-    phases: dict[str, Phases] = {name: parts.phases_of(name, rounds.levels, nodes) for name in ("draft", "verify")}
-    took = {name: compiled.seconds(of) if of else None for name, of in phases.items()}
-    done = {name: compiled.during(of) for name, of in phases.items()}
-    if settings.prompt:
-        chunk = accelerator_chunk(settings.prompt, settings.batch_size)
-        say(f"compiling prefill, {chunk} tokens at a time")
-        reading = Compiled.of(
-            compose(parse_method(settings.method)).trace_prefill(chunk),
-            where,
-            filled_on_average(settings.prompt, chunk, settings.context),
-        )
-        if reading is not None:
-            chunks = math.ceil(settings.prompt / chunk)
-            of = {each.phase for each in reading.operations}
-            phases["prefill"] = {phase: 1 if phase == FIRST_TOKEN else chunks for phase in of}
-            took["prefill"] = reading.seconds(phases["prefill"])
-            done["prefill"] = list(reading.operations)
-            known["prefill"] = _prefill(settings, where, works["prefill"], floors["prefill"], took["prefill"])
-    over = {name: _over(took.get(name), floors[name]) for name in PARTS}
-    speedup = _speedup(compose, took, rounds, where, settings)
+    over, took = {name: part.over for name, part in found.items()}, {name: part.took for name, part in found.items()}
+    took.pop("prefill", None)
     return {
-        "estimate_over_floor": {name: part and part.ends() for name, part in over.items()},
-        "estimated_seconds_per_round": {name: part and part.ends() for name, part in took.items() if name != "prefill"},
-        "estimate_coverage": {name: coverage(done[name]) if done.get(name) else None for name in PARTS},
-        "estimated_speedup": speedup and sorted(speedup.ends()),
-        "scheduled_over_floor": {name: part and part.scheduled for name, part in over.items()},
-        "scheduled_seconds_per_round": {
-            name: part and part.scheduled for name, part in took.items() if name != "prefill"
+        "estimate_over_floor": {name: each and each.ends() for name, each in over.items()},
+        "estimated_seconds_per_round": {name: each and each.ends() for name, each in took.items()},
+        "estimate_coverage": {
+            name: coverage(part.operations) if part.operations else None for name, part in found.items()
         },
-        "scheduled_speedup": speedup and speedup.scheduled,
-        "not_estimated": {name: _kinds(of, where) for name, of in done.items()},
-        **known,
-        "in_fast_memory": compiled.in_fast_memory,
-        "slowest_operations": _slowest(done, settings.explain, where),
+        "estimated_speedup": gain and sorted(gain.ends()),
+        "scheduled_over_floor": {name: each and each.scheduled for name, each in over.items()},
+        "scheduled_seconds_per_round": {name: each and each.scheduled for name, each in took.items()},
+        "scheduled_speedup": gain and gain.scheduled,
+        "not_estimated": {
+            name: _kinds(part.operations, where) for name, part in found.items() if name != "prefill" or part.took
+        },
     }
 
 
-def filled_on_average(prompt: int, chunk: int, rows: int) -> float:
-    """Mean share of a cache's rows that a chunk of a prompt reads: the rows before it, in whole kernel blocks."""
-    starts = range(0, prompt, chunk)
-    return sum(min(rows, -(-start // BLOCK) * BLOCK) for start in starts) / (len(starts) * rows)
-
-
-def _over(took: Interval | None, floor: float | None) -> Interval | None:
-    return took.over(floor) if took and floor else None
-
-
-def _speedup(
-    compose: Compose, took: Mapping[str, Interval | None], rounds: Rounds, where: Slice, settings: PlanSettings
-) -> Interval | None:
-    """Speedup over plain decoding, from the same end of both intervals; None if there is no tau or plain decoding does
-    not fit."""
-    if rounds.tau is None:
-        return None
-    say("compiling the loop of plain decoding, to compare with")
-    program = compose(parse_method("plain"))
-    traced = program.trace()
-    plain = Compiled.of(traced, where)
-    if plain is None:
-        return None
-    before = plain.seconds(program.count(traced).phases_of("verify", 0, 1))
-    now = sum((part for part in took.values() if part and part is not took.get("prefill")), Interval())
-    gains = (before.lower / now.lower, before.scheduled / now.scheduled, before.upper / now.upper)
-    return Interval(*gains).times(rounds.tau)
-
-
-def _prefill(
-    settings: PlanSettings, where: Slice, work: Work | None, floor: float | None, took: Interval | None
-) -> dict[str, Any] | None:
+def _prefill_entry(prompt: int | None, part: Part, where: Slice) -> dict[str, Any] | None:
     """The entry for prefill; None without --prompt."""
-    if work is None or not floor:
+    if part.work is None or not part.floor:
         return None
+    took, flops = part.took, part.work.flops
     return {
-        "tokens": settings.prompt,
-        "flops": work.flops,
-        "floor_seconds": floor,
+        "tokens": prompt,
+        "flops": flops,
+        "floor_seconds": part.floor,
         "estimated_seconds": took and took.ends(),
         "scheduled_seconds": took and took.scheduled,
-        "share_of_peak": took and [work.flops / (where.chip.flops * end) for end in reversed(took.ends())],
+        "share_of_peak": took and [flops / (where.chip.flops * end) for end in reversed(took.ends())],
     }
 
 
-def _kinds(done: list[Operation], where: Slice) -> dict[str, dict[str, int | float]]:
+def _kinds(done: Sequence[Operation], where: Slice) -> dict[str, dict[str, int | float]]:
     """Operations without an estimate, by kind: count, bytes of main memory, and seconds that they add."""
     kinds = sorted({each.kind for each in done} - {ESTIMATED})
     of = lambda kind: [each for each in done if each.kind == kind]
@@ -334,12 +368,12 @@ def _kinds(done: list[Operation], where: Slice) -> dict[str, dict[str, int | flo
     }
 
 
-def _slowest(done: Mapping[str, list[Operation]], count: int, where: Slice) -> list[dict[str, Any]]:
+def _slowest(found: Mapping[str, Part], count: int, where: Slice) -> list[dict[str, Any]]:
     """The `count` operations with the longest times. Operations of a drafting level count for one level."""
-    every = [(part, each) for part, of in done.items() for each in of]
+    every = [(name, each) for name, part in found.items() for each in part.operations]
     return [
         {
-            "part": part,
+            "part": name,
             "phase": each.phase,
             "seconds": seconds(each, where),
             "kind": each.kind,
@@ -348,33 +382,5 @@ def _slowest(done: Mapping[str, list[Operation]], count: int, where: Slice) -> l
             "result": ", ".join(map(str, each.instruction.results[:2])),
             "path": each.instruction.path,
         }
-        for part, each in sorted(every, key=lambda one: -seconds(one[1], where))[:count]
+        for name, each in sorted(every, key=lambda one: -seconds(one[1], where))[:count]
     ]
-
-
-def plain_seconds(where: Slice, compose: Compose) -> float:
-    """Roofline seconds of a round of plain decoding."""
-    program = compose(parse_method("plain"))
-    return where.seconds(program.count(program.trace()).verification(1))
-
-
-def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> Method:
-    """The method with the costs of drafting and verification, computed instead of measured by `jaxspec calibrate`.
-
-    Args:
-        plain: seconds of a round of plain decoding.
-    """
-    tree = lambda width: Eagle2(total=max(ACCELERATOR_TREE_SIZES), depth=DEPTH, width=width)
-
-    # With a controller that stops early, the loop contains verification of every size.
-    def probe(width):
-        return dataclasses.replace(method, builder=tree(width), controller=BetaTS(), history=0)
-
-    whole = compose(probe(WIDTHS[-1]))
-    parts = whole.count(whole.trace())
-    levels = {width: compose(probe(width)).count_drafting().level for width in WIDTHS[:-1]} | {WIDTHS[-1]: parts.level}
-
-    def of(works):
-        return tuple((nodes, where.seconds(work)) for nodes, work in works.items())
-
-    return method.with_costs(CostTable(plain=plain, verify=of(parts.verify), level=of(levels)))

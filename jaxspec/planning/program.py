@@ -129,24 +129,22 @@ class Compiled:
     where: Slice
 
     @classmethod
-    def of(cls, traced: Any, where: Slice, filled: float = 1.0) -> "Compiled | None":
+    def of(
+        cls, traced: Any, where: Slice, filled: float = 1.0, options: Mapping[str, str] | None = None
+    ) -> "Compiled | None":
         """Compiles a traced program; None if it does not fit in memory.
 
         Args:
             filled: share of the cache's rows that hold tokens, on average.
+            options: options of the compiler.
         """
         try:
-            compiled = traced.lower().compile()
+            compiled = traced.lower().compile(compiler_options=options and dict(options))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             say(f"the compiler: {' '.join(str(error).split())[:300]}")
             return None
-        return cls.read(compiled, where, filled)
-
-    @classmethod
-    def read(cls, compiled: Any, where: Slice, filled: float = 1.0) -> "Compiled":
-        """Reads a program that JAX compiled; `filled` as in `of`."""
         program = CompiledProgram.parse(compiled.as_text())
         return cls(program, operations(program, where, filled), compiled.memory_analysis(), where)
 

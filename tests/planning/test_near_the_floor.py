@@ -28,13 +28,13 @@ SHAPE = dataclasses.replace(MODELS["llama-3.1-70b"], num_layers=2)
 @pytest.mark.parametrize(
     ("name", "batch", "rows", "levels", "nodes", "draft", "verify", "megabytes", "quantize", "split"),
     [
-        ("plain", 1, 2048, 0, 1, None, 1.43, 6, None, 1),
-        pytest.param("plain", 16, 2048, 0, 1, None, 1.56, 19, None, 1, marks=pytest.mark.soak),
-        ("ngram+chain,length=4", 16, 8192, 0, 5, None, 1.77, 49, None, 1),
-        pytest.param("ngram+chain,length=4", 16, 8192, 0, 5, None, 2.25, 51, None, 2, marks=pytest.mark.soak),
-        ("ngram+chain,length=4", 1, 2048, 0, 5, None, 3.43, 14, "int4", 1),
-        ("eagle+chain", 1, 2048, 4, 5, 1.56, 1.54, 160, None, 1),
-        ("eagle+eagle2", 1, 2048, 6, 60, 2.25, 2.3, 168, None, 1),
+        ("plain", 1, 2048, 0, 1, None, 1.58, 6, None, 1),
+        pytest.param("plain", 16, 2048, 0, 1, None, 1.58, 16, None, 1, marks=pytest.mark.soak),
+        ("ngram+chain,length=4", 16, 8192, 0, 5, None, 1.76, 49, None, 1),
+        pytest.param("ngram+chain,length=4", 16, 8192, 0, 5, None, 1.72, 50, None, 2, marks=pytest.mark.soak),
+        ("ngram+chain,length=4", 1, 2048, 0, 5, None, 3.22, 15, "int4", 1),
+        ("eagle+chain", 1, 2048, 4, 5, 1.43, 2.05, 157, None, 1),
+        ("eagle+eagle2", 1, 2048, 6, 60, 1.71, 2.67, 168, None, 1),
     ],
 )
 def test_the_estimate_stays_near_the_floor(
@@ -49,7 +49,7 @@ def test_the_estimate_stays_near_the_floor(
     quantize: str | None,
     split: int,
 ):
-    """Bounds are a tenth above what the compiler estimated when they were written."""
+    """Bounds are a tenth above what XLA estimated when they were written, without options for TPUs."""
     method = parse_method(name)
     program = program_of(
         method,

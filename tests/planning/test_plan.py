@@ -243,12 +243,12 @@ def test_what_the_compiler_finds_no_room_for_does_not_fit(
     trace = lambda placed: SimpleNamespace(jaxpr=real(placed).jaxpr, lower=full)
     monkeypatch.setattr(PlacedProgram, "trace", trace)
     out = tmp_path / "out.json"
-    code, shown, remarks = jaxspec("--method", "plain", "--topology", "v5e:4x4", "--json", out)
+    code, shown, remarks = jaxspec("--method", "plain", "--topology", "v5e:4x4", "--tpu-options", "--json", out)
     found = json.loads(out.read_text())
     assert code == 0
     assert "15.75G" in remarks
     assert "It does not fit: the compiler found no room." in shown
-    assert (found["fits"], found["compiled"]) == (False, False)
+    assert (found["fits"], found["compiled"], found["settings"]["tpu_options"]) == (False, False, True)
     assert found["from"] == "sizes and data sheets; the compiler found no room"
     assert found["bytes_per_chip"]["spare"] > 0  # of what was estimated
 
@@ -341,6 +341,7 @@ def test_builders_learn_costs_from_the_roofline():
         (("--device", "h100-80g:8", "--tau", 3.8, "--levels", 2), "commits 3 tokens at most"),
         (("--device", "h100-80g:8", "--method", "plain", "--tau", 3.8), "commits 1 tokens at most"),
         (("--device", "h100-80g:8", "--levels", 9), "0 to 4 levels"),
+        (("--device", "h100-80g:8", "--tpu-options"), "use them with --topology"),
         (("--device", "h100-80g:8", "--tau", "OUT.json", "--levels", 3), "has its own number of levels"),
         (("--device", "h100-80g:8", "--json", "/nowhere/out.json"), "there is no folder /nowhere"),
         (("--device", "h100-80g:8", "--model", "llama-9"), "llama-2-70b"),
