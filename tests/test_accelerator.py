@@ -30,55 +30,59 @@ while True:  # as XLA while it compiles
 """
 
 
-@pytest.fixture(autouse=True)
-def short_timing(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch):
+    """Steps run in this process, at tiny shapes, and time little."""
+
+    def started(name: str, notes: Path, *more: Any) -> str | None:
+        small = {"rows": 16, "tokens": 3} if name == "transformers" else {}
+        return steps.run(name, notes, dataclasses.replace(steps.QUICK, **small))
+
+    monkeypatch.setattr(accelerator, "started", started)
     monkeypatch.setattr(timing, "LEAST_SECONDS", 0.001)
     monkeypatch.setattr(timing, "REPEATS", 1)
 
 
-def measured(name: str, folder: Path, scale: steps.Scale = steps.QUICK) -> dict[str, Any]:
-    assert steps.run(name, folder / f"{name}.json", scale) is None
-    return json.loads((folder / f"{name}.json").read_text())
+def found_in(out: Path) -> dict[str, Any]:
+    """What each step found with the chosen setting of the compiler."""
+    records = json.loads((out / "results.json").read_text())["steps"]
+    assert all(record["status"] == "done" for record in records.values()), records
+    return {name: next(iter(record["found"].values())) for name, record in records.items()}
 
 
-def test_the_first_steps(tmp_path: Path):
-    tried = measured("compiler", tmp_path)
-    assert tried["loop"]["layers"] == 1 and tried["one program per shape"]["tokens_per_second"] > 0
-    plain = measured("plain", tmp_path)
+def test_the_first_steps(tmp_path: Path, in_this_process: None):
+    accelerator.main(["--quick", "--out", str(tmp_path)])
+    found = found_in(tmp_path)
+    assert found["compiler"]["loop"]["layers"] == 1
+    assert found["compiler"]["one program per shape"]["tokens_per_second"] > 0
+    plain = found["plain"]
     assert plain["about"].keys() == {"platform", "card", "driver", "versions", "date"}
     assert plain["plain"]["layers"] == 2 and plain["plain"]["tau"] == 1
     read = plain["plain"]["gigabytes_per_second"] * 1e9 * plain["plain"]["round_seconds"]
-    shape = steps.TINY  # a round reads the layers, the last norm and the LM head
-    layer = 64 * (32 + 2 * 16 + 32) + 3 * 64 * 64 + 2 * 64
-    assert read == pytest.approx(4 * (2 * layer + 64 + 64 * shape.vocab_size))
-
-    forwards = measured("verification", tmp_path)
-    assert list(forwards) == ["about", "forward of 1", "forward of 5", "forward of 16"]
-
-    rounds = measured("rounds", tmp_path)
+    layer = 64 * (32 + 2 * 16 + 32) + 3 * 64 * 64 + 2 * 64  # a round reads the layers, the last norm and the LM head
+    assert read == pytest.approx(4 * (2 * layer + 64 + 64 * steps.TINY.vocab_size))
+    assert list(found["verification"]) == ["about", "forward of 1", "forward of 5", "forward of 16"]
     for name in (steps.CHAIN, steps.BLOCK):
-        assert rounds[name]["text_equals_plain"] and rounds[name]["tau"] > 1 and rounds[name]["draft_seconds"] > 0
+        drafted = found["rounds"][name]
+        assert drafted["text_equals_plain"] and drafted["tau"] > 1 and drafted["draft_seconds"] > 0
+    assert all(found["transformers"][name]["first_call_seconds"] > 0 for name in ("eager", "static cache"))
+    assert {file.name for file in tmp_path.iterdir()} == {"results.json", "caches.tar.gz"}
 
 
-def test_transformers(tmp_path: Path):
-    found = measured("transformers", tmp_path, dataclasses.replace(steps.QUICK, rows=16, tokens=3))
-    assert found["eager"]["first_call_seconds"] > 0 and found["static cache"]["first_call_seconds"] > 0
-
-
-def test_the_later_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert measured("batches", tmp_path)["dflash,block=16, batch 2"]["tau"] > 1
-    long = measured("context", tmp_path)
-    assert long["parity of cuDNN's attention"]["largest_difference"] < 1e-5
-    assert long["prefill of 64, dense"]["seconds"] > 0
-    assert measured("int8", tmp_path)["plain, int8"]["tokens_per_second"] > 0
-    assert measured("graphs", tmp_path)["dflash,block=16"]["tau"] > 1
-
+def test_the_later_steps(tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch):
     def verify(settings: Any) -> None:
         settings.json.write_text(json.dumps({"passed": False, "methods": {}, "failures": [], "noise": 0.0}))
         raise SystemExit(1)
 
     monkeypatch.setattr(importlib.import_module("jaxspec.verify.run"), "run", verify)
-    assert measured("builtin", tmp_path)["verify"] == {"passed": False, "methods": {}, "failures": []}
+    accelerator.main(["--quick", "--out", str(tmp_path), "--from", "5"])
+    found = found_in(tmp_path)
+    assert found["batches"]["dflash,block=16, batch 2"]["tau"] > 1
+    assert found["context"]["parity of cuDNN's attention"]["largest_difference"] < 1e-5
+    assert found["context"]["prefill of 64, dense"]["seconds"] > 0
+    assert found["int8"]["plain, int8"]["tokens_per_second"] > 0
+    assert found["graphs"]["dflash,block=16"]["tau"] > 1
+    assert found["builtin"]["verify"] == {"passed": False, "methods": {}, "failures": []}
 
 
 def test_a_step_without_its_package_or_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -100,39 +104,47 @@ def test_a_step_without_its_package_or_memory(tmp_path: Path, monkeypatch: pytes
         steps.run("int8", tmp_path / "notes.json", steps.QUICK)
 
 
-def test_a_step_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
-    monkeypatch.setattr(accelerator, "STEPS", (accelerator.Step(1, "plain"),))
-    accelerator.main(["--quick", "--out", str(tmp_path)])
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert found["steps"]["plain"]["status"] == "done"
-    assert found["steps"]["plain"]["found"][""]["plain"]["tokens_per_second"] > 0
-    with tarfile.open(tmp_path / "caches.tar.gz") as tar:
-        assert any("jit_decode" in name for name in tar.getnames())
-    assert {file.name for file in tmp_path.iterdir()} == {"results.json", "caches.tar.gz"}
-    accelerator.main(["--quick", "--out", str(tmp_path)])
-    assert "plain: finished before" in capfd.readouterr().out
-
-
-def test_the_clock_stops_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_step_that_is_stuck_is_killed_and_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "stuck.py").write_text(STUCK)
-    out, file = ["--out", str(tmp_path)], tmp_path / "results.json"
     monkeypatch.setattr(accelerator, "__file__", str(tmp_path / "stuck.py"))
-    with pytest.raises(SystemExit, match=f"not finished: {', '.join(accelerator.NAMES)}"):
-        accelerator.main([*out, "--seconds", "0.1", "--from", "1"])
-    found = json.loads(file.read_text())["steps"]
-    assert list(found) == accelerator.NAMES
-    assert all(record["status"] == "cut" and "stopped after 0 s" in record["why"] for record in found.values())
+    monkeypatch.setattr(accelerator, "STEPS", (accelerator.Step(9, "builtin"),))
+    for parts in (1, 2):  # the second run goes on from the first
+        with pytest.raises(SystemExit, match="not finished: builtin"):
+            accelerator.main(["--out", str(tmp_path), "--seconds", "2", "--from", "builtin"])
+        record = json.loads((tmp_path / "results.json").read_text())["steps"]["builtin"]
+        assert record["status"] == "cut" and "stopped after" in record["why"]
+        assert len(record["found"][""]) == 1 + parts
 
-    with pytest.raises(SystemExit, match="not finished: builtin"):
-        accelerator.main([*out, "--seconds", "3", "--from", "builtin"])  # enough for the first part
-    again = json.loads(file.read_text())["steps"]
-    before = found["builtin"]["found"][""]
-    assert again["builtin"]["found"][""] == before | {"about": {"platform": "gpu"}, f"part {len(before)}": 1}
-    assert {**again, "builtin": None} == {**found, "builtin": None}
 
-    with pytest.raises(SystemExit, match="not finished: int8, graphs, builtin"):
-        accelerator.main([*out, "--from", "7", "--minutes", "0.1"])
-    assert json.loads(file.read_text())["steps"] == again  # nothing was started
+def test_every_step_is_stopped_and_none_begins_without_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def stopped(name: str, notes: Path, setting: Any, folder: Path, seconds: float, quick: bool) -> str:
+        now[0] += seconds
+        return f"stopped after {seconds:.0f} s"
+
+    now = [0.0]
+    monkeypatch.setattr(accelerator.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(accelerator, "started", stopped)
+    every = "not finished: " + ", ".join(accelerator.NAMES)
+    with pytest.raises(SystemExit, match=every):
+        accelerator.main(["--out", str(tmp_path), "--from", "1", "--minutes", "99"])
+    found = json.loads((tmp_path / "results.json").read_text())["steps"]
+    assert [record["seconds"] for record in found.values()] == [step.seconds for step in accelerator.STEPS]
+    with pytest.raises(SystemExit, match=every):
+        accelerator.main(["--out", str(tmp_path), "--from", "1", "--minutes", "0.1"])
+    assert json.loads((tmp_path / "results.json").read_text())["steps"] == found  # nothing was started
+
+
+def test_both_ways_on_a_tpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ran = []
+
+    def started(name: str, notes: Path, setting: dict[str, str], *more: Any) -> None:
+        ran.append((name, setting))
+        notes.write_text(json.dumps({"about": {"platform": "tpu"}}))
+
+    monkeypatch.setattr(accelerator, "started", started)
+    accelerator.main(["--out", str(tmp_path), "--tpu-options"])
+    both = ({}, {"JAXSPEC_TPU_OPTIONS": "1"})
+    assert ran == [(step.name, way) for step in accelerator.STEPS if step.number <= 4 for way in both]
 
 
 def test_a_process_gets_its_setting_and_says_why_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -152,13 +164,13 @@ sys.exit(f"{os.environ['XLA_FLAGS']} {folder.parent.name} {os.environ.get('JAX_P
 
 
 def test_a_finished_step_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    ran = []
+    ran, fails = [], {"rounds"}
 
     def started(name: str, notes: Path, setting: dict[str, str], *more: Any) -> str | None:
         ran.append((name, setting))
         loop = {"tokens_per_second": 99.0 if setting else 100.0, "compile_seconds": 3.0 if setting else 9.0}
         notes.write_text(json.dumps({"about": {"platform": "gpu"}, "loop": loop}))
-        return "failed: it" if name == "rounds" and len(ran) < 10 else None
+        return "failed: it" if name in fails else None
 
     monkeypatch.setattr(accelerator, "started", started)
     with pytest.raises(SystemExit, match="not finished: rounds"):
@@ -167,9 +179,9 @@ def test_a_finished_step_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ran[:4] == [("compiler", setting) for setting in ({}, *every)]
     assert ran[4:] == [(name, every[0]) for name in ("plain", "verification", "rounds", "transformers")]  # it is chosen
     ran.clear()
-    ran.extend([("", {})] * 10)
+    fails.clear()
     accelerator.main(["--out", str(tmp_path)])
-    assert ran[10:] == [("rounds", every[0])]
+    assert ran == [("rounds", every[0])]
 
 
 def test_a_checkout_is_enough():
@@ -220,16 +232,20 @@ def test_the_page_marks_a_plan_that_is_far_off(monkeypatch: pytest.MonkeyPatch):
     rounds = {"round_seconds": 6.6e-3, "tokens_per_second": 300.0, "tau": 2.0, "compile_seconds": 7.0}
     rounds |= {"speedup": 2.0, "text_equals_plain": False, "draft_seconds": 1.5e-3}
     found = {
-        "verification": {"about": about, "forward of 1": {"seconds": 5e-3}, "forward of 5": {"seconds": 5.5e-3}},
-        "rounds": {"about": about, steps.CHAIN: rounds},
-        "context": {"about": about, "prefill of 8192, cudnn": {"seconds": 0.11, "compile_seconds": 8.0}},
-        "plain": {"about": about | {"card": "a TPU"}, "plain": {"round_seconds": 5e-3, "tokens_per_second": 200.0}},
+        "verification": {"forward of 1": {"seconds": 5e-3}, "forward of 5": {"seconds": 5.5e-3}},
+        "rounds": {steps.CHAIN: rounds},
+        "context": {"prefill of 8192, cudnn": {"seconds": 0.11, "compile_seconds": 8.0}},
+        "plain": {"plain": {"round_seconds": 5e-3, "tokens_per_second": 200.0}},
     }
-    steps_ = {name: {"status": "done", "found": {"": values}} for name, values in found.items()}
-    steps_["context"] |= {"status": "cut", "why": "stopped after 90 s"}
-    lines = accelerator_page.page({"steps": steps_, "why": "Chosen is it."}).splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")][2:]
-    assert all(row[-3:] == ["580", "jax 0.11.2", "2026-11-27"] for row in rows)
+    cards = {"plain": "a TPU"}
+    records = {
+        name: {"status": "done", "found": {"": {"about": about | {"card": cards.get(name, "H100")}, **values}}}
+        for name, values in found.items()
+    }
+    records["context"] |= {"status": "cut", "why": "stopped after 90 s"}
+    page = accelerator_page.page({"steps": records, "why": "Chosen is it."})
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+    assert all(row[-3:] == ["580", "jax 0.11.2", "2026-11-27"] for row in rows[2:])
     cells = {row[1]: row[2:7] for row in rows}
     assert cells["forward of 5"] == ["5.500", "5.000", "+10%", "", "1.10 of one node"]
     assert cells[f"{steps.CHAIN}: draft"][:3] == ["1.500", "1.000", "**+50%**"]
@@ -238,7 +254,7 @@ def test_the_page_marks_a_plan_that_is_far_off(monkeypatch: pytest.MonkeyPatch):
     assert float(cells[f"{steps.CHAIN}: outside forwards"][0]) == pytest.approx(6.6 - 5.5 - 1.5)
     assert "36% of peak" in cells["prefill of 8192, cudnn"][4]
     assert cells["plain: round"][:4] == ["5.000", "", "", "200.0"]  # there is no plan
-    assert "`context` is cut: stopped after 90 s." in lines
+    assert "`context` is cut: stopped after 90 s." in page
 
 
 def test_as_many_layers_as_fit(monkeypatch: pytest.MonkeyPatch):
