@@ -121,50 +121,52 @@ def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
     return Parts.gather(counter.works())
 
 
+@dataclasses.dataclass
+class _Tally:
+    """The work of a phase so far; `bytes` are those of partial reads and of writes, `read` the arguments read whole."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    read: set[int] = dataclasses.field(default_factory=set)
+    messages: list[Collective] = dataclasses.field(default_factory=list)
+
+
 class _Counter:
     """Walks a program and the programs inside it, and adds up their work by phase."""
 
-    def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: AnyMesh) -> None:
-        self.arguments, self.mesh = arguments, mesh
-        self.whole = True  # shapes are global, not those of one chip
-        self.data = mesh.shape["data"]
-        self.attention = 1 / (self.data * mesh.shape["kv"] * mesh.shape["group"] * mesh.shape["rows"])  # on one chip
-        self.flops: dict[Phase, float] = defaultdict(float)
-        self.bytes: dict[Phase, float] = defaultdict(float)
-        self.read: dict[Phase, set[int]] = defaultdict(set)
-        self.messages: dict[Phase, list[Collective]] = defaultdict(list)
-
-    def inside(self, own_parts: bool = False) -> "_Counter":
-        """A counter for a program inside this one. With `own_parts` its shapes are those of one chip's parts."""
-        counter = _Counter(self.arguments, self.mesh)
-        counter.whole, counter.data, counter.attention = self.whole, self.data, self.attention
-        if own_parts:
-            counter.whole, counter.data, counter.attention = False, 1, 1.0
-        return counter
+    def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: AnyMesh, own_parts: bool = False) -> None:
+        """With `own_parts` the shapes in the program are not global, but those of one chip's parts."""
+        self.arguments, self.mesh, self.own_parts = arguments, mesh, own_parts
+        of_one_chip = mesh.shape["kv"] * mesh.shape["group"] * mesh.shape["rows"]
+        self.data = 1 if own_parts else mesh.shape["data"]
+        self.attention = 1.0 if own_parts else 1 / (self.data * of_one_chip)  # share of attention on one chip
+        self.phases: dict[Phase, _Tally] = defaultdict(_Tally)
 
     def works(self) -> dict[Phase, Work]:
-        phases = {*self.flops, *self.bytes, *self.read, *self.messages}
         return {
-            phase: Work(self.flops[phase], self.total_bytes(phase), merged(self.messages[phase])) for phase in phases
+            phase: Work(tally.flops, self.total_bytes(phase), merged(tally.messages))
+            for phase, tally in self.phases.items()
         }
 
     def total_bytes(self, phase: Phase) -> float:
         """Bytes of a phase: its partial reads and its writes, and the arguments that it reads whole."""
-        return self.bytes[phase] + sum(_bytes(self.arguments[i]) * self.share(i) for i in self.read[phase])
+        tally = self.phases[phase]
+        return tally.bytes + sum(_bytes(self.arguments[i]) * self.share(i) for i in tally.read)
 
     def absorb(self, branches: "Sequence[_Counter]") -> None:
         """Adds the work of alternative programs, of which one runs: in each phase the costliest."""
-        for phase in {phase for branch in branches for phase in branch.works()}:
-            costliest = max(branches, key=lambda branch: (branch.total_bytes(phase), branch.flops[phase]))
-            self.flops[phase] += costliest.flops[phase]
-            self.bytes[phase] += costliest.bytes[phase]
-            self.read[phase] |= costliest.read[phase]
-            self.messages[phase] += costliest.messages[phase]
+        for phase in {phase for branch in branches for phase in branch.phases}:
+            costliest = max(branches, key=lambda branch: (branch.total_bytes(phase), branch.phases[phase].flops))
+            tally, more = self.phases[phase], costliest.phases[phase]
+            tally.flops += more.flops
+            tally.bytes += more.bytes
+            tally.read |= more.read
+            tally.messages += more.messages
 
     def share(self, argument: int) -> float:
         """Share of an argument's elements on each chip."""
         leaf: Any = self.arguments[argument]
-        if not self.whole:
+        if self.own_parts:
             return 1.0
         return math.prod(leaf.sharding.shard_shape(leaf.shape)) / max(1, math.prod(leaf.shape))
 
@@ -194,7 +196,7 @@ class _Counter:
                 self.walk(params["cond_jaxpr"].jaxpr, [*operands[:first], *carry], path, times)
                 return self.walk(params["body_jaxpr"].jaxpr, [*operands[first:second], *carry], path, times)
             case "cond":
-                branches = [self.inside() for _ in params["branches"]]
+                branches = [_Counter(self.arguments, self.mesh, self.own_parts) for _ in params["branches"]]
                 walks = zip(branches, params["branches"], strict=True)
                 results = [counter.walk(branch.jaxpr, operands[1:], path, times) for counter, branch in walks]
                 self.absorb(branches)
@@ -202,7 +204,7 @@ class _Counter:
             case "scan":
                 return self.walk(params["jaxpr"].jaxpr, operands, path, times * params["length"])
             case "shard_map":
-                inner = self.inside(own_parts=True)
+                inner = _Counter(self.arguments, self.mesh, own_parts=True)
                 results = inner.walk(params["jaxpr"], operands, path, times)
                 self.absorb([inner])
                 return results
@@ -219,18 +221,18 @@ class _Counter:
             return frozenset[int]().union(*operands)
         if name in WRITES and operands[0]:
             (changed, *_), written = operands[0], _shaped(eqn.invars[WRITES[name]])
-            self.bytes[phase] += times * _bytes(written) * self.share(changed)
+            self.phases[phase].bytes += times * _bytes(written) * self.share(changed)
             return operands[0]
         if name in PARTIAL and operands[0]:
             (table, *_) = operands[0]
-            self.bytes[phase] += times * _bytes(out) * self.share(table)
+            self.phases[phase].bytes += times * _bytes(out) * self.share(table)
             if out.ndim > 1 and not _is_batched(self.arguments[table]):  # rows on other chips are zeros: an all-reduce
                 self.sum(out, _cuts(self.arguments[table], 0), phase, times)
             return NONE
         if name == "dot_general":
             self.product(eqn, operands, phase, times)
         for made_of in operands:
-            self.read[phase] |= made_of
+            self.phases[phase].read |= made_of
         return NONE
 
     def product(self, eqn: core.JaxprEqn, operands: list[Arguments], phase: Phase, times: int) -> None:
@@ -240,10 +242,10 @@ class _Counter:
         flops = 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted[0])
         used = sorted({i for made_of in operands for i in made_of}, key=lambda i: _bytes(self.arguments[i]))
         if not used or self.arguments[used[-1]].ndim == CACHE:
-            self.flops[phase] += times * flops * (self.attention if batched else 1 / self.data)
+            self.phases[phase].flops += times * flops * (self.attention if batched else 1 / self.data)
             return
         weight = self.arguments[used[-1]]
-        self.flops[phase] += times * flops * self.share(used[-1]) / self.data
+        self.phases[phase].flops += times * flops * self.share(used[-1]) / self.data
         if jnp.issubdtype(weight.dtype, jnp.integer):  # quantised, perhaps with groups of inputs
             summed = [weight.ndim - 2]
         else:
@@ -254,8 +256,8 @@ class _Counter:
 
     def sum(self, out: Any, chips: int, phase: Phase, times: int) -> None:
         """Adds an all-reduce of a result over this many chips; none for a single chip."""
-        if chips > 1 and self.whole:
-            self.messages[phase].append(Collective("all-reduce", _bytes(out) // self.data, times, chips))
+        if chips > 1 and not self.own_parts:
+            self.phases[phase].messages.append(Collective("all-reduce", _bytes(out) // self.data, times, chips))
 
 
 def _bytes(array: Any) -> int:

@@ -7,9 +7,7 @@ compiler scheduled so, an asynchronous copy or message with the operations betwe
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from jaxspec.model import attention_kernel
 from jaxspec.planning import traffic
@@ -58,7 +56,7 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """An estimated time in seconds.
+    """An estimated time in seconds, or a ratio of two.
 
     Attributes:
         lower: everything overlaps: the longer of the estimated cycles and of all bytes at full bandwidth.
@@ -153,83 +151,74 @@ def operations(program: CompiledProgram, where: Slice, filled: float = 1.0) -> l
     Args:
         filled: share of the cache's rows that hold tokens. The attention kernel skips the other rows.
     """
-    return list(_of(program, program.loop, where, filled, 1, COMMIT))
+    return list(_Reader(program, where, filled).read(program.loop, 1, COMMIT))
 
 
-def _of(
-    program: CompiledProgram,
-    computation: Computation,
-    where: Slice,
-    filled: float,
-    times: int,
-    phase: Phase,
-    loop: Instruction | None = None,
-) -> Iterator[Operation]:
-    """Operations of a computation that runs `times` times. `phase` applies until an instruction has a path.
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """Reads the operations of a program; attributes as in `operations`."""
 
-    While another computation runs, what this one has started stands still: it may use all of the bandwidth itself.
-    """
-    schedule, started = Schedule(where.chip.bandwidth), dict[str, Operation]()
-    for each in computation.instructions:
-        phase = phase_at(each, phase)
-        inside = partial(_inside, program, where, filled, phase=phase, loop=loop)
-        if each.opcode == "while":
-            trips, begins = times * (program.trips(each) or 1), body_phase(program, each) or phase
-            yield from inside(each.runs["condition"], trips, loop=each)
-            yield from inside(each.runs["body"], trips, phase=begins, loop=each)
-        elif each.opcode == "conditional":
-            yield from _slowest([list(inside(name, times)) for name in each.branches], where)
-        elif each.opcode == "call":
-            yield from inside(each.runs["to_apply"], times)
-        elif each.opcode.endswith(("-done", "-update")):
-            found = started.pop(each.operands[0], None) if each.operands else None
-            if found and each.opcode.endswith("-update"):
+    program: CompiledProgram
+    where: Slice
+    filled: float
+
+    def read(
+        self, computation: Computation, times: int, phase: Phase, loop: Instruction | None = None
+    ) -> Iterator[Operation]:
+        """Operations of a computation that runs `times` times. `phase` applies until an instruction has a path.
+
+        While a called computation runs, the copies that this one has started wait: the other one may use all of the
+        bandwidth itself.
+        """
+        schedule, started = Schedule(self.where.chip.bandwidth), dict[str, Operation]()
+        for each in computation.instructions:
+            if each.path and each.opcode not in traffic.FREE:  # a copy that the compiler added has no path
+                phase = phase_of(each.path)
+            if each.opcode == "while":
+                trips, begins = times * (self.program.trips(each) or 1), body_phase(self.program, each) or phase
+                yield from self.read(self.program.computations[each.runs["condition"]], trips, phase, each)
+                yield from self.read(self.program.computations[each.runs["body"]], trips, begins, each)
+            elif each.opcode == "conditional":
+                branches = [self.program.computations[name] for name in each.branches]
+                yield from _slowest([list(self.read(branch, times, phase, loop)) for branch in branches], self.where)
+            elif each.opcode == "call":
+                yield from self.read(self.program.computations[each.runs["to_apply"]], times, phase, loop)
+            elif each.opcode.endswith(("-done", "-update")):
+                found = started.pop(each.operands[0], None) if each.operands else None
+                if found and each.opcode.endswith("-update"):
+                    started[each.name] = found
+                elif found:
+                    yield _awaited(found, schedule, phase)
+            elif found := self.operation(computation, each, times, phase, loop):
+                if not each.opcode.endswith("-start"):
+                    schedule.run(seconds(found, self.where) / times, found.bytes)
+                    yield found
+                    continue
                 started[each.name] = found
-            elif found:
-                yield _awaited(found, schedule, phase)
-        elif found := _operation(program, computation, each, phase, times, filled):
-            found = dataclasses.replace(found, loop=loop)
-            if not each.opcode.endswith("-start"):
-                schedule.run(seconds(found, where) / times, found.bytes)
-                yield found
-            elif found.message:
-                started[each.name] = found
-                schedule.start_message(each.name, where.communication(found.message))
-            else:
-                started[each.name] = found
-                schedule.start_copy(each.name, found.bytes)
-    yield from (_awaited(found, schedule, phase) for found in started.values())
+                if found.message:
+                    schedule.start_message(each.name, self.where.communication(found.message))
+                else:
+                    schedule.start_copy(each.name, found.bytes)
+        yield from (_awaited(found, schedule, phase) for found in started.values())
+
+    def operation(
+        self, computation: Computation, each: Instruction, times: int, phase: Phase, loop: Instruction | None
+    ) -> Operation | None:
+        """The operation of one instruction; None if it costs nothing."""
+        if each.opcode in traffic.FREE or each.target in VIEWS:
+            return None
+        message = message_of(each)
+        kind = MESSAGE if message else ESTIMATED if each.cycles is not None else _kind(each)
+        moved, flops = 0 if message else traffic.moved(self.program, computation, each), each.flops
+        if kind == KERNEL and f"/{attention_kernel.NAME}" in each.path:
+            moved, flops = round(moved * self.filled), round(flops * self.filled)
+        return Operation(phase, kind, times, moved, message, each, loop, flops)
 
 
 def _awaited(started: Operation, schedule: Schedule, phase: Phase) -> Operation:
     """An asynchronous operation at its end; without a path of its own it belongs to the phase that waits for it."""
     phase = started.phase if started.instruction.path else phase
     return dataclasses.replace(started, phase=phase, waited=schedule.wait(started.instruction.name))
-
-
-def _inside(
-    program: CompiledProgram, where: Slice, filled: float, name: str, times: int, **known: Any
-) -> Iterator[Operation]:
-    return _of(program, program.computations[name], where, filled, times, **known)
-
-
-def _operation(
-    program: CompiledProgram,
-    computation: Computation,
-    each: Instruction,
-    phase: Phase,
-    times: int,
-    filled: float,
-) -> Operation | None:
-    """The operation of one instruction; None if it costs nothing."""
-    if each.opcode in traffic.FREE or each.target in VIEWS:
-        return None
-    message = message_of(each)
-    kind = MESSAGE if message else ESTIMATED if each.cycles is not None else _kind(each)
-    moved, flops = 0 if message else traffic.moved(program, computation, each), each.flops
-    if kind == KERNEL and f"/{attention_kernel.NAME}" in each.path:
-        moved, flops = round(moved * filled), round(flops * filled)
-    return Operation(phase, kind, times, moved, message, each, flops=flops)
 
 
 def _kind(each: Instruction) -> str:
@@ -289,27 +278,14 @@ def interval(found: Iterable[Operation], where: Slice) -> Interval:
 
 def coverage(found: Iterable[Operation]) -> float:
     """Share of all bytes that operations with an estimate move; 0 if no bytes are moved."""
-    by_kind = bytes_by_kind(found)
-    return by_kind.get(ESTIMATED, 0) / total if (total := sum(by_kind.values())) else 0.0
-
-
-def bytes_by_kind(found: Iterable[Operation]) -> Mapping[str, int]:
-    """Bytes moved by the operations of each kind."""
-    totals: dict[str, int] = {}
-    for each in found:
-        totals[each.kind] = totals.get(each.kind, 0) + each.times * each.bytes
-    return totals
+    moved = [(each.times * each.bytes, each.kind == ESTIMATED) for each in found]
+    total = sum(size for size, _ in moved)
+    return sum(size for size, estimated in moved if estimated) / total if total else 0.0
 
 
 def of_phase(found: Iterable[Operation], *phases: Phase) -> list[Operation]:
     """The operations of some phases."""
     return [each for each in found if each.phase in phases]
-
-
-def phase_at(instruction: Instruction, before: Phase) -> Phase:
-    """The phase by an instruction's scopes; without any, as for a copy that the compiler added, the phase `before`."""
-    scoped = instruction.path and instruction.opcode not in traffic.FREE
-    return phase_of(instruction.path) if scoped else before
 
 
 def body_phase(program: CompiledProgram, loop: Instruction) -> Phase | None:
