@@ -4,23 +4,20 @@ import importlib.util
 import re
 from collections.abc import Iterator
 
-import jax.numpy as jnp
 import pytest
 
 from jaxspec.builders import Eagle2, Pruned
 from jaxspec.decoding.loop import DRAFTING, LEVEL
-from jaxspec.engine.program import LOOP, program_of
+from jaxspec.engine.program import LOOP
 from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel, sharding
-from jaxspec.model.backend import ACCELERATOR_TREE_SIZES
 from jaxspec.model.config import LlamaConfig
 from jaxspec.planning.chips import Collective, parse_slice
-from jaxspec.planning.devices import mesh_on
 from jaxspec.planning.estimate import KERNEL, operations
 from jaxspec.planning.faults import find_faults
 from jaxspec.planning.hlo import CompiledProgram
 from jaxspec.planning.program import Compiled, PlacedProgram
-from jaxspec.planning.shapes import Target, models_of
+from tests.planning.placed import compiled, placed
 
 WHERE = parse_slice("v5e:2x4")
 CHIPS, ROWS, LAYERS = 8, 640, 2
@@ -61,22 +58,17 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     LOOP.clear_cache()
 
 
-def compiled(name: str, batch: int = 1, rows: int = ROWS) -> tuple[PlacedProgram, Compiled]:
-    method = parse_method(name)
-    models = models_of(Target(CONFIG), method, jnp.dtype("bfloat16"))
-    program = program_of(method, models, greedy=True, tree_sizes=ACCELERATOR_TREE_SIZES)
-    placed = PlacedProgram.place(program, batch, rows, mesh_on(WHERE, CONFIG, 1, CHIPS))
-    found = Compiled.of(placed.trace(), WHERE)
-    assert found is not None
-    return placed, found
+def compiled_for(name: str, batch: int = 1, rows: int = ROWS) -> tuple[PlacedProgram, Compiled]:
+    program = placed(CONFIG, str(WHERE), name, batch=batch, rows=rows)
+    return program, compiled(program, WHERE)
 
 
-def faults(placed: PlacedProgram, found: Compiled) -> list[str]:
+def faults(program: PlacedProgram, found: Compiled) -> list[str]:
     """Those of the loop, and parts that are not what a chip should hold."""
     entry = found.program.computations[found.program.entry].parameters.values()
     names = ((re.search(r'op_name="([^"]+)"', each.line), each.results[0].shape) for each in entry)
     held = {name[1]: shape for name, shape in names if name}
-    return find_faults(placed, found.program, found.operations) + [
+    return find_faults(program, found.program, found.operations) + [
         f"{name} of {held.get(name)}" for name, shape in PARTS.items() if held.get(name) != shape
     ]
 
@@ -96,9 +88,9 @@ def faults(placed: PlacedProgram, found: Compiled) -> list[str]:
     ],
 )
 def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
-    placed, found = compiled(name)
-    assert faults(placed, found) == []
-    counted, sent = placed.count(placed.trace()), found.messages
+    program, found = compiled_for(name)
+    assert faults(program, found) == []
+    counted, sent = program.count(program.trace()), found.messages
     works = {DRAFTING: counted.draft, LEVEL: counted.level} | {f"verify{n}": work for n, work in counted.verify.items()}
     for phase, work in ((phase, work) for phase, work in works.items() if work.collectives):
         ours = [each for each in sent.get(phase, ()) if _is_of_rows(each)]
@@ -123,8 +115,8 @@ def _is_of_rows(message: Collective) -> bool:
 @needs_libtpu
 def test_a_long_cache_is_read_by_the_kernel():
     """Once a layer, as it is: no scores, nothing copied, gathered or transposed for it."""
-    placed, found = compiled("plain", batch=4, rows=attention_kernel.LONG)
-    assert find_faults(placed, found.program, found.operations) == []
+    program, found = compiled_for("plain", batch=4, rows=attention_kernel.LONG)
+    assert find_faults(program, found.program, found.operations) == []
     kernels = [
         each for each in found.operations if attention_kernel.NAME in each.instruction.path and each.kind == KERNEL
     ]
@@ -181,5 +173,5 @@ def test_messages_by_hand():
 @pytest.mark.parametrize("rule", ["vocab", "heads", "kv_heads", "mlp"])
 def test_without_a_rule_it_would_not_pass(rule: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sharding.DECODING, rule, ())
-    found = faults(*compiled("plain"))
+    found = faults(*compiled_for("plain"))
     assert found

@@ -6,19 +6,14 @@ Of 80 layers the ratios are smaller: `docs/compiled.md`.
 import dataclasses
 import importlib.util
 
-import jax.numpy as jnp
 import pytest
 
-from jaxspec.engine.program import program_of
-from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel
-from jaxspec.model.backend import ACCELERATOR_TREE_SIZES
 from jaxspec.planning.chips import Work, parse_slice
-from jaxspec.planning.devices import mesh_on
 from jaxspec.planning.estimate import COPY
 from jaxspec.planning.faults import find_faults
-from jaxspec.planning.program import Compiled, PlacedProgram
-from jaxspec.planning.shapes import MODELS, Target, models_of
+from jaxspec.planning.shapes import MODELS
+from tests.planning.placed import compiled, placed
 
 WHERE = parse_slice("v5e:4x4")
 SHAPE = dataclasses.replace(MODELS["llama-3.1-70b"], num_layers=2)
@@ -50,26 +45,17 @@ def test_the_estimate_stays_near_the_floor(
     split: int,
 ):
     """Bounds are a tenth above what XLA estimated when they were written, without options for TPUs."""
-    method = parse_method(name)
-    program = program_of(
-        method,
-        models_of(Target(SHAPE, quantize=quantize), method, jnp.dtype("bfloat16")),
-        greedy=True,
-        tree_sizes=ACCELERATOR_TREE_SIZES,
-    )
-    placed = PlacedProgram.place(program, batch, rows, mesh_on(WHERE, SHAPE, 1, WHERE.chips // split, split))
-    traced = placed.trace()
-    compiled = Compiled.of(traced, WHERE)
-    assert compiled is not None
-    assert find_faults(placed, compiled.program, compiled.operations) == []
-    assert compiled.temporaries <= megabytes * 1e6
+    program = placed(SHAPE, str(WHERE), name, split=split, batch=batch, rows=rows, quantize=quantize)
+    found = compiled(program, WHERE)
+    assert find_faults(program, found.program, found.operations) == []
+    assert found.temporaries <= megabytes * 1e6
     if rows >= attention_kernel.LONG:
-        copied = [each.instruction.results[0].shape for each in compiled.operations if each.kind == COPY]
+        copied = [each.instruction.results[0].shape for each in found.operations if each.kind == COPY]
         assert (batch, 1, rows, SHAPE.head_dim) not in copied, "values are copied before the kernel"
-    parts = placed.count(traced)
+    parts = program.count(program.trace())
     works = {"draft": parts.drafting(levels), "verify": parts.verification(nodes)}
     for part, most in (("draft", draft), ("verify", verify)):
         if most is not None:
             floor = WHERE.seconds(Work(works[part].flops, works[part].bytes))
-            scheduled = compiled.seconds(parts.phases_of(part, levels, nodes)).scheduled
+            scheduled = found.seconds(parts.phases_of(part, levels, nodes)).scheduled
             assert scheduled / floor <= most

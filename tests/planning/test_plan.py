@@ -16,17 +16,16 @@ from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.commands import main
-from jaxspec.engine.program import program_of
 from jaxspec.methods.method import parse_method
 from jaxspec.model import sharding
 from jaxspec.model.config import LlamaConfig
 from jaxspec.options.main import PlanSettings
 from jaxspec.planning.chips import CHIPS, Collective, Work, parse_slice
-from jaxspec.planning.devices import mesh_on
 from jaxspec.planning.plan import plan
 from jaxspec.planning.program import PlacedProgram
 from jaxspec.planning.rounds import expected_rounds
 from jaxspec.planning.shapes import MODELS, Target, find_model, models_of
+from tests.planning.placed import placed
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -47,23 +46,6 @@ def jaxspec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return int(exit_.value.code or 0), shown, remarks
 
     return command
-
-
-def placed(
-    config: LlamaConfig,
-    where: str,
-    name: str = "plain",
-    *,
-    data: int = 1,
-    batch: int = 1,
-    rows: int = 2048,
-    quantize: str | None = None,
-) -> PlacedProgram:
-    """A method on these chips."""
-    method, chips = parse_method(name), parse_slice(where)
-    models = models_of(Target(config, quantize=quantize), method, jnp.dtype("bfloat16"))
-    mesh = mesh_on(chips, config, data, chips.chips // data)
-    return PlacedProgram.place(program_of(method, models, greedy=True), batch, rows, mesh)
 
 
 def kernels(c: LlamaConfig) -> int:
