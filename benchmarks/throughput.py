@@ -43,13 +43,13 @@ def compare(target: str, methods: Sequence[str], rows: int, new_tokens: int, rep
     """Tokens per second of each method at this number of rows."""
     model = Engine(target, "plain").model
     engines = {method: Engine.calibrated(model, method, batch_size=rows) for method in methods}
-    asked = requests_of(model, prompts()[: max(rows, FEWEST)], max_new_tokens=new_tokens)
+    requests = requests_of(model, prompts()[: max(rows, FEWEST)], max_new_tokens=new_tokens)
     found = {method: list[float]() for method in methods}
-    texts = {method: [text.tokens for text in engine.run(asked[:rows])] for method, engine in engines.items()}
+    texts = {method: [text.tokens for text in engine.run(requests[:rows])] for method, engine in engines.items()}
     assert all(each == texts[methods[0]] for each in texts.values()), "a method changed a text"
     for _ in range(repeats):
         for method, engine in engines.items():
-            found[method].append(tokens_per_second(engine, asked, rows))
+            found[method].append(tokens_per_second(engine, requests, rows))
     return {method: statistics.median(each) for method, each in found.items()}
 
 

@@ -1,1 +1,1 @@
-"""Costs of the pieces of a round on a device: measuring, storing and reading them."""
+"""Costs of the parts of a round on a device: measured, stored and read."""

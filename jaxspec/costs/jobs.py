@@ -1,7 +1,7 @@
 """The programs that are timed to find the costs of a round: whole rounds, and target forward passes, at decoding's
 shapes.
 
-A piece that runs alone and repeatedly finds its weights in the processor's cache, which it does not in the loop. So a
+A part that runs alone and repeatedly has its weights in the processor's cache, which it does not in the loop. So a
 drafted level is not timed alone. Its cost is the difference between a round of many levels and a round of one.
 """
 

@@ -19,7 +19,7 @@ from jaxspec.planning.traffic import message_of
 ESTIMATED, MESSAGE, COPY, UPDATE, SORT, KERNEL, OTHER = (
     "estimated", "message", "copy", "update", "sort", "kernel", "other"
 )  # fmt: skip
-"""Kinds of operations: `ESTIMATED` ones have cycles; for the others, the kind says how their time is computed."""
+"""Kinds of operations: `ESTIMATED` ones have cycles; for the others, the kind decides how their time is computed."""
 
 # Share of peak compute that a kernel reaches. For attention of 512 queries over 2,048 rows on a v5e, the compiler's
 # listing has 5,150 bundles, and the matrix units need 4,096 cycles. Memory reads are pipelined beside them.
@@ -34,7 +34,7 @@ class Operation:
     """An operation of a program, and how often it runs.
 
     Attributes:
-        kind: `ESTIMATED`, or the kind that says how its time is computed.
+        kind: `ESTIMATED`, or another kind, which decides how its time is computed.
         times: number of runs in a round; for an operation of a level, in a level.
         bytes: bytes to and from main memory in each run.
         flops: a kernel's declared operations in each run.

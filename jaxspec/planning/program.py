@@ -71,11 +71,11 @@ class PlacedProgram:
         target, batch = self.models.target, self.state.tokens.shape[0] // self.mesh.shape["data"]
         config = target.config
         held = sharding.device_elements(target.layers)
-        asked = config.experts_per_token / config.num_experts if config.num_experts else 1
+        used = config.experts_per_token / config.num_experts if config.num_experts else 1
         experts = sharding.device_elements([layer.mlp for layer in target.layers]) if config.num_experts else 0
         heads = config.num_heads / (self.mesh.shape["kv"] * self.mesh.shape["group"] * self.mesh.shape["rows"])
         attending = 4 * config.num_layers * heads * config.head_dim * prompt * (prompt + 1) / 2
-        flops = batch * (2 * prompt * (held - experts * (1 - asked)) + attending)
+        flops = batch * (2 * prompt * (held - experts * (1 - used)) + attending)
         kv = sharding.device_bytes(self.state.cache) * prompt / self.state.tokens.shape[1]
         return Work(flops, sharding.device_bytes(target.layers) + kv)
 
@@ -173,7 +173,7 @@ class Compiled:
         return [str(each) for each in (loops[-1].results if loops else ()) if each.fast and each.bytes >= LARGE]
 
     def seconds(self, phases: Mapping[Phase, int | float]) -> Interval:
-        """Estimated seconds of phases, each repeated as often as `phases` says."""
+        """Estimated seconds of phases, each repeated `phases[phase]` times."""
         parts = (interval(of_phase(self.operations, phase), self.where).times(n) for phase, n in phases.items())
         return sum(parts, Interval())
 

@@ -110,7 +110,7 @@ def test_a_program_by_hand():
     found = operations(CompiledProgram.parse(PROGRAM), WHERE)
     assert CHIP.clock is not None
     took = lambda *phases: interval(of_phase(found, *phases), WHERE)
-    # A level once, though nothing says how many there are.
+    # A level once, though their number is not in the program.
     assert took("level").upper == pytest.approx(1000 / CHIP.clock)
     # Of the branches the slower, which reads its operand twice and writes; half of an array by the fusion, which writes
     # to fast memory; one brought there; and a message.
