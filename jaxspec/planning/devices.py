@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jaxspec.host.libtpu import expect_no_chip
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.sharding import AXES, AnyMesh, make_mesh, model_axis_sizes, split_mesh
-from jaxspec.planning.chips import Slice
+from jaxspec.planning.chips import KINDS, Slice
 
 PLUGIN, NVCC = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
 
@@ -26,19 +26,12 @@ _HOPPER = (
     "shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 }"
 )
 _CHIPS = {
-    "h100-80g": (
-        f"{_HOPPER} l2_cache_size: 52428800 memory_bandwidth: 3352320000000 device_memory_size: 84929347584",
-        "NVIDIA H100 80GB HBM3",
-    ),
-    "h200-141g": (
-        f"{_HOPPER} l2_cache_size: 62914560 memory_bandwidth: 4800000000000 device_memory_size: 150754820096",
-        "NVIDIA H200",
-    ),
+    "h100-80g": f"{_HOPPER} l2_cache_size: 52428800 memory_bandwidth: 3352320000000 device_memory_size: 84929347584",
+    "h200-141g": f"{_HOPPER} l2_cache_size: 62914560 memory_bandwidth: 4800000000000 device_memory_size: 150754820096",
     "a100-80g": (
         "core_count: 108 fpus_per_core: 64 clock_rate_ghz: 1.41 l2_cache_size: 41943040 "
         "memory_bandwidth: 2039000000000 device_memory_size: 84929347584 shared_memory_per_core: 167936 "
-        "shared_memory_per_block_optin: 166912 cuda_compute_capability { major: 8 }",
-        "NVIDIA A100-SXM4-80GB",
+        "shared_memory_per_block_optin: 166912 cuda_compute_capability { major: 8 }"
     ),
 }
 _VERSIONS = "dnn_version_info { major: 9 minor: 7 } runtime_version { major: 12 minor: 8 patch: 0 }"
@@ -72,9 +65,9 @@ def gpus(where: Slice) -> Sequence[Any]:
 
 def described(kind: str) -> str:
     """XLA's description of a GPU, one of `chips.CHIPS`: a `GpuTargetConfigProto` in text format."""
-    numbers, name = _CHIPS[kind]
+    name = next(name for name, chip in KINDS.items() if chip == kind)
     return (
-        f'gpu_device_info {{ {_THREADS} {_GRID} {_MEMORY} {numbers} }} platform_name: "CUDA" {_VERSIONS} '
+        f'gpu_device_info {{ {_THREADS} {_GRID} {_MEMORY} {_CHIPS[kind]} }} platform_name: "CUDA" {_VERSIONS} '
         f'device_description_str: "{name}"'
     )
 
