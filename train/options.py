@@ -133,7 +133,7 @@ class Eagle3(HeadSettings):
 class Dflash(HeadSettings):
     """Train a DFlash head: a few layers over features of the target that draft a block of tokens in one pass.
 
-    The head has no LM head; drafts are read with the target's. Train long blocks: decoding can use shorter ones.
+    It drafts with the target's LM head. Train long blocks: decoding can use shorter ones.
 
     For example: jaxspec-train dflash --target tinyllama --data generated.jsonl --steps 20000
     """
@@ -324,7 +324,7 @@ class Lm:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """Options that the commands share which decode with the target."""
+    """Options of the commands that decode with the target."""
 
     target: shared.Target
     data: Data = Data()
