@@ -29,9 +29,11 @@ program, commands, heavy = json.loads(sys.argv[1])
 module, texts = importlib.import_module(f"jaxspec.commands.{program}"), {}
 for command in commands:
     sys.argv = [f"jaxspec-{program}", *command.split(), "--help"]
-    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
+    page = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # tyro draws boxes where the encoding has them
+    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
         module.main()
-    texts[command] = printed.getvalue()
+    page.flush()
+    texts[command] = page.buffer.getvalue().decode()
 print(json.dumps([texts, [name for name in heavy if name in sys.modules]]))
 """
 
