@@ -225,9 +225,13 @@ def run(
 ) -> tuple[list[list[int]], RoundCounts]:
     """New tokens of every request, and what the rounds came to, [B, rounds]; `rows` bounds prompt, text and margin."""
     state = decoded(spec, models, requests, eos, rows)
+    return texts_of(state, requests), rounds_of(state, len(requests))
+
+
+def texts_of(state: DecodeState, requests: Sequence[Request]) -> list[list[int]]:
+    """The tokens so far after each request's prompt."""
     tokens, length = np.asarray(state.tokens), np.asarray(state.length)
-    new = [tokens[i, len(r.tokens) : length[i]].tolist() for i, r in enumerate(requests)]
-    return new, rounds_of(state, len(requests))
+    return [tokens[i, len(request.tokens) : length[i]].tolist() for i, request in enumerate(requests)]
 
 
 def check_texts(

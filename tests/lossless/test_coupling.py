@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
@@ -33,6 +32,7 @@ from tests.lossless.harness import (
     run,
     run_refilled,
     speculation,
+    texts_of,
     weights,
     with_kept_blocks,
 )
@@ -118,8 +118,7 @@ def test_prefill_and_decoding_in_pieces(target, prompts, plain):
         state = prefill(spec.drafter, chosen, start(spec, chosen, asked, (), 128), chunk)
         while not state.done.all():
             state = decode(spec, chosen, state, jnp.int32(2))
-        tokens, length = np.asarray(state.tokens), np.asarray(state.length)
-        assert [tokens[i, len(r.tokens) : length[i]].tolist() for i, r in enumerate(asked)] == plain
+        assert texts_of(state, asked) == plain
 
 
 def test_a_drafter_that_is_the_target_is_always_right(target, prompts):

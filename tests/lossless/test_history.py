@@ -23,6 +23,7 @@ from tests.lossless.harness import (
     run,
     run_refilled,
     speculation,
+    texts_of,
     weights,
     with_draft_vocabulary,
 )
@@ -75,11 +76,6 @@ def copies(spec: Speculation, models: Models, asked: list[Request]) -> tuple[Dec
         state = loop.decode(spec, chosen, state, jnp.int32(1), jnp.int32(len(done)))
         seen.append(np.where(done, -1, np.asarray(state.drafter.copied)))
     return state, np.stack(seen)
-
-
-def texts_of(state: DecodeState, asked: list[Request]) -> list[list[int]]:
-    tokens, length = np.asarray(state.tokens), np.asarray(state.length)
-    return [tokens[i, len(request.tokens) : length[i]].tolist() for i, request in enumerate(asked)]
 
 
 @pytest.mark.parametrize("name", METHODS)
