@@ -43,7 +43,7 @@ smoke:  ## a short test of an installation: with another PYTHON, or the LOWEST=1
 	@.cache/smoke/bin/python -m tests.smoke
 
 docs: .venv/.docs  ## the documentation as a site, in build/site; fails on a dead link
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: .venv/.dev  ## ruff: rules and formatting
 	@$(BIN)/ruff check
