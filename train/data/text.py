@@ -72,10 +72,8 @@ def documents(folder: Path) -> list[Document]:
     """All text files in a folder and its subfolders, by name. Hidden, empty and non-UTF-8 files are left out.
 
     Raises:
-        ValueError: it is not a folder, or holds no text.
+        ValueError: it holds no text.
     """
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; name one that holds text files")
     found = _read(folder, "*", lambda parts: not any(part.startswith(".") for part in parts))
     if not found:
         raise ValueError(f"{folder} holds no text: no file in it is UTF-8 and not empty")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.checkpoint.tokenizer import load_tokenizer
-from jaxspec.train.data import chat, encoding, tokenizer
+from jaxspec.train.data import encoding, tokenizer
 from jaxspec.train.data.records import Conversation, Message
 from jaxspec.train.data.text import Document, Encoded
 
@@ -210,11 +210,3 @@ def test_conversations_that_the_template_cannot_write(
 def test_tokenizers_that_cannot_do_conversations(learnt: Any):
     with pytest.raises(ValueError, match="the tokenizer has no chat template; train on plain text"):
         encoding.encode(learnt, [Document("a", "x"), talk("hi", "hello")])
-
-
-def test_spans_of_the_text(plain: Any, marked: Any):
-    for loaded in (plain, marked):
-        found = chat.render(loaded, talk("hi", "one", "and", "two"))
-        assert isinstance(found, list)
-        (rendered,) = found
-        assert [rendered.text[start:end] for start, end in rendered.spans] == ["one</s>", "two</s>"]

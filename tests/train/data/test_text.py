@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.train.data import sources, text
-from jaxspec.train.data.records import Conversation
+from jaxspec.train.data.records import Conversation, Message
 from jaxspec.train.data.text import Document, Encoded
 
 FILL = 1
@@ -38,20 +38,16 @@ def test_windows_keep_every_token_once_and_in_order(counted: list[list[bool]], l
 
 
 def test_held_out_split_is_stable_and_disjoint():
+    talk = (Message("user", "hi"), Message("assistant", "hello"))
     names = [f"package/module{i}.py" for i in range(2000)]
-    found = [Document(name, "x") for name in names]
+    found = [Conversation(name, talk) if i % 2 else Document(name, "x") for i, name in enumerate(names)]
     kept, held_out = sources.split(found)
-    assert sorted([*kept, *held_out], key=name_of) == sorted(found, key=name_of)
+    assert sorted([*kept, *held_out], key=lambda each: each.name) == sorted(found, key=lambda each: each.name)
     assert 30 < len(held_out) < 70
+    assert {type(each) for each in held_out} == {Document, Conversation}
     assert sources.split([*held_out, Document("kept", "x")]) == ([Document("kept", "x")], held_out)
-    assert [name for name in ("shutil.py", "json/decoder.py", "sched.py") if text.is_held_out(name)] == [
-        "shutil.py",
-        "sched.py",
-    ]
-
-
-def name_of(found: Document | Conversation) -> str:
-    return found.name
+    names = ("shutil.py", "json/decoder.py", "sched.py")
+    assert [name for name in names if text.is_held_out(name)] == ["shutil.py", "sched.py"]
 
 
 def test_documents_of_a_folder(tmp_path: Path):
@@ -64,23 +60,6 @@ def test_documents_of_a_folder(tmp_path: Path):
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "HEAD").write_text("ref")
     assert text.documents(tmp_path) == [Document("a.md", "first\r\n"), Document("b/notes.txt", "é")]
-
-
-def test_folders_without_text(tmp_path: Path):
-    with pytest.raises(ValueError, match="nowhere is not a folder"):
-        text.documents(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="holds no text"):
-        text.documents(tmp_path)
-
-
-def test_one_file(tmp_path: Path):
-    (tmp_path / "a.txt").write_text("a text")
-    (tmp_path / "empty").touch()
-    assert text.document(tmp_path / "a.txt") == Document("a.txt", "a text")
-    with pytest.raises(ValueError, match="empty holds no text: it is empty or not UTF-8"):
-        text.document(tmp_path / "empty")
-    with pytest.raises(ValueError, match="is neither a file nor a folder; name one that holds text"):
-        text.document(tmp_path)
 
 
 def test_standard_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
