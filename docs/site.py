@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["jaxspec"]["repository"]
 LINK = re.compile(r"(!?)\[([^\[\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 GROUPS = {
-    "Generate text": ("engine", "checkpoint", "model", "methods", "options"),
+    "Generate and measure": ("engine", "checkpoint", "model", "methods", "options"),
     "Strategies": ("decoding",),
     "Training": ("train",),
 }
