@@ -13,7 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 import jaxspec
-from jaxspec.engine.recorded_rounds import Round
+from jaxspec.engine.generation import Round
 from jaxspec.report.draft_colours import STYLES, coloured
 
 METHOD = "eagle+eagle2,total=8,depth=4,width=4"

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from jaxspec.checkpoint import memory, parameters
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.decoding.drafter import Committed, Drafter, Models, Prefix
-from jaxspec.decoding.drafts import Drafts, for_each
+from jaxspec.decoding.drafter import Committed, Drafter, Drafts, Models, Prefix, for_each
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
 from jaxspec.evaluate import simulate

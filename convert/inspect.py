@@ -17,8 +17,7 @@ from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor
 from jaxspec.convert.tokenizer import has_tokenizer
 from jaxspec.drafters import LayerSkip, draft_vocabulary
-from jaxspec.host.progress import progress
-from jaxspec.host.terminal import say
+from jaxspec.host.terminal import progress, say
 from jaxspec.model.config import LlamaConfig
 
 

@@ -30,8 +30,7 @@ from jaxspec.convert.transfer import (
 )
 from jaxspec.host import processes
 from jaxspec.host.atomic import check_room, staged, staged_by_all
-from jaxspec.host.progress import progress
-from jaxspec.host.terminal import say
+from jaxspec.host.terminal import progress, say
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.quantization import check as check_quantization
 

@@ -20,8 +20,7 @@ from jaxspec.convert.readers import Source, Tensor
 from jaxspec.host import processes
 from jaxspec.host.atomic import check_room, staged
 from jaxspec.host.interrupts import deferred
-from jaxspec.host.progress import progress
-from jaxspec.host.terminal import say
+from jaxspec.host.terminal import progress, say
 from jaxspec.model.quantization import kind_of, pack
 
 # A model is written in about this many groups: enough to keep each small, few enough for Orbax to merge.

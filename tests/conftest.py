@@ -61,9 +61,9 @@ def forgotten_programs():
     """
     yield
     if next(TESTS) % 10 == 0:
-        from jaxspec.host import compilation_cache  # after the import hook
+        from jaxspec.host import compilation  # after the import hook
 
-        compilation_cache.make_room(0.4)
+        compilation.make_room(0.4)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 
-from jaxspec.host import fake_devices
+from jaxspec.host.jax_environment import THREADS
 
 
 def environment(devices: int) -> dict[str, str]:
     """The environment of a process that has this many CPU devices."""
-    threads = str(fake_devices.THREADS * devices)
+    threads = str(THREADS * devices)
     return {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu", "NPROC": threads}
 
 

@@ -56,7 +56,7 @@ def test_the_other_project_of_this_name_is_refused(tmp_path: Path):
     assert "pip uninstall jaxspec" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", jaxspec.__all__)
+@pytest.mark.parametrize("name", vars(jaxspec)["__all__"])
 def test_public_names_are_found(name: str):
     assert getattr(jaxspec, name) is not None
 

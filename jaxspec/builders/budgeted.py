@@ -12,8 +12,8 @@ from jaxspec.builders import top_paths
 from jaxspec.builders.confidence_power import ConfidencePower
 from jaxspec.builders.top_paths import TreeLimits
 from jaxspec.decoding.cost_table import Ratios
-from jaxspec.decoding.priced import COST, VERIFY, Priced
 from jaxspec.decoding.rule import Propose
+from jaxspec.decoding.strategy import COST, VERIFY, Priced
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_up_to, take
 
 

@@ -11,15 +11,12 @@ from rich.console import Console
 
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.finished_text import text_of_row
-from jaxspec.engine.generation import Generation
-from jaxspec.engine.prompt_memory import PromptMemory
-from jaxspec.engine.prompts import encode
-from jaxspec.engine.requests import requests_of
+from jaxspec.engine.generation import Generation, text_of_row
+from jaxspec.engine.prefix_cache import PromptMemory
+from jaxspec.engine.requests import encode, requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.statistics import statistics_of
-from jaxspec.engine.stop_strings import StopStrings
-from jaxspec.engine.text_stream import Unfinished, pieces
+from jaxspec.engine.stop_strings import StopStrings, Unfinished, pieces
 from jaxspec.host.terminal import say
 from jaxspec.options.main import Chat
 from jaxspec.report.draft_colours import coloured_pieces, legend

@@ -20,8 +20,7 @@ import tyro
 
 from jaxspec.commands import help_texts
 from jaxspec.host import watch
-from jaxspec.host.fake_devices import give_threads
-from jaxspec.host.libtpu import expect_no_chip
+from jaxspec.host.jax_environment import expect_no_chip, give_threads
 
 BAD_INPUT = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+|-{4,}|^[|+]|[|+]$", re.MULTILINE)  # the latter without UTF-8
@@ -43,7 +42,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
     except SystemExit as exit_:
         if exit_.code and (watching := watch.running()):
             watching.leave()
-        compiling = sys.modules.get("jaxspec.host.compiling")  # whose import would load JAX
+        compiling = sys.modules.get("jaxspec.host.compilation")  # whose import would load JAX
         if exit_.code and compiling is not None and compiling.still_compiling():
             sys.stdout.flush()
             sys.stderr.flush()
@@ -92,7 +91,7 @@ def carry_out(prog: str, description: str, commands: Mapping[str, tuple[type, st
         commands: by name: the dataclass of its options, and the function that takes them, as `module.function`. The
             module is imported only when the command runs, so `--help` does not load JAX.
     """
-    name = next(iter(sys.argv[1:]), None)
+    name = next(iter(sys.argv[1:]), "")
     if name in commands:
         kind, work = commands[name]
         options = parse(kind, f"{prog} {name}", sys.argv[2:])
@@ -106,9 +105,9 @@ def carry_out(prog: str, description: str, commands: Mapping[str, tuple[type, st
         description += f" `{prog} COMMAND --help` shows a command's options, with an example."
         parse(Union[listed], prog, sys.argv[1:], description)  # noqa: UP007 (made at run time)
     else:
-        close = difflib.get_close_matches(name or "", commands, n=1)
+        close = difflib.get_close_matches(name, commands, n=1)
         meant = f"perhaps you meant {close[0]}" if close else f"commands: {', '.join(commands)}"
-        what = "no command is given" if name is None else f"unknown command {name}"
+        what = f"unknown command {name}" if name else "no command is given"
         fail(f"error: {what}; {meant}; see {prog} --help", 2)
 
 

@@ -13,8 +13,8 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.divergence import diverges
-from jaxspec.host.compiling import compile_all
-from jaxspec.host.progress import progress
+from jaxspec.host.compilation import compile_all
+from jaxspec.host.terminal import progress
 from jaxspec.model.llama import Llama
 from jaxspec.options.main import Demo
 from jaxspec.report.draft_colours import coloured, legend

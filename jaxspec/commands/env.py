@@ -4,7 +4,7 @@ import jax
 
 from jaxspec.checkpoint import memory
 from jaxspec.costs import stored
-from jaxspec.host import compilation_cache, environment
+from jaxspec.host import compilation, environment
 from jaxspec.options.main import Env
 
 
@@ -18,4 +18,4 @@ def run(settings: Env) -> None:
     print(f"{'processor':10} {environment.device()}")
     print(f"{'cache':10} {environment.cache_folder()}")
     print(f"{'costs':10} {stored.folder()}")
-    print(f"{'compiled':10} {compilation_cache.keep_compilations() or 'not kept'}")
+    print(f"{'compiled':10} {compilation.keep_compilations() or 'not kept'}")

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from jaxspec.engine.engine import TOGETHER, Engine
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.prompts import refuse_stateful
-from jaxspec.engine.requests import requests_of
+from jaxspec.engine.requests import refuse_stateful, requests_of
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.host.terminal import say
 from jaxspec.options.main import Generate

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
 
 from jaxspec.controllers.threshold import check_confidence, confidence
-from jaxspec.decoding.controller import Controller
-from jaxspec.decoding.draft_signals import DraftSignals
+from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.round_records import RoundCounts
 
 
 @chex.dataclass(frozen=True)

@@ -11,10 +11,9 @@ from jaxtyping import Array, Bool, Float, Key
 
 from jaxspec.controllers.acceptance_predictor import AcceptancePredictor, predict
 from jaxspec.controllers.posterior_update import combine, compared, update_mean
-from jaxspec.decoding.controller import Controller
-from jaxspec.decoding.draft_signals import DraftSignals
+from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import FLOAT32, Models
-from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.sampling import bernoulli
 
 ESTIMATES = ("compared", "printed")

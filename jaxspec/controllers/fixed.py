@@ -6,8 +6,7 @@ from typing import ClassVar, final
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
-from jaxspec.decoding.controller import Controller
-from jaxspec.decoding.draft_signals import DraftSignals
+from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Models, State
 
 

@@ -11,12 +11,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.controllers.posterior_update import BETA_FLOOR, draw_beta
 from jaxspec.controllers.round_cost import LONGEST, Density, chain_density, costs_by_length, count_density
 from jaxspec.decoding.builder import TreeBuilder
-from jaxspec.decoding.controller import Controller
+from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.cost_table import Ratios
-from jaxspec.decoding.draft_signals import DraftSignals
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.priced import COST, VERIFY, Priced
-from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.round_records import RoundCounts
+from jaxspec.decoding.strategy import COST, VERIFY, Priced
 
 DISCOUNT = 0.98
 """Weight of each round relative to the next one, so that about fifty rounds count."""

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.decoding.builder import TreeBuilder
-from jaxspec.decoding.priced import Priced
-from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.round_records import RoundCounts
+from jaxspec.decoding.strategy import Priced
 
 LONGEST = 16
 """Most levels that a controller plans for; it stops deeper builders there."""

@@ -5,8 +5,7 @@ from typing import ClassVar, final
 
 from jaxtyping import Array, Bool, Float, Key
 
-from jaxspec.decoding.controller import Controller
-from jaxspec.decoding.draft_signals import DraftSignals
+from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Models, State
 
 CONFIDENCES = ("largest", "token")

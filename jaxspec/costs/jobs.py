@@ -18,12 +18,11 @@ from jaxspec.builders.top_paths import TopPaths, TreeLimits, add_level, keep_top
 from jaxspec.controllers import Fixed
 from jaxspec.decoding import loop
 from jaxspec.decoding.batch import start
-from jaxspec.decoding.controller import Controller
+from jaxspec.decoding.controller import Controller, DraftSignals, draft_signals
 from jaxspec.decoding.decode_state import DecodeState
-from jaxspec.decoding.draft_signals import DraftSignals, draft_signals
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
-from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.rule import Draws, Propose
 from jaxspec.decoding.sampling import argmax, fold
 from jaxspec.decoding.speculation import Speculation

@@ -1,18 +1,26 @@
-"""Puts a batch of requests on the device."""
+"""A batch of requests as a decoding state: put on the device, sharded over a mesh, and refilled slot by slot."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int, UInt
 
+from jaxspec.decoding import decode_state
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.layout import new_state
 from jaxspec.decoding.prefill_buckets import power_of_two
 from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.host.processes import fetch, put_like
+from jaxspec.model import kv_cache
+from jaxspec.model.kv_cache import KV
+from jaxspec.model.sharding import AnyMesh, Axes, constrain, on_each_device, placed_leaf
 
 IDLE = Request([0], SamplingParams(max_new_tokens=1))
 """The request that pads a batch."""
@@ -105,3 +113,97 @@ def restore_controller(controller: Any, learnt: Sequence[Any]) -> Any:
             for leaf, value in zip(jax.tree.leaves(state), jax.tree.leaves(known), strict=True):
                 leaf[row] = value
     return jax.tree.map(put_like, state, controller)
+
+
+def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
+    """The state, real or abstract, as sharded `jax.ShapeDtypeStruct`s."""
+    return _with_axes(lambda leaf, axes: placed_leaf(leaf, mesh, axes), state)
+
+
+@partial(jax.jit, static_argnames=("spec", "device"))
+def new_state(
+    spec: Speculation,
+    models: Models,
+    device: jax.sharding.Sharding | None,
+    seed: UInt[Array, " B"],
+    index: UInt[Array, " B"],
+    sampling: Mapping[str, Any],
+    **begin: Any,
+) -> DecodeState:
+    """The state before prefill, in one program; on a mesh each array has the sharding of `place_state`.
+
+    Args:
+        device: sharding of all arrays if there is no mesh; None: JAX's default.
+        seed, index: those of each row's request, from which its key is made.
+        sampling: the fields of `Sampling`.
+        begin: the other arguments.
+    """
+    keys = jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seed, index)
+    state = decode_state.new_state(spec, models, keys=keys, sampling=Sampling(**sampling), **begin)
+    if device is not None:
+        return jax.lax.with_sharding_constraint(state, device)
+    return _with_axes(lambda leaf, axes: constrain(leaf, *axes), state)
+
+
+def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeState) -> DecodeState:
+    """Applies `use` to every array of a state and its logical axes."""
+    eos = jax.tree_util.GetAttrKey("eos")  # the only array without the axis B
+
+    def of(path: tuple, leaf: Any) -> Any:
+        if isinstance(leaf, KV):
+            return jax.tree_util.tree_map_with_path(lambda path, part: use(part, kv_cache.axes(path)), leaf)
+        return use(leaf, ("batch",) if leaf.ndim and path[0] != eos else ())
+
+    return jax.tree_util.tree_map_with_path(of, state, is_leaf=lambda leaf: isinstance(leaf, KV))
+
+
+OF_A_TEXT = ("tokens", "length", "limit", "done", "keys", "sampling", "cache", "feature", "drafter", "log_prob")
+"""Fields that a new text replaces. The row's counts and trees of earlier rounds stay, in columns of their own."""
+
+
+@partial(jax.jit, donate_argnames="state")
+def admit(
+    state: DecodeState,
+    fresh: DecodeState,
+    row: Int[Array | np.ndarray, " D"],
+    chosen: Bool[Array | np.ndarray, " D"],
+) -> DecodeState:
+    """Writes prefilled prompts into rows of the batch, in place.
+
+    Each row is overwritten whole, with zeros after the prompt, so that nothing of its last text remains.
+
+    Args:
+        fresh: state after prefill with D rows, one for each of the D parts that the mesh's axis `data` makes of a
+            batch. If its controller is None, the row keeps its controller's state.
+        row: index of the row to overwrite in each part.
+        chosen: whether each part's row is overwritten.
+    """
+    names = [*OF_A_TEXT, *["controller"] * (fresh.controller is not None)]
+    old, new = ({name: getattr(each, name) for name in names} for each in (state, fresh))
+    is_kv = lambda leaf: isinstance(leaf, KV)
+    leaves, tree = jax.tree.flatten(old, is_leaf=is_kv)
+    pairs = list(zip(leaves, jax.tree.leaves(new, is_leaf=is_kv), strict=True))
+    caches = _written([pair for pair in pairs if is_kv(pair[0])], kv_cache.axes, row, chosen)
+    others = _written([pair for pair in pairs if not is_kv(pair[0])], ("batch",), row, chosen)
+    return dataclasses.replace(state, **tree.unflatten([next(caches if is_kv(leaf) else others) for leaf in leaves]))
+
+
+def _written(pairs: list[tuple[Any, Any]], axes: Axes, row: Any, chosen: Any) -> Any:
+    old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    by_row = ("batch",)
+    arrays = ((old, axes), (new, axes), (row, by_row), (chosen, by_row))
+    return iter(on_each_device(_write, *arrays, out=(old, axes)))
+
+
+def _write(old: Any, new: Any, row: Int[Array, " 1"], chosen: Bool[Array, " 1"]) -> Any:
+    """Writes the only row of `new` to `row` of `old`, if it is chosen."""
+
+    def put(into, values):
+        room = [(0, most - length) for most, length in zip(into.shape[1:], values.shape[1:], strict=True)]
+        if any(more for _, more in room):
+            values = jnp.pad(values, [(0, 0), *room])
+        at = [row[0], *[0] * (into.ndim - 1)]
+        kept = jax.lax.dynamic_slice(into, at, values.shape)
+        return jax.lax.dynamic_update_slice(into, jnp.where(chosen[0], values, kept), at)
+
+    return jax.tree.map(put, old, new)

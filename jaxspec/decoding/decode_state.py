@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.decoding.drafter import Drafter, Models, Prefix, State
-from jaxspec.decoding.round_counts import RoundCounts, more_columns, no_rounds
+from jaxspec.decoding.round_records import RoundCounts, Trace, empty_trace, more_columns, no_rounds
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.decoding.trace import Trace, empty_trace
 from jaxspec.model import backend, split_rows
 from jaxspec.model import kv_cache as kv
 

@@ -8,16 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.decoding import eos_cut
+from jaxspec.decoding.controller import draft_signals
 from jaxspec.decoding.decode_state import DecodeState, needs_room, select_rows, write_block
-from jaxspec.decoding.draft_signals import draft_signals
-from jaxspec.decoding.drafter import Committed, Models, Prefix, State, last_valid
-from jaxspec.decoding.drafts import Drafts
-from jaxspec.decoding.round_counts import count_round, of_drafter, write_round
+from jaxspec.decoding.drafter import Committed, Drafts, Models, Prefix, State, last_valid
+from jaxspec.decoding.round_records import count_round, of_drafter, record_tree, write_round
 from jaxspec.decoding.rule import Draws, Verdict, keep_probs
 from jaxspec.decoding.sampling import Sampling, fold, gumbel, log_prob_of
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.decoding.trace import record_tree
 from jaxspec.decoding.tree import (
     DraftTree,
     Frontier,
@@ -190,7 +187,7 @@ def commit(
     """Appends the accepted path and the bonus token, cut at the first EOS and at the budget."""
     verdict, new = verified.verdict, verified.next_token
     room = jnp.where(state.done, 0, state.limit - state.length)
-    count, ended = eos_cut.cut(new, verdict.accepted, state.eos, room)
+    count, ended = cut(new, verdict.accepted, state.eos, room)
     length = state.length + count
     committed = Committed(
         start=state.length - 1,
@@ -229,3 +226,21 @@ def path_tokens(tree: DraftTree, verdict: Verdict) -> Int[Array, "B P"]:
     drafted = jnp.roll(take(tree.token, verdict.path), -1, axis=1)
     at_end = jnp.arange(drafted.shape[1]) >= verdict.accepted[:, None]
     return jnp.where(at_end, verdict.next_token[:, None], drafted)
+
+
+def cut(
+    next_token: Int[Array, "B P"], accepted: Int[Array, " B"], eos: Int[Array, " eos"], room: Int[Array, " B"]
+) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+    """The number of a round's tokens that are committed, and whether the last of them is an EOS.
+
+    Args:
+        next_token: the accepted drafts, then the bonus token; the rest has no meaning.
+        accepted: number of accepted drafts; the round has `accepted` + 1 tokens.
+        eos: token ids that end a text, padded with -1.
+        room: tokens left in the budget; 0 commits nothing.
+    """
+    offset = jnp.arange(next_token.shape[1])
+    ends = (next_token[..., None] == eos).any(axis=-1) & (offset <= accepted[:, None])
+    until_eos = jnp.where(ends.any(axis=1), ends.argmax(axis=1) + 1, accepted + 1)
+    count = jnp.minimum(until_eos, room).astype(jnp.int32)
+    return count, (ends & (offset < count[:, None])).any(axis=1)

@@ -18,7 +18,7 @@ import chex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.decoding.drafts import Drafts, for_each
+from jaxspec.decoding.drafter import Drafts, for_each
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.tree import DraftTree, Frontier
 

@@ -166,3 +166,14 @@ def smallest_size(tree: DraftTree, offered: tuple[int, ...]) -> Int[Array, ""]:
     """Index of the smallest offered size that holds the live nodes of every row."""
     needed = jnp.where(tree.live, jnp.arange(1, tree.live.shape[1] + 1), 0).max()
     return jnp.minimum((needed > jnp.array(offered)).sum(dtype=jnp.int32), len(offered) - 1)
+
+
+def tree_mask(tree: DraftTree, node: Int[Array, "B W"], *, root_is_cached: bool = False) -> Bool[Array, "B W N"]:
+    """Each of W nodes sees itself and its ancestors.
+
+    Args:
+        root_is_cached: the root's keys and values are in the drafter's cache, so the root is not visible among the
+            nodes.
+    """
+    seen = take(tree.ancestors, node)
+    return seen & (jnp.arange(tree.token.shape[1]) > 0) if root_is_cached else seen

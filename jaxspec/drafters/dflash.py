@@ -21,8 +21,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix
-from jaxspec.decoding.drafts import Drafts, for_each
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadShape, Models, Prefix, for_each
 from jaxspec.decoding.tree import DraftTree, Frontier, take
 from jaxspec.drafters import draft_vocabulary
 from jaxspec.drafters.markov import MarkovTerm, corrections

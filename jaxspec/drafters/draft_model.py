@@ -12,10 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix, positions, slots_of
-from jaxspec.decoding.drafts import Drafts
-from jaxspec.decoding.tree import DraftTree, Frontier, take
-from jaxspec.decoding.tree_mask import tree_mask
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadShape, Models, Prefix, positions, slots_of
+from jaxspec.decoding.tree import DraftTree, Frontier, take, tree_mask
 from jaxspec.drafters.draft_vocabulary import drafts_of, size_of, to_mask, with_lm_head
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafter import Drafts
 from jaxspec.model.linear import Linear
 from jaxspec.model.llama import Llama
 

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadShape, Models, Prefix
 from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.drafters import feature_pairs

@@ -16,8 +16,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadShape, Models, Prefix
 from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.drafters import draft_vocabulary, feature_pairs
 from jaxspec.drafters.feature_pairs import PairReader, PairState

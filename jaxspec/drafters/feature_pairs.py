@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.drafter import Committed, Prefix, last_valid, positions, slots_of
-from jaxspec.decoding.tree import NO_PARENT, DraftTree, Frontier, take
-from jaxspec.decoding.tree_mask import tree_mask
+from jaxspec.decoding.tree import NO_PARENT, DraftTree, Frontier, take, tree_mask
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import Attend, attend_to, causal_mask
 from jaxspec.model.config import LlamaConfig

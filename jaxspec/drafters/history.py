@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.decoding.drafter import Committed, Drafter, Models, Prefix, State
-from jaxspec.decoding.drafts import Drafts, for_each
+from jaxspec.decoding.drafter import Committed, Drafter, Drafts, Models, Prefix, State, for_each
 from jaxspec.decoding.sampling import argmax
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
 from jaxspec.drafters import suffix_match

@@ -18,10 +18,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix, positions, slots_of
-from jaxspec.decoding.drafts import Drafts
-from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
-from jaxspec.decoding.tree_mask import tree_mask
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadShape, Models, Prefix, positions, slots_of
+from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take, tree_mask
 from jaxspec.drafters.draft_vocabulary import build_lm_head, drafts_of
 from jaxspec.drafters.skip_mask import SkipMask, check_layers, layers_of, skip, spread
 from jaxspec.model import kv_cache as kv

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, HeadShape, Models, Prefix, last_valid
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadShape, Models, Prefix, last_valid
 from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.drafters.draft_vocabulary import drafts_of, size_of
 from jaxspec.model.config import LlamaConfig

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxspec.decoding.drafter import Committed, Drafter, Models, Prefix
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafter import Committed, Drafter, Drafts, Models, Prefix
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
 from jaxspec.drafters import suffix_match
 from jaxspec.drafters.suffix_match import MatchState

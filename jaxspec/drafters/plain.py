@@ -3,8 +3,7 @@
 import dataclasses
 from typing import ClassVar, final
 
-from jaxspec.decoding.drafter import Drafter, Models, Prefix, State
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafter import Drafter, Drafts, Models, Prefix, State
 from jaxspec.decoding.tree import DraftTree, Frontier
 
 

@@ -12,22 +12,18 @@ from jaxspec.costs.calibration import costs_of
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
+from jaxspec.engine.continuous_batching import BETWEEN_STOPS, ReadingAhead, refilled, stopped_rows
 from jaxspec.engine.default_method import default_of
-from jaxspec.engine.finished_text import all_texts, text_of_row
-from jaxspec.engine.generation import Generation
+from jaxspec.engine.generation import Generation, all_texts, text_of_row
 from jaxspec.engine.head_weights import load_control, load_head, warn_of_chat_args
+from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.program import Program, program_of
-from jaxspec.engine.prompt_memory import PromptMemory
-from jaxspec.engine.prompts import Prompt, is_conversation, listed
-from jaxspec.engine.reading_ahead import ReadingAhead
-from jaxspec.engine.refilled import BETWEEN_STOPS, refilled, stopped_rows
-from jaxspec.engine.requests import requests_of
+from jaxspec.engine.requests import Prompt, is_conversation, listed, requests_of
 from jaxspec.engine.session import UNLIMITED, Session
-from jaxspec.engine.stop_strings import StopStrings
-from jaxspec.engine.text_stream import Unfinished, pieces
-from jaxspec.host import compilation_cache
+from jaxspec.engine.stop_strings import StopStrings, Unfinished, pieces
+from jaxspec.host import compilation
 from jaxspec.host.arguments import integer
-from jaxspec.host.compiling import compile_all
+from jaxspec.host.compilation import compile_all
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.model.backend import tree_sizes
@@ -70,7 +66,7 @@ class Engine:
         control: Any = None,
         costs: CostTable | None = None,
     ):
-        compilation_cache.keep_compilations()
+        compilation.keep_compilations()
         typed = parse_method(method) if isinstance(method, str) else method  # fails before anything is loaded
         self.model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh, quantize)
         self.method = typed or default_of(self.model).method
@@ -108,7 +104,7 @@ class Engine:
             batch_size: number of prompts decoded together. Larger batches pay for fewer drafts. Other batch sizes can
                 be decoded too, but with the decisions for this one.
         """
-        compilation_cache.keep_compilations()
+        compilation.keep_compilations()
         typed = parse_method(method) if isinstance(method, str) else method
         model = model if isinstance(model, Checkpoint) else load(model, **loading)
         if typed is None:

@@ -1,13 +1,63 @@
 """The result of one prompt: its text, and what happened in its rounds."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
+from jaxtyping import Array, Int
 
-from jaxspec.decoding.round_counts import RoundCounts
-from jaxspec.engine.recorded_rounds import Round
+from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.decoding.round_records import RoundCounts, first_tokens
+from jaxspec.engine.session import Session
 from jaxspec.engine.statistics import Statistics, statistics_of
+from jaxspec.engine.stop_strings import StopStrings
+from jaxspec.host.processes import fetch
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One round of one sequence. Node 0 is the root; padding is left out.
+
+    Attributes:
+        token, parent: [N] int; the root's parent is -1.
+        log_confidence: [N] float, log confidence of the path to each node.
+        accepted: [N] bool, the root included.
+        committed: tokens that the round added to the text. The bonus token is the last, unless the text was cut.
+    """
+
+    token: np.ndarray
+    parent: np.ndarray
+    log_confidence: np.ndarray
+    accepted: np.ndarray
+    committed: list[int]
+
+
+def rounds_of(trace: Any, history: RoundCounts, tokens: list[int], begin: int) -> list[Round]:
+    """The rounds of one text, from its `Trace` [R N] on the host.
+
+    Args:
+        history: counts of each round.
+        tokens: prompt and text.
+        begin: index of the text in `tokens`.
+    """
+    at, rounds = begin + 1, []
+    for i, committed in enumerate(np.asarray(history.committed).tolist()):
+        live = np.flatnonzero(trace.live[i])
+        renumber = np.full(trace.live.shape[1] + 1, -1)
+        renumber[live] = np.arange(len(live))
+        rounds.append(
+            Round(
+                token=trace.token[i, live],
+                parent=renumber[trace.parent[i, live]],
+                log_confidence=trace.log_confidence[i, live],
+                accepted=trace.on_path[i, live],
+                committed=tokens[at : at + committed],
+            )
+        )
+        at += committed
+    return rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,3 +92,49 @@ class Generation:
     def statistics(self) -> Statistics:
         """tau, acceptance and the rest, counted from `history`."""
         return statistics_of([self.history])
+
+
+def all_texts(session: Session, stops: StopStrings) -> list[Generation]:
+    """The results of all rows, in their order."""
+    host = fetch(_what_counts(session.state))
+    return [_generation(session, host, row, row, stops) for row in sorted(session.texts)]
+
+
+def text_of_row(session: Session, row: int, stops: StopStrings) -> Generation:
+    """The result of one row. Only this row is copied to the host."""
+    with session.model.context():
+        host = fetch(_one_row(_what_counts(session.state), row))
+    return _generation(session, host, 0, row, stops)
+
+
+def _what_counts(state: DecodeState) -> tuple:
+    return state.tokens, state.history, state.log_prob, state.trace, state.controller
+
+
+@jax.jit
+def _one_row(arrays: Any, row: Int[Array, ""] | int) -> Any:
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, row, 1), arrays)
+
+
+def _generation(session: Session, host: tuple, at: int, row: int, stops: StopStrings) -> Generation:
+    """The result of a row, whose index in the arrays on the host is `at`."""
+    text, (all_tokens, history, log_prob, trace, controller) = session.texts[row], jax.tree.map(lambda x: x[at], host)
+    begin = len(text.request.tokens)
+    kept, decoded, stopped = stops.cut(all_tokens[begin : int(session.length[row])].tolist(), text.request.tokens)
+    tokens = all_tokens[begin : begin + kept].tolist()
+    rounds = np.arange(text.first_round, session.round) % len(history.committed)
+    of_rounds = partial(jax.tree.map, lambda column: column[rounds])
+    counts = first_tokens(of_rounds(history), len(tokens))
+    ended = bool(tokens) and tokens[-1] in session.model.config.eos
+    return Generation(
+        prompt_tokens=text.request.tokens,
+        tokens=tokens,
+        text=decoded,
+        finish_reason="stop" if stopped else "eos" if ended else "length",
+        history=counts,
+        log_probs=None if log_prob is None else log_prob[begin : begin + len(tokens)],
+        rounds=None if trace is None else rounds_of(of_rounds(trace), counts, text.request.tokens + tokens, begin),
+        prefill_seconds=text.prefill_seconds,
+        decode_seconds=session.decode_seconds - text.decoded_before,
+        controller=controller,
+    )

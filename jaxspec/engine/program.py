@@ -9,10 +9,9 @@ import jax
 import numpy as np
 
 from jaxspec.decoding import loop
-from jaxspec.decoding.batch import IDLE, start, start_rows
+from jaxspec.decoding.batch import IDLE, place_state, start, start_rows
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.layout import place_state
 from jaxspec.decoding.prefill import compile_prefill, on_device, prefill, read
 from jaxspec.decoding.prefill_buckets import rows_refilled, shapes, shapes_ahead
 from jaxspec.decoding.request import Request

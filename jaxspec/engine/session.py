@@ -10,14 +10,13 @@ import jax
 import numpy as np
 
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding.admission import admit
-from jaxspec.decoding.batch import restore_controller
+from jaxspec.decoding.batch import admit, restore_controller
 from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
 from jaxspec.decoding.prefill_buckets import rows_refilled, shapes
 from jaxspec.decoding.request import Request
+from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.program import Program
-from jaxspec.engine.prompt_memory import PromptMemory
-from jaxspec.host import compilation_cache
+from jaxspec.host import compilation
 from jaxspec.host.processes import fetch, put_like
 
 UNLIMITED = 2**30
@@ -70,7 +69,7 @@ class Session:
             later: requests that may refill a row; the first cache has room for each of them.
             memory: for a single request, the stored prefix of the last prompt; it is updated with this prompt.
         """
-        compilation_cache.make_room_for_more()
+        compilation.make_room_for_more()
         self.model, self.program = model, program
         with model.context():
             chunk, self.rows = shapes(program.spec, requests)
@@ -123,7 +122,7 @@ class Session:
         """Refills rows with prefilled prompts.
 
         Args:
-            fresh: as for `decoding.admission.admit`.
+            fresh: as for `decoding.batch.admit`.
             texts: the new text of each row.
             part_of: the part of the batch of each row, which is also its row in `fresh`.
         """

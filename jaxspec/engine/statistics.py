@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.decoding.round_counts import RoundCounts, join
+from jaxspec.decoding.round_records import RoundCounts, join
 
 
 @dataclasses.dataclass(frozen=True)

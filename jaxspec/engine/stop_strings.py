@@ -1,7 +1,10 @@
-"""Strings that end a text where they first appear, across tokens and rounds."""
+"""Strings that end a text where they first appear, and the part of a growing text that can be shown before."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from jaxspec.engine.session import Session
+from jaxspec.host.processes import fetch
 
 
 class StopStrings:
@@ -55,3 +58,31 @@ class StopStrings:
 def text_of(tokenizer: Any, tokens: list[int], before: list[int]) -> str:
     """The text of tokens that follow the tokens `before`, without special tokens; empty without a tokenizer."""
     return "" if tokenizer is None else tokenizer.decode_after(before, tokens)
+
+
+class Unfinished:
+    """The part of a growing text that can be shown: no partial character, and no possible start of a stop string."""
+
+    def __init__(self, tokenizer: Any):
+        if tokenizer is None:
+            raise ValueError("streaming text needs a tokenizer, and this checkpoint has none")
+        self.shown = 0
+
+    def more(self, text: str, *, final: bool, hold: int) -> Iterator[str]:
+        """Yields the new part of `text`. Unless `final`, it keeps back `hold` characters and a partial character."""
+        end = len(text)
+        if not final:
+            end = max(self.shown, len(text.rstrip("\ufffd")) - hold)
+        if end > self.shown:
+            yield text[self.shown : end]
+            self.shown = end
+
+
+def pieces(session: Session, stops: StopStrings, unfinished: Unfinished, rounds: int) -> Iterator[str]:
+    """Decodes a batch of one prompt, `rounds` rounds at a time, and yields each new part of its text."""
+    prompt, stopped = session.texts[0].request.tokens, False
+    while not stopped:
+        session.advance(rounds)
+        _, text, stopped = stops.cut(fetch(session.state.tokens)[0, len(prompt) : session.length[0]].tolist(), prompt)
+        stopped |= session.finished
+        yield from unfinished.more(text, final=stopped, hold=stops.longest)

@@ -27,12 +27,11 @@ from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
-from jaxspec.host import compilation_cache
+from jaxspec.host import compilation
 from jaxspec.host.arguments import integer
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.processes import is_first
-from jaxspec.host.progress import progress
-from jaxspec.host.terminal import say
+from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.options.main import Bench
 from jaxspec.planning.counting import Parts
@@ -178,7 +177,7 @@ def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str,
         runner.run(plan, engines, log, lambda: shown.show(shown.done + 1))
     forms = forms_of(plan, engines)
     if log.measured is None:
-        compilation_cache.make_room(0.25)  # decoding is done, and measuring compiles much
+        compilation.make_room(0.25)  # decoding is done, and measuring compiles much
         log.finish(dataclasses.asdict(measure(plan, engines, log, forms, settings.prices)))
     assert log.measured is not None
     return results.summarise(about, log.answers, Measured(**log.measured), forms)

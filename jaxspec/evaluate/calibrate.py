@@ -21,7 +21,7 @@ from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.runlog import RunLog
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.host.arguments import integer
-from jaxspec.host.progress import progress
+from jaxspec.host.terminal import progress
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.options.main import Calibrate
 

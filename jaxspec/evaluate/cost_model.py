@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.engine.statistics import Statistics, ratio
 
 

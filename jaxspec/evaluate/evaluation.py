@@ -25,8 +25,7 @@ from jaxspec.host.arguments import integer
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.json_lines import append_lines, flat, to_line
 from jaxspec.host.processes import is_first, of_first
-from jaxspec.host.progress import progress
-from jaxspec.host.terminal import say
+from jaxspec.host.terminal import progress, say
 from jaxspec.options.main import Eval
 
 Asked = tuple[int, int]

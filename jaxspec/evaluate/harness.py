@@ -28,15 +28,13 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyr
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.prompts import STATEFUL, refuse_stateful
+from jaxspec.engine.requests import STATEFUL, refuse_stateful
 from jaxspec.engine.scoring import Text, scores
 from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.host.arguments import integer
-from jaxspec.host.fake_devices import give_threads
-from jaxspec.host.libtpu import expect_no_chip
+from jaxspec.host.jax_environment import expect_no_chip, give_threads
 from jaxspec.host.processes import check_alone
-from jaxspec.host.progress import progress
-from jaxspec.host.terminal import say
+from jaxspec.host.terminal import progress, say
 from jaxspec.options.shared import Devices, Hosts, parse_chat_args
 
 NAME = "jaxspec"
@@ -90,7 +88,7 @@ class Jaxspec(TemplateLM):
             raise ValueError(f"batch_size is a whole number from 1 on, not {batch_size}; `auto` is not supported")
         hosts = Hosts(coordinator=coordinator, processes=processes, process_id=process_id)
         if mesh is None:
-            if hosts.named:
+            if hosts != Hosts():
                 raise ValueError("coordinator, processes and process_id need a mesh, such as mesh='data=2'")
             check_alone(os.environ, _typed(sys.argv), MESH)
         mesh_of_all = Devices(mesh=mesh, hosts=hosts).open(several=True)

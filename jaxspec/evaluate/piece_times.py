@@ -12,7 +12,7 @@ from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.engine import Engine
-from jaxspec.host.compiling import compile_all
+from jaxspec.host.compilation import compile_all
 
 
 @dataclasses.dataclass(frozen=True)

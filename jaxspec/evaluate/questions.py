@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoint.builtin import locate_prompts
-from jaxspec.engine.prompts import Prompt
+from jaxspec.engine.requests import Prompt
 
 Values = Mapping[str, Any]
 FINAL = re.compile(r"####\s*(-?[.,]*[0-9][0-9.,]*)\s*$")

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxspec.decoding.round_counts import RoundCounts, from_rows
+from jaxspec.decoding.round_records import RoundCounts, from_rows
 from jaxspec.engine.statistics import Statistics, ratio, statistics_of
 from jaxspec.evaluate import quality, reliability
 from jaxspec.evaluate.cost_model import PieceCosts, RunCosts, eq14_speedup, run_costs

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxspec.engine.recorded_rounds import Round
+from jaxspec.engine.generation import Round
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.processes import is_first, of_first
 
@@ -19,7 +19,7 @@ class Turn:
     Attributes:
         prompt: token ids of the prompt.
         tokens: token ids of the answer.
-        rounds: [rounds][6] counts, see `round_counts.to_rows`.
+        rounds: [rounds][6] counts, see `round_records.to_rows`.
         trees: the tree of each round, from `tree_to_json`; None if a log was read without them.
         prefill_seconds, decode_seconds: seconds of this answer's whole batch, one number per repeat.
         learnt: the arrays of the controller's state at the end, for each repeat.

@@ -9,17 +9,17 @@ import jax
 import numpy as np
 
 from jaxspec.decoding.request import Request, SamplingParams
-from jaxspec.decoding.round_counts import to_rows
+from jaxspec.decoding.round_records import to_rows
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.prompts import encode
+from jaxspec.engine.requests import encode
 from jaxspec.evaluate import quality
 from jaxspec.evaluate.questions import Question, next_prompt
 from jaxspec.evaluate.reliability import tally
 from jaxspec.evaluate.runlog import Answer, RunLog, Turn, spell, tree_to_json
-from jaxspec.host import compilation_cache
-from jaxspec.host.compiling import compile_all
+from jaxspec.host import compilation
+from jaxspec.host.compilation import compile_all
 from jaxspec.host.processes import largest
 
 REFERENCE = "plain"
@@ -145,7 +145,7 @@ def measure(
     Args:
         learnt: by method, the controller state that each row starts from.
     """
-    compilation_cache.make_room(0.5)  # every method may compile programs
+    compilation.make_room(0.5)  # every method may compile programs
     named = {
         key: (name, job)
         for name, engine in engines.items()

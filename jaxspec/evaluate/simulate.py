@@ -24,8 +24,7 @@ from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.controllers import BetaTS, Fixed, LengthTS
 from jaxspec.costs.calibration import measure
-from jaxspec.decoding.drafter import Drafter
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafter import Drafter, Drafts
 from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
 from jaxspec.decoding.sampling import argmax
 from jaxspec.decoding.tree import DraftTree, take

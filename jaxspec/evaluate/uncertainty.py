@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import stats
 
-from jaxspec.decoding.round_counts import from_rows
+from jaxspec.decoding.round_records import from_rows
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.evaluate.runlog import Answer
 

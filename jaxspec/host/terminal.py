@@ -1,8 +1,78 @@
-"""Remarks on stderr, so that stdout holds nothing but results."""
+"""Remarks and progress on stderr, so that stdout has only results."""
 
+import contextlib
 import sys
+import time
+from collections.abc import Callable, Iterator
 
 
 def say(text: str) -> None:
     """One remark."""
     print(text, file=sys.stderr, flush=True)
+
+
+_SECONDS = 10  # between lines
+_FRAME = 0.5  # between updates of the bar
+
+
+class Progress:
+    """Progress of some work.
+
+    Args:
+        draw: updates the bar on a terminal; None if there is none.
+        form: how a number of what is counted is written.
+    """
+
+    def __init__(self, title: str, total: int, done: int, draw: Callable | None, form: Callable[[int], str]):
+        self.title, self.total, self.done, self.draw, self.form = title, total, done, draw, form
+        self.shown, self.every = time.monotonic(), _SECONDS if draw is None else _FRAME
+
+    def due(self) -> bool:
+        """Whether it is time to show the progress again."""
+        if (now := time.monotonic()) - self.shown < self.every:
+            return False
+        self.shown = now
+        return True
+
+    def advance(self, count: int = 1) -> None:
+        """Adds to the number of finished pieces, and shows it if it is time."""
+        self.done += count
+        if self.due():
+            self.show(self.done)
+
+    def show(self, done: int, said: str = "", left: float | None = None) -> None:
+        """Shows the number of finished pieces, a remark, and the seconds that are left."""
+        self.done = done
+        if self.draw is not None:
+            self.draw(done, said)
+            return
+        more = [said] * bool(said) + ([] if left is None else [f"{left:.0f} s left"])
+        numbers = f"{self.title} {self.form(done)} of {self.form(self.total)}"
+        say(f"{numbers}: {', '.join(more)}" if more else numbers)
+
+
+@contextlib.contextmanager
+def progress(title: str, total: int, done: int = 0, form: Callable[[int], str] = str) -> Iterator[Progress]:
+    """Yields the progress of `total` pieces of work, of which `done` were finished before.
+
+    Args:
+        title: says what is counted, such as `step`.
+        form: how a number of that is written, such as `rich.filesize.decimal` for bytes.
+    """
+    if not sys.stderr.isatty():
+        yield Progress(title, total, done, None, form)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    numbers = TextColumn("{task.fields[numbers]}")
+    with Bar(TextColumn(title), BarColumn(), numbers, TextColumn("{task.description}"), TimeRemainingColumn(),
+             console=Console(stderr=True)) as bar:  # fmt: skip
+
+        def of(done):
+            return f"{form(done)} of {form(total)}"
+
+        task = bar.add_task("", total=total, completed=done, numbers=of(done))
+        draw = lambda done, said: bar.update(task, completed=done, description=said, numbers=of(done))
+        yield Progress(title, total, done, draw, form)

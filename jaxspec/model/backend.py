@@ -106,7 +106,7 @@ def sorts_slowly() -> bool:
 
 
 def threshold_bits() -> int:
-    """Bits of a threshold that one pass over a vocabulary finds, by 2^bits - 1 sums (`decoding/top_p.py`).
+    """Bits of a threshold that one pass over a vocabulary finds, by 2^bits - 1 sums (`decoding/sampling.py`).
 
     On a CPU every sum costs time. On accelerators a pass costs more than its sums, and on a mesh it is a message.
     """

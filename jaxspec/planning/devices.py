@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
-from jaxspec.host.libtpu import expect_no_chip
+from jaxspec.host.jax_environment import expect_no_chip
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.sharding import AXES, AnyMesh, make_mesh, model_axis_sizes, split_mesh
 from jaxspec.planning.chips import KINDS, Slice

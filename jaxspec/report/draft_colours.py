@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from jaxspec.engine.generation import Generation
-from jaxspec.engine.recorded_rounds import Round
+from jaxspec.engine.generation import Generation, Round
 
 STYLES = {"prefill": "bold", "accepted": "green", "bonus": "bold blue", "rejected": "dim red strike"}
 LEGEND = "green: drafted and accepted, blue: from the target (the bonus token), struck out: drafted and rejected"

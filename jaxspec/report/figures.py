@@ -13,7 +13,7 @@ from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.controllers.cali_ts import CaliTS
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.drafter import State
-from jaxspec.decoding.round_counts import RoundCounts, join
+from jaxspec.decoding.round_records import RoundCounts, join
 from jaxspec.engine.statistics import histogram as count_rounds
 from jaxspec.evaluate.results import history
 from jaxspec.evaluate.runner import REFERENCE

@@ -6,7 +6,7 @@ from typing import ClassVar, final
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.decoding.drafts import Drafts, for_each, log_mass
+from jaxspec.decoding.drafter import Drafts, for_each, log_mass
 from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
 from jaxspec.decoding.sampling import argmax
 from jaxspec.decoding.top_k import top_k

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxspec.decoding.drafts import Drafts, log_mass
+from jaxspec.decoding.drafter import Drafts, log_mass
 from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
 from jaxspec.decoding.sampling import argmax, kept_logits, never_greedy
 from jaxspec.decoding.tree import DraftTree

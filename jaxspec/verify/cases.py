@@ -12,7 +12,7 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import load_head
 from jaxspec.engine.stop_strings import StopStrings
-from jaxspec.host import compilation_cache
+from jaxspec.host import compilation
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.rules import GumbelCoupling
 from jaxspec.verify.exact import explain, places
@@ -175,7 +175,7 @@ class Checker:
 
     def _decode(self, engine: Engine, workload: Workload) -> list[list[int]]:
         """The tokens of every text, with EOS."""
-        compilation_cache.make_room(0.5)
+        compilation.make_room(0.5)
         engine.compile(workload.requests, workload.batch_size)
         stops = StopStrings(workload.stops, self.model.tokenizer)
         found = dict(engine.run_refilled(workload.requests, workload.batch_size, stops))

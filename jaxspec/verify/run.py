@@ -21,8 +21,7 @@ from jaxspec.evaluate.runlog import log_of
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.json_lines import LineLog
-from jaxspec.host.progress import progress
-from jaxspec.host.terminal import say
+from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import parse_method
 from jaxspec.options.main import Verify
 from jaxspec.verify import verdict

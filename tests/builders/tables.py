@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxspec.decoding import tree as trees
 from jaxspec.decoding.builder import TreeBuilder
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafter import Drafts
 from jaxspec.decoding.tree import DraftTree
 from jaxspec.rules.greedy import propose_top_k
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.decoding.draft_signals import DraftSignals
+from jaxspec.decoding.controller import DraftSignals
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 

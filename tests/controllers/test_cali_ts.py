@@ -21,7 +21,7 @@ from jaxspec.controllers.acceptance_predictor import (
     predict,
 )
 from jaxspec.controllers.cali_ts import CaliState, CaliTS, clipped_mean
-from jaxspec.decoding.round_counts import to_rows
+from jaxspec.decoding.round_records import to_rows
 from jaxspec.engine.head_weights import load_control, load_head
 from jaxspec.methods.method import parse_method
 from jaxspec.model.config import LlamaConfig

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 from jaxspec.builders import Chain
 from jaxspec.controllers.expected_gain import ExpectedGain, GainState
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.methods.method import parse_method
 from tests.controllers.rounds import MODELS, keys_of, round_of, signals
 from tests.lossless.harness import models, requests, run, speculation

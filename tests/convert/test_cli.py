@@ -11,7 +11,7 @@ import pytest
 from rich import filesize
 
 from jaxspec.convert import folders
-from jaxspec.host import atomic, progress
+from jaxspec.host import atomic, terminal
 from tests import hf_models
 from tests.convert.commands import Result, run
 from tests.convert.test_meta import write_meta
@@ -184,8 +184,8 @@ def test_what_is_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     clock = iter((0.0, 1.0, 11.0, 12.0, 22.0))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.progress("converting x:", 4_000_000, form=filesize.decimal) as shown:
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    with terminal.progress("converting x:", 4_000_000, form=filesize.decimal) as shown:
         for _ in range(4):
             shown.advance(1_000_000)
     assert capsys.readouterr().err == "converting x: 2.0 MB of 4.0 MB\nconverting x: 4.0 MB of 4.0 MB\n"

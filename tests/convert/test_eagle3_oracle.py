@@ -18,8 +18,7 @@ import transformers
 from jaxspec.checkpoint import loading
 from jaxspec.convert import eagle3
 from jaxspec.decoding import tree
-from jaxspec.decoding.drafter import Committed, Models, Prefix
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafter import Committed, Drafts, Models, Prefix
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.drafters.feature_pairs import PairState
 from jaxspec.engine.head_weights import restore_head

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafter import Drafts
 from jaxspec.decoding.rule import Draws, Proposal
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.rules import GumbelCoupling

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from jaxspec.decoding.sampling import Sampling, kept_logits, probabilities
-from jaxspec.decoding.top_p import keep_top_k, keep_top_p
+from jaxspec.decoding.sampling import Sampling, keep_top_k, keep_top_p, kept_logits, probabilities
 from jaxspec.model import backend
 from tests import several_devices
 

@@ -13,8 +13,7 @@ from flax import nnx
 from jaxspec.checkpoint import heads, loading
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding import tree as trees
-from jaxspec.decoding.drafter import Committed, HeadShape, Models, Prefix
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.drafter import Committed, Drafts, HeadShape, Models, Prefix
 from jaxspec.decoding.tree import Frontier
 from jaxspec.drafters import draft_vocabulary
 from jaxspec.drafters.dflash import Dflash, DflashState, fuse, official_taps

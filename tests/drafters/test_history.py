@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.decoding.drafts import Drafts, log_top
+from jaxspec.decoding.drafter import Drafts, log_top
 from jaxspec.decoding.rule import Draws, Rule
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.drafters.history import with_copies

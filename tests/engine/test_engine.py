@@ -23,7 +23,7 @@ from jaxspec.drafters.ngram import Ngram
 from jaxspec.engine.program import LOOP
 from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.runlog import pieces_of
-from jaxspec.host import compilation_cache
+from jaxspec.host import compilation
 from jaxspec.model.llama import unembed
 from jaxspec.report.draft_colours import coloured
 from jaxspec.train.run.packed import hidden_states
@@ -357,7 +357,7 @@ def test_programs_in_memory_are_limited(engine, tmp_path, monkeypatch):
     """Each takes hundreds of a process's memory maps, and a process that asks for too many is aborted."""
     before = engine.generate("abcabc", max_new_tokens=20)[0].tokens
     (limit := tmp_path / "max_map_count").write_text("1")
-    monkeypatch.setattr(compilation_cache, "_MOST_MAPS", limit)
+    monkeypatch.setattr(compilation, "_MOST_MAPS", limit)
     jax.jit(lambda x: x + 1)(jnp.ones(3))  # maps are counted again when something was compiled
     assert LOOP._cache_size() > 0
     session = engine.session(requests_of(engine.model, ["abcabc"], max_new_tokens=20))

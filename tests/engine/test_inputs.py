@@ -13,7 +13,7 @@ import pytest
 from jaxspec import Engine, SamplingParams, load
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.engine.requests import requests_of
-from jaxspec.engine.text_stream import Unfinished
+from jaxspec.engine.stop_strings import Unfinished
 from jaxspec.methods.method import parse_method
 from tests import checkpoints
 

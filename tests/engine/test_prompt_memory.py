@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.engine.finished_text import text_of_row
-from jaxspec.engine.prompt_memory import PromptMemory
+from jaxspec.engine.generation import text_of_row
+from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.stop_strings import StopStrings
 from tests import checkpoints

@@ -12,7 +12,7 @@ from jaxspec import Engine
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding import prefill
-from jaxspec.engine import reading_ahead, shared_prefix
+from jaxspec.engine import continuous_batching, prefix_cache
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.program import Program
 from jaxspec.methods.method import parse_method
@@ -63,7 +63,7 @@ def both(one: Engine, prompts: list[list[int]], monkeypatch: Any, **settings: An
     """With nothing shared, and with."""
     settings = {"max_new_tokens": [5, 20, 11] * 3, "batch_size": 1, "record": True, **settings}
     with monkeypatch.context() as patch:
-        patch.setattr(reading_ahead, "worth_keeping", lambda *given: [])
+        patch.setattr(continuous_batching, "worth_keeping", lambda *given: [])
         alone = one.generate(prompts, **settings)
     return [alone, one.generate(prompts, **settings)]
 
@@ -90,10 +90,10 @@ def test_texts_and_rounds_are_the_same(drafter: str, temperature: float, models,
 def test_what_is_read(order: str, models, monkeypatch, read):
     """Whole chunks that the prompts before have in common are not read again, nor is any program compiled."""
     one, prompts = engine("eagle+chain,length=3", models), ORDERS[order]
-    reads: Any = prefill._read.here  # a jitted function has methods that its type does not show
+    reads: Any = prefill._read  # a jitted function has methods that its type does not show
     whole = sum(-(-len(prompt) // CHUNK) * CHUNK for prompt in prompts[1:])
     with monkeypatch.context() as patch:
-        patch.setattr(reading_ahead, "worth_keeping", lambda *given: [])
+        patch.setattr(continuous_batching, "worth_keeping", lambda *given: [])
         one.generate(prompts, max_new_tokens=4, batch_size=1)
     assert whole - CHUNK * len(prompts) < sum(read) <= whole
     before, programs = sum(read), reads._cache_size()
@@ -130,7 +130,7 @@ def test_prompts_that_end_or_part_at_a_chunks_edge(models, monkeypatch, read):
 @given(st.integers(1, 3), *[st.lists(st.integers(0, 1), min_size=1, max_size=8)] * 2)
 def test_what_two_prompts_share(chunk: int, one: list[int], other: list[int]):
     ends = [end for end in range(0, 9, chunk) if end < min(len(one), len(other)) and one[: end + 1] == other[: end + 1]]
-    assert shared_prefix.shared(one, other, chunk) == max(ends, default=0)
+    assert prefix_cache.shared(one, other, chunk) == max(ends, default=0)
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_what_two_prompts_share(chunk: int, one: list[int], other: list[int]):
     ],
 )
 def test_where_to_keep(prompts, waiting, expected):
-    assert shared_prefix.worth_keeping(prompts, waiting, 2) == expected
+    assert prefix_cache.worth_keeping(prompts, waiting, 2) == expected

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxspec.decoding.round_counts import first_tokens, from_rows, to_rows
+from jaxspec.decoding.round_records import first_tokens, from_rows, to_rows
 from jaxspec.engine.statistics import Statistics, statistics_of
 
 # committed, accepted, levels, drafted, verified, uncut

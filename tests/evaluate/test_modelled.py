@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxspec.decoding.round_counts import RoundCounts, from_rows
+from jaxspec.decoding.round_records import RoundCounts, from_rows
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.evaluate.cost_model import PieceCosts, RunCosts, eq14_speedup, run_costs
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from jaxspec.host import compiling
-from jaxspec.host.compiling import compile_all
+from jaxspec.host import compilation
+from jaxspec.host.compilation import compile_all
 
 
 def test_two_at_a_time_and_each_result_in_its_place(capsys: pytest.CaptureFixture):
@@ -25,7 +25,7 @@ def test_two_at_a_time_and_each_result_in_its_place(capsys: pytest.CaptureFixtur
 
 
 def test_what_lasts_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
-    monkeypatch.setattr(compiling, "PATIENCE", 0.01)
+    monkeypatch.setattr(compilation, "PATIENCE", 0.01)
     compile_all({1: lambda: time.sleep(0.1), 2: lambda: None}, lambda which: f"the loop of method {which}")
     assert capsys.readouterr().err.splitlines()[0].endswith("of 2: the loop of method 1")
 
@@ -42,7 +42,7 @@ SLOW = """
 import signal
 import time
 from jaxspec.commands import console
-from jaxspec.host.compiling import compile_all
+from jaxspec.host.compilation import compile_all
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs lack
 

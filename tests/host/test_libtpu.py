@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.host import libtpu
+from jaxspec.host import jax_environment
 
 
 def test_commands_say_nothing_of_libtpu():
     pytest.importorskip("libtpu")
-    free = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", *libtpu.ANY_CHIP)}
+    free = {
+        name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", *jax_environment.ANY_CHIP)
+    }
     command = [sys.executable, "-m", "jaxspec.commands.main", "env"]
     found = subprocess.run(command, env=free, capture_output=True, text=True, check=True)
     assert "device" in found.stdout
@@ -22,15 +24,15 @@ def test_commands_say_nothing_of_libtpu():
 def test_where_a_chip_is_attached_or_the_user_has_spoken_nothing_is_set(tmp_path: Path, monkeypatch):
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "vendor").write_text("0x1ae0\n")
-    monkeypatch.setattr(libtpu, "DEVICES", tmp_path)
-    for name in libtpu.ANY_CHIP:
+    monkeypatch.setattr(jax_environment, "DEVICES", tmp_path)
+    for name in jax_environment.ANY_CHIP:
         monkeypatch.delenv(name, raising=False)
-    libtpu.expect_no_chip()
-    assert not libtpu.ANY_CHIP.keys() & os.environ.keys()
+    jax_environment.expect_no_chip()
+    assert not jax_environment.ANY_CHIP.keys() & os.environ.keys()
 
     (tmp_path / "0" / "vendor").write_text("0x8086\n")
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "mine")
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    libtpu.expect_no_chip()
+    jax_environment.expect_no_chip()
     assert os.environ["TPU_ACCELERATOR_TYPE"] == "mine"
     assert os.environ["TPU_SKIP_MDS_QUERY"] == "1"

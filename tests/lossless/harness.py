@@ -14,13 +14,12 @@ from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
 from jaxspec.convert.draft_cut import cut_params
 from jaxspec.decoding import loop
-from jaxspec.decoding.admission import admit
-from jaxspec.decoding.batch import start, start_rows
+from jaxspec.decoding.batch import admit, start, start_rows
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import HeadShape, Models
 from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.request import Request, SamplingParams
-from jaxspec.decoding.round_counts import RoundCounts
+from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters.dflash import Dflash, DflashHead

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding import loop
-from jaxspec.decoding.trace import Trace
+from jaxspec.decoding.round_records import Trace
 from jaxspec.methods.method import parse_method
 from tests.lossless.harness import CHUNK, begun, models, requests, speculation, weights
 

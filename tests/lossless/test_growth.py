@@ -13,7 +13,7 @@ from jaxspec.decoding import loop
 from jaxspec.decoding.decode_state import enlarge
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.engine.shared_prefix import copied
+from jaxspec.engine.prefix_cache import copied
 from jaxspec.methods.method import parse_method
 from tests.lossless.harness import begun, models, requests, rounds_of, speculation, weights
 

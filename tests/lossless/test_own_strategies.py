@@ -10,10 +10,8 @@ import pytest
 from jaxtyping import Array, Bool, Int, Key
 
 from jaxspec.decoding.builder import TreeBuilder
-from jaxspec.decoding.controller import Controller
-from jaxspec.decoding.draft_signals import DraftSignals
-from jaxspec.decoding.drafter import Committed, Drafter, Models, Prefix, State
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.drafter import Committed, Drafter, Drafts, Models, Prefix, State
 from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.methods.method import Method, parse_method

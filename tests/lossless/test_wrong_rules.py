@@ -19,8 +19,7 @@ from jaxspec.controllers.cali_ts import CaliTS
 from jaxspec.controllers.fixed import Fixed
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller
-from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.drafts import for_each
+from jaxspec.decoding.drafter import Models, for_each
 from jaxspec.decoding.rule import Proposal, Rule
 from jaxspec.decoding.sampling import argmax, gumbel, probabilities
 from jaxspec.decoding.tree import Selection, compaction, levels, take

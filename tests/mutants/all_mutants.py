@@ -13,7 +13,7 @@ HISTORY = "copied or copy or copies or counts or average or compared or weight o
 
 ROUND_TRIP = "tests/convert/test_round_trip.py"
 TESTS = {  # besides the test file of the same name
-    "jaxspec/decoding/ordered.py": ("tests/decoding/test_top_p.py", "tests/decoding/test_top_k.py"),
+    "jaxspec/decoding/top_k.py": ("tests/decoding/test_top_p.py", "tests/decoding/test_top_k.py"),
     "jaxspec/decoding/decode_state.py": ("tests/lossless/test_growth.py",),
     "jaxspec/decoding/loop.py": (
         f"{BATTERY}{CHAIN}",
@@ -25,13 +25,13 @@ TESTS = {  # besides the test file of the same name
     "jaxspec/decoding/builder.py": ("tests/decoding/test_builder.py", f"{BATTERY}{CHAIN}", f"{BATTERY}{TREE}"),
     "jaxspec/decoding/drafter.py": ("tests/drafters/test_edd.py", f"{BATTERY}{CHAIN}"),
     "jaxspec/decoding/prefill.py": (
-        "tests/engine/test_refilled.py",
+        "tests/engine/test_continuous_batching.py",
         "tests/lossless/test_first_round.py",
         "-k",
         "alone or log_probs",
     ),
     "jaxspec/decoding/sampling.py": ("tests/decoding/test_top_p.py", "tests/decoding/test_gumbel_coupling.py"),
-    "jaxspec/decoding/admission.py": ("tests/engine/test_refilled.py", "-k", "alone"),
+    "jaxspec/decoding/batch.py": ("tests/engine/test_continuous_batching.py", "-k", "alone"),
     "jaxspec/rules/rejection_sampling.py": (
         "tests/decoding/test_rejection_sampling.py",
         "tests/lossless/test_wrong_rules.py::test_right_rule_passes",

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxspec.decoding.round_counts import from_rows
-from jaxspec.engine.generation import Generation
-from jaxspec.engine.recorded_rounds import Round
+from jaxspec.decoding.round_records import from_rows
+from jaxspec.engine.generation import Generation, Round
 from jaxspec.report.draft_colours import coloured, legend, pieces
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.decoding.request import Request, SamplingParams
-from jaxspec.engine.prompts import encode
+from jaxspec.engine.requests import encode
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.train.data import sources
 from jaxspec.train.data.records import ASSISTANT, SYSTEM, USER, Conversation, Message

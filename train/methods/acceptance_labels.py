@@ -18,7 +18,7 @@ from jaxspec.decoding.request import Request
 from jaxspec.engine.engine import Engine
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.processes import fetch, is_first, of_first, wait
-from jaxspec.host.progress import progress
+from jaxspec.host.terminal import progress
 from jaxspec.train.methods.recording_drafter import Recording
 
 

@@ -19,8 +19,7 @@ from jaxspec.engine.stop_strings import text_of
 from jaxspec.host.atomic import check_new, write_whole
 from jaxspec.host.json_lines import LineLog, to_line
 from jaxspec.host.processes import is_first, of_first
-from jaxspec.host.progress import progress
-from jaxspec.host.terminal import say
+from jaxspec.host.terminal import progress, say
 from jaxspec.train.data.prompts import ChatPrompt, load_chats, load_prompts, load_with_tokenizer
 from jaxspec.train.data.records import ASSISTANT, Message
 from jaxspec.train.options import Generate

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Key
 from jaxspec.checkpoint import checksums, config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.tokenizer import GENERIC, load_tokenizer
-from jaxspec.host import compilation_cache
+from jaxspec.host import compilation
 from jaxspec.host.atomic import staged
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
@@ -64,7 +64,7 @@ def train(settings: Lm) -> None:
         ValueError: there is too little text, the loss overflows, or `settings.out` exists or its parent does not.
         DiskFullError: the disk has too little space.
     """
-    compilation_cache.keep_compilations()
+    compilation.keep_compilations()
     if settings.data.format:
         raise ValueError("a new model has no chat template, so --chat-arg and --system have no effect; leave them out")
     out, recipe, dtype = settings.out, settings.recipe, settings.save_dtype

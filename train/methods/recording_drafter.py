@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.controllers.acceptance_predictor import draft_width
-from jaxspec.decoding.drafter import Committed, Drafter, Models, Prefix, last_valid
-from jaxspec.decoding.drafts import Drafts, log_top
+from jaxspec.decoding.drafter import Committed, Drafter, Drafts, Models, Prefix, last_valid, log_top
 from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.model.llama import Output
 

@@ -19,8 +19,7 @@ from jaxspec.host.atomic import staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.processes import is_first, of_first
-from jaxspec.host.progress import progress
-from jaxspec.host.terminal import say
+from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
 from jaxspec.train.methods import search_figure, suggest, trial

@@ -16,7 +16,7 @@ from jaxspec.checkpoint.heads import write_head
 from jaxspec.checkpoint.loading import Checkpoint, compute_dtype
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.engine.head_weights import head_config
-from jaxspec.host import compilation_cache, processes
+from jaxspec.host import compilation, processes
 from jaxspec.host.atomic import check_new, staged, staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
@@ -166,7 +166,7 @@ def train(
         ValueError: there is too little text, the loss overflows, or `job.out` exists or its parent does not.
         DiskFullError: the disk has too little space.
     """
-    compilation_cache.keep_compilations()
+    compilation.keep_compilations()
     settings, recipe, run, target = job.settings, job.settings.recipe, job.run, job.target
     first, chat_args = processes.is_first(), job.sources.chat_args
     size = sum(leaf.size for leaf in jax.tree.leaves(head))

@@ -13,8 +13,7 @@ from typing import IO, Any
 import jax
 
 from jaxspec.host.atomic import write_whole
-from jaxspec.host.progress import Progress, progress
-from jaxspec.host.terminal import say
+from jaxspec.host.terminal import Progress, progress, say
 
 _AHEAD = 2  # most steps that the host runs ahead of the device
 

@@ -11,7 +11,7 @@ FOLDER = "jaxspec/decoding"
 
 DRIVERS = "tests/lossless/test_drivers.py"
 HISTORY = "tests/lossless/test_history.py"
-REFILLED = "tests/engine/test_refilled.py"
+REFILLED = "tests/engine/test_continuous_batching.py"
 EDGE = "test_prompts_that_end_or_part_at_a_chunks_edge"
 ENGINE = "jaxspec/engine"
 
@@ -53,21 +53,21 @@ MUTANTS = (
     ),
     ByHand(
         "refilled-rows-keep-the-feature",
-        f"{FOLDER}/admission.py",
+        f"{FOLDER}/batch.py",
         (f"{REFILLED}::test_a_refilled_row_is_the_new_text_whole",),
         '"cache", "feature", "drafter"',
         '"cache", "drafter"',
     ),
     ByHand(
         "refilled-rows-keep-the-controllers-state",
-        f"{FOLDER}/admission.py",
+        f"{FOLDER}/batch.py",
         (f"{REFILLED}::test_a_refilled_row_is_the_new_text_whole",),
         '*["controller"] * (fresh.controller is not None)',
         "",
     ),
     ByHand(
         "the-clock-of-a-refilled-row-is-the-batchs",
-        f"{ENGINE}/finished_text.py",
+        f"{ENGINE}/generation.py",
         (f"{REFILLED}::test_prompts_that_fill_their_chunks_and_the_clock_of_their_row",),
         "session.decode_seconds - text.decoded_before",
         "session.decode_seconds",
@@ -81,14 +81,14 @@ MUTANTS = (
     ),
     ByHand(
         "a-prompt-that-fills-its-chunks-is-remembered-whole",
-        f"{ENGINE}/prompt_memory.py",
+        f"{ENGINE}/prefix_cache.py",
         (f"tests/engine/test_prompt_memory.py::{EDGE}",),
         "(len(tokens) - 1) // chunk",
         "len(tokens) // chunk",
     ),
     ByHand(
         "prompts-share-a-chunk-whatever-comes-next",
-        f"{ENGINE}/shared_prefix.py",
+        f"{ENGINE}/prefix_cache.py",
         (
             f"tests/engine/test_shared_prefix.py::{EDGE}",
             "tests/engine/test_shared_prefix.py::test_what_two_prompts_share",
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     ByHand(
         "a-prefix-begins-prompts-whatever-comes-next",
-        f"{ENGINE}/shared_prefix.py",
+        f"{ENGINE}/prefix_cache.py",
         (f"tests/engine/test_prompt_memory.py::{EDGE}",),
         "prompt[: len(self.tokens)] == self.tokens",
         "prompt[: self.position] == self.tokens[:-1]",
@@ -154,15 +154,15 @@ MUTANTS = (
     ),
     ByHand(
         "end-of-text-cut-off",
-        f"{FOLDER}/eos_cut.py",
-        (f"{GREEDY}::test_eos_cuts_inside_an_accepted_run{CHAIN}",),
+        f"{FOLDER}/loop.py",
+        (f"{GREEDY}::test_loops_inside_an_accepted_run{CHAIN}",),
         "ends.argmax(axis=1) + 1",
         "ends.argmax(axis=1)",
     ),
     ByHand(
         "end-of-text-among-rejected-drafts",
-        f"{FOLDER}/eos_cut.py",
-        ("tests/decoding/test_eos_cut.py",),
+        f"{FOLDER}/loop.py",
+        ("tests/decoding/test_loop.py",),
         "(offset <= accepted[:, None])",
         "(offset <= accepted[:, None] + 1)",
     ),
@@ -175,7 +175,7 @@ MUTANTS = (
     ),
     ByHand(
         "top-k-keeps-one-too-many",
-        f"{FOLDER}/top_p.py",
+        f"{FOLDER}/sampling.py",
         ("tests/decoding/test_top_p.py::test_as_sorting_has_it",),
         "jnp.clip(limit, 1, logits.shape[-1])",
         "jnp.clip(limit + 1, 1, logits.shape[-1])",
@@ -193,7 +193,7 @@ MUTANTS = (
     ),
     ByHand(
         "top-p-of-all-but-one",
-        f"{FOLDER}/top_p.py",
+        f"{FOLDER}/sampling.py",
         ("tests/decoding/test_top_p.py::test_as_sorting_has_it",),
         "& (share < 1)",
         "& (share > 1)",
@@ -223,28 +223,28 @@ MUTANTS = (
     ByHand(
         "first-token-ends-no-text",
         f"{FOLDER}/prefill.py",
-        (f"{GREEDY}::test_eos_cuts_inside_an_accepted_run{CHAIN}",),
+        (f"{GREEDY}::test_loops_inside_an_accepted_run{CHAIN}",),
         "(first == state.eos).any(axis=1)",
         "(first == state.eos).all(axis=1)",
     ),
     ByHand(
         "refilled-rows-keep-the-drafters-state",
-        f"{FOLDER}/admission.py",
-        ("tests/engine/test_refilled.py::test_each_is_as_alone_whatever_the_order",),
+        f"{FOLDER}/batch.py",
+        ("tests/engine/test_continuous_batching.py::test_each_is_as_alone_whatever_the_order",),
         '"feature", "drafter", "log_prob"',
         '"feature", "log_prob"',
     ),
     ByHand(
         "a-free-row-waits-for-the-next-texts-end",
-        "jaxspec/engine/refilled.py",
-        ("tests/engine/test_refilled.py::test_no_row_idles_while_prompts_wait",),
+        "jaxspec/engine/continuous_batching.py",
+        ("tests/engine/test_continuous_batching.py::test_no_row_idles_while_prompts_wait",),
         "ahead.chunks_left > 1 or (ahead.chunks_left and len(session.texts) < rows)",
         "ahead.chunks_left > 1",
     ),
     ByHand(
         "refilled-rows-keep-their-key",
-        f"{FOLDER}/admission.py",
-        ("tests/engine/test_refilled.py::test_sampled_texts_do_not_depend_on_the_rows",),
+        f"{FOLDER}/batch.py",
+        ("tests/engine/test_continuous_batching.py::test_sampled_texts_do_not_depend_on_the_rows",),
         '"done", "keys", "sampling"',
         '"done", "sampling"',
     ),
@@ -264,22 +264,22 @@ MUTANTS = (
     ),
     ByHand(
         "levels-beyond-the-cut-are-counted",
-        f"{FOLDER}/round_counts.py",
+        f"{FOLDER}/round_records.py",
         (f"{GREEDY}::test_budget_cuts_inside_an_accepted_run{CHAIN}", "tests/controllers/test_loop.py"),
         "depth = jnp.where(count <= accepted, jnp.minimum(levels(grown), count), levels(grown))",
         "depth = levels(grown)",
     ),
     ByHand(
         "confidence-of-the-first-expanded-node",
-        f"{FOLDER}/draft_signals.py",
-        ("tests/controllers/test_threshold.py", "tests/decoding/test_draft_signals.py"),
+        f"{FOLDER}/controller.py",
+        ("tests/controllers/test_threshold.py", "tests/decoding/test_controller.py"),
         "slot = (expanded.node == parent).argmax(axis=1)[:, None]",
         "slot = jnp.zeros_like(parent)",
     ),
     ByHand(
         "coverage-of-the-best-node-alone",
-        f"{FOLDER}/draft_signals.py",
-        ("tests/controllers/test_expected_gain.py", "tests/decoding/test_draft_signals.py"),
+        f"{FOLDER}/controller.py",
+        ("tests/controllers/test_expected_gain.py", "tests/decoding/test_controller.py"),
         "log_coverage=jax.nn.logsumexp(tree.log_confidence, axis=1, where=at_level)",
         "log_coverage=confidence",
     ),

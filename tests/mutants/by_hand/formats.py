@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     ByHand(
         "whole-rounds-are-cut-too",
-        "jaxspec/decoding/round_counts.py",
+        "jaxspec/decoding/round_records.py",
         (
             "tests/lossless/test_greedy.py::TestGreedy::"
             "test_budget_cuts_inside_an_accepted_run[draft-model+chain,length=4+threshold,gamma=0.2,confidence=token]",

@@ -13,7 +13,7 @@ import jaxspec
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.decoding import loop
 from jaxspec.decoding.request import Request, SamplingParams
-from jaxspec.decoding.round_counts import from_rows
+from jaxspec.decoding.round_records import from_rows
 from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
 from jaxspec.engine.generation import Generation
 from jaxspec.evaluate import piece_times
@@ -71,7 +71,7 @@ def run(target: Path, out: Path, trials: int = TRIALS, *options: Any) -> tuple[i
 
 
 def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs, tmp_path, capsys):
-    decode: Any = loop.decode.here  # a jitted function has methods that its type does not show
+    decode: Any = loop.decode  # a jitted function has methods that its type does not show
     decode.clear_cache()
     code, said = run(target, whole := tmp_path / "whole")
     assert code == 0, said

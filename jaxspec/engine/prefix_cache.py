@@ -1,4 +1,4 @@
-"""A shared beginning of prompts, such as worked examples before every question, is prefilled once and then reused."""
+"""Prefilled beginnings of prompts that later prompts reuse: of one call, and of the turns of a conversation."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.decoding.drafter import Drafter
+from jaxspec.decoding.prefill import END
+from jaxspec.engine.program import Program
+from jaxspec.model import kv_cache as kv
 
 KEPT = 2  # most stored prefixes: one shared by all prompts, and one by several samples of the same prompt
 LOOKED_AT = 32  # number of waiting prompts that are compared
@@ -78,3 +82,51 @@ def shared(one: Sequence[int], other: Sequence[int], chunk: int) -> int:
     while len(one) > at + chunk and one[at : at + chunk + 1] == other[at : at + chunk + 1]:
         at += chunk
     return at
+
+
+@dataclasses.dataclass
+class PromptMemory:
+    """The prefilled chunks of the last prompt, which the next prompt reuses if it begins with the same tokens.
+
+    Only whole chunks from prefill are stored, and no rows from decoding. So the text is bit-identical to that after a
+    full prefill.
+
+    Attributes:
+        prefix: the stored chunks; None before the first prompt.
+        rows: rows of its caches; the next session needs at least as many.
+        reused: tokens of the last prompt that were reused.
+    """
+
+    prefix: Prefix | None = None
+    rows: int = 0
+    reused: int = 0
+
+    def prefill(self, program: Program, state: DecodeState, tokens: Sequence[int], chunk: int) -> DecodeState:
+        """`Program.prefill` for one prompt, starting where it differs from the last one.
+
+        Args:
+            state: before prefill, with the prompt in each row, and caches of at least `rows` rows.
+            tokens: the prompt.
+        """
+        self.reused = self._usable(tokens, chunk)
+        rows, prefix = state.tokens.shape[1], self.prefix
+        self.prefix = None  # enlarging deletes its arrays
+        if prefix is not None and self.reused:
+            state = go_on(state, _enlarged(program.spec.drafter, prefix, rows) if rows > self.rows else prefix)
+        end = (len(tokens) - 1) // chunk * chunk
+        if end > self.reused:
+            state = program.read(state, chunk, self.reused, end)
+        if end:
+            self.prefix, self.rows = kept(state, tokens, end), rows
+        return program.read(state, chunk, end, END)
+
+    def _usable(self, tokens: Sequence[int], chunk: int) -> int:
+        """Number of tokens to reuse: all stored ones, or none if the chunk size or the tokens differ."""
+        if self.prefix is None or self.prefix.position % chunk or not self.prefix.begins([tokens]):
+            return 0
+        return self.prefix.position
+
+
+def _enlarged(drafter: Drafter, prefix: Prefix, rows: int) -> Prefix:
+    cache, state = prefix.read
+    return dataclasses.replace(prefix, read=(kv.enlarge(cache, rows), drafter.enlarge(state, rows)))

@@ -1,4 +1,4 @@
-"""A program that `test_refilled.py` runs on eight CPU devices: rows refilled on meshes, against one device."""
+"""Run by `test_continuous_batching.py` on eight CPU devices: rows refilled on meshes, against one device."""
 
 import json
 import tempfile

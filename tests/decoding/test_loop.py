@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding import eos_cut
+from jaxspec.decoding import loop
 
 WIDTH, VOCABULARY, ROOM = 4, 3, 5
 ENDS = (1, -1)  # one token ends a text; -1 is padding
@@ -25,6 +25,6 @@ def expected(tokens: tuple[int, ...], accepted: int, room: int) -> tuple[int, bo
 def test_every_round():
     rounds = list(itertools.product(itertools.product(range(VOCABULARY), repeat=WIDTH), range(WIDTH), range(ROOM + 1)))
     tokens, accepted, room = (jnp.asarray(part, jnp.int32) for part in zip(*rounds, strict=True))
-    count, ended = map(np.asarray, jax.jit(eos_cut.cut)(tokens, accepted, jnp.asarray(ENDS), room))
+    count, ended = map(np.asarray, jax.jit(loop.cut)(tokens, accepted, jnp.asarray(ENDS), room))
     for at, one in enumerate(rounds):
         assert (int(count[at]), bool(ended[at])) == expected(*one), one

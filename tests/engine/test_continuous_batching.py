@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from jaxspec import Engine, load
-from jaxspec.decoding import admission
+from jaxspec.decoding import batch
 from jaxspec.decoding.batch import start_rows
 from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.engine.continuous_batching import ReadingAhead, refilled
 from jaxspec.engine.program import Program
-from jaxspec.engine.reading_ahead import ReadingAhead
-from jaxspec.engine.refilled import refilled
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.stop_strings import StopStrings
@@ -119,7 +118,7 @@ def test_a_refilled_row_is_the_new_text_whole(keeps: bool):
     if keeps:
         new = dataclasses.replace(new, controller=None)
     before, fresh = numbers(old), numbers(new)
-    after = numbers(admission.admit(old, new, np.array([2]), np.array([True])))
+    after = numbers(batch.admit(old, new, np.array([2]), np.array([True])))
     stays = {"eos", "round", "history", "trace", *["controller"] * keeps}
     for field in dataclasses.fields(after):
         found, was = (jax.tree.leaves(getattr(state, field.name)) for state in (after, before))
@@ -243,7 +242,7 @@ def test_a_row_is_handed_on_without_a_copy_of_the_cache(model, engine):
     with model.context():
         fresh = program.start_few(requests[:1], (), 64, requests)
         given = (session.state, fresh, np.zeros(1, np.int32), np.ones(1, bool))
-        admit: Any = admission.admit  # a jitted function has methods that its type does not show
+        admit: Any = batch.admit  # a jitted function has methods that its type does not show
         text = admit.lower(*given).compile().as_text()
     for leaf in jax.tree.leaves(session.state.cache):
         shape = ",".join(map(str, leaf.shape))
@@ -253,5 +252,5 @@ def test_a_row_is_handed_on_without_a_copy_of_the_cache(model, engine):
 
 def test_on_meshes():
     """Rows along `data`: each part of the batch has its own prompt ready, and all texts are as on one device."""
-    found = json.loads(several_devices.output("-m", "tests.engine.refilled_on_meshes"))
+    found = json.loads(several_devices.output("-m", "tests.engine.continuous_batching_on_meshes"))
     assert found == {"2x2x1": True, "4x1x1": True, "1x2x2": True}

@@ -1,6 +1,6 @@
 """The counts of rounds, as logs have them and cut to a text."""
 
-from jaxspec.decoding.round_counts import FIELDS, first_tokens, from_rows, join, to_rows
+from jaxspec.decoding.round_records import FIELDS, first_tokens, from_rows, join, to_rows
 
 ROWS = [[3, 2, 4, 4, 4, 3], [5, 4, 4, 5, 4, 5], [2, 1, 4, 4, 4, 2], [0, 0, 0, 0, 0, 0]]
 

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding import tree as trees
-from jaxspec.decoding.draft_signals import draft_signals
-from jaxspec.decoding.drafts import Drafts
+from jaxspec.decoding.controller import draft_signals
+from jaxspec.decoding.drafter import Drafts
 from jaxspec.decoding.tree import Frontier
 
 LEVEL_1, LEVEL_2 = [0.5, 0.4], [0.1, 0.2, 0.3]  # confidences of nodes 1 and 2, and of 3 (below 1), 4 and 5 (below 2)

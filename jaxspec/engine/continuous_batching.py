@@ -1,4 +1,4 @@
-"""Prefills waiting prompts during decoding, one chunk beside each call of the loop, for the next free rows."""
+"""Continuous batching: prompts are prefilled during decoding, and take the slots of finished texts."""
 
 import contextlib
 import dataclasses
@@ -14,9 +14,12 @@ from jaxspec.decoding.batch import data_parts
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.prefill_buckets import shapes_ahead, whole_chunks
 from jaxspec.decoding.request import Request
+from jaxspec.engine.generation import Generation, text_of_row
+from jaxspec.engine.prefix_cache import Prefix, go_on, kept, worth_keeping
 from jaxspec.engine.program import Program
-from jaxspec.engine.session import Session, Text
-from jaxspec.engine.shared_prefix import Prefix, go_on, kept, worth_keeping
+from jaxspec.engine.session import UNLIMITED, Session, Text
+from jaxspec.engine.stop_strings import StopStrings
+from jaxspec.host.processes import fetch
 
 
 @dataclasses.dataclass
@@ -164,3 +167,45 @@ class ReadingAhead:
     def _text(self, session: Session, group: Group, part: int) -> Text:
         place, request = group.requests[part]
         return Text(place, request, session.round, group.seconds, session.decode_seconds)
+
+
+BETWEEN_STOPS = 8  # rounds between two looks for stop strings
+
+
+def refilled(session: Session, ahead: ReadingAhead, rows: int, stops: StopStrings) -> Iterator[tuple[int, Generation]]:
+    """Yields (index of the prompt, result) when each text is finished, in any order.
+
+    Between two calls of the loop, free rows get prompts that are ready. During each call, one chunk of the next prompt
+    is read.
+
+    Args:
+        session: the batch, which decodes the first prompts.
+        ahead: the waiting prompts.
+        rows: number of used rows, from the first.
+    """
+    while session.texts or ahead.pending:
+        for row in [row for row in session.texts if session.done[row]]:
+            result = text_of_row(session, row, stops)
+            yield session.texts.pop(row).place, result
+        while ahead.hand_over(session, rows) and ahead.chunks_left and len(session.texts) < rows:
+            ahead.read_chunk()
+        if not session.texts and ahead.chunks_left:
+            ahead.read_chunk()
+        elif session.texts and not any(session.done[row] for row in session.texts):  # a first token may end a text
+            waits = ahead.chunks_left > 1 or (ahead.chunks_left and len(session.texts) < rows)
+            rounds = 1 if waits else BETWEEN_STOPS if stops else UNLIMITED
+            with ahead.reading():
+                session.advance(rounds, more=1)
+            session.stop(stopped_rows(session, stops) if stops else [])
+
+
+def stopped_rows(session: Session, stops: StopStrings) -> list[int]:
+    """Rows whose text has a stop string."""
+    tokens, found = fetch(session.state.tokens), []
+    for row, text in session.texts.items():
+        if not session.done[row]:
+            _, _, stopped = stops.cut(
+                tokens[row, len(text.request.tokens) : session.length[row]].tolist(), text.request.tokens
+            )
+            found += [row] * stopped
+    return found

@@ -1,0 +1,121 @@
+"""Compiled programs: stored on disk, freed in memory when they take too much, compiled in parallel."""
+
+import functools
+import gc
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+from jaxspec.host.environment import cache_folder
+from jaxspec.host.terminal import progress
+
+_MAPS = Path("/proc/self/maps")  # on Linux: a line for each piece of mapped memory
+_MOST_MAPS = Path("/proc/sys/vm/max_map_count")
+_COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event, also after reading a program from disk
+
+
+def keep_compilations() -> Path | None:
+    """Turns on JAX's persistent compilation cache, unless the user has chosen a place for it (or turned it off)."""
+    config: Any = jax.config  # its options are made at run time
+    if config.jax_compilation_cache_dir is None and config.jax_enable_compilation_cache:
+        place = cache_folder() / "compiled"
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError:  # a read-only home: compile anew each time
+            return None
+        config.update("jax_compilation_cache_dir", str(place))
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    return Path(config.jax_compilation_cache_dir) if config.jax_compilation_cache_dir else None
+
+
+def make_room(share: float = 0.9) -> None:
+    """Lets go of the compiled programs in memory, once they take this share of the maps that a process may have.
+
+    A loop takes up to some 2,500 on a CPU, of the 65,530 that Linux allows by default, and a process that
+    asks for more is aborted. Those kept on disk are read again when they are needed, which takes seconds each, so that
+    a share should be as large as what is compiled before the next call allows.
+    """
+    if not (_MAPS.exists() and _MOST_MAPS.exists()):
+        return
+    if _MAPS.read_bytes().count(b"\n") > share * int(_MOST_MAPS.read_text()):
+        jax.clear_caches()
+        gc.collect()
+
+
+def make_room_for_more() -> None:
+    """`make_room` if anything was compiled since the last call; otherwise it costs nothing. Call it before decoding."""
+    compiled = _compiled()
+    if compiled.is_set():
+        compiled.clear()
+        make_room()
+
+
+@functools.cache
+def _compiled() -> threading.Event:
+    """An event that is set, and set again whenever JAX compiles a program."""
+    compiled = threading.Event()
+    compiled.set()
+
+    def listen(event: str, duration_secs: float, **about: str | int) -> None:
+        if event == _COMPILED:
+            compiled.set()
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return compiled
+
+
+AT_ONCE = 2  # Python traces one at a time, and the compiler itself has several threads
+PATIENCE = 1.0  # seconds of which nothing is said: what is compiled already takes less
+
+Name = TypeVar("Name")
+_compiling: set[int] = set()  # threads
+
+
+def compile_all(programs: Mapping[Name, Callable[[], Any]], name: Callable[[Name], str] = str) -> dict[Name, Any]:
+    """Calls what compiles each of some programs, two at a time, and returns what they return.
+
+    One at a time where there are several processes: what such a call runs besides must come in the same order in all.
+
+    What JAX compiles under, such as the precision of products, is a thread's own: each call has to set it.
+
+    If it is interrupted, it raises at once. Compilations that have begun end in the background.
+
+    Args:
+        name: what stderr calls a program.
+    """
+    pool = ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1)
+    running: dict[Future[Any], Name] = {}
+    try:
+        running |= {pool.submit(_noted, program): which for which, program in programs.items()}
+        done, waiting = wait(running, PATIENCE)
+        if waiting:
+            with progress("compiled programs:", len(running), len(done)) as shown:
+                left = [future for future in running if future in waiting]
+                shown.show(len(done), name(running[left[0]]))
+                for future in as_completed(waiting):
+                    left.remove(future)
+                    shown.done += 1
+                    if left and shown.due():
+                        shown.show(shown.done, name(running[left[0]]))
+    except BaseException:  # Ctrl-C, or the end of a terminated command
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+    return {which: future.result() for future, which in running.items()}
+
+
+def _noted(program: Callable[[], Any]) -> Any:
+    _compiling.add(threading.get_ident())
+    try:
+        return program()
+    finally:
+        _compiling.discard(threading.get_ident())
+
+
+def still_compiling() -> bool:
+    """Whether `compile_all` compiles in any thread. Python waits for these threads before it exits."""
+    return bool(_compiling)
