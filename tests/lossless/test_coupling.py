@@ -88,7 +88,7 @@ class TestCoupled:
 
 
 @pytest.mark.parametrize("method", combinations.refilled(coupled=True))
-def test_continuous_batching_rows(method: Method, target, prompts, plain):
+def test_rows_of_continuous_batching(method: Method, target, prompts, plain):
     budgets, asked = (NEW, 5, 17, 1, 23, NEW, 9), mixed(prompts, NEW)
     several = [
         dataclasses.replace(asked[i % 4], sampling=dataclasses.replace(asked[i % 4].sampling, max_new_tokens=b))

@@ -87,7 +87,7 @@ def test_run_with_stop_strings(engine, asked, ample, rows):
     assert [each.text for each in engine.run(asked, stops, log_probs=True)] == expected
 
 
-def test_continuous_batching_rows(engine, asked, ample, rows):
+def test_rows_of_continuous_batching(engine, asked, ample, rows):
     """`generate` and `generate_iter`, whose results come in any order."""
     found = dict(engine.run_refilled([*asked, *asked[:3]], 4, log_probs=True))
     same([found[place] for place in range(len(found))], [*ample, *ample[:3]])

@@ -43,7 +43,7 @@ class TestGreedy:
             assert history.uncut is not None
             assert budget == 1 or (history.uncut[:, 0] == free.committed[:, 0]).all()  # as if nothing cut the round
 
-    def test_loops_inside_an_accepted_run(self, method: Method, target, prompts, plain):
+    def test_eos_cuts_inside_an_accepted_run(self, method: Method, target, prompts, plain):
         for at in (0, 5, 17):  # 0: prefill's own token ends the text
             eos = [plain[2][at], plain[3][at]]
             ends = [next((i + 1 for i, token in enumerate(text) if token in eos), NEW) for text in plain]
@@ -54,7 +54,7 @@ class TestGreedy:
 
 
 @pytest.mark.parametrize("method", combinations.refilled(coupled=False))
-def test_continuous_batching_rows(method: Method, target, prompts, plain):
+def test_rows_of_continuous_batching(method: Method, target, prompts, plain):
     each = [(0, NEW), (1, 7), (2, 1), (3, 23), (1, NEW), (0, 12), (3, 5), (2, NEW), (0, 3)]
     asked = [request for i, budget in each for request in requests([prompts[i]], budget)]
     eos = [plain[2][17]]

@@ -155,7 +155,7 @@ MUTANTS = (
     ByHand(
         "end-of-text-cut-off",
         f"{FOLDER}/loop.py",
-        (f"{GREEDY}::test_loops_inside_an_accepted_run{CHAIN}",),
+        (f"{GREEDY}::test_eos_cuts_inside_an_accepted_run{CHAIN}",),
         "ends.argmax(axis=1) + 1",
         "ends.argmax(axis=1)",
     ),
@@ -223,7 +223,7 @@ MUTANTS = (
     ByHand(
         "first-token-ends-no-text",
         f"{FOLDER}/prefill.py",
-        (f"{GREEDY}::test_loops_inside_an_accepted_run{CHAIN}",),
+        (f"{GREEDY}::test_eos_cuts_inside_an_accepted_run{CHAIN}",),
         "(first == state.eos).any(axis=1)",
         "(first == state.eos).all(axis=1)",
     ),
