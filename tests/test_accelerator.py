@@ -38,6 +38,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch):
         return steps.run(name, notes, dataclasses.replace(steps.QUICK, **small))
 
     monkeypatch.setattr(accelerator, "started", started)
+    monkeypatch.setenv("JAXSPEC_ATTENTION", "dense")  # the step `context` sets it
     monkeypatch.setattr(timing, "LEAST_SECONDS", 0.001)
     monkeypatch.setattr(timing, "REPEATS", 1)
 
