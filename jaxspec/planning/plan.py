@@ -106,7 +106,7 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     rounds = expected_rounds(settings, method)
     sizes = _mesh_sizes(settings, where)
     mesh = mesh_on(where, target.config, **sizes)
-    with_options = settings.tpu_options or has_tpu_options()
+    with_options = where.is_tpu and (settings.tpu_options or has_tpu_options())
 
     def compose(method: Method) -> PlacedProgram:
         program = program_of(method, models_of(target, method, DTYPE), greedy=True, tree_sizes=ACCELERATOR_TREE_SIZES)
@@ -125,12 +125,15 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     traced = program.trace()
     nodes = rounds.verified(program.spec)
     parts, memory, faults = program.count(traced), _sizes(program), []
-    compiled, compiles = None, isinstance(mesh, Mesh)
-    if compiles:
+    compiled, origin = None, "sizes and data sheets; nothing was compiled"
+    if compiles := isinstance(mesh, Mesh):
         say(f"compiling the loop of {settings.method} for {where}, which takes minutes for a large model")
-        compiled = compiled_loop(traced)
+        compiled, origin = compiled_loop(traced), "sizes and data sheets; the compiler found no room"
     if compiled is not None:
-        memory = _measured(compiled, memory)
+        origin = f"the compiled loop{' with --tpu-options' * with_options}, and data sheets"
+        arguments = sum(memory[name] for name in ("weights", "head_weights", "kv"))
+        memory["state"] = compiled.memory.argument_size_in_bytes - arguments
+        memory["temporaries"] = compiled.temporaries
         faults = find_faults(program, compiled.program, compiled.operations)
         parts = parts.with_messages(compiled.messages)
     found = {
@@ -138,7 +141,7 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         "verify": Part.of(parts.verification(nodes), where),
         "prefill": Part.of(plain.prefill_work(settings.prompt) if settings.prompt else None, where),
     }
-    gain = None
+    gain, estimated = None, compiled is not None and where.is_tpu
     if compiled is not None and where.is_tpu:
         for name in ("draft", "verify"):
             found[name] = found[name].estimated(compiled, parts.phases_of(name, rounds.levels, nodes))
@@ -150,7 +153,6 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
             before = compiled_loop(traced_plain)
             now = sum((found[name].took or Interval() for name in ("draft", "verify")), Interval())
             gain = before and before.seconds(plain_parts.phases_of("verify", 0, 1)).each_over(now).times(rounds.tau)
-    estimated = compiled is not None and where.is_tpu
     return {
         "settings": {
             **{name: getattr(settings, name) for name in SETTINGS},
@@ -159,7 +161,7 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
             "tpu_options": with_options,
         },
         "resolved": str(method),
-        "from": _origin(compiles, compiled is not None, with_options),
+        "from": origin,
         "compiled": compiled is not None,
         "device": {"name": where.kind, "chips": where.chips, "mesh": sizes, **dataclasses.asdict(where.chip)},
         "versions": environment.versions() | ({"libtpu": version("libtpu")} if where.is_tpu else {}),
@@ -169,7 +171,7 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         **(_estimates(found, gain, where) if estimated else dict.fromkeys(_estimates({}, None, where))),
         "floor_seconds": {name: part.floor for name, part in found.items()},
         "prefill": _prefill_entry(settings.prompt, found["prefill"], where),
-        "in_fast_memory": compiled.in_fast_memory if compiled is not None and where.is_tpu else None,
+        "in_fast_memory": compiled.in_fast_memory if compiled is not None and estimated else None,
         "slowest_operations": _slowest(found, settings.explain, where) if estimated else None,
         "collectives": [
             {"phase": phase, **dataclasses.asdict(each)}
@@ -236,13 +238,6 @@ def _mesh_sizes(settings: PlanSettings, where: Slice) -> dict[str, int]:
     return sizes
 
 
-def _origin(compiles: bool, compiled: bool, with_options: bool) -> str:
-    if compiled:
-        return f"the compiled loop{' with --tpu-options' * with_options}, and data sheets"
-    why = "the compiler found no room" if compiles else "nothing was compiled"
-    return f"sizes and data sheets; {why}"
-
-
 def _prefill(
     program: PlacedProgram, settings: PlanSettings, where: Slice, with_options: bool
 ) -> tuple[Compiled | None, dict[Phase, int]]:
@@ -256,16 +251,6 @@ def _prefill(
     chunks = math.ceil(settings.prompt / chunk)
     found = {each.phase for each in compiled.operations} if compiled else ()
     return compiled, {phase: 1 if phase == FIRST_TOKEN else chunks for phase in found}
-
-
-def _measured(compiled: Compiled, sizes: dict[str, int]) -> dict[str, int]:
-    """Bytes on each chip; state and temporaries are the compiler's."""
-    known = sizes["weights"] + sizes["head_weights"] + sizes["kv"]
-    return {
-        **sizes,
-        "state": compiled.memory.argument_size_in_bytes - known,
-        "temporaries": compiled.temporaries,
-    }
 
 
 def _sizes(program: PlacedProgram) -> dict[str, int]:
