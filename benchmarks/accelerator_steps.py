@@ -419,10 +419,10 @@ def graphs(scale: Scale, notes: Notes) -> None:
 
 def builtin(scale: Scale, notes: Notes) -> None:
     """`jaxspec verify` of the builtin model in bfloat16."""
-    kind, verify = (importlib.import_module(f"jaxspec.verify.{name}") for name in ("settings", "run"))
+    options, verify = (importlib.import_module(f"jaxspec.{name}") for name in ("options.main", "verify.run"))
     out, asked = notes.path.with_name("verify.json"), {"dtype": "bfloat16", "methods": ("dflash", "eagle+eagle2")}
     with contextlib.suppress(SystemExit):  # the verdict says why
-        verify.run(kind.Verify(target=Path("builtin"), minutes=scale.minutes, json=out, **asked))
+        verify.run(options.Verify(target=Path("builtin"), minutes=scale.minutes, json=out, **asked))
     found = json.loads(out.read_text(encoding="utf-8"))
     notes.write("verify", {key: found[key] for key in ("passed", "methods", "failures")})
 
