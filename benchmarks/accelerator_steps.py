@@ -41,7 +41,7 @@ from jaxspec.engine.program import LOOP, Program
 from jaxspec.evaluate.simulate import random_head
 from jaxspec.host.atomic import write_whole
 from jaxspec.methods.method import parse_method
-from jaxspec.model.attention import attend_in_cudnn, attend_plainly, causal_mask
+from jaxspec.model.attention import Keys, attend, attend_in_cudnn, causal_mask
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.llama import Llama
@@ -306,7 +306,7 @@ def draft_seconds(loop: Loop) -> float:
 def drafting(spec: Speculation, models: Models, state: DecodeState, iterations: jax.Array) -> jax.Array:
     """`iterations` times what a round's scope `draft` holds: a tree grows, and the head reads a path of it."""
     batch, path = len(state.length), spec.builder.depth + 1
-    features = jnp.zeros((batch, path, models.target.config.hidden_size), models.target.norm[...].dtype)
+    features = jnp.zeros((batch, path, models.target.config.hidden_size), models.target.dtype)
 
     def once(_: jax.Array, before: DecodeState) -> DecodeState:
         tree, grown = draft(spec, models, before, before.keys)
@@ -384,8 +384,9 @@ def parity(scale: Scale) -> dict[str, float]:
     keys = jax.random.split(jax.random.key(0), len(sizes))
     draw = lambda key, size: jax.random.normal(key, (1, shape.num_kv_heads, *size), scale.dtype)
     query, k, v, new_k, new_v = map(draw, keys, sizes)
-    given = query, KV(k=k, v=v), jnp.arange(rows)[None] < rows // 2, KV(k=new_k, v=new_v), causal_mask(1, width)
-    dense, _ = jax.jit(attend_plainly)(*given)
+    live = jnp.arange(rows)[None, None] < rows // 2
+    given = query, (Keys(kv=KV(k=k, v=v), mask=live), Keys(kv=KV(k=new_k, v=new_v), mask=causal_mask(1, width)))
+    dense, _ = jax.jit(attend)(*given)
     how = "cudnn" if jax.default_backend() == "gpu" else "xla"
     fused = jax.jit(partial(attend_in_cudnn, implementation=how))(*given)
     return {"largest_difference": float(jnp.abs(dense - fused).max()), "largest_value": float(jnp.abs(dense).max())}

@@ -16,7 +16,7 @@ import jaxtyping
 import pytest
 
 import jaxspec
-from jaxspec.model import llama
+from jaxspec.model import rope
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -77,7 +77,7 @@ def test_top_level_directories_are_subpackages(name: str):
 
 def test_shapes_are_checked():
     with pytest.raises(jaxtyping.TypeCheckError):
-        llama.rms_norm(jnp.ones((2, 4)), jnp.ones(3), 1e-5)
+        rope.rotate(jnp.ones((1, 2, 1, 1, 4)), jnp.ones((1, 2, 2)), jnp.ones((1, 2, 1)))
 
 
 def test_wheel_holds_every_module_and_the_data(tmp_path: Path):

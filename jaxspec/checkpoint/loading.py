@@ -43,7 +43,7 @@ class Checkpoint:
         It sets the mesh. For float32 weights it also sets full precision of matrix products, because accelerators
         round them to less by default.
         """
-        wide = self.target.norm[...].dtype == jnp.float32
+        wide = self.target.dtype == jnp.float32
         with jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(), use_mesh(self.mesh):
             yield
 

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,14 +83,24 @@ def quantization(config: CheckpointConfig, wanted: str | None, path: Path | str)
 
 def module_to_dict(module: nnx.Module) -> dict[str, Any]:
     """Dotted name → array (or ShapeDtypeStruct, of an abstract module) of every parameter."""
-    return {".".join(map(str, keys)): variable.get_value() for keys, variable in nnx.to_flat_state(nnx.state(module))}
+    return {name_of(keys): variable.get_value() for keys, variable in nnx.to_flat_state(nnx.state(module))}
+
+
+def name_of(keys: Sequence[Any]) -> str:
+    """The dotted name on disk of a parameter, by its place in the module.
+
+    On disk an RMSNorm is one array, and an LM head is called `head`.
+    """
+    names = ["head" if key == "lm_head" else str(key) for key in keys]
+    is_norm = names[-1] == "scale" and names[-2] != "kernel"  # a quantised kernel has a scale too
+    return ".".join(names[:-1] if is_norm else names)
 
 
 def dict_to_module(module: M, values: Mapping[str, Any]) -> M:
     """The module with its parameters taken from `values`, dotted names. Raises CheckpointError if they differ."""
     check_names(module_to_dict(module), values, "the parameters")
     graph, state = nnx.split(module)
-    filled = [(keys, old.replace(values[".".join(map(str, keys))])) for keys, old in nnx.to_flat_state(state)]
+    filled = [(keys, old.replace(values[name_of(keys)])) for keys, old in nnx.to_flat_state(state)]
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 

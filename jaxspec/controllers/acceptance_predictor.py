@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from jaxspec.decoding.drafter import FLOAT32, Drafter, Models, Prefix
 from jaxspec.decoding.tree import init_tree
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.linear import Linear, linear
+from jaxspec.model.layers import Linear
 
 NAME = "cali-ts"
 FOLDER = "calibrator"  # in the folder of the drafter's head
@@ -67,7 +67,7 @@ def classify(
     if weights.target is not None and weights.draft is not None:
         matrix = weights.target[...][jnp.clip(level, 1, LEVELS) - 1]
         logits += (target_hidden.astype(matrix.dtype) @ matrix).astype(jnp.float32)
-        logits += linear(draft_hidden.astype(matrix.dtype), weights.draft).astype(jnp.float32)
+        logits += weights.draft(draft_hidden.astype(matrix.dtype)).astype(jnp.float32)
     if weights.top is not None:
         constant, slope = weights.top[...].astype(jnp.float32)
         logits += constant + log_top[:, None] * slope
@@ -102,7 +102,7 @@ def draft_width(drafter: Drafter, models: Models) -> int:
     """
 
     def hidden(models: Models) -> Array:
-        config, dtype = models.target.config, models.target.norm[...].dtype
+        config, dtype = models.target.config, models.target.dtype
         root, one = jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32)
         prefix = Prefix(token=root[:, None], length=one, cache=kv.allocate(config, 1, 1, dtype))
         drafts, _ = drafter.root(models, drafter.init(models, 1, 1), prefix, init_tree(root, 2, None))

@@ -74,7 +74,7 @@ def costs_key(model: Checkpoint, method: Method, batch_size: int) -> CostKey:
 def how_run(model: Checkpoint) -> dict[str, str]:
     """`dtype` and `device` of `CostKey.of`."""
     mesh = "" if model.mesh is None else f", mesh {dict(model.mesh.shape)}"
-    dtype = dtype_of(str(model.target.norm[...].dtype), model.config.quantize)
+    dtype = dtype_of(str(model.target.dtype), model.config.quantize)
     return {"dtype": dtype, "device": environment.device() + mesh}
 
 

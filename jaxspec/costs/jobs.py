@@ -38,14 +38,14 @@ from jaxspec.decoding.tree import (
 )
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
-from jaxspec.model.llama import Llama, Output, forward, unembed
+from jaxspec.model.llama import Llama, Output, forward
 
 Job = Callable[[int], int]  # number of iterations → units of work done
 
 
 def target_job(target: Llama, batch: int, size: int, rows: int) -> Job:
     """A job of forwards of the target over `size` nodes per sequence, with a half-filled cache of `rows` rows."""
-    cache = kv.allocate(target.config, batch, rows, target.norm[...].dtype)
+    cache = kv.allocate(target.config, batch, rows, target.dtype)
     tokens, cached = jnp.zeros((batch, size), jnp.int32), jnp.full((batch,), rows // 2, jnp.int32)
     return _job(lambda iterations: verify_many(target, tokens, cache, cached, iterations))
 
@@ -113,7 +113,7 @@ def verify_many(
     def once(_, carry):
         tokens, cache = carry
         out = forward(target, tokens, cached[:, None] + jnp.arange(size), mask, cache, cached)
-        best = argmax(unembed(target, out.hidden))
+        best = argmax(target.logits(out.hidden))
         # A row is written, as in decoding, so that XLA cannot reuse results from the cache between iterations.
         return best, kv.append(cache, _first_row(out), cached, after=best[:, 0])
 
@@ -143,7 +143,7 @@ def _resume_many(
         prefix = dataclasses.replace(state.prefix, cache=cache)
         here = dataclasses.replace(tree, token=token)
         out = spec.drafter.target_forward(models, drafted.drafter, prefix, here, slots, leaves)
-        best = argmax(unembed(models.target, out.hidden))
+        best = argmax(models.target.logits(out.hidden))
         return best, kv.append(cache, _first_row(out), state.length, after=best[:, 0])
 
     return jax.lax.fori_loop(0, iterations, once, (tree.token, state.cache))[0]

@@ -69,7 +69,7 @@ def new_state(
 ) -> DecodeState:
     """State before prefill. `tokens` holds the prompts, left-aligned; `length` is the length of each."""
     batch, rows = tokens.shape
-    config, dtype = models.target.config, models.target.norm[...].dtype
+    config, dtype = models.target.config, models.target.dtype
     return DecodeState(
         tokens=tokens,
         length=length,

@@ -28,7 +28,6 @@ from jaxspec.decoding.tree import (
 )
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.backend import TPU_LOOP_OPTIONS, if_on
-from jaxspec.model.llama import unembed
 
 # Purposes of a round's random numbers; each has its own stream.
 DRAFT, VERIFY, CONTROL, FIRST, BEGIN = range(5)
@@ -165,7 +164,7 @@ def verify(
     tree, slots = first_nodes(tree, size), slots[:, :size]
     leaves = 1 if spec.builder.is_chain else max(1, size - 1)  # the root is always expanded
     out = spec.drafter.target_forward(models, drafter, prefix, tree, slots, leaves)
-    logits = unembed(models.target, out.hidden)
+    logits = models.target.logits(out.hidden)
     depths = jnp.arange(min(spec.builder.depth + 1, size))
     path_noise = jax.vmap(lambda depth: noise(models, keys, prefix.length + depth), out_axes=1)(depths)
     draws = Draws(sampling=sampling, keys=fold(fold(keys, prefix.length), VERIFY), noise=path_noise)

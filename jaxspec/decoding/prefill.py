@@ -17,7 +17,7 @@ from jaxspec.decoding.tree import take
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.backend import TPU_PREFILL_OPTIONS, if_on
-from jaxspec.model.llama import forward, unembed
+from jaxspec.model.llama import forward
 
 END = 2**30  # beyond the end of any prompt
 FIRST_TOKEN = "first"
@@ -89,7 +89,7 @@ def _read(
 
     @jax.named_scope(FIRST_TOKEN)
     def draw_first(feature):
-        logits = unembed(models.target, feature)
+        logits = models.target.logits(feature)
         first = sample(keys, probabilities(logits[:, 0], state.sampling))
         return first, None if state.log_prob is None else log_prob_of(logits, first[:, None])[:, 0]
 

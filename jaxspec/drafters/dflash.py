@@ -12,7 +12,7 @@ without its input norm. The root has no feature yet, so it is part of the block 
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import chex
@@ -24,13 +24,12 @@ from jaxtyping import Array, Float, Int
 from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadShape, Models, Prefix, for_each
 from jaxspec.decoding.tree import DraftTree, Frontier, take
 from jaxspec.drafters import draft_vocabulary
-from jaxspec.drafters.markov import MarkovTerm, corrections
 from jaxspec.host.arguments import integer
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.attention import Attend, attend_to, project
+from jaxspec.model.attention import Attend, over_cache, visible
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import Linear, linear, rms_norm
-from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, lm_head, look_up, unembed
+from jaxspec.model.layers import Linear, RMSNorm
+from jaxspec.model.llama import STREAM, Angles, Layer, Llama, logits_of, look_up, run_layers
 from jaxspec.model.rope import rotary
 from jaxspec.model.sharding import constrain
 
@@ -83,26 +82,77 @@ class DflashOptions:
         return {**dataclasses.asdict(self), "taps": list(self.taps)}
 
 
+class MarkovTerm(nnx.Module):
+    """DSpark's Markov term: a matrix [V, C] of rank R (arXiv:2607.05147).
+
+    For each token it has what is added to the logits of the C tokens that may follow.
+
+    Args:
+        mask: the tokens that can be drafted, from `draft_vocabulary.to_mask`; None: all.
+    """
+
+    def __init__(self, vocab_size: int, rank: int, mask: str | None, *, rngs: nnx.Rngs, dtype: jnp.dtype):
+        rows = jax.random.normal(rngs.params(), (vocab_size, rank), dtype)
+        self.embedding = nnx.Param(rows, axes=("vocab", "embed"))
+        self.lm_head = draft_vocabulary.build_lm_head(rank, mask, vocab_size, rngs, dtype)
+
+    def __call__(self, before: Int[Array, "B W"]) -> Float[Array, "B W C"]:
+        """What is added to the logits after these tokens, float32."""
+        return logits_of(self.lm_head, look_up(self.embedding, before))
+
+
 class DflashHead(nnx.Module):
-    """Weights of a DFlash head."""
+    """A DFlash head: layers that draft blocks of tokens over the target's fused hidden states."""
 
     def __init__(self, config: LlamaConfig, options: DflashOptions, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
         self.config, self.options = config, options
         width, vocab = config.hidden_size, config.vocab_size
-
-        def norm() -> nnx.Param:
-            return nnx.Param(jnp.ones((width,), dtype), axes=("embed",))
-
         self.fc = Linear(rngs, (len(options.taps) * width, width), ("input", "embed"), bias=False, dtype=dtype)
-        self.context_norm = norm()
+        self.context_norm = RMSNorm(width, config.norm_eps, dtype)
         self.layers = nnx.List([Layer(rngs, config, dtype) for _ in range(config.num_layers)])
-        self.norm = norm()
+        self.norm = RMSNorm(width, config.norm_eps, dtype)
         table = nnx.Param(jnp.zeros((vocab, width), dtype), axes=("vocab", "embed"))
         self.embedding = table if options.own_embedding else None
         own = draft_vocabulary.build_lm_head(width, options.draft_vocabulary, vocab, rngs, dtype)
-        self.head = own if options.with_lm_head else None
+        self.lm_head = own if options.with_lm_head else None
         rank, mask = options.markov_rank, options.draft_vocabulary
         self.markov = MarkovTerm(vocab, rank, mask, rngs=rngs, dtype=dtype) if rank else None
+
+    def context(self, taps: tuple[Float[Array, "B T D"], ...], positions: Int[Array, "B T"]) -> tuple[kv.KV, ...]:
+        """Each layer's keys and values of verified tokens, from the target's hidden states.
+
+        These are fused and normalised once for all layers. They do not pass the layers' input norms.
+        """
+        fused, angles = self.fuse(taps), rotary(self.config, positions)
+        found = [layer.attention.project(fused, angles) for layer in self.layers]
+        return tuple(kv.KV(k=key.mT, v=value) for _, key, value in found)
+
+    def fuse(self, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
+        """The target's hidden states, fused and normalised."""
+        joined = constrain(jnp.concatenate(taps, axis=-1), *STREAM)
+        return constrain(self.context_norm(self.fc(joined)), *STREAM)
+
+    def masked_block(self, root: Int[Array, " B"], width: int) -> Int[Array, "B W"]:
+        """The tokens of a block: the root, then mask tokens."""
+        return jnp.where(jnp.arange(width) == 0, root[:, None], self.options.mask_token)
+
+    def __call__(
+        self, target: Llama, tokens: Int[Array, "B W"], angles: Angles, attends: Sequence[Attend]
+    ) -> Float[Array, "B W D"]:
+        """The LM head's input for blocks of tokens: each predicts the token at its own position.
+
+        That of a block's root is not used.
+
+        Args:
+            attends: the attention of each layer: of every token to its whole block and to the context.
+        """
+        x = target.embed(tokens, self.embedding).astype(self.norm.scale[...].dtype)
+        x, _, _ = run_layers(self.layers, x, angles, attends)
+        return constrain(self.norm(x), *STREAM)
+
+    def logits(self, target: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
+        """Logits of the tokens that the head can draft, float32, without the Markov term."""
+        return target.logits(hidden, self.lm_head)
 
 
 @chex.dataclass(frozen=True)
@@ -126,45 +176,6 @@ def official_taps(num_layers: int, count: int) -> tuple[int, ...]:
     return tuple(min(max(layer + 1, 0), num_layers - 1) for layer in outputs)
 
 
-def fuse(head: DflashHead, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
-    """The context: the target's hidden states, fused and normalised. It is the same for all layers."""
-    joined = constrain(jnp.concatenate(taps, axis=-1), *STREAM)
-    return constrain(rms_norm(linear(joined, head.fc), head.context_norm[...], head.config.norm_eps), *STREAM)
-
-
-def context_rows(head: DflashHead, context: Float[Array, "B T D"], positions: Int[Array, "B T"]) -> tuple[kv.KV, ...]:
-    """Each layer's keys and values of verified tokens. The context does not pass the layers' input norms."""
-    cos, sin = rotary(head.config, positions)
-    found = [project(layer.attention, head.config, context, cos, sin) for layer in head.layers]
-    return tuple(kv.KV(k=key.swapaxes(2, 3), v=value) for _, key, value in found)
-
-
-def masked_block(head: DflashHead, root: Int[Array, " B"], width: int) -> Int[Array, "B W"]:
-    """The tokens of a block: the root, then mask tokens."""
-    return jnp.where(jnp.arange(width) == 0, root[:, None], head.options.mask_token)
-
-
-def run_block(
-    head: DflashHead, target: Llama, tokens: Int[Array, "B W"], attend: Attend, cache: tuple[kv.KV, ...]
-) -> Float[Array, "B W D"]:
-    """The LM head's input for a block. Row j predicts the token at position j of the block; row 0 is not used.
-
-    Args:
-        attend: lets every token of the block see the whole block.
-        cache: keys and values of the context. It is only read; those of the block are dropped.
-    """
-    table = target.embedding if head.embedding is None else head.embedding
-    x = look_up(table, tokens).astype(head.norm[...].dtype)
-    for layer, rows in zip(head.layers, cache, strict=True):
-        x, _ = decoder_layer(layer, head.config, x, attend, rows, None)
-    return constrain(rms_norm(x, head.norm[...], head.config.norm_eps), *STREAM)
-
-
-def draft_logits(head: DflashHead, target: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
-    """Logits of the tokens that the head can draft, float32."""
-    return unembed(target, hidden) if head.head is None else lm_head(hidden, head.head)
-
-
 def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int, token: Int[Array, "B W"]) -> Drafts:
     """The drafts after nodes with these tokens at depth `level`; none beyond the block.
 
@@ -178,7 +189,7 @@ def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int, 
     mask, vocab = head.options.draft_vocabulary, head.config.vocab_size
     logits, hidden = at(state.logits), at(state.hidden)
     if head.markov is not None:
-        logits = logits + corrections(head.markov, token)
+        logits = logits + head.markov(token)
         hidden = for_each(hidden, token.shape[1])
     drafts = draft_vocabulary.drafts_of(mask, vocab, logits, hidden)
     return dataclasses.replace(drafts, logits=jnp.where(level < state.logits.shape[1], drafts.logits, -jnp.inf))
@@ -263,26 +274,24 @@ class Dflash(Drafter):
         return models.draft.options.taps
 
     def init(self, models: Models, batch: int, rows: int) -> DflashState:
-        cache = kv.allocate(models.draft.config, batch, rows, models.target.norm[...].dtype)
+        cache = kv.allocate(models.draft.config, batch, rows, models.target.dtype)
         return DflashState(cache=cache, logits=None, hidden=None)
 
     def observe(self, models: Models, state: DflashState, committed: Committed) -> DflashState:
-        context = fuse(models.draft, committed.taps)
-        new = context_rows(models.draft, context, committed.position)
+        new = models.draft.context(committed.taps, committed.position)
         # The context depends on the verdict, and so on the reads of the cache.
-        cache = kv.append(state.cache, new, committed.start, after=context[:, 0].argmax(-1))
+        cache = kv.append(state.cache, new, committed.start, after=committed.taps[0][:, 0].argmax(-1))
         return DflashState(cache=cache, logits=None, hidden=None)
 
     def root(self, models: Models, state: DflashState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, DflashState]:
         head: DflashHead = models.draft
         batch, width = tree.token.shape[0], min(self.block, head.options.block)
         before = prefix.length - 1
-        whole = jnp.ones((batch, width, width), bool)
-        at = before[:, None] + jnp.arange(width)
-        attend = attend_to(head.config, at, whole, before, kv.capacity(state.cache))
-        tokens = masked_block(head, tree.token[:, 0], width)
-        hidden = run_block(head, models.target, tokens, attend, state.cache)[:, 1:]
-        drafted = dataclasses.replace(state, logits=draft_logits(head, models.target, hidden), hidden=hidden)
+        angles = rotary(head.config, before[:, None] + jnp.arange(width))
+        seen = visible(jnp.ones((batch, width, width), bool), before, kv.capacity(state.cache))
+        tokens = head.masked_block(tree.token[:, 0], width)
+        hidden = head(models.target, tokens, angles, over_cache(seen, state.cache))[:, 1:]
+        drafted = dataclasses.replace(state, logits=head.logits(models.target, hidden), hidden=hidden)
         return of_level(head, drafted, 0, tree.token[:, :1]), drafted
 
     def expand(

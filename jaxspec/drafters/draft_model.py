@@ -18,7 +18,7 @@ from jaxspec.drafters.draft_vocabulary import drafts_of, size_of, to_mask, with_
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.llama import Llama, forward
 from jaxspec.model.quantization import KINDS, quantized
 
 
@@ -58,7 +58,7 @@ class DraftModel(Drafter):
             raise ValueError(f"must have the setting `quantize`, null or one of {', '.join(KINDS)}")
 
     def init(self, models: Models, batch: int, rows: int) -> DraftModelState:
-        config, dtype = models.draft.config, models.draft.norm[...].dtype
+        config, dtype = models.draft.config, models.draft.dtype
         return DraftModelState(
             cache=kv.allocate(config, batch, rows, dtype),
             logits=jnp.zeros((batch, size_of(models.draft.draft_vocabulary, config.vocab_size)), jnp.float32),
@@ -73,7 +73,7 @@ class DraftModel(Drafter):
         at = committed.start[:, None] + jnp.arange(width)
         out = forward(models.draft, tokens, at, causal_mask(batch, width), state.cache, committed.start)
         root = jnp.take_along_axis(out.hidden, committed.count[:, None, None], axis=1)[:, 0]
-        logits = unembed(models.draft, root)
+        logits = models.draft.logits(root)
         learns = (committed.count > 0)[:, None]
         return DraftModelState(
             cache=kv.append(state.cache, out.nodes, committed.start, after=logits.argmax(-1)),
@@ -99,7 +99,7 @@ class DraftModel(Drafter):
             tree_mask(tree, node, root_is_cached=True), state.cache, prefix.length,
             nodes=state.nodes, slots=slots_of(tree, frontier),
         )  # fmt: skip
-        drafts = _drafts_of(models, unembed(models.draft, out.hidden), out.hidden)
+        drafts = _drafts_of(models, models.draft.logits(out.hidden), out.hidden)
         return drafts, dataclasses.replace(state, nodes=out.nodes)
 
 

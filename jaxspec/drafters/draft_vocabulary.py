@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.drafter import Drafts
-from jaxspec.model.linear import Linear
+from jaxspec.model.layers import Linear
 from jaxspec.model.llama import Llama
 
 LARGEST = 32_000
@@ -75,7 +75,7 @@ def with_lm_head(model: Llama, mask: str | None, rngs: nnx.Rngs, dtype: jnp.dtyp
     """The draft model with an LM head that has only the columns of the mask's tokens; unchanged if the mask is None."""
     if mask is not None:
         head = build_lm_head(model.config.hidden_size, mask, model.config.vocab_size, rngs, dtype)
-        model.head = nnx.data(head)  # it may have had none, with a tied embedding
+        model.lm_head = nnx.data(head)  # it may have had none, with a tied embedding
         model.draft_vocabulary = mask
     return model
 

@@ -4,7 +4,7 @@ A feature is the target's last hidden state. `feature_pairs` describes how the h
 """
 
 import dataclasses
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import jax.numpy as jnp
 from flax import nnx
@@ -14,25 +14,24 @@ from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadSh
 from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.drafters import draft_vocabulary as vocabulary
 from jaxspec.drafters import feature_pairs
-from jaxspec.drafters.feature_pairs import PairReader, PairState
+from jaxspec.drafters.feature_pairs import PairState
 from jaxspec.model.attention import Attend
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.kv_cache import KV
-from jaxspec.model.linear import Linear, linear
-from jaxspec.model.llama import STREAM, Layer, Llama, decoder_layer, lm_head, look_up, unembed
+from jaxspec.model.layers import Linear
+from jaxspec.model.llama import STREAM, Angles, Layer, Llama
 from jaxspec.model.sharding import constrain
 
 INPUTS = ("shifted", "unshifted", "feature", "token")
 
 
 class EagleHead(nnx.Module):
-    """Weights of an EAGLE head: `fc` (2D → D) and a decoder layer without input norm.
+    """An EAGLE head: `fc` (2D → D) and a decoder layer without input norm.
 
     `inputs` selects the input of `fc`, for the paper's ablation (its Figures 3 and 9). `shifted`: a feature and the
     next token, as in EAGLE; `unshifted`: a feature and its own token; `feature`, or `token` (the next one): one of them
     alone, without `fc`.
 
-    `embedding` is the head's own embedding; None: the target's, as for most published heads. `head` has the draft
+    `embedding` is the head's own embedding; None: the target's, as for most published heads. `lm_head` has the draft
     vocabulary's columns of the target's LM head; None: the target's LM head is used.
     """
 
@@ -54,47 +53,39 @@ class EagleHead(nnx.Module):
         self.layer = Layer(rngs, config, dtype, input_norm=False)
         table = nnx.Param(jnp.zeros((config.vocab_size, width), dtype), axes=("vocab", "embed"))
         self.embedding = table if own_embedding else None
-        cut = draft_vocabulary is not None
-        self.head = vocabulary.build_lm_head(width, draft_vocabulary, config.vocab_size, rngs, dtype) if cut else None
+        self.lm_head = None
+        if draft_vocabulary is not None:
+            self.lm_head = vocabulary.build_lm_head(width, draft_vocabulary, config.vocab_size, rngs, dtype)
 
+    @property
+    def shifted(self) -> bool:
+        """Whether it pairs a feature with the token after it; false: with its own token."""
+        return self.inputs != "unshifted"
 
-def fuse(
-    head: EagleHead, target: Llama, tokens: Int[Array, "B W"], features: Float[Array, "B W D"]
-) -> Float[Array, "B W D"]:
-    """The input of the head's layer: fc of [embedding of the token ; feature before it]; without fc, one of the two."""
-    if head.inputs == "feature":
-        return features
-    token = look_up(target.embedding if head.embedding is None else head.embedding, tokens).astype(features.dtype)
-    if head.fc is None:
-        return constrain(token, *STREAM)
-    pair = constrain(jnp.concatenate([token, features], axis=-1), *STREAM)
-    return constrain(linear(pair, head.fc), *STREAM)
+    def __call__(
+        self,
+        target: Llama,
+        tokens: Int[Array, "B W"],
+        features: Float[Array, "B W D"],
+        angles: Angles,
+        attend: Attend,
+    ) -> tuple[Float[Array, "B W D"], Any]:
+        """The predicted feature after each pair of (feature, token), and what `attend` keeps of the layer."""
+        return self.layer(self.fuse(target, tokens, features), angles, attend)
 
+    def fuse(self, target: Llama, tokens: Int[Array, "B W"], features: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+        """The input of the layer: fc of [embedding of the token ; feature before it]; without fc, one of the two."""
+        if self.inputs == "feature":
+            return features
+        token = target.embed(tokens, self.embedding).astype(features.dtype)
+        if self.fc is None:
+            return constrain(token, *STREAM)
+        pair = constrain(jnp.concatenate([token, features], axis=-1), *STREAM)
+        return constrain(self.fc(pair), *STREAM)
 
-def pair_tokens(head: EagleHead, own: Int[Array, "B T"], after: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """The tokens that the head pairs with the features: the features' own tokens, or the tokens after them."""
-    return own if head.inputs == "unshifted" else after
-
-
-def reader(models: Models) -> PairReader:
-    """The layer and the LM head with which an EAGLE head reads pairs."""
-    head: EagleHead = models.draft
-
-    def layer(
-        tokens: Int[Array, "B W"], features: Float[Array, "B W D"], attend: Attend, cache: KV, nodes: KV | None
-    ) -> tuple[Float[Array, "B W D"], KV]:
-        x = fuse(head, models.target, tokens, features)
-        return decoder_layer(head.layer, head.config, x, attend, cache, nodes)
-
-    def logits(features: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-        return unembed(models.target, features) if head.head is None else lm_head(features, head.head)
-
-    return PairReader(config=head.config, layer=layer, logits=logits, shifted=head.inputs != "unshifted")
-
-
-def drafts_of(head: EagleHead, logits: Float[Array, "B W V"], hidden: Float[Array, "B W D"]) -> Drafts:
-    """Drafts from logits over the tokens that a head can draft."""
-    return vocabulary.drafts_of(head.draft_vocabulary, head.config.vocab_size, logits, hidden)
+    def logits(self, target: Llama, features: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
+        """Logits of the tokens that the head can draft, float32."""
+        return target.logits(features, self.lm_head)
 
 
 @final
@@ -125,16 +116,13 @@ class Eagle(Drafter):
         return EagleHead(shape.model, rngs=rngs, dtype=dtype, **shape.settings)
 
     def init(self, models: Models, batch: int, rows: int) -> PairState:
-        head: EagleHead = models.draft
-        tokens = vocabulary.size_of(head.draft_vocabulary, head.config.vocab_size)
-        return feature_pairs.empty(head.config, batch, rows, tokens, models.target.norm[...].dtype)
+        return feature_pairs.empty(models.draft, batch, rows, models.target.dtype)
 
     def observe(self, models: Models, state: PairState, committed: Committed) -> PairState:
-        return feature_pairs.observe(reader(models), state, committed, committed.hidden)
+        return feature_pairs.observe(models, state, committed, committed.hidden)
 
     def root(self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, PairState]:
-        drafts = drafts_of(models.draft, state.logits[:, None], state.hidden[:, None])
-        return drafts, feature_pairs.begin(reader(models), state, tree)
+        return feature_pairs.root(models, state, tree)
 
     def widen(self, state: PairState, width: int) -> PairState:
         return feature_pairs.widen(state, width)
@@ -142,5 +130,4 @@ class Eagle(Drafter):
     def expand(
         self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, PairState]:
-        logits, hidden, state = feature_pairs.expand(reader(models), state, prefix, tree, frontier)
-        return drafts_of(models.draft, logits, hidden), state
+        return feature_pairs.expand(models, state, prefix, tree, frontier)

@@ -19,12 +19,11 @@ from jaxtyping import Array, Float, Int
 from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadShape, Models, Prefix
 from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.drafters import draft_vocabulary, feature_pairs
-from jaxspec.drafters.feature_pairs import PairReader, PairState
-from jaxspec.model.attention import Attend, attention
+from jaxspec.drafters.feature_pairs import PairState
+from jaxspec.model.attention import Attend
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.kv_cache import KV
-from jaxspec.model.linear import Linear, linear, rms_norm
-from jaxspec.model.llama import STREAM, Layer, Llama, lm_head, look_up, mlp_block
+from jaxspec.model.layers import Linear, RMSNorm
+from jaxspec.model.llama import STREAM, Angles, Layer, Llama, logits_of
 from jaxspec.model.sharding import constrain
 
 
@@ -63,7 +62,7 @@ class Eagle3Options:
 
 
 class Eagle3Head(nnx.Module):
-    """Weights of an EAGLE-3 head.
+    """An EAGLE-3 head.
 
     `layer.attention_norm` normalises the token's embedding, and `feature_norm` the feature. Attention reads both, so
     its input has width 2D.
@@ -74,15 +73,15 @@ class Eagle3Head(nnx.Module):
         width, count = config.hidden_size, len(options.taps)
         normed = {"none": [], "each": [width] * count, "all": [count * width]}[options.tap_norm]
 
-        def norm(size: int) -> nnx.Param:
-            return nnx.Param(jnp.ones((size,), dtype), axes=("embed",))
+        def norm(size: int) -> RMSNorm:
+            return RMSNorm(size, config.norm_eps, dtype)
 
         self.tap_norms = nnx.List([norm(size) for size in normed])
         self.fc = Linear(rngs, (count * width, width), ("input", "embed"), bias=False, dtype=dtype)
         self.feature_norm = norm(width)
         self.layer = Layer(rngs, config, dtype, attention_reads=2 * width)
         self.norm = norm(width) if options.final_norm else None
-        self.head = draft_vocabulary.build_lm_head(width, options.draft_vocabulary, config.vocab_size, rngs, dtype)
+        self.lm_head = draft_vocabulary.build_lm_head(width, options.draft_vocabulary, config.vocab_size, rngs, dtype)
         table = nnx.Param(jnp.zeros((config.vocab_size, width), dtype), axes=("vocab", "embed"))
         self.embedding = table if options.own_embedding else None
 
@@ -91,68 +90,57 @@ class Eagle3Head(nnx.Module):
         """Ids of the draft vocabulary, ascending, int32 [Vd]."""
         return draft_vocabulary.ids_of(self.options.draft_vocabulary, self.config.vocab_size)
 
+    @property
+    def draft_vocabulary(self) -> str | None:
+        """Mask of the tokens that it can draft; None: all."""
+        return self.options.draft_vocabulary
 
-def fuse(head: Eagle3Head, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
-    """The fused feature: fc of the target's hidden states, in order."""
-    eps, norms = head.config.norm_eps, [scale[...] for scale in head.tap_norms]
-    if head.options.tap_norm == "each":
-        taps = tuple(rms_norm(tap, scale, eps) for tap, scale in zip(taps, norms, strict=True))
-    joined = constrain(jnp.concatenate(taps, axis=-1), *STREAM)
-    if head.options.tap_norm == "all":
-        joined = rms_norm(joined, norms[0], eps)
-    return constrain(linear(joined, head.fc), *STREAM)
+    @property
+    def shifted(self) -> bool:
+        """It pairs a feature with the token after it."""
+        return True
 
+    def fuse(self, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
+        """The fused feature: fc of the target's hidden states, in order."""
+        if self.options.tap_norm == "each":
+            taps = tuple(norm(tap) for norm, tap in zip(self.tap_norms, taps, strict=True))
+        joined = constrain(jnp.concatenate(taps, axis=-1), *STREAM)
+        if self.options.tap_norm == "all":
+            joined = self.tap_norms[0](joined)
+        return constrain(self.fc(joined), *STREAM)
 
-def layer_input(
-    head: Eagle3Head, target: Llama, tokens: Int[Array, "B W"], features: Float[Array, "B W D"]
-) -> tuple[Float[Array, "B W I"], Float[Array, "B W D"]]:
-    """The input of attention for pairs, [embedding ; feature] with I = 2D, and the residual stream."""
-    token = look_up(target.embedding if head.embedding is None else head.embedding, tokens).astype(features.dtype)
-    normed = rms_norm(features, head.feature_norm[...], head.config.norm_eps)
-    scale = head.layer.attention_norm
-    assert scale is not None, "the layer has a norm for the token's embedding"
-    pair = jnp.concatenate([rms_norm(token, scale[...], head.config.norm_eps), normed], axis=-1)
-    return constrain(pair, *STREAM), normed if head.options.norm_before_residual else features
+    def __call__(
+        self,
+        target: Llama,
+        tokens: Int[Array, "B W"],
+        features: Float[Array, "B W D"],
+        angles: Angles,
+        attend: Attend,
+    ) -> tuple[Float[Array, "B W D"], Any]:
+        """The next feature after each pair of (feature, token after it), and what `attend` keeps of the layer.
 
+        Attention reads [embedding ; feature], both normalised.
+        """
+        token = target.embed(tokens, self.embedding).astype(features.dtype)
+        normed, token_norm = self.feature_norm(features), self.layer.attention_norm
+        assert token_norm is not None, "the layer has a norm for the token's embedding"
+        pair = constrain(jnp.concatenate([token_norm(token), normed], axis=-1), *STREAM)
+        mixed, kept = self.layer.attention(pair, angles, attend)
+        stream = normed if self.options.norm_before_residual else features
+        out = self.layer.mlp_block(constrain(stream + mixed, *STREAM))
+        return self._normed(out) if self.options.returns_normed else out, kept
 
-def layer_output(head: Eagle3Head, stream: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """The next feature, from the residual stream after attention."""
-    out = mlp_block(head.layer, head.config, constrain(stream, *STREAM))
-    return _normed(head, out) if head.options.returns_normed else out
+    def logits(self, target: Llama, features: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
+        """Logits over the draft vocabulary, float32, from predicted features."""
+        return logits_of(self.lm_head, features if self.options.returns_normed else self._normed(features))
 
-
-def draft_logits(head: Eagle3Head, features: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-    """Logits over the draft vocabulary (V here), float32, from the features of `layer_output`."""
-    normed = features if head.options.returns_normed else _normed(head, features)
-    return lm_head(normed, head.head)
-
-
-def _normed(head: Eagle3Head, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-    return x if head.norm is None else rms_norm(x, head.norm[...], head.config.norm_eps)
+    def _normed(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        return x if self.norm is None else self.norm(x)
 
 
 def official_taps(num_layers: int) -> tuple[int, ...]:
     """Layers 2, n/2 and n - 3, as in EAGLE's own code. If the target has fewer than 7 layers, some coincide."""
     return tuple(min(max(tap, 0), num_layers - 1) for tap in (2, num_layers // 2, num_layers - 3))
-
-
-def reader(models: Models) -> PairReader:
-    """The layer and the LM head with which an EAGLE-3 head reads pairs."""
-    head: Eagle3Head = models.draft
-
-    def layer(
-        tokens: Int[Array, "B W"], features: Float[Array, "B W D"], attend: Attend, cache: KV, nodes: KV | None
-    ) -> tuple[Float[Array, "B W D"], KV]:
-        x, stream = layer_input(head, models.target, tokens, features)
-        mixed, nodes = attention(head.layer.attention, head.config, x, attend, cache, nodes)
-        return layer_output(head, stream + mixed), nodes
-
-    return PairReader(config=head.config, layer=layer, logits=lambda out: draft_logits(head, out))
-
-
-def drafts_of(head: Eagle3Head, logits: Float[Array, "B W V"], hidden: Float[Array, "B W D"]) -> Drafts:
-    """Drafts from logits over the draft vocabulary."""
-    return draft_vocabulary.drafts_of(head.options.draft_vocabulary, head.config.vocab_size, logits, hidden)
 
 
 @final
@@ -198,15 +186,13 @@ class Eagle3(Drafter):
         return models.draft.options.taps
 
     def init(self, models: Models, batch: int, rows: int) -> PairState:
-        head: Eagle3Head = models.draft
-        return feature_pairs.empty(head.config, batch, rows, len(head.ids), models.target.norm[...].dtype)
+        return feature_pairs.empty(models.draft, batch, rows, models.target.dtype)
 
     def observe(self, models: Models, state: PairState, committed: Committed) -> PairState:
-        return feature_pairs.observe(reader(models), state, committed, fuse(models.draft, committed.taps))
+        return feature_pairs.observe(models, state, committed, models.draft.fuse(committed.taps))
 
     def root(self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, PairState]:
-        drafts = drafts_of(models.draft, state.logits[:, None], state.hidden[:, None])
-        return drafts, feature_pairs.begin(reader(models), state, tree)
+        return feature_pairs.root(models, state, tree)
 
     def widen(self, state: PairState, width: int) -> PairState:
         return feature_pairs.widen(state, width)
@@ -214,5 +200,4 @@ class Eagle3(Drafter):
     def expand(
         self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, PairState]:
-        logits, hidden, state = feature_pairs.expand(reader(models), state, prefix, tree, frontier)
-        return drafts_of(models.draft, logits, hidden), state
+        return feature_pairs.expand(models, state, prefix, tree, frontier)

@@ -7,6 +7,7 @@ their own.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar, final
 
 import chex
@@ -19,14 +20,15 @@ from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadSh
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take, tree_mask
 from jaxspec.drafters.draft_vocabulary import build_lm_head, drafts_of
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.attention import attend_to, causal_mask
+from jaxspec.model.attention import Attend, causal_mask, over_cache, visible
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import linear, rms_norm
-from jaxspec.model.llama import Layer, Output, decoder_layer, embed, final_norm, keys_and_values, run_layers
+from jaxspec.model.layers import RMSNorm
+from jaxspec.model.llama import Angles, Layer, Output, run_layers
+from jaxspec.model.rope import rotary
 
 
 class EarlyExitHead(nnx.Module):
-    """Weights of an exit after the target's first `first` layers: its own decoder layers, norm and LM head.
+    """An exit after the target's first `first` layers: its own decoder layers, norm and LM head.
 
     Without a layer, norm and LM head read the output of the first layers (the paper's ablation, Table 4).
     """
@@ -45,8 +47,19 @@ class EarlyExitHead(nnx.Module):
         self.config, self.first, self.draft_vocabulary = config, first, draft_vocabulary
         width = config.hidden_size
         self.layers = nnx.List([Layer(rngs, config, dtype) for _ in range(config.num_layers * exit_layer)])
-        self.norm = nnx.Param(jnp.ones((width,), dtype), axes=("embed",))
-        self.head = build_lm_head(width, draft_vocabulary, config.vocab_size, rngs, dtype)
+        self.norm = RMSNorm(width, config.norm_eps, dtype)
+        self.lm_head = build_lm_head(width, draft_vocabulary, config.vocab_size, rngs, dtype)
+
+    def __call__(
+        self, x: Float[Array, "B W D"], angles: Angles, attends: Sequence[Attend]
+    ) -> tuple[Float[Array, "B W C"], Float[Array, "B W D"], tuple[Any, ...]]:
+        """Logits (float32) from the output of the first layers (Eq. 1), and the hidden states that gave them.
+
+        It also returns what the attention of each exit layer keeps.
+        """
+        x, kept, _ = run_layers(self.layers, x, angles, attends)
+        hidden = self.norm(x)
+        return self.lm_head(hidden).astype(jnp.float32), hidden, kept
 
 
 @chex.dataclass(frozen=True)
@@ -70,12 +83,6 @@ class EarlyExitState:
 def default_first(num_layers: int) -> int:
     """Number of target layers before the exit: 6.5 % of them, but at least one; as in the paper 3 of 40 and 5 of 80."""
     return max(1, round(0.065 * num_layers))
-
-
-def predict(head: EarlyExitHead, x: Float[Array, "B W D"]) -> tuple[Float[Array, "B W V"], Float[Array, "B W D"]]:
-    """Logits (float32) and the hidden states that gave them, from the exit layers' output (Eq. 1)."""
-    hidden = rms_norm(x, head.norm[...], head.config.norm_eps)
-    return linear(hidden, head.head).astype(jnp.float32), hidden
 
 
 @final
@@ -106,7 +113,7 @@ class EarlyExit(Drafter):
         return (models.draft.first,) if models.draft.layers else ()
 
     def init(self, models: Models, batch: int, rows: int) -> EarlyExitState:
-        head, dtype = models.draft, models.target.norm[...].dtype
+        head, dtype = models.draft, models.target.dtype
         cache = kv.allocate(head.config, batch, rows, dtype, num_layers=len(head.layers))
         return EarlyExitState(cache=cache, nodes=None, lower=None)
 
@@ -114,16 +121,11 @@ class EarlyExit(Drafter):
         head: EarlyExitHead = models.draft
         if not head.layers:
             return EarlyExitState(cache=(), nodes=None, lower=None)
-        batch, width = committed.token.shape
-        at = committed.position
-        attend = attend_to(head.config, at, causal_mask(batch, width), committed.start, kv.capacity(state.cache))
-        (x,), news = committed.taps, []
-        for layer, old in zip(head.layers[:-1], state.cache, strict=False):
-            x, new = decoder_layer(layer, head.config, x, attend, old, None)
-            news.append(new)
-        # Only keys and values of the last exit layer are needed.
-        news.append(keys_and_values(head.layers[-1], head.config, x, at))
-        cache = kv.append(state.cache, tuple(news), committed.start, after=x[:, 0].argmax(-1))
+        seen = visible(causal_mask(*committed.token.shape), committed.start, kv.capacity(state.cache))
+        (x,), angles, *layers, last = committed.taps, rotary(head.config, committed.position), *head.layers
+        x, new, _ = run_layers(layers, x, angles, over_cache(seen, state.cache[:-1]))
+        new = (*new, last.keys_and_values(x, angles))  # of the last exit layer nothing else is needed
+        cache = kv.append(state.cache, new, committed.start, after=x[:, 0].argmax(-1))
         return EarlyExitState(cache=cache, nodes=None, lower=None)
 
     def root(
@@ -131,7 +133,7 @@ class EarlyExit(Drafter):
     ) -> tuple[Drafts, EarlyExitState]:
         head: EarlyExitHead = models.draft
         batch, size = tree.token.shape
-        config, dtype = models.target.config, models.target.norm[...].dtype
+        config, dtype = models.target.config, models.target.dtype
         begun = EarlyExitState(
             cache=state.cache,
             nodes=kv.allocate(head.config, batch, size, dtype, num_layers=len(head.layers)),
@@ -150,19 +152,17 @@ class EarlyExit(Drafter):
         head, old = models.draft, state.lower
         node, slots, rows = frontier.node, slots_of(tree, frontier), kv.capacity(prefix.cache)
         at, mask = positions(prefix, take(tree.depth, node)), tree_mask(tree, node)
-        attend = attend_to(models.target.config, at, mask, prefix.length - 1, rows, slots)
-        start = embed(models.target, take(tree.token, node))
-        x, known, _ = run_layers(models.target, range(head.first), start, attend, prefix.cache, old.nodes)
+        target, seen = models.target, visible(mask, prefix.length - 1, rows, slots)
+        start, angles = target.embed(take(tree.token, node)), rotary(target.config, at)
+        over_lower = over_cache(seen, prefix.cache[: head.first], old.nodes)
+        x, known, _ = run_layers(target.layers[: head.first], start, angles, over_lower)
         put = jax.vmap(lambda values, at, new: values.at[at].set(new, mode="drop"))
         bottom = LowerLayers(
             nodes=known, hidden=put(old.hidden, slots, x), known=put(old.known, slots, jnp.ones(slots.shape, bool))
         )
-        nodes = []
-        for layer, mine, cache in zip(head.layers, state.nodes, state.cache, strict=True):
-            x, new = decoder_layer(layer, head.config, x, attend, cache, mine)
-            nodes.append(new)
-        drafts = drafts_of(head.draft_vocabulary, head.config.vocab_size, *predict(head, x))
-        return drafts, EarlyExitState(cache=state.cache, nodes=tuple(nodes), lower=bottom)
+        logits, hidden, nodes = head(x, angles, over_cache(seen, state.cache, state.nodes))
+        drafts = drafts_of(head.draft_vocabulary, head.config.vocab_size, logits, hidden)
+        return drafts, EarlyExitState(cache=state.cache, nodes=nodes, lower=bottom)
 
     def target_forward(
         self,
@@ -177,18 +177,19 @@ class EarlyExit(Drafter):
         if state.lower is None:  # nothing was drafted
             return super().target_forward(models, state, prefix, tree, slots, leaves)
         model, bottom = models.target, state.lower
-        config, first = model.config, len(bottom.nodes)
+        first = len(bottom.nodes)
+        lower_cache, upper_cache = prefix.cache[:first], prefix.cache[first:]
         at, cached, rows = positions(prefix, tree.depth), prefix.length - 1, kv.capacity(prefix.cache)
         missing = tree.live & ~take(bottom.known, slots)
         found, leaf = jax.lax.top_k(missing.astype(jnp.float32), leaves)  # equal values keep their order
         put_at = jnp.where(found > 0, leaf, tree.token.shape[1])
         known = tuple(kv.gather_path(layer, slots) for layer in bottom.nodes)
-        attend = attend_to(config, take(at, leaf), tree_mask(tree, leaf), cached, rows, put_at)
-        start = embed(model, take(tree.token, leaf))
-        new, lower, _ = run_layers(model, range(first), start, attend, prefix.cache, known)
+        seen, angles = visible(tree_mask(tree, leaf), cached, rows, put_at), rotary(model.config, take(at, leaf))
+        start = model.embed(take(tree.token, leaf))
+        new, lower, _ = run_layers(model.layers[:first], start, angles, over_cache(seen, lower_cache, known))
         put = jax.vmap(lambda old, at, row: old.at[at].set(row, mode="drop"))
         hidden = put(take(bottom.hidden, slots), put_at, new)
-        attend = attend_to(config, at, tree.ancestors, cached, rows)
-        upper, taps = range(first, config.num_layers), self.taps(models)
-        x, top, tapped = run_layers(model, upper, hidden, attend, prefix.cache, None, taps)
-        return Output(hidden=final_norm(model, x), nodes=(*lower, *top), taps=tapped)
+        seen, angles = visible(tree.ancestors, cached, rows), rotary(model.config, at)
+        x, upper, inputs = run_layers(model.layers[first:], hidden, angles, over_cache(seen, upper_cache))
+        taps = tuple(inputs[tap - first] for tap in self.taps(models))
+        return Output(hidden=model.final_norm(x), nodes=(*lower, *upper), taps=taps)

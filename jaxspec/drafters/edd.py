@@ -20,11 +20,12 @@ from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take, tree
 from jaxspec.drafters.draft_vocabulary import drafts_of, with_lm_head
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Llama, forward, keys_and_values, unembed
+from jaxspec.model.llama import Llama, forward
+from jaxspec.model.rope import rotary
 
 
 class EddHead(nnx.Module):
-    """Weights of an EDD head: a LLaMA of one layer, which reads the output of the target's layer `tap` (from 0)."""
+    """An EDD head: a LLaMA of one layer, which reads the output of the target's layer `tap` (from 0)."""
 
     def __init__(
         self,
@@ -37,6 +38,10 @@ class EddHead(nnx.Module):
     ):
         self.config, self.tap = config, tap
         self.decoder = with_lm_head(Llama(config, rngs=rngs, dtype=dtype), draft_vocabulary, rngs, dtype)
+
+    def soft_prompt(self, hidden: Float[Array, "B W D"], positions: Int[Array, "B W"]) -> kv.KV:
+        """Keys and values of verified tokens, computed from the target's hidden states."""
+        return self.decoder.layers[0].keys_and_values(hidden, rotary(self.config, positions))
 
 
 @chex.dataclass(frozen=True)
@@ -53,11 +58,6 @@ def default_tap(num_layers: int) -> int:
     For LLaMA2-7B with 32 layers it is layer 28, counted from 0. Its output is Hugging Face's `hidden_states[-4]`.
     """
     return max(0, num_layers - 4)
-
-
-def soft_prompt(head: EddHead, hidden: Float[Array, "B W D"], positions: Int[Array, "B W"]) -> kv.KV:
-    """Keys and values of verified tokens, computed from the target's hidden states."""
-    return keys_and_values(head.decoder.layers[0], head.config, hidden, positions)
 
 
 @final
@@ -90,18 +90,18 @@ class Edd(Drafter):
         return (after,) if after < models.target.config.num_layers else ()
 
     def init(self, models: Models, batch: int, rows: int) -> EddState:
-        dtype = models.target.norm[...].dtype
+        dtype = models.target.dtype
         return EddState(cache=kv.allocate(models.draft.config, batch, rows, dtype), nodes=None)
 
     def observe(self, models: Models, state: EddState, committed: Committed) -> EddState:
         (hidden,) = committed.taps or (committed.hidden,)
-        new = soft_prompt(models.draft, hidden, committed.position)
+        new = models.draft.soft_prompt(hidden, committed.position)
         cache = kv.append(state.cache, (new,), committed.start, after=hidden[:, 0].argmax(-1))
         return EddState(cache=cache, nodes=None)
 
     def root(self, models: Models, state: EddState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, EddState]:
         batch, size = tree.token.shape
-        nodes = kv.allocate(models.draft.config, batch, size, models.target.norm[...].dtype)
+        nodes = kv.allocate(models.draft.config, batch, size, models.target.dtype)
         return self.expand(models, dataclasses.replace(state, nodes=nodes), prefix, tree, root_frontier(batch))
 
     def expand(
@@ -113,7 +113,6 @@ class Edd(Drafter):
             decoder, take(tree.token, node), positions(prefix, take(tree.depth, node)), tree_mask(tree, node),
             state.cache, prefix.length - 1, nodes=state.nodes, slots=slots_of(tree, frontier),
         )  # fmt: skip
-        drafts = drafts_of(
-            decoder.draft_vocabulary, decoder.config.vocab_size, unembed(decoder, out.hidden), out.hidden
-        )
+        logits = decoder.logits(out.hidden)
+        drafts = drafts_of(decoder.draft_vocabulary, decoder.config.vocab_size, logits, out.hidden)
         return drafts, dataclasses.replace(state, nodes=out.nodes)

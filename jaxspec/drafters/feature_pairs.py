@@ -2,21 +2,24 @@
 
 A pair has rotary position i. The layer's output for it predicts the feature of token i + 1, and thus the logits of
 token i + 2. Keys and values of pairs with the target's features are kept. Those of pairs with predicted features are
-dropped after the round. An ablation pairs feature i with its own token i instead (`PairReader.shifted`).
+dropped after the round. An ablation pairs feature i with its own token i instead (`PairHead.shifted`).
 """
 
 import dataclasses
-from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import chex
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxspec.decoding.drafter import Committed, Prefix, last_valid, positions, slots_of
+from jaxspec.decoding.drafter import Committed, Drafts, Models, Prefix, last_valid, positions, slots_of
 from jaxspec.decoding.tree import NO_PARENT, DraftTree, Frontier, take, tree_mask
+from jaxspec.drafters.draft_vocabulary import drafts_of, size_of
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.attention import Attend, attend_to, causal_mask
+from jaxspec.model.attention import Attend, causal_mask, over_cache, visible
 from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Angles, Llama
+from jaxspec.model.rope import rotary
 
 
 @chex.dataclass(frozen=True)
@@ -31,45 +34,62 @@ class PairState:
     features: Float[Array, "B W D"] | None  # their predicted features
 
 
-@dataclasses.dataclass(frozen=True)
-class PairReader:
-    """The functions with which a head reads pairs.
+@runtime_checkable
+class PairHead(Protocol):
+    """What the heads of the EAGLE drafters have in common.
 
     Attributes:
         config: shape of its layer.
-        layer: (tokens [B W], features before them [B W D], `Attend`, cache, nodes) → predicted features [B W D], and
-            the nodes with the new keys and values.
-        logits: predicted features [*B D] → logits [*B C], float32.
+        draft_vocabulary: mask of the tokens that it can draft; None: all.
         shifted: whether the token of a pair is the one after its feature's token; false: the feature's own token.
     """
 
     config: LlamaConfig
-    layer: Callable[[Array, Array, Attend, kv.KV, kv.KV | None], tuple[Array, kv.KV]]
-    logits: Callable[[Array], Array]
-    shifted: bool = True
+
+    @property
+    def draft_vocabulary(self) -> str | None: ...
+
+    @property
+    def shifted(self) -> bool: ...
+
+    def __call__(
+        self,
+        target: Llama,
+        tokens: Int[Array, "B W"],
+        features: Float[Array, "B W D"],
+        angles: Angles,
+        attend: Attend,
+    ) -> tuple[Float[Array, "B W D"], Any]:
+        """The predicted feature after each pair, and what `attend` keeps."""
+        ...
+
+    def logits(self, target: Llama, features: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
+        """Logits of the tokens that the head can draft, float32, from predicted features."""
+        ...
 
 
-def empty(config: LlamaConfig, batch: int, rows: int, tokens: int, dtype: jnp.dtype) -> PairState:
-    """State before the first pair, for a head with `tokens` tokens in its draft vocabulary."""
+def empty(head: PairHead, batch: int, rows: int, dtype: jnp.dtype) -> PairState:
+    """State before the first pair."""
+    tokens = size_of(head.draft_vocabulary, head.config.vocab_size)
     return PairState(
-        cache=kv.allocate(config, batch, rows, dtype, num_layers=1),
+        cache=kv.allocate(head.config, batch, rows, dtype, num_layers=1),
         logits=jnp.zeros((batch, tokens), jnp.float32),
-        hidden=jnp.zeros((batch, config.hidden_size), dtype),
+        hidden=jnp.zeros((batch, head.config.hidden_size), dtype),
         nodes=None,
         expanded=None,
         features=None,
     )
 
 
-def observe(reader: PairReader, state: PairState, committed: Committed, features: Float[Array, "B T D"]) -> PairState:
+def observe(models: Models, state: PairState, committed: Committed, features: Float[Array, "B T D"]) -> PairState:
     """Adds the pairs of newly committed tokens, with their true features, to the cache."""
-    batch, width = committed.token.shape
-    at, mask = committed.position, causal_mask(batch, width)
-    attend = attend_to(reader.config, at, mask, committed.start, kv.capacity(state.cache))
-    tokens = committed.next_token if reader.shifted else committed.token
-    out, new = reader.layer(tokens, features, attend, state.cache[0], None)
+    head: PairHead = models.draft
+    seen = visible(causal_mask(*committed.token.shape), committed.start, kv.capacity(state.cache))
+    tokens = committed.next_token if head.shifted else committed.token
+    angles, (attend,) = rotary(head.config, committed.position), over_cache(seen, state.cache)
+    out, new = head(models.target, tokens, features, angles, attend)
     root = last_valid(out, committed.count)
-    logits = reader.logits(root)
+    logits = head.logits(models.target, root)
     learns = (committed.count > 0)[:, None]
     return PairState(
         cache=kv.append(state.cache, (new,), committed.start, after=logits.argmax(-1)),
@@ -81,12 +101,14 @@ def observe(reader: PairReader, state: PairState, committed: Committed, features
     )
 
 
-def begin(reader: PairReader, state: PairState, tree: DraftTree) -> PairState:
-    """The state with room for the pairs of a tree's nodes."""
+def root(models: Models, state: PairState, tree: DraftTree) -> tuple[Drafts, PairState]:
+    """Drafts after the root, and the state with room for the pairs of a tree's nodes."""
     batch, size = tree.token.shape
-    nodes = kv.allocate(reader.config, batch, size, state.hidden.dtype, num_layers=1)
-    root = jnp.zeros((batch, 1), jnp.int32)
-    return dataclasses.replace(state, nodes=nodes, expanded=root, features=state.hidden[:, None])
+    nodes = kv.allocate(models.draft.config, batch, size, state.hidden.dtype, num_layers=1)
+    begun = dataclasses.replace(
+        state, nodes=nodes, expanded=jnp.zeros((batch, 1), jnp.int32), features=state.hidden[:, None]
+    )
+    return _drafts_of(models.draft, state.logits[:, None], state.hidden[:, None]), begun
 
 
 def widen(state: PairState, width: int) -> PairState:
@@ -105,21 +127,24 @@ def widen(state: PairState, width: int) -> PairState:
 
 
 def expand(
-    reader: PairReader, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
-) -> tuple[Float[Array, "B W C"], Float[Array, "B W D"], PairState]:
-    """Logits after each node of the frontier, the predicted features that gave them, and the new state."""
+    models: Models, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
+) -> tuple[Drafts, PairState]:
+    """Drafts after each node of the frontier, and the new state."""
     assert state.nodes is not None and state.expanded is not None, "root comes before expand"
     assert state.features is not None, "root comes before expand"
+    head: PairHead = models.draft
     node, slots = frontier.node, slots_of(tree, frontier)
     parent = take(tree.parent, node)
     place = (state.expanded[:, None] == parent[..., None]).argmax(axis=-1)  # of a node's parent; any if it is not live
-    tokens, before = take(tree.token, node if reader.shifted else parent), take(state.features, place)
-    at, mask = _positions(prefix, tree, node), tree_mask(tree, node, root_is_cached=True)
-    attend = attend_to(reader.config, at, mask, prefix.length - 1, kv.capacity(state.cache), slots)
-    out, nodes = reader.layer(tokens, before, attend, state.cache[0], state.nodes[0])
-    return reader.logits(out), out, dataclasses.replace(state, nodes=(nodes,), expanded=slots, features=out)
+    tokens, before = take(tree.token, node if head.shifted else parent), take(state.features, place)
+    at = positions(prefix, take(tree.depth, node)) - 1  # those of the features, one before their tokens
+    mask = tree_mask(tree, node, root_is_cached=True)
+    seen = visible(mask, prefix.length - 1, kv.capacity(state.cache), slots)
+    (attend,) = over_cache(seen, state.cache, state.nodes)
+    out, nodes = head(models.target, tokens, before, rotary(head.config, at), attend)
+    drafts = _drafts_of(head, head.logits(models.target, out), out)
+    return drafts, dataclasses.replace(state, nodes=(nodes,), expanded=slots, features=out)
 
 
-def _positions(prefix: Prefix, tree: DraftTree, node: Int[Array, "B W"]) -> Int[Array, "B W"]:
-    """Rotary positions of pairs: those of their features, one before their tokens."""
-    return positions(prefix, take(tree.depth, node)) - 1
+def _drafts_of(head: PairHead, logits: Float[Array, "B W C"], hidden: Float[Array, "B W D"]) -> Drafts:
+    return drafts_of(head.draft_vocabulary, head.config.vocab_size, logits, hidden)

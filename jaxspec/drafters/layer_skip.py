@@ -9,32 +9,93 @@ place of the target's blocks. They still read the target's keys and values of th
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, final
 
 import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadShape, Models, Prefix, positions, slots_of
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take, tree_mask
 from jaxspec.drafters.draft_vocabulary import build_lm_head, drafts_of
-from jaxspec.drafters.skip_mask import SkipMask, check_layers, layers_of, skip, spread
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.attention import Attend, attend_to
+from jaxspec.model.attention import Attend, over_cache, visible
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import rms_norm
-from jaxspec.model.llama import Layer, Llama, attention_block, embed, lm_head, mlp_block, unembed
+from jaxspec.model.layers import RMSNorm
+from jaxspec.model.llama import Angles, Layer, Llama
+from jaxspec.model.rope import rotary
 
 SEARCHED = (0.6, 0.3)
 """Shares of attention and of MLP blocks that Draft & Verify's search skips in LLaMA-2-13B (arXiv:2309.08168, appendix
 C: 24 and 12 of 40). They serve for targets without a search. The cost does not depend on which blocks are skipped."""
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class SkipMask:
+    """Whether each of L layers skips its attention, and its MLP. It is static, so each set has its own program."""
+
+    attention: tuple[bool, ...]
+    mlp: tuple[bool, ...]
+
+    def traced(self) -> "TracedSkipMask":
+        """The same set as traced arrays."""
+        return TracedSkipMask(attention=jnp.asarray(self.attention), mlp=jnp.asarray(self.mlp))
+
+
+@chex.dataclass(frozen=True)
+class TracedSkipMask:
+    """A `SkipMask` as traced arrays: one program serves all sets that a search tries."""
+
+    attention: Bool[Array, " L"]
+    mlp: Bool[Array, " L"]
+
+
+def skip(num_layers: int, attention: Collection[int], mlp: Collection[int]) -> SkipMask:
+    """The set that skips the attention and the MLP of these layers, counted from 0."""
+
+    def among(chosen):
+        return tuple(i in chosen for i in range(num_layers))
+
+    return SkipMask(attention=among(attention), mlp=among(mlp))
+
+
+def numbers(switches: Collection[bool]) -> list[int]:
+    """The indices of true values."""
+    return [i for i, skipped in enumerate(switches) if skipped]
+
+
+def layers_of(skips: SkipMask) -> dict[str, list[int]]:
+    """The layers whose attention, and whose MLP, is skipped."""
+    return {"attention": numbers(skips.attention), "mlp": numbers(skips.mlp)}
+
+
+def evenly_spaced(num_layers: int, attention_share: float, mlp_share: float) -> SkipMask:
+    """The set that skips these shares of attention and of MLP blocks, evenly spread over the layers."""
+
+    def chosen(share):
+        return [i for i in range(num_layers) if int((i + 1) * share) > int(i * share)]
+
+    return skip(num_layers, chosen(attention_share), chosen(mlp_share))
+
+
+def check_layers(settings: dict[str, Any], num_layers: int) -> None:
+    """Raises ValueError if a head's settings are not a skip set of a target with this number of layers."""
+    found = {"trained": False, "draft_vocabulary": None, **settings}
+    are_layers = lambda some: isinstance(some, list) and all(type(i) is int and 0 <= i < num_layers for i in some)
+    lists = [found.get(name) for name in ("attention", "mlp")]
+    if len(found) != 4 or not all(map(are_layers, lists)) or type(found["trained"]) is not bool:
+        raise ValueError(
+            f"must have the settings `attention` and `mlp`, lists of layers from 0 to {num_layers - 1}, and `trained` "
+            f"where it has weights, and has {settings}"
+        )
+
+
 class KeptBlocks(nnx.Module):
-    """Trained weights of the blocks that a skip set keeps, each with its norm, and of the final norm.
+    """The blocks that a skip set keeps, trained further: each with its norm, and the final norm.
 
     Parameters have the names of the target's. Embedding and LM head are the target's.
     """
@@ -48,7 +109,7 @@ class KeptBlocks(nnx.Module):
             if no_mlp:
                 del layer.mlp, layer.mlp_norm
         self.layers = nnx.List(layers)
-        self.norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
 
 
 class WithDraftVocabulary(nnx.Module):
@@ -64,7 +125,7 @@ class WithDraftVocabulary(nnx.Module):
         dtype: jnp.dtype = FLOAT32,
     ):
         self.blocks, self.draft_vocabulary = blocks, draft_vocabulary
-        self.head = build_lm_head(config.hidden_size, draft_vocabulary, config.vocab_size, rngs, dtype)
+        self.lm_head = build_lm_head(config.hidden_size, draft_vocabulary, config.vocab_size, rngs, dtype)
 
 
 @chex.dataclass(frozen=True)
@@ -82,23 +143,32 @@ def unless(skipped: bool | Array, block: Callable[..., tuple], *stream: Any) -> 
     return jax.lax.cond(skipped, lambda *stream: stream, block, *stream)
 
 
-def run_layer(
-    layer: Layer,
-    config: LlamaConfig,
-    skipped: tuple[bool | Array, bool | Array],
-    x: Float[Array, "B W D"],
-    attend: Attend,
-    prefix: kv.KV,
-    nodes: kv.KV,
-) -> tuple[Float[Array, "B W D"], kv.KV]:
-    """One layer on the residual stream; `skipped` says whether its attention and its MLP are skipped.
+def draft(
+    target: Llama,
+    blocks: Llama | KeptBlocks,
+    skips: SkipMask | TracedSkipMask,
+    tokens: Int[Array, "B W"],
+    angles: Angles,
+    attends: Sequence[Attend],
+    nodes: Sequence[Any],
+) -> tuple[Float[Array, "B W D"], tuple[Any, ...]]:
+    """The features that the target drafts from when it skips some blocks, and what the attention of each layer keeps.
 
-    `prefix` and `nodes` are this layer's keys and values.
+    Args:
+        blocks: the target itself, or the trained blocks that draft in its place.
+        attends: the attention of each layer, skipped or not.
+        nodes: what a layer keeps if its attention is skipped.
     """
-    no_attention, no_mlp = skipped
-    x, nodes = unless(no_attention, lambda x, nodes: attention_block(layer, config, x, attend, prefix, nodes), x, nodes)
-    (x,) = unless(no_mlp, lambda x: (mlp_block(layer, config, x),), x)
-    return x, nodes
+    x, kept = target.embed(tokens), []
+    for i, (layer, attend, old) in enumerate(zip(blocks.layers, attends, nodes, strict=True)):
+
+        def mix(x, _, layer=layer, attend=attend):
+            return layer.attention_block(x, angles, attend)
+
+        x, new = unless(skips.attention[i], mix, x, old)
+        (x,) = unless(skips.mlp[i], lambda x, layer=layer: (layer.mlp_block(x),), x)
+        kept.append(new)
+    return blocks.norm(x), tuple(kept)
 
 
 @final
@@ -118,7 +188,7 @@ class LayerSkip(Drafter):
         self, target: LlamaConfig, attention_share: float = SEARCHED[0], mlp_share: float = SEARCHED[1]
     ) -> HeadShape:
         """A skip set with these shares of the blocks, evenly spread, without weights."""
-        skips = spread(target.num_layers, attention_share, mlp_share)
+        skips = evenly_spaced(target.num_layers, attention_share, mlp_share)
         return HeadShape(target, layers_of(skips))
 
     def build_head(
@@ -147,7 +217,7 @@ class LayerSkip(Drafter):
         self, models: Models, state: LayerSkipState, prefix: Prefix, tree: DraftTree
     ) -> tuple[Drafts, LayerSkipState]:
         batch, size = tree.token.shape
-        nodes = kv.allocate(models.target.config, batch, size, models.target.norm[...].dtype)
+        nodes = kv.allocate(models.target.config, batch, size, models.target.dtype)
         return self.expand(models, LayerSkipState(nodes=nodes), prefix, tree, root_frontier(batch))
 
     def expand(
@@ -155,16 +225,15 @@ class LayerSkip(Drafter):
     ) -> tuple[Drafts, LayerSkipState]:
         assert state.nodes is not None, "root comes before expand"
         target: Llama = models.target
-        config, node, draft, drafted = target.config, frontier.node, models.draft, None
-        if isinstance(draft, WithDraftVocabulary):
-            draft, drafted = draft.blocks, draft.draft_vocabulary
-        blocks, skips = (draft, draft.skips) if isinstance(draft, KeptBlocks) else (target, draft)
-        at, mask, rows = positions(prefix, take(tree.depth, node)), tree_mask(tree, node), kv.capacity(prefix.cache)
-        attend = attend_to(config, at, mask, prefix.length - 1, rows, slots_of(tree, frontier))
-        x, nodes = embed(target, take(tree.token, node)), []
-        for i, (layer, cache, mine) in enumerate(zip(blocks.layers, prefix.cache, state.nodes, strict=True)):
-            x, new = run_layer(layer, config, (skips.attention[i], skips.mlp[i]), x, attend, cache, mine)
-            nodes.append(new)
-        hidden = rms_norm(x, blocks.norm[...], config.norm_eps)
-        logits = unembed(target, hidden) if drafted is None else lm_head(hidden, models.draft.head)
-        return drafts_of(drafted, config.vocab_size, logits, hidden), LayerSkipState(nodes=tuple(nodes))
+        config, node, head, lm_head, drafted = target.config, frontier.node, models.draft, None, None
+        if isinstance(head, WithDraftVocabulary):
+            head, lm_head, drafted = head.blocks, head.lm_head, head.draft_vocabulary
+        blocks, skips = (head, head.skips) if isinstance(head, KeptBlocks) else (target, head)
+        mask, slots = tree_mask(tree, node), slots_of(tree, frontier)
+        attends = over_cache(
+            visible(mask, prefix.length - 1, kv.capacity(prefix.cache), slots), prefix.cache, state.nodes
+        )
+        angles = rotary(config, positions(prefix, take(tree.depth, node)))
+        hidden, nodes = draft(target, blocks, skips, take(tree.token, node), angles, attends, state.nodes)
+        logits = target.logits(hidden, lm_head)
+        return drafts_of(drafted, config.vocab_size, logits, hidden), LayerSkipState(nodes=nodes)

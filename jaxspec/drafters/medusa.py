@@ -21,7 +21,7 @@ from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadSh
 from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.drafters.draft_vocabulary import drafts_of, size_of
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import Linear, linear
+from jaxspec.model.layers import Linear
 from jaxspec.model.sharding import constrain
 
 
@@ -30,11 +30,20 @@ class MedusaHead(nnx.Module):
 
     def __init__(self, width: int, vocab: int, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
         self.residual = Linear(rngs, (width, width), ("input", "embed"), bias=True, dtype=dtype)
-        self.head = Linear(rngs, (width, vocab), ("embed", "vocab"), bias=False, dtype=dtype)
+        self.lm_head = Linear(rngs, (width, vocab), ("embed", "vocab"), bias=False, dtype=dtype)
+
+    def __call__(self, x: Float[Array, "*B D"]) -> tuple[Float[Array, "*B V"], Float[Array, "*B D"]]:
+        """Logits (float32) and the hidden states that gave them: x + SiLU(W x + b)."""
+
+        def whole(x):  # replicated, because the partitioner would otherwise shard it
+            return constrain(x, "batch", *[None] * (x.ndim - 1))
+
+        hidden = whole(x + jax.nn.silu(whole(self.residual(x))))
+        return self.lm_head(hidden).astype(jnp.float32), hidden
 
 
 class MedusaHeads(nnx.Module):
-    """Weights of all heads for a target of width D, random until loaded or initialised."""
+    """All heads for a target of width D, with random weights until loaded or initialised."""
 
     def __init__(
         self,
@@ -55,16 +64,6 @@ class MedusaState:
     """The target's feature at the last verified position."""
 
     feature: Float[Array, "B D"]
-
-
-def predict(head: MedusaHead, x: Float[Array, "*B D"]) -> tuple[Float[Array, "*B V"], Float[Array, "*B D"]]:
-    """Logits (float32) and the hidden states that gave them: x + SiLU(W x + b)."""
-
-    def whole(x):  # replicated, because the partitioner would otherwise shard it
-        return constrain(x, "batch", *[None] * (x.ndim - 1))
-
-    hidden = whole(x + jax.nn.silu(whole(linear(x, head.residual))))
-    return linear(hidden, head.head).astype(jnp.float32), hidden
 
 
 def abstain(tokens: int, x: Float[Array, "B D"]) -> tuple[Float[Array, "B V"], Float[Array, "B D"]]:
@@ -93,7 +92,7 @@ class Medusa(Drafter):
         return MedusaHeads(shape.model.hidden_size, shape.model.vocab_size, rngs=rngs, dtype=dtype, **shape.settings)
 
     def init(self, models: Models, batch: int, rows: int) -> MedusaState:
-        config, dtype = models.target.config, models.target.norm[...].dtype
+        config, dtype = models.target.config, models.target.dtype
         return MedusaState(feature=jnp.zeros((batch, config.hidden_size), dtype))
 
     def observe(self, models: Models, state: MedusaState, committed: Committed) -> MedusaState:
@@ -101,15 +100,14 @@ class Medusa(Drafter):
         return MedusaState(feature=jnp.where((committed.count > 0)[:, None], last, state.feature))
 
     def root(self, models: Models, state: MedusaState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, MedusaState]:
-        return _drafts_of(models, *predict(models.draft.heads[0], state.feature)), state
+        return _drafts_of(models, *models.draft.heads[0](state.feature)), state
 
     def expand(
         self, models: Models, state: MedusaState, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, MedusaState]:
         # A switch, because a slice of stacked weights would be copied. Levels beyond the last branch take the last one.
-        heads = [partial(predict, head) for head in models.draft.heads]
         nothing = partial(abstain, size_of(models.draft.draft_vocabulary, models.target.config.vocab_size))
-        return _drafts_of(models, *jax.lax.switch(frontier.level, [*heads, nothing], state.feature)), state
+        return _drafts_of(models, *jax.lax.switch(frontier.level, [*models.draft.heads, nothing], state.feature)), state
 
 
 def _drafts_of(models: Models, logits: Float[Array, "B C"], hidden: Float[Array, "B D"]) -> Drafts:

@@ -79,7 +79,7 @@ def _folder(model: Checkpoint, method: Method) -> Path:
 def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:
     """The head at `path`. Raises CheckpointError if it is for another drafter or was trained for another target."""
     shape = read_shape(path, drafter, model.config.model)
-    dtype = model.target.norm[...].dtype
+    dtype = model.target.dtype
     if is_checkpoint(path):
         check_same_vocabulary(model.config, model.tokenizer, path)
         if model.mesh is None:
@@ -195,7 +195,7 @@ def head_config(
 
 def _restore(model: Checkpoint, path: Path, make: Any) -> Any:
     """Restores the parameters at `path` into the module that `make` makes, on the target's mesh."""
-    dtype: jnp.dtype = model.target.norm[...].dtype
+    dtype: jnp.dtype = model.target.dtype
     module = nnx.eval_shape(make)
     placed = module if model.mesh is None else place_head(module, model.mesh, dtype)
     return load_params(path / "params", placed, dtype)

@@ -52,7 +52,7 @@ class Program:
     @property
     def device(self) -> Any:
         """The sharding of arrays on the target's device, if there is only one device."""
-        return self.models.target.norm[...].sharding
+        return self.models.target.norm.scale[...].sharding
 
     def prefill(self, state: DecodeState, chunk: int) -> DecodeState:
         """Reads the prompts, and commits the first token of each."""

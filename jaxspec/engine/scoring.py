@@ -22,7 +22,7 @@ from jaxspec.host.processes import fetch
 from jaxspec.model import backend
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
-from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.llama import Llama, forward
 from jaxspec.model.sharding import constrain
 
 LOGITS = 2**28  # most logits held at once: 1 GB
@@ -128,7 +128,7 @@ def score(
     end = jnp.max(jnp.where((targets >= 0).any((0, 2)), jnp.arange(rows) + 1, 0))
 
     def judge(hidden, wanted):
-        logits = unembed(target, hidden)
+        logits = target.logits(hidden)
         given = jax.vmap(log_prob_of, (None, 2), 2)(logits, jnp.maximum(wanted, 0))
         likeliest = (logits.argmax(-1)[..., None] == wanted) | (wanted < 0)
         return jnp.where(wanted < 0, 0, given).sum(1), likeliest.all(1)
@@ -146,7 +146,7 @@ def score(
         cache = kv.append(cache, out.nodes, start, after=out.hidden[:, 0].argmax(-1))
         return at + chunk, cache, log_prob + more, greedy & likeliest
 
-    cache = kv.allocate(target.config, batch, rows, target.norm[...].dtype)
+    cache = kv.allocate(target.config, batch, rows, target.dtype)
     cache = kv.constrained(cache)
     begin = (jnp.int32(0), cache, *ignore(None, targets))
     _, _, log_prob, greedy = jax.lax.while_loop(lambda carry: carry[0] < end, read_chunk, begin)

@@ -32,7 +32,7 @@ def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> 
     shape = repr(model.config.model).encode() if settings.simulate else (model.path / "config.json").read_bytes()
     return {
         "device": environment.device(),
-        "dtype": str(model.target.norm[...].dtype),
+        "dtype": str(model.target.dtype),
         "versions": environment.versions(),
         "weights": weight_bytes(model.target),
         "settings": {
@@ -57,7 +57,7 @@ def describe_eval(settings: Eval, plan: Workload, engine: Engine) -> dict[str, A
     options = {name: value for name, value in _options(settings).items() if name not in NOT_OF_ANSWERS}
     return {
         "settings": {
-            "dtype": str(engine.model.target.norm[...].dtype),
+            "dtype": str(engine.model.target.dtype),
             **options,
             "target": str(settings.target),
             "prompts": str(settings.prompts),
@@ -83,7 +83,7 @@ def weight_bytes(target: Llama) -> dict[str, int]:
     """
     sizes = {name: leaf_bytes(array.shape, array.dtype) for name, array in module_to_dict(target).items()}
     total = sum(sizes.values())
-    unread = 0 if target.head is None else sizes["embedding"]
+    unread = 0 if target.lm_head is None else sizes["embedding"]
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     return {"bytes": total, "read_bytes": total - unread, "expert_bytes": experts}
 

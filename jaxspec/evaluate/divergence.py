@@ -17,7 +17,7 @@ from jaxspec.decoding.decode_state import write_block
 from jaxspec.host.processes import fetch
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
-from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.llama import Llama, forward
 
 CHUNK = 512  # tokens of a prefix in one forward
 
@@ -81,7 +81,7 @@ def next_logits(target: Llama, prefix: Sequence[int]) -> np.ndarray:
         for at in range(0, len(prefix), chunk):
             hidden, cache = _read_in_float32(target, padded[:, at : at + chunk], cache, np.full(1, at, np.int32))
         assert hidden is not None
-        return np.asarray(fetch(unembed(target, hidden[0, (len(prefix) - 1) % chunk].astype(jnp.float32))))
+        return np.asarray(fetch(target.logits(hidden[0, (len(prefix) - 1) % chunk].astype(jnp.float32))))
 
 
 def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[int]) -> float:
@@ -141,7 +141,7 @@ def _read_prompts(target: Llama, block: np.ndarray, longest: int) -> tuple[kv.KV
     """A cache with at least the first `longest` tokens of each text in a block [B, S]."""
     batch, rows = block.shape
     chunk = min(CHUNK, _power_of_two(longest))
-    cache = kv.allocate(target.config, batch, rows, target.norm[...].dtype)
+    cache = kv.allocate(target.config, batch, rows, target.dtype)
     for at in range(0, longest, chunk):
         _, cache = _read(target, block[:, at : at + chunk], cache, np.full(batch, at, np.int32))
     return cache
@@ -182,7 +182,7 @@ def _by_one(
         return at + 1, cache, write_block(features, hidden, at)
 
     unread = lambda carry: (carry[0] < end).any()
-    blank = jnp.zeros((*tokens.shape, target.config.hidden_size), target.norm[...].dtype)
+    blank = jnp.zeros((*tokens.shape, target.config.hidden_size), target.dtype)
     return jax.lax.while_loop(unread, single, (begin, cache, blank))[2]
 
 
@@ -197,7 +197,7 @@ def _rows_apart(
     """Largest difference of a logit between two texts' features at positions from `begin` to `end` - 1."""
 
     def apart(at):
-        difference = jnp.abs(unembed(target, one[at]) - unembed(target, other[at])).max()
+        difference = jnp.abs(target.logits(one[at]) - target.logits(other[at])).max()
         return jnp.where((at >= begin) & (at < end), difference, 0.0)
 
     return jax.lax.map(apart, jnp.arange(one.shape[0])).max().astype(jnp.float32)
@@ -219,12 +219,12 @@ def _difference(
     def block(carry):
         at, cache, worst = carry
         hidden, cache = _advance(target, window(tokens, at), cache, at)
-        logits, single = unembed(target, hidden), window(ones, at)
+        logits, single = target.logits(hidden), window(ones, at)
 
         def apart(offset):
             here = lambda values: jax.lax.dynamic_index_in_dim(values, offset, axis=1, keepdims=False)
             # The logits of one token at a time, as in plain decoding.
-            difference = jnp.abs(unembed(target, here(single)) - here(logits)).max(axis=-1)
+            difference = jnp.abs(target.logits(here(single)) - here(logits)).max(axis=-1)
             return jnp.where(at + offset < end, difference, 0.0).max()
 
         return at + size, cache, jnp.maximum(worst, jax.lax.map(apart, jnp.arange(size)).max())

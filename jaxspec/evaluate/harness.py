@@ -171,7 +171,7 @@ class Jaxspec(TemplateLM):
 
     def get_model_info(self) -> dict[str, str]:
         """Information on the model for the harness's results."""
-        return {"method": str(self.engine.method), "dtype": str(self.engine.model.target.norm[...].dtype)}
+        return {"method": str(self.engine.method), "dtype": str(self.engine.model.target.dtype)}
 
     # --- scores
 

@@ -148,7 +148,7 @@ def engine(
             f"be simulated; {', '.join(kind.name for kind in BLIND)} can"
         )
     if draft is None:
-        draft = random_head(method.drafter, model.config.model, model.target.norm[...].dtype)
+        draft = random_head(method.drafter, model.config.model, model.target.dtype)
     costs = None
     if method.needs_costs:
         say(f"{LABEL}: {method} needs to know what drafting and verification cost; measuring it")

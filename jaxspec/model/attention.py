@@ -1,170 +1,305 @@
-"""Attention of one layer over [committed prefix ; tree nodes], in two parts, so that the cache is only read."""
+"""Attention: one function over segments of keys, each with a mask, and its forms for decoding and training.
 
-from typing import Literal
+A layer takes attention as a function of its queries, keys and values (`Attend`). In decoding it attends to [committed
+prefix ; tree nodes], which are separate arrays, so that the cache is only read. In training it attends to windows of
+text, in blocks of queries.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import chex
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.model import attention_kernel, backend, split_rows
-from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, NODE_AXES, axes, capacity, write_nodes
-from jaxspec.model.linear import Linear, linear, rms_norm, settled
-from jaxspec.model.rope import rotary, rotate
 from jaxspec.model.sharding import on_each_device, sharded_axes
 
 CHUNK = 128  # fewest queries for cuDNN's attention: chunks of a prompt, and no trees
+QUERIES = 128  # queries in a block, in training
+LOWEST = jnp.finfo(jnp.float32).min
 
-
-class Attention(nnx.Module):
-    """Weights of one layer's attention.
-
-    It writes to the residual stream. `width` is the width I of its input; None: the residual stream's.
-    """
-
-    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, width: int | None = None):
-        c, heads, kv = config, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        width = c.hidden_size if width is None else width
-        self.q = Linear(rngs, (width, heads), ("embed", "heads"), bias=c.qkv_bias, dtype=dtype)
-        self.k = Linear(rngs, (width, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
-        self.v = Linear(rngs, (width, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
-        self.o = Linear(rngs, (heads, c.hidden_size), ("heads", "embed"), bias=c.output_bias, dtype=dtype)
-
-        def norm() -> nnx.Param | None:
-            return nnx.Param(jnp.ones((c.head_dim,), dtype), axes=(None,)) if c.qk_norm else None
-
-        self.q_norm, self.k_norm = norm(), norm()
+Attend = Callable[[Array, Array, Array], tuple[Array, Any]]
+"""(queries [B K G W H], keys [B K W H], values [B K W H]) → their attention [B K G W H], and what to keep of the layer:
+in decoding its nodes, a `KV`. A `jax.tree_util.Partial`, so that layers of the same shape are traced once."""
 
 
 @chex.dataclass(frozen=True)
-class Attend:
-    """The attention mask of one forward pass: what its nodes can see. It is the same for every layer.
+class Keys:
+    """S keys and values, and the mask of those that each of W queries sees (the same for all, if W is 1 here)."""
 
-    Attributes:
-        cos, sin: [B W H/2] float32, rotary tables of the nodes' positions.
-        cached: [B], the number of committed tokens; they are the first rows of the cache.
-        prefix: [B S] bool, true for those rows.
-        mask: [B W N] bool, node w sees node n (its ancestors and itself).
-        slots: [B W], index of each of the W nodes among the N; None if W = N.
-    """
+    kv: KV
+    mask: Bool[Array, "B W S"]
 
-    cos: Float[Array, "B W h"]
-    sin: Float[Array, "B W h"]
-    cached: Int[Array, " B"]
-    prefix: Bool[Array, "B S"]
-    mask: Bool[Array, "B W N"]
-    slots: Int[Array, "B W"] | None = None
+    def scores(self, query: Float[Array, "B K G W H"]) -> Float[Array, "B K G W S"]:
+        key = self.kv.k.astype(query.dtype)
+        dots = jnp.einsum("bkgwh,bkhs->bkgws", query, key, preferred_element_type=jnp.float32)
+        return jnp.where(self.mask[:, None, None], dots * query.shape[-1] ** -0.5, LOWEST)
+
+    def mix(self, weights: Float[Array, "B K G W S"]) -> Float[Array, "B K G W H"]:
+        value = self.kv.v
+        return jnp.einsum("bkgws,bksh->bkgwh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
 
 
-def project(
-    p: Attention, config: LlamaConfig, x: Float[Array, "B W I"], cos: Float[Array, "B W h"], sin: Float[Array, "B W h"]
-) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K W H"], Float[Array, "B K W H"]]:
-    """Queries, keys and values of one layer's input.
+@chex.dataclass(frozen=True)
+class OwnKeys:
+    """One key and value for each of W queries, which no other query sees."""
 
-    Queries and keys are rotated, after their RMSNorm if the layer has one. G query heads share each of the K KV heads.
-    """
+    k: Float[Array, "B K W H"]
+    v: Float[Array, "B K W H"]
 
-    def split(y):
-        y = settled(y)
-        return y.reshape(*y.shape[:2], config.num_kv_heads, -1, config.head_dim)
+    def scores(self, query: Float[Array, "B K G W H"]) -> Float[Array, "B K G W 1"]:
+        dots = jnp.einsum("bkgwh,bkwh->bkgw", query, self.k, preferred_element_type=jnp.float32)
+        return dots[..., None] * query.shape[-1] ** -0.5
 
-    def normed(y, norm: nnx.Param | None):
-        return y if norm is None else rms_norm(y, norm[...], config.norm_eps)
-
-    query = rotate(normed(split(linear(x, p.q)), p.q_norm), cos, sin).transpose(0, 2, 3, 1, 4)
-    key = rotate(normed(split(linear(x, p.k)), p.k_norm), cos, sin)[:, :, :, 0].swapaxes(1, 2)
-    return query, key, split(linear(x, p.v))[:, :, :, 0].swapaxes(1, 2)
+    def mix(self, weights: Float[Array, "B K G W 1"]) -> Float[Array, "B K G W H"]:
+        return weights.astype(self.v.dtype) * self.v[:, :, None]
 
 
-def attention(
-    p: Attention, config: LlamaConfig, x: Float[Array, "B W I"], attend: Attend, prefix: KV, nodes: KV | None
-) -> tuple[Float[Array, "B W D"], KV]:
-    """Attention over [committed prefix ; tree nodes]. The two are separate arrays, so that the cache is only read.
-
-    Args:
-        prefix: keys and values of this layer's cache, S rows.
-        nodes: keys and values of this layer's N nodes so far; None: the W tokens are all the nodes.
-
-    Returns:
-        the output of the layer's attention, and the nodes with the new keys and values.
-    """
-    batch, width, _ = x.shape
-    query, key, value = project(p, config, x, attend.cos, attend.sin)
-    new = KV(k=key.swapaxes(2, 3), v=value)
-    if nodes is None:
-        nodes = new
-    else:
-        assert attend.slots is not None, "the slots of the new nodes among the old are needed"
-        nodes = write_nodes(nodes, new, attend.slots)
-
-    if split_rows.parts() > 1:
-        out = attend_to_split_rows(query, prefix, attend.cached, nodes, attend.mask)
-    elif attention_kernel.fits(query.shape, capacity((prefix,))):
-        out = attention_kernel.attend_in_kernel(query, prefix, attend.cached, nodes, attend.mask)
-    elif width >= CHUNK and backend.uses_cudnn():
-        out = attend_in_cudnn(query, prefix, attend.prefix, nodes, attend.mask)
-    else:
-        out, _ = attend_plainly(query, prefix, attend.prefix, nodes, attend.mask)
-    out = out.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(batch, width, -1)
-    return linear(out, p.o), nodes
-
-
-def attend_plainly(
-    query: Float[Array, "B K G W H"],
-    prefix: KV,
-    in_prefix: Bool[Array, "B S"],
-    nodes: KV,
-    mask: Bool[Array, "B W N"],
+def attend(
+    query: Float[Array, "B K G W H"], segments: Sequence[Keys | OwnKeys]
 ) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K G W 1"]]:
-    """Attention of W queries of each head over the visible rows of the prefix and the visible nodes; float32.
+    """Attention of W queries of each head over the visible keys of all segments; float32.
 
     It also returns the log-sum-exp of each query's scores.
 
     All scores are held at once. That is fastest on a CPU with short caches. GPUs use this form too, because we could
     neither measure nor estimate whether another is faster there.
     """
-    scale = query.shape[-1] ** -0.5
+    scores = [segment.scores(query) for segment in segments]
+    # The peak changes no result, so it needs no gradient.
+    peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, (each.max(-1, keepdims=True) for each in scores)))
+    weights = [jnp.exp(each - peak) for each in scores]
+    total = functools.reduce(operator.add, (each.sum(-1, keepdims=True) for each in weights))
+    mixed = functools.reduce(operator.add, (part.mix(each) for part, each in zip(segments, weights, strict=True)))
+    return mixed / total, peak + jnp.log(total)
 
-    def dot(a, b):
-        return jnp.einsum("bkgwh,bkhs->bkgws", a, b.astype(a.dtype), preferred_element_type=jnp.float32) * scale
 
-    low = jnp.finfo(jnp.float32).min
-    over_prefix = jnp.where(in_prefix[:, None, None, None], dot(query, prefix.k), low)
-    over_nodes = jnp.where(mask[:, None, None], dot(query, nodes.k), low)
-    peak = jnp.maximum(over_prefix.max(-1, keepdims=True), over_nodes.max(-1, keepdims=True))
-    over_prefix, over_nodes = jnp.exp(over_prefix - peak), jnp.exp(over_nodes - peak)
-    total = over_prefix.sum(-1, keepdims=True) + over_nodes.sum(-1, keepdims=True)
+# --- in training, over windows of text
 
-    def mix(w, v):
-        return jnp.einsum("bkgws,bksh->bkgwh", w.astype(v.dtype), v, preferred_element_type=jnp.float32)
 
-    return (mix(over_prefix, prefix.v) + mix(over_nodes, nodes.v)) / total, peak + jnp.log(total)
+def attend_in_blocks(
+    query: Float[Array, "B K G Q H"], segments: Callable[[int, int], Sequence[Keys | OwnKeys]]
+) -> Float[Array, "B K G Q H"]:
+    """`attend` for one block of queries after the other, so that few scores are held at once.
+
+    `segments(start, end)` are those that the queries `start` to `end` - 1 see.
+    """
+    blocks = []
+    for start in range(0, query.shape[3], QUERIES):
+        end = min(start + QUERIES, query.shape[3])
+        out, _ = attend(query[:, :, :, start:end], segments(start, end))
+        blocks.append(out.astype(query.dtype))
+    return jnp.concatenate(blocks, axis=3)
+
+
+def within_documents(segment: Int[Array, "B T"], start: int, end: int) -> Bool[Array, "B queries keys"]:
+    """Causal mask inside documents, of queries `start` to `end` - 1 and keys 0 to `end` - 1.
+
+    Args:
+        segment: number of each token's document.
+    """
+    before = jnp.arange(start, end)[:, None] >= jnp.arange(end)
+    return before & (segment[:, start:end, None] == segment[:, None, :end])
+
+
+def over_documents(segment: Int[Array, "B T"]) -> Attend:
+    """Attention to the earlier tokens of the same document. It keeps the keys and values."""
+    return Partial(_attend_to_documents, segment)
+
+
+def _attend_to_documents(segment: Array, query: Array, key: Array, value: Array) -> tuple[Array, KV]:
+    new = KV(k=key.mT, v=value)
+
+    def segments(start: int, end: int) -> list[Keys]:
+        return [Keys(kv=new.rows(0, end), mask=within_documents(segment, start, end))]
+
+    return attend_in_blocks(query, segments), new
+
+
+def over_steps(segment: Int[Array, "B T"], earlier: Sequence[OwnKeys]) -> Attend:
+    """Attention of a step of drafting in EAGLE-3's training; it keeps the keys and values of all steps.
+
+    A row of a later step sees step 0 of the rows up to its own, in its document, and the later steps of its own row.
+    """
+    return Partial(_attend_to_steps, segment, tuple(earlier))
+
+
+def _attend_to_steps(
+    segment: Array, earlier: tuple[OwnKeys, ...], query: Array, key: Array, value: Array
+) -> tuple[Array, tuple[OwnKeys, ...]]:
+    first, *later = steps = (*earlier, OwnKeys(k=key, v=value))
+    rows = KV(k=first.k.mT, v=first.v)
+
+    def segments(start: int, end: int) -> list[Keys | OwnKeys]:
+        own = [OwnKeys(k=step.k[:, :, start:end], v=step.v[:, :, start:end]) for step in later]
+        return [Keys(kv=rows.rows(0, end), mask=within_documents(segment, start, end)), *own]
+
+    return attend_in_blocks(query, segments), steps
+
+
+def over_context(segment: Int[Array, "B T"], anchor: Int[Array, "B anchors"], context: KV) -> Attend:
+    """Attention of DFlash's blocks in training: to the whole own block, and to the context before its first token.
+
+    Args:
+        anchor: index in the window of each block's first token. The context is the tokens of its document before it.
+        context: keys and values of the T tokens of a window.
+    """
+    return Partial(_attend_to_context, segment, anchor, context)
+
+
+def _attend_to_context(
+    segment: Array, anchor: Array, context: KV, query: Array, key: Array, value: Array
+) -> tuple[Array, None]:
+    (batch, anchors), count, new = anchor.shape, query.shape[3], KV(k=key.mT, v=value)
+    width = count // anchors
+    root = jnp.repeat(anchor, width, axis=1)
+
+    def segments(start: int, end: int) -> list[Keys]:
+        low, high = start // width * width, -(-end // width) * width
+        own = jnp.arange(start, end)[:, None] // width == jnp.arange(low, high) // width
+        own = jnp.broadcast_to(own, (batch, *own.shape))
+        return [_verified(segment, root[:, start:end], context), Keys(kv=new.rows(low, high), mask=own)]
+
+    return attend_in_blocks(query, segments), None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """Windows of text cut into rounds of drafting, for EDD's dual-block mask (its paper's §3.1).
+
+    Attributes:
+        segment: number of each token's document.
+        root: index of the first token of each token's round, in the same document.
+        longest: upper bound of the tokens of a round.
+    """
+
+    segment: Int[Array, "B T"]
+    root: Int[Array, "B T"]
+    longest: int = dataclasses.field(metadata={"static": True})
+
+
+def over_rounds(rounds: Rounds, verified: KV) -> Attend:
+    """Attention of drafted tokens: to the verified tokens before their round, and to their round up to themselves.
+
+    Args:
+        verified: keys and values of the T tokens, which they have after verification.
+    """
+    return Partial(_attend_to_rounds, rounds, verified)
+
+
+def _attend_to_rounds(rounds: Rounds, verified: KV, query: Array, key: Array, value: Array) -> tuple[Array, None]:
+    new = KV(k=key.mT, v=value)
+
+    def segments(start: int, end: int) -> list[Keys]:
+        root, low = rounds.root[:, start:end], max(0, start - rounds.longest + 1)
+        at, token = jnp.arange(start, end)[:, None], jnp.arange(low, end)
+        drafted = (root[..., None] <= token) & (token <= at)
+        before = _verified(rounds.segment[:, :end], root, verified.rows(0, end))
+        return [before, Keys(kv=new.rows(low, end), mask=drafted)]
+
+    return attend_in_blocks(query, segments), None
+
+
+def _verified(segment: Int[Array, "B S"], root: Int[Array, "B W"], tokens: KV) -> Keys:
+    """Those of a window's tokens before each query's root, in the root's document."""
+    document = jnp.take_along_axis(segment, root, axis=1)
+    before = jnp.arange(segment.shape[1]) < root[..., None]
+    return Keys(kv=tokens, mask=before & (document[..., None] == segment[:, None]))
+
+
+# --- in decoding
+
+
+@chex.dataclass(frozen=True)
+class Visible:
+    """What the W nodes of one forward pass see. It is the same for every layer.
+
+    Attributes:
+        cached: [B], the number of committed tokens; they are the first rows of the cache.
+        prefix: [B S] bool, true for those rows.
+        mask: [B W N] bool, node w sees node n (its ancestors and itself).
+        slots: [B W], index of each of the W nodes among the N; None if W = N.
+    """
+
+    cached: Int[Array, " B"]
+    prefix: Bool[Array, "B S"]
+    mask: Bool[Array, "B W N"]
+    slots: Int[Array, "B W"] | None = None
+
+
+def visible(
+    mask: Bool[Array, "B W N"], cached: Int[Array, " B"], rows: int, slots: Int[Array, "B W"] | None = None
+) -> Visible:
+    """What nodes see that see each other by `mask`, and the first `cached` rows of a cache of `rows` rows."""
+    return Visible(cached=cached, prefix=jnp.arange(rows) < cached[:, None], mask=mask, slots=slots)
+
+
+def causal_mask(batch: int, width: int) -> Bool[Array, "B W W"]:
+    """Each of `width` tokens sees itself and the tokens before it."""
+    return jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
+
+
+def over_cache(seen: Visible, cache: Sequence[KV], nodes: Sequence[KV] | None = None) -> tuple[Attend, ...]:
+    """Attention over [committed prefix ; tree nodes], for each layer of a cache. It keeps the nodes and the new ones.
+
+    Args:
+        nodes: keys and values of each layer's N nodes so far; None: the W new ones are all the nodes.
+    """
+    before = [None] * len(cache) if nodes is None else nodes
+    return tuple(Partial(_attend_to_cache, seen, *layer) for layer in zip(cache, before, strict=True))
+
+
+def _attend_to_cache(
+    seen: Visible,
+    prefix: KV,
+    nodes: KV | None,
+    query: Float[Array, "B K G W H"],
+    key: Float[Array, "B K W H"],
+    value: Float[Array, "B K W H"],
+) -> tuple[Float[Array, "B K G W H"], KV]:
+    new = KV(k=key.mT, v=value)
+    if nodes is None:
+        nodes = new
+    else:
+        assert seen.slots is not None, "the slots of the new nodes among the old are needed"
+        nodes = write_nodes(nodes, new, seen.slots)
+
+    segments = (Keys(kv=prefix, mask=seen.prefix[:, None]), Keys(kv=nodes, mask=seen.mask))
+    if split_rows.parts() > 1:
+        out = attend_to_split_rows(query, prefix, seen.cached, nodes, seen.mask)
+    elif attention_kernel.fits(query.shape, capacity((prefix,))):
+        out = attention_kernel.attend_in_kernel(query, prefix, seen.cached, nodes, seen.mask)
+    elif query.shape[3] >= CHUNK and backend.uses_cudnn():
+        out = attend_in_cudnn(query, segments)
+    else:
+        out, _ = attend(query, segments)
+    return out, nodes
 
 
 def attend_in_cudnn(
-    query: Float[Array, "B K G W H"],
-    prefix: KV,
-    in_prefix: Bool[Array, "B S"],
-    nodes: KV,
-    mask: Bool[Array, "B W N"],
-    *,
-    implementation: Literal["cudnn", "xla"] = "cudnn",
+    query: Float[Array, "B K G W H"], segments: Sequence[Keys], *, implementation: Literal["cudnn", "xla"] = "cudnn"
 ) -> Float[Array, "B K G W H"]:
-    """`attend_plainly` by cuDNN's fused attention, in the dtype of the queries, bfloat16 or float16.
+    """`attend` by cuDNN's fused attention, in the dtype of the queries, bfloat16 or float16.
 
-    It copies the layer's keys and values, whose layout it does not share. `implementation` is for tests: XLA's runs
-    everywhere.
+    It copies keys and values, whose layout it does not share. `implementation` is for tests: XLA's runs everywhere.
     """
     batch, _, _, width, dim = query.shape
-    key, value = jnp.concatenate([prefix.k, nodes.k], axis=3), jnp.concatenate([prefix.v, nodes.v], axis=2)
-    seen = jnp.concatenate([jnp.broadcast_to(in_prefix[:, None], (*mask.shape[:2], in_prefix.shape[1])), mask], axis=2)
+    key = jnp.concatenate([segment.kv.k for segment in segments], axis=3)
+    value = jnp.concatenate([segment.kv.v for segment in segments], axis=2)
+    whole = lambda mask: jnp.broadcast_to(mask, (batch, width, mask.shape[2]))
     out = jax.nn.dot_product_attention(
         query.reshape(batch, -1, width, dim).swapaxes(1, 2),
         key.transpose(0, 3, 1, 2),
         value.swapaxes(1, 2),
-        mask=seen[:, None],
+        mask=jnp.concatenate([whole(segment.mask) for segment in segments], axis=2)[:, None],
         implementation=implementation,
     )
     return out.swapaxes(1, 2).reshape(query.shape)
@@ -182,36 +317,18 @@ def attend_to_split_rows(
     group_is_split = split_rows.AXIS in sharded_axes("query_group", query.shape[2])
 
     def on_one_device(query: Array, prefix: KV, cached: Array, nodes: KV, mask: Array) -> Array:
-        held = split_rows.of_first(cached)
+        held, rows = split_rows.held(cached), capacity((prefix,))
 
-        def attend(query: Array, is_first: Array) -> tuple[Array, Array]:
+        def attend_here(query: Array, is_first: Array) -> tuple[Array, Array]:
             seen = mask & is_first
-            if attention_kernel.fits(query.shape, capacity((prefix,))):
+            if attention_kernel.fits(query.shape, rows):
                 out, log_total = attention_kernel.attend_on_one_chip(query, prefix, nodes, held, seen, residuals=True)
                 assert log_total is not None
                 return out, log_total
-            return attend_plainly(query, prefix, jnp.arange(capacity((prefix,))) < held[:, None], nodes, seen)
+            live = (jnp.arange(rows) < held[:, None])[:, None]
+            return attend(query, (Keys(kv=prefix, mask=live), Keys(kv=nodes, mask=seen)))
 
-        return split_rows.combine(query, attend, group_is_split=group_is_split)
+        return split_rows.combine(query, attend_here, group_is_split=group_is_split)
 
     arrays = ((query, queries), (prefix, axes), (cached, row), (nodes, NODE_AXES), (mask, row))
     return on_each_device(on_one_device, *arrays, out=(query, queries))
-
-
-def causal_mask(batch: int, width: int) -> Bool[Array, "B W W"]:
-    """Each of `width` tokens sees itself and the tokens before it."""
-    return jnp.broadcast_to(jnp.tril(jnp.ones((width, width), bool)), (batch, width, width))
-
-
-def attend_to(
-    config: LlamaConfig,
-    positions: Int[Array, "B W"],
-    mask: Bool[Array, "B W N"],
-    cached: Int[Array, " B"],
-    rows: int,
-    slots: Int[Array, "B W"] | None = None,
-) -> Attend:
-    """Builds the `Attend` of nodes at `positions` over the first `cached` rows of a cache of `rows` rows."""
-    cos, sin = rotary(config, positions)
-    prefix = jnp.arange(rows) < cached[:, None]
-    return Attend(cos=cos, sin=sin, cached=cached, prefix=prefix, mask=mask, slots=slots)

@@ -27,6 +27,10 @@ class KV:
     k: Float[Array, "B K H S"]
     v: Float[Array, "B K S H"]
 
+    def rows(self, start: int, end: int) -> "KV":
+        """Rows `start` to `end` - 1."""
+        return KV(k=self.k[..., start:end], v=self.v[:, :, start:end])
+
 
 def axes(path: tuple[Any, ...]) -> tuple[str | None, ...]:
     """Logical axes of an array of the cache; `path` ends with its name, `k` or `v`."""
@@ -95,10 +99,10 @@ def append(
 def _append_with(
     write: Callable[..., Array], cache: tuple[KV, ...], rows: tuple[KV, ...], start: Int[Array, " B"]
 ) -> tuple[KV, ...]:
-    at = split_rows.of_first(start)
+    at = split_rows.held(start)
 
     def put(old: Array, new: Array, axis: int) -> Array:
-        return write(old, split_rows.of_block(new, start, axis), at, axis)
+        return write(old, split_rows.held_of_block(new, start, axis), at, axis)
 
     return tuple(KV(k=put(old.k, new.k, 3), v=put(old.v, new.v, 2)) for old, new in zip(cache, rows, strict=True))
 

@@ -1,10 +1,11 @@
-"""The LLaMA model. One forward function serves prefill, plain decoding, drafting and tree verification.
+"""The LLaMA model: attention, decoder layer, and the whole.
 
-Weights are in `nnx.Module`s, which are pytrees; the computation is plain functions. Layers are separate arrays in a
-Python loop. A scan over stacked weights is two to three times slower on a CPU.
+One forward pass serves prefill, plain decoding, drafting, tree verification and training: what differs is the attention
+that each layer gets as a function (`attention.py`). Layers are separate arrays in a Python loop. A scan over stacked
+weights is two to three times slower on a CPU.
 """
 
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import chex
@@ -14,17 +15,63 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.model import backend
-from jaxspec.model.attention import Attend, Attention, attend_to, attention, project
+from jaxspec.model.attention import Attend, over_cache, visible
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, capacity
-from jaxspec.model.linear import Linear, linear, never_alone, rms_norm, settled
-from jaxspec.model.mlp import MLP, MixtureOfExperts, mlp
-from jaxspec.model.rope import rotary
+from jaxspec.model.layers import Linear, RMSNorm, fusion_barrier, pad_single_row
+from jaxspec.model.mlp import MLP, MixtureOfExperts
+from jaxspec.model.rope import rotary, rotate
 from jaxspec.model.sharding import constrain
 
 STREAM = ("batch", None, "embed")
 """Logical axes of the residual stream. They are enforced: the partitioner might shard D, and then each norm would need
 an all-reduce."""
+
+Angles = tuple[Float[Array, "B W h"], Float[Array, "B W h"]]
+"""Cosines and sines of the tokens' rotary positions, from `rope.rotary`; h is half the width of a head."""
+
+
+class Attention(nnx.Module):
+    """One layer's attention: projections around a function that attends.
+
+    Its output goes to the residual stream. `width` is the width I of its input; None: the residual stream's.
+    """
+
+    def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, width: int | None = None):
+        c, heads, kv = config, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        width = c.hidden_size if width is None else width
+        self.kv_heads, self.head_dim = c.num_kv_heads, c.head_dim
+        self.q = Linear(rngs, (width, heads), ("embed", "heads"), bias=c.qkv_bias, dtype=dtype)
+        self.k = Linear(rngs, (width, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
+        self.v = Linear(rngs, (width, kv), ("embed", "kv_heads"), bias=c.qkv_bias, dtype=dtype)
+        self.o = Linear(rngs, (heads, c.hidden_size), ("heads", "embed"), bias=c.output_bias, dtype=dtype)
+        self.q_norm = RMSNorm(c.head_dim, c.norm_eps, dtype, None) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c.norm_eps, dtype, None) if c.qk_norm else None
+
+    def __call__(self, x: Float[Array, "B W I"], angles: Angles, attend: Attend) -> tuple[Float[Array, "B W D"], Any]:
+        """The update of the residual stream, and what `attend` keeps of this layer."""
+        mixed, kept = attend(*self.project(x, angles))
+        joined = mixed.astype(x.dtype).transpose(0, 3, 1, 2, 4).reshape(*x.shape[:2], -1)
+        return self.o(joined), kept
+
+    def project(
+        self, x: Float[Array, "B W I"], angles: Angles
+    ) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K W H"], Float[Array, "B K W H"]]:
+        """Queries, keys and values. G query heads share each of the K KV heads.
+
+        Queries and keys are rotated, after their RMSNorm if the layer has one.
+        """
+
+        def split(y):
+            y = fusion_barrier(y)
+            return y.reshape(*y.shape[:2], self.kv_heads, -1, self.head_dim)
+
+        def normed(y, norm: RMSNorm | None):
+            return y if norm is None else norm(y)
+
+        query = rotate(normed(split(self.q(x)), self.q_norm), *angles).transpose(0, 2, 3, 1, 4)
+        key = rotate(normed(split(self.k(x)), self.k_norm), *angles)[:, :, :, 0].swapaxes(1, 2)
+        return query, key, split(self.v(x))[:, :, :, 0].swapaxes(1, 2)
 
 
 class Layer(nnx.Module):
@@ -44,15 +91,59 @@ class Layer(nnx.Module):
         input_norm: bool = True,
         attention_reads: int | None = None,
     ):
-        norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",)) if input_norm else None
-        self.attention_norm = norm
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype) if input_norm else None
         self.attention = Attention(rngs, config, dtype, attention_reads)
-        self.mlp_norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
         self.mlp: Any = (MixtureOfExperts if config.num_experts else MLP)(rngs, config, dtype)
+
+    def __call__(self, x: Float[Array, "B W D"], angles: Angles, attend: Attend) -> tuple[Float[Array, "B W D"], Any]:
+        """The residual stream after the layer, and what `attend` keeps."""
+        return decoder_layer(self, x, angles, attend)
+
+    def attention_block(
+        self, x: Float[Array, "B W D"], angles: Angles, attend: Attend
+    ) -> tuple[Float[Array, "B W D"], Any]:
+        """The first half of the layer: attention, added to the residual stream."""
+        mixed, kept = self.attention(self.attention_input(x), angles, attend)
+        return constrain(x + mixed, *STREAM), kept
+
+    def mlp_block(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+        """The second half of the layer: the MLP, added to the residual stream."""
+        return constrain(x + self.mlp(self.mlp_norm(x)), *STREAM)
+
+    def attention_input(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+        """The residual stream, after the layer's norm if it has one."""
+        return x if self.attention_norm is None else self.attention_norm(x)
+
+    def keys_and_values(self, x: Float[Array, "B W D"], angles: Angles) -> KV:
+        """Keys and values of the layer's inputs, without its output."""
+        _, key, value = self.attention.project(self.attention_input(x), angles)
+        return KV(k=key.mT, v=value)
+
+
+@jax.jit
+def decoder_layer(
+    layer: Layer, x: Float[Array, "B W D"], angles: Angles, attend: Attend
+) -> tuple[Float[Array, "B W D"], Any]:
+    """`Layer.__call__` with a `jit` of its own, so that layers of the same shape are traced once.
+
+    The compiled program is the same.
+    """
+    x, kept = layer.attention_block(x, angles, attend)
+    return layer.mlp_block(x), kept
+
+
+@chex.dataclass(frozen=True)
+class Output:
+    """Results of one forward pass over W tokens."""
+
+    hidden: Float[Array, "B W D"]  # after the final RMSNorm: the feature
+    nodes: tuple[Any, ...]  # what each layer's attention keeps: in decoding keys and values of the N nodes
+    taps: tuple[Float[Array, "B W D"], ...]  # inputs of the tapped layers
 
 
 class Llama(nnx.Module):
-    """Weights of a LLaMA, random until loaded. `head` is None if the LM head is the transposed embedding.
+    """A LLaMA, with random weights until loaded. `lm_head` is None if it is the transposed embedding.
 
     Attributes:
         draft_vocabulary: mask of the tokens whose columns the LM head has (`drafters/draft_vocabulary.py`); only for a
@@ -66,56 +157,63 @@ class Llama(nnx.Module):
         vocab, width = config.vocab_size, config.hidden_size
         self.embedding = nnx.Param(jax.random.normal(rngs.params(), (vocab, width), dtype), axes=("vocab", "embed"))
         self.layers = nnx.List([Layer(rngs, config, dtype) for _ in range(config.num_layers)])
-        self.norm = nnx.Param(jnp.ones((config.hidden_size,), dtype), axes=("embed",))
-        head = (
-            None if config.tie_embeddings else Linear(rngs, (width, vocab), ("embed", "vocab"), bias=False, dtype=dtype)
-        )
-        self.head = head
+        self.norm = RMSNorm(width, config.norm_eps, dtype)
+        tied = config.tie_embeddings
+        self.lm_head = None if tied else Linear(rngs, (width, vocab), ("embed", "vocab"), bias=False, dtype=dtype)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """The dtype of the residual stream and of caches."""
+        return self.norm.scale[...].dtype
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B W"],
+        positions: Int[Array, "B W"],
+        attends: Sequence[Attend],
+        taps: Iterable[int] = (),
+    ) -> Output:
+        """Runs W tokens through all layers.
+
+        Args:
+            positions: rotary position of each token.
+            attends: the attention of each layer.
+            taps: layers whose inputs to return. Tap i is `hidden_states[i]` of Hugging Face, i < num_layers.
+        """
+        x, kept, inputs = run_layers(self.layers, self.embed(tokens), rotary(self.config, positions), attends)
+        return Output(hidden=self.final_norm(x), nodes=kept, taps=tuple(inputs[tap] for tap in taps))
+
+    def embed(self, tokens: Int[Array, "B W"], table: nnx.Param | None = None) -> Float[Array, "B W D"]:
+        """Token embeddings, from another table if one is given.
+
+        An id outside the vocabulary reads the nearest row: in a draft model with fewer rows than its target. Other
+        inputs are checked before.
+        """
+        return look_up(self.embedding if table is None else table, tokens)
+
+    def final_norm(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+        """The feature: the residual stream after the last layer, normalised for the LM head."""
+        return constrain(self.norm(x), *STREAM)
+
+    def logits(self, hidden: Float[Array, "*B D"], lm_head: Linear | None = None) -> Float[Array, "*B V"]:
+        """Logits of features, float32, by another LM head if one is given."""
+        lm_head = self.lm_head if lm_head is None else lm_head
+        if lm_head is not None:
+            return logits_of(lm_head, hidden)
+        product = pad_single_row(hidden, lambda x: x @ self.embedding[...].astype(x.dtype).T)
+        return fusion_barrier(product).astype(jnp.float32)
 
 
-@chex.dataclass(frozen=True)
-class Output:
-    """Results of one forward pass over W tokens."""
-
-    hidden: Float[Array, "B W D"]  # after the final RMSNorm: the feature
-    nodes: tuple[KV, ...]  # keys and values of the N nodes, one a layer
-    taps: tuple[Float[Array, "B W D"], ...]  # inputs of the tapped layers
-
-
-def attention_input(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """The input of the layer's attention: the residual stream, after the layer's norm if it has one."""
-    return x if layer.attention_norm is None else rms_norm(x, layer.attention_norm[...], config.norm_eps)
-
-
-def keys_and_values(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], positions: Int[Array, "B W"]) -> KV:
-    """Keys and values of one layer's inputs, without the layer's output."""
-    _, key, value = project(layer.attention, config, attention_input(layer, config, x), *rotary(config, positions))
-    return KV(k=key.swapaxes(2, 3), v=value)
-
-
-@partial(jax.jit, static_argnames="config")
-def decoder_layer(
-    layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
-) -> tuple[Float[Array, "B W D"], KV]:
-    """One decoder layer on the residual stream; `prefix` and `nodes` are this layer's.
-
-    It has a `jit` of its own, so that layers of the same shape are traced once. The compiled program is the same.
-    """
-    x, nodes = attention_block(layer, config, x, attend, prefix, nodes)
-    return mlp_block(layer, config, x), nodes
-
-
-def attention_block(
-    layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"], attend: Attend, prefix: KV, nodes: KV | None
-) -> tuple[Float[Array, "B W D"], KV]:
-    """The first half of a decoder layer: attention, added to the residual stream."""
-    mixed, nodes = attention(layer.attention, config, attention_input(layer, config, x), attend, prefix, nodes)
-    return constrain(x + mixed, *STREAM), nodes
-
-
-def mlp_block(layer: Layer, config: LlamaConfig, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """The second half of a decoder layer: the MLP, added to the residual stream."""
-    return constrain(x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm[...], config.norm_eps)), *STREAM)
+def run_layers(
+    layers: Iterable[Layer], x: Float[Array, "B W D"], angles: Angles, attends: Sequence[Attend]
+) -> tuple[Float[Array, "B W D"], tuple[Any, ...], list[Float[Array, "B W D"]]]:
+    """The residual stream after some layers, what the attention of each keeps, and the inputs of each."""
+    kept, inputs = [], []
+    for layer, attend in zip(layers, attends, strict=True):
+        inputs.append(x)
+        x, new = layer(x, angles, attend)
+        kept.append(new)
+    return x, tuple(kept), inputs
 
 
 def forward(
@@ -128,7 +226,7 @@ def forward(
     *,
     nodes: tuple[KV, ...] | None = None,
     slots: Int[Array, "B W"] | None = None,
-    taps: tuple[int, ...] = (),
+    taps: Iterable[int] = (),
 ) -> Output:
     """Runs W tokens over a committed prefix and their own ancestors. The cache is read, never written.
 
@@ -140,70 +238,18 @@ def forward(
         nodes: keys and values of the N nodes, with those of earlier forwards of the same round; None: the W tokens are
             all the nodes.
         slots: index of each of the W tokens among the N nodes; needed with `nodes`.
-        taps: layers whose inputs to return. Tap i is `hidden_states[i]` of Hugging Face, i < num_layers.
+        taps: as in `Llama.__call__`.
     """
-    attend = attend_to(model.config, positions, mask, cached, capacity(cache), slots)
-    every = range(model.config.num_layers)
-    x, filled, tapped = run_layers(model, every, embed(model, tokens), attend, cache, nodes, taps)
-    return Output(hidden=final_norm(model, x), nodes=filled, taps=tapped)
-
-
-def run_layers(
-    model: Llama,
-    layers: range,
-    x: Float[Array, "B W D"],
-    attend: Attend,
-    cache: tuple[KV, ...],
-    nodes: tuple[KV, ...] | None,
-    taps: tuple[int, ...] = (),
-) -> tuple[Float[Array, "B W D"], tuple[KV, ...], tuple[Float[Array, "B W D"], ...]]:
-    """Some of the model's layers on the residual stream.
-
-    Args:
-        cache: one KV for each layer of the whole model.
-        nodes: one KV for each of these layers; None: the W tokens are all the nodes.
-        taps: those of these layers whose inputs to return.
-
-    Returns:
-        the residual stream, the nodes' keys and values for each of these layers, and the tapped inputs.
-    """
-    filled, tapped = [], {}
-    for at, i in enumerate(layers):
-        if i in taps:
-            tapped[i] = x
-        x, new = decoder_layer(model.layers[i], model.config, x, attend, cache[i], None if nodes is None else nodes[at])
-        filled.append(new)
-    return x, tuple(filled), tuple(tapped[i] for i in taps)
-
-
-def final_norm(model: Llama, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """The feature: the residual stream after the last layer, normalised for the LM head."""
-    return constrain(rms_norm(x, model.norm[...], model.config.norm_eps), *STREAM)
-
-
-def embed(model: Llama, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
-    """Token embeddings. An id outside the vocabulary reads the nearest row: in a draft model with fewer rows than its
-    target. Other inputs are checked before."""
-    return look_up(model.embedding, tokens)
+    return model(tokens, positions, over_cache(visible(mask, cached, capacity(cache), slots), cache, nodes), taps)
 
 
 def look_up(table: nnx.Param, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
-    """Rows of a table of embeddings.
-
-    A single token is padded to two where XLA would gather a sharded table for it.
-    """
+    """Rows of a table of embeddings. A single token is padded to two where XLA would gather a sharded table for it."""
     alone = tokens.size == 1 and backend.gathers_table_for_one_token()
-    asked = jnp.pad(tokens, [(0, 0), (0, 1)]) if alone else tokens
-    return constrain(table[...].at[asked].get(mode="clip"), *STREAM)[:, : tokens.shape[1]]
+    rows = jnp.pad(tokens, [(0, 0), (0, 1)]) if alone else tokens
+    return constrain(table[...].at[rows].get(mode="clip"), *STREAM)[:, : tokens.shape[1]]
 
 
-def unembed(model: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-    """Logits of features, float32."""
-    if model.head is not None:
-        return lm_head(hidden, model.head)
-    return settled(never_alone(hidden, lambda x: x @ model.embedding[...].astype(x.dtype).T)).astype(jnp.float32)
-
-
-def lm_head(hidden: Float[Array, "*B D"], head: Linear) -> Float[Array, "*B V"]:
+def logits_of(lm_head: Linear, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
     """Logits of the V columns of an LM head, float32."""
-    return settled(linear(hidden, head)).astype(jnp.float32)
+    return fusion_barrier(lm_head(hidden)).astype(jnp.float32)

@@ -11,11 +11,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import Linear, linear, settled
+from jaxspec.model.layers import Linear, fusion_barrier
 
 
 class MLP(nnx.Module):
-    """A gated MLP; with `experts`, that many MLPs whose kernels are stacked: [experts, in, out]."""
+    """down(silu(gate(x)) * up(x)) (arXiv:2002.05202).
+
+    With `experts` it holds that many MLPs, whose kernels are stacked: [experts, in, out].
+    """
 
     def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, experts: int | None = None):
         lead, name = ((), ()) if experts is None else ((experts,), ("expert",))
@@ -28,71 +31,64 @@ class MLP(nnx.Module):
         self.up = make(wide, ("embed", "mlp"))
         self.down = make(narrow, ("mlp", "embed"))
 
+    def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        return self.down(fusion_barrier(jax.nn.silu(self.gate(x)) * self.up(x)))
+
 
 class MixtureOfExperts(nnx.Module):
-    """A mixture of experts. The router selects each token's experts and their weights; it is never quantised."""
+    """The weighted sum of the outputs of each token's selected experts.
+
+    The router selects them and their weights; it is never quantised.
+    """
 
     def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype):
-        self.count, self.asked = config.num_experts, config.experts_per_token
+        self.count, self.per_token = config.num_experts, config.experts_per_token
         shape = (config.hidden_size, config.num_experts)
         self.router = Linear(rngs, shape, ("embed", "expert"), bias=False, dtype=dtype)
         self.experts = MLP(rngs, config, dtype, config.num_experts)
 
+    def __call__(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
+        tokens = x.reshape(-1, x.shape[-1])
+        share, chosen = self.route(tokens)
+        run = run_selected if chosen.size < self.count else run_all
+        return run(self.experts, tokens, share, chosen).reshape(x.shape)
 
-def mlp(p: MLP | MixtureOfExperts, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """The update that the layer adds to the residual stream."""
-    return mixture(p, x) if isinstance(p, MixtureOfExperts) else swiglu(p, x)
+    def route(
+        self, tokens: Float[Array, "tokens D"]
+    ) -> tuple[Float[Array, "tokens selected"], Int[Array, "tokens selected"]]:
+        """Weights (float32) and indices of the experts selected for each token.
 
-
-def swiglu(p: MLP, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-    """down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
-    return linear(settled(jax.nn.silu(linear(x, p.gate)) * linear(x, p.up)), p.down)
-
-
-def mixture(p: MixtureOfExperts, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-    """The weighted sum of the outputs of each token's selected experts."""
-    tokens = x.reshape(-1, x.shape[-1])
-    share, chosen = route(p, tokens)
-    few = chosen.size < p.count
-    return (ask_each if few else run_all)(p.experts, tokens, share, chosen).reshape(x.shape)
-
-
-def route(
-    p: MixtureOfExperts, tokens: Float[Array, "tokens D"]
-) -> tuple[Float[Array, "tokens asked"], Int[Array, "tokens asked"]]:
-    """Weights (float32) and indices of the experts selected for each token.
-
-    The weights are the router's softmax over all experts, renormalised over the selected ones.
-    """
-    probs = jax.nn.softmax(linear(tokens, p.router).astype(jnp.float32), axis=-1)
-    share, chosen = jax.lax.top_k(probs, p.asked)
-    return share / share.sum(axis=-1, keepdims=True), chosen
+        The weights are the router's softmax over all experts, renormalised over the selected ones.
+        """
+        probs = jax.nn.softmax(self.router(tokens).astype(jnp.float32), axis=-1)
+        share, chosen = jax.lax.top_k(probs, self.per_token)
+        return share / share.sum(axis=-1, keepdims=True), chosen
 
 
-def ask_each(
+def run_selected(
     experts: MLP,
     tokens: Float[Array, "tokens D"],
-    share: Float[Array, "tokens asked"],
-    chosen: Int[Array, "tokens asked"],
+    share: Float[Array, "tokens selected"],
+    chosen: Int[Array, "tokens selected"],
 ) -> Float[Array, "tokens D"]:
     """Runs the selected experts only, token by token, so that no other expert's weights are read."""
 
-    def ask(token: int, choice: int) -> Float[Array, "1 D"]:
+    def run(token: int, choice: int) -> Float[Array, "1 D"]:
         take = lambda stack: jax.lax.dynamic_index_in_dim(stack, chosen[token, choice], 0, keepdims=False)
-        says = swiglu(jax.tree.map(take, experts), tokens[token : token + 1])
-        return says * share[token, choice].astype(says.dtype)
+        out = jax.tree.map(take, experts)(tokens[token : token + 1])
+        return out * share[token, choice].astype(out.dtype)
 
-    count, asked = chosen.shape
-    return jnp.concatenate([sum(ask(token, choice) for choice in range(asked)) for token in range(count)])
+    count, selected = chosen.shape
+    return jnp.concatenate([sum(run(token, choice) for choice in range(selected)) for token in range(count)])
 
 
 def run_all(
     experts: MLP,
     tokens: Float[Array, "tokens D"],
-    share: Float[Array, "tokens asked"],
-    chosen: Int[Array, "tokens asked"],
+    share: Float[Array, "tokens selected"],
+    chosen: Int[Array, "tokens selected"],
 ) -> Float[Array, "tokens D"]:
     """Runs every expert on every token; experts that a token did not select have weight 0."""
-    says = jax.vmap(swiglu, in_axes=(0, None))(experts, tokens)
-    shares = (jax.nn.one_hot(chosen, says.shape[0]) * share[..., None]).sum(axis=1)
-    return jnp.einsum("end,ne->nd", says, shares.astype(says.dtype))
+    outs = jax.vmap(lambda expert: expert(tokens))(experts)
+    shares = (jax.nn.one_hot(chosen, outs.shape[0]) * share[..., None]).sum(axis=1)
+    return jnp.einsum("end,ne->nd", outs, shares.astype(outs.dtype))

@@ -39,7 +39,7 @@ def kind_of(name: str, how: str) -> str | None:
     *_, owner, last = ("", *name.split("."))
     if last != "kernel" or owner == "router":
         return None
-    return "int8" if name == LM_HEAD else how
+    return "int8" if name.endswith(LM_HEAD) else how
 
 
 def is_quantized(name: str) -> bool:

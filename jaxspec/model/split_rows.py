@@ -21,14 +21,14 @@ def parts() -> int:
     return jax.sharding.get_abstract_mesh().shape.get(AXIS, 1)
 
 
-def of_first(count: Int[Array, " B"]) -> Int[Array, " B"]:
+def held(count: Int[Array, " B"]) -> Int[Array, " B"]:
     """How many of the first `count` rows of each text this device holds."""
     if parts() == 1:
         return count
     return (count - jax.lax.axis_index(AXIS) + parts() - 1) // parts()
 
 
-def of_block(block: Array, start: Int[Array, " B"], axis: int) -> Array:
+def held_of_block(block: Array, start: Int[Array, " B"], axis: int) -> Array:
     """This device's rows of a block of P rows, which begins at row `start` of each text.
 
     The result has P / R rows along `axis`, rounded up. If the device has one row fewer, the last has no meaning.

@@ -26,7 +26,7 @@ from jaxspec.evaluate.divergence import Divergence
 from jaxspec.host.processes import fetch
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
-from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.llama import Llama, forward
 from jaxspec.verify.workloads import GREEDY, Source
 
 Text = tuple[Sequence[int], Sequence[int]]
@@ -148,7 +148,7 @@ def _logits(model: Checkpoint, texts: Sequence[Text]) -> list[np.ndarray]:
 @jax.jit
 def _read(target: Llama, tokens: Int[Array, "B T"] | np.ndarray) -> Float[Array, "B T D"]:
     batch, width = tokens.shape
-    empty = kv.allocate(target.config, batch, 1, target.norm[...].dtype)
+    empty = kv.allocate(target.config, batch, 1, target.dtype)
     positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
     nothing = jnp.zeros(batch, jnp.int32)
     return forward(target, jnp.asarray(tokens), positions, causal_mask(batch, width), empty, nothing).hidden
@@ -156,7 +156,7 @@ def _read(target: Llama, tokens: Int[Array, "B T"] | np.ndarray) -> Float[Array,
 
 @jax.jit
 def _unembed_row(target: Llama, hidden: Float[Array, "B T D"], row: Int[Array, ""] | int) -> Float[Array, "T V"]:
-    return unembed(target, jax.lax.dynamic_index_in_dim(hidden, row, keepdims=False))
+    return target.logits(jax.lax.dynamic_index_in_dim(hidden, row, keepdims=False))
 
 
 NOISE_SIZES = (4, 32)  # tokens in one forward: those of a small and of a large tree

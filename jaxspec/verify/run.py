@@ -133,7 +133,7 @@ def describe(settings: Verify, model: Checkpoint, source: Source) -> dict[str, A
     texts = hashlib.sha256(repr(source.texts).encode()).hexdigest()
     return {
         "device": environment.device(),
-        "dtype": str(model.target.norm[...].dtype),
+        "dtype": str(model.target.dtype),
         "versions": environment.versions(),
         "settings": {
             "target": str(settings.target),

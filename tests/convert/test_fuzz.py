@@ -29,7 +29,7 @@ from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.model import kv_cache
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.llama import Llama, forward
 from tests import hf_models
 from tests.checkpoints import byte_tokenizer
 from tests.convert.commands import run, tensors
@@ -301,7 +301,7 @@ def of_jaxspec(model: Llama, cache: tuple[kv_cache.KV, ...]) -> jax.Array:
     length = TOKENS.shape[1]
     causal = causal_mask(1, length)
     out = forward(model, jnp.asarray(TOKENS), jnp.arange(length)[None], causal, cache, jnp.zeros(1, int))
-    return unembed(model, out.hidden)
+    return model.logits(out.hidden)
 
 
 def write_odd(odd: Oddity, original: Path, folder: Path) -> None:

@@ -26,7 +26,7 @@ from jaxspec.convert import gguf_tokenizer, llama
 from jaxspec.convert.readers import Tensor
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
-from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.llama import Llama, forward
 from tests import hf_models
 from tests.convert import gguf_files, record_gguf_ids
 from tests.convert.commands import refused, run
@@ -76,7 +76,7 @@ def test_logits_with_the_factors_of_llama_3(tmp_path: Path):
     def logits(read: Llama, tokens: jax.Array, cache: Any):
         width = tokens.shape[1]
         out = forward(read, tokens, jnp.arange(width)[None], causal_mask(1, width), cache, jnp.zeros(1, int))
-        return unembed(read, out.hidden)
+        return read.logits(out.hidden)
 
     with torch.no_grad():
         expected = model(torch.from_numpy(tokens)).logits.numpy()

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from jaxspec.checkpoint import heads, loading
 from jaxspec.convert import llama
-from jaxspec.drafters.medusa import Medusa, predict
+from jaxspec.drafters.medusa import Medusa
 from jaxspec.engine.head_weights import restore_head
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, refused, run, tensors
@@ -77,7 +77,7 @@ def test_computes_what_pytorch_does(folder: Path):
     x = np.random.default_rng(0).standard_normal((4, WIDTH)).astype(np.float32)
     with torch.no_grad(), jax.default_matmul_precision("highest"):
         for mine, head in zip(ours.heads, theirs, strict=True):
-            np.testing.assert_allclose(predict(mine, jnp.asarray(x))[0], head(torch.from_numpy(x)), atol=1e-5)
+            np.testing.assert_allclose(mine(jnp.asarray(x))[0], head(torch.from_numpy(x)), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -118,7 +118,7 @@ def test_wider_dtype_comes_back_bitwise(tmp_path: Path):
     hf_models.make("llama", tmp_path / "hf", dtype="bfloat16")
     assert run("llama", tmp_path / "hf", tmp_path / "ckpt", "--dtype", "float32").code == 0
     restored = parameters.restore(tmp_path / "ckpt")
-    assert restored.norm.dtype == jnp.float32
+    assert restored.dtype == jnp.float32
     assert run("export", tmp_path / "ckpt", tmp_path / "back", "--format", "hf").code == 0
     assert_bitwise(tensors(tmp_path / "back"), tensors(tmp_path / "hf"))
 

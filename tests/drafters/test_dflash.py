@@ -16,7 +16,7 @@ from jaxspec.decoding import tree as trees
 from jaxspec.decoding.drafter import Committed, Drafts, HeadShape, Models, Prefix
 from jaxspec.decoding.tree import Frontier
 from jaxspec.drafters import draft_vocabulary
-from jaxspec.drafters.dflash import Dflash, DflashState, fuse, official_taps
+from jaxspec.drafters.dflash import Dflash, DflashState, official_taps
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import head_config
 from jaxspec.methods.method import default_method, parse_method
@@ -159,7 +159,7 @@ def test_three_rounds_are_the_specifications(weights: Models):
         assert drafted.logits is not None and drafted.hidden is not None and drafts.hidden is not None
         for row, length in enumerate(known):
             taps = text.taps[row, :length].astype(np.float64)
-            fused = fuse(weights.draft, tuple(jnp.asarray(text.taps[row : row + 1, :length, i]) for i in range(2)))
+            fused = weights.draft.fuse(tuple(jnp.asarray(text.taps[row : row + 1, :length, i]) for i in range(2)))
             np.testing.assert_allclose(fused[0], oracle.context(taps), atol=2e-5)
             for layer, cache in enumerate(state.cache):
                 ours = cache.k[row, :, :, :length].transpose(2, 0, 1)
@@ -198,7 +198,7 @@ def test_a_level_costs_no_pass_and_says_the_same_after_every_node_but_for_the_ma
         frontier = Frontier(node=jnp.asarray(node), live=jnp.asarray(node > 0), level=level)
         return drafter.expand(weights, state, prefix, tree, frontier)[0]
 
-    own, params = weights.draft.head is not None, Oracle(weights).head
+    own, params = weights.draft.lm_head is not None, Oracle(weights).head
     corrected = "markov.embedding" in params
     for level, found in enumerate([drafts, *(expand(jnp.asarray(level)) for level in range(1, 5))]):
         width = 2 if corrected and level else 1

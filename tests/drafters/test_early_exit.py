@@ -63,11 +63,11 @@ class Passes:
         self.found: Counter = Counter()
         self.slots: np.ndarray | None = None  # of the nodes of a verified tree in the grown one
 
-    def layer(self, layer, config, x, attend, prefix, nodes):
+    def layer(self, layer, x, angles, attend):
         if (i := self.number.get(id(layer.mlp))) is not None:
-            all_slots = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
-            jax.debug.callback(partial(self.count, i), all_slots if attend.slots is None else attend.slots)
-        return self.original(layer, config, x, attend, prefix, nodes)
+            all_slots, slots = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2]), attend.args[0].slots
+            jax.debug.callback(partial(self.count, i), all_slots if slots is None else slots)
+        return self.original(layer, x, angles, attend)
 
     def count(self, i: int, at: np.ndarray) -> None:
         for row, node in np.ndindex(at.shape):

@@ -18,7 +18,6 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward
 from jaxspec.train.methods import edd
-from jaxspec.train.methods.dual_block import Blocks
 from jaxspec.train.run.packed import features_and_taps
 from tests import hf_models
 from tests.drafters.chain import chain
@@ -106,6 +105,6 @@ def test_every_draft_step_is_what_training_computes(tap: int):
         prefix = Prefix(token=padded, length=jnp.asarray(known + 1), cache=())
         found = chain(Edd(), weights, state, prefix, steps=3)
         for row, root in enumerate(known):
-            blocks = Blocks(segment, jnp.asarray(root), longest=LENGTH)
+            blocks = edd.rounds_of(segment, jnp.asarray(root), longest=LENGTH)
             trained = PREDICT(head, tokens, hidden, blocks)[row, root : root + 4]
             np.testing.assert_allclose(found[row], trained, atol=2e-5)

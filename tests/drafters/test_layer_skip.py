@@ -23,13 +23,13 @@ from jaxspec.decoding.batch import start
 from jaxspec.decoding.drafter import HeadShape, Models, Prefix
 from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.tree import Frontier
-from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip
-from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
+from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip, SkipMask, layers_of, skip
 from jaxspec.engine.head_weights import head_config, restore_head
 from jaxspec.methods.method import default_method, parse_method
-from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.llama import Llama, forward
 from jaxspec.train.methods import kept_blocks as training
-from jaxspec.train.methods.dual_block import Blocks
+from jaxspec.train.methods.edd import rounds_of
+from jaxspec.train.run import packed
 from tests.drafters.chain import chain
 from tests.lossless.harness import kept_blocks, models, requests, run, speculation
 
@@ -94,7 +94,7 @@ def oracle(quiet: Llama, prefix: Prefix, tree: trees.DraftTree):
     """The whole tree in one forward of the silenced target, over what the true target knows of the prefix."""
     positions = prefix.length[:, None] - 1 + tree.depth
     out = forward(quiet, tree.token, positions, tree.ancestors, prefix.cache, prefix.length - 1)
-    return unembed(quiet, out.hidden), out.hidden
+    return quiet.logits(out.hidden), out.hidden
 
 
 tokens = jnp.array([[3, 10, 11, 12], [5, 20, 21, 22]])
@@ -162,14 +162,14 @@ class TestTrained:
         weights = Models(target=target, draft=blocks)
         text = jax.random.randint(jax.random.key(3), (2, length), 0, VOCAB)
         segment = jnp.zeros((2, length), jnp.int32)
-        verified, _ = jax.jit(training.encode, static_argnums=1)(target, SKIPS, text, segment)
+        verified = jax.jit(packed.read)(target, text, segment).nodes
         predict = jax.jit(training.predict)
         cache = read(target, text.tolist(), rows=32).cache
         for roots in ([6, 4], [8, 13]):
             prefix = Prefix(token=text, length=jnp.array(roots) + 1, cache=cache)
             found = chain(LayerSkip(), weights, LayerSkip().init(weights, 2, 32), prefix, steps=3)
             for row, root in enumerate(roots):
-                trained = predict(blocks, target, text, verified, Blocks(segment, jnp.asarray(root), longest=length))
+                trained = predict(blocks, target, text, verified, rounds_of(segment, jnp.asarray(root), longest=length))
                 np.testing.assert_allclose(found[row], trained[row, root : root + 4], atol=2e-5)
 
     def test_on_disk(self, target, tmp_path: Path):

@@ -24,7 +24,6 @@ from jaxspec.engine.program import LOOP
 from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.runlog import pieces_of
 from jaxspec.host import compilation
-from jaxspec.model.llama import unembed
 from jaxspec.report.draft_colours import coloured
 from jaxspec.train.run.packed import hidden_states
 from tests import checkpoints, hf_models
@@ -107,7 +106,7 @@ class TestGenerate:
             (found,) = engine.generate("abcabc", max_new_tokens=12, temperature=temperature, log_probs=True)
             text = jnp.array([[*found.prompt_tokens, *found.tokens]])
             features = hidden_states(model.target, text, jnp.zeros_like(text))
-            logs = jax.nn.log_softmax(unembed(model.target, features))[0]
+            logs = jax.nn.log_softmax(model.target.logits(features))[0]
             before = np.arange(len(found.prompt_tokens) - 1, text.shape[1] - 1)
             expected = logs[before, np.array(found.tokens)]
             np.testing.assert_allclose(found.log_probs[: len(found.tokens)], expected, atol=1e-4)

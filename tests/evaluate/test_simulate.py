@@ -17,7 +17,7 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.rule import Draws, Verdict
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.tree import DraftTree
-from jaxspec.drafters import dflash
+from jaxspec.drafters.dflash import DflashHead
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.evaluate import simulate
 from jaxspec.evaluate.simulate import Replayed
@@ -147,7 +147,8 @@ def test_trees_from_the_marginals_of_a_block(
     """In one pass a round; they accept as often as their nodes' ranks are the target's, and bench's counts say so."""
     monkeypatch.setattr(backend, "CPU_TREE_SIZES", ())
     passes = []
-    monkeypatch.setattr(dflash, "run_block", lambda *given, run=dflash.run_block: passes.append(1) or run(*given))
+    block = DflashHead.__call__
+    monkeypatch.setattr(DflashHead, "__call__", lambda *given: passes.append(1) or block(*given))
     given = (0.7, 0.6, 0.5)
     simulated = simulate.engine(model, parse_method(method), given)
     found = simulated.generate([[1, 2, 3]] * 4, max_new_tokens=200, record=True)

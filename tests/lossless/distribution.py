@@ -17,7 +17,7 @@ from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
-from jaxspec.model.llama import forward, unembed
+from jaxspec.model.llama import forward
 from tests.lossless.harness import begun, requests, weights
 
 FALSE_ALARM = 1e-6
@@ -60,7 +60,7 @@ def enumerate_joint(models: Models, temperature: float, top_p: float) -> np.ndar
     empty = kv.allocate(models.target.config, len(texts), 1, jnp.dtype("float32"))
     none = jnp.zeros(len(texts), jnp.int32)
     out = _forward(models.target, jnp.asarray(tokens), positions, causal, empty, none)
-    logits = np.asarray(unembed(models.target, out.hidden))
+    logits = np.asarray(models.target.logits(out.hidden))
     joint = np.ones(len(texts))
     for i in range(TOKENS):
         at = len(PROMPT) - 1 + i

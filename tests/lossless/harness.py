@@ -30,9 +30,8 @@ from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.drafters.edd import Edd, EddHead, default_tap
 from jaxspec.drafters.history import WithHistory
-from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip
+from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip, SkipMask, layers_of, skip
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
-from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
 from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama

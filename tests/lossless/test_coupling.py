@@ -22,7 +22,7 @@ from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
-from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.llama import Llama, forward
 from tests.lossless import combinations
 from tests.lossless.harness import (
     NEW,
@@ -136,7 +136,7 @@ def logits_after(target: Llama, text: Sequence[int]) -> Float[Array, "1 T V"]:
     empty = kv.allocate(target.config, 1, 1, jnp.dtype("float32"))
     positions, causal = jnp.arange(len(text))[None], causal_mask(1, len(text))
     out = forward(target, tokens, positions, causal, empty, jnp.zeros(1, jnp.int32))
-    return unembed(target, out.hidden)
+    return target.logits(out.hidden)
 
 
 def test_plain_takes_the_largest_of_log_p_plus_the_noise_of_the_position(target, prompts, plain):

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from jaxspec.model import attention, attention_kernel, backend, kv_cache
-from jaxspec.model.attention import attend_plainly
+from jaxspec.model.attention import Keys, attend
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.llama import Llama, forward
@@ -46,11 +46,15 @@ def arguments(group: int, width: int, count: int, poison: float) -> tuple[Array,
     )
 
 
+def segments(prefix: KV, live: Array, nodes: KV, mask: Array) -> tuple[Keys, Keys]:
+    return Keys(kv=prefix, mask=live[:, None]), Keys(kv=nodes, mask=mask)
+
+
 def plain(query: Array, prefix: KV, cached: Array, nodes: KV, mask: Array) -> Array:
     """The plain form, on zeros past each length: nothing times NaN is NaN there."""
     live = jnp.arange(ROWS) < cached[:, None]
     clean = KV(k=jnp.where(live[:, None, None], prefix.k, 0), v=jnp.where(live[:, None, :, None], prefix.v, 0))
-    return attend_plainly(query, clean, live, nodes, mask)[0]
+    return attend(query, segments(clean, live, nodes, mask))[0]
 
 
 @pytest.mark.parametrize("poison", [np.nan, 1e30])
@@ -67,7 +71,7 @@ def test_the_log_sum_exp_of_the_scores():
     )
     close(out, plain(*given))
     clean = KV(k=jnp.nan_to_num(prefix.k), v=jnp.nan_to_num(prefix.v))
-    _, expected = attend_plainly(query, clean, jnp.arange(ROWS) < cached[:, None], nodes, mask)
+    _, expected = attend(query, segments(clean, jnp.arange(ROWS) < cached[:, None], nodes, mask))
     close(log_total, expected)
 
 
@@ -83,7 +87,8 @@ def test_queries_in_parts_of_a_head(monkeypatch: pytest.MonkeyPatch):
 def test_the_fused_form_is_the_plain_form(group: int, width: int, count: int):
     query, prefix, cached, nodes, mask = given = arguments(group, width, count, 0.0)
     live = jnp.arange(ROWS) < cached[:, None]
-    close(attention.attend_in_cudnn(query, prefix, live, nodes, mask, implementation="xla"), plain(*given))
+    fused = attention.attend_in_cudnn(query, segments(prefix, live, nodes, mask), implementation="xla")
+    close(fused, plain(*given))
 
 
 def test_the_fused_form_is_for_prompts_on_gpus_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):

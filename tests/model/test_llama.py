@@ -17,7 +17,7 @@ from jaxspec.checkpoint import parameters
 from jaxspec.convert.llama import convert
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
-from jaxspec.model.llama import Llama, forward, unembed
+from jaxspec.model.llama import Llama, forward
 from tests import hf_models
 
 TOLERANCE = 1e-4
@@ -74,14 +74,14 @@ def read(model: Llama, tokens: jax.Array, cache: tuple[kv.KV, ...], cached: jax.
     batch, width = tokens.shape
     causal = causal_mask(batch, width)
     out = forward(model, tokens, cached[:, None] + jnp.arange(width), causal, cache, cached, taps=TAPS)
-    return unembed(model, out.hidden), out, kv.append(cache, out.nodes, cached)
+    return model.logits(out.hidden), out, kv.append(cache, out.nodes, cached)
 
 
 @jax.jit
 def verify(model: Llama, tokens, depth, ancestors, cache, cached):
     """All nodes of a tree at once."""
     out = forward(model, tokens, cached[:, None] + depth, ancestors, cache, cached)
-    return unembed(model, out.hidden), out.nodes
+    return model.logits(out.hidden), out.nodes
 
 
 @jax.jit
@@ -90,7 +90,7 @@ def expand(model: Llama, tokens, depth, ancestors, cache, cached, nodes, slots):
     some = lambda values: jax.vmap(lambda row, at: row[at])(values, slots)
     positions = cached[:, None] + some(depth)
     out = forward(model, some(tokens), positions, some(ancestors), cache, cached, nodes=nodes, slots=slots)
-    return unembed(model, out.hidden), out.nodes
+    return model.logits(out.hidden), out.nodes
 
 
 @jax.jit

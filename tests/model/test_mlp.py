@@ -12,7 +12,7 @@ from jaxspec.checkpoint import memory, parameters
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.model import quantization
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.mlp import MixtureOfExperts, ask_each, mlp, route, run_all
+from jaxspec.model.mlp import MixtureOfExperts, run_all, run_selected
 
 CONFIG = LlamaConfig(
     vocab_size=8,
@@ -53,16 +53,16 @@ def by_hand(layer: MixtureOfExperts, token: np.ndarray) -> np.ndarray:
 
 def test_by_hand(layer: MixtureOfExperts, tokens: jax.Array):
     expected = np.stack([by_hand(layer, token) for token in np.asarray(tokens, np.float64)])
-    np.testing.assert_allclose(mlp(layer, tokens[None])[0], expected, atol=1e-5)
+    np.testing.assert_allclose(layer(tokens[None])[0], expected, atol=1e-5)
     for at in range(0, 6, 2):  # few enough to ask each
-        np.testing.assert_allclose(mlp(layer, tokens[None, at : at + 2])[0], expected[at : at + 2], atol=1e-5)
+        np.testing.assert_allclose(layer(tokens[None, at : at + 2])[0], expected[at : at + 2], atol=1e-5)
 
 
 def test_few_tokens_read_few_experts(layer: MixtureOfExperts, tokens: jax.Array):
-    share, chosen = route(layer, tokens)
+    share, chosen = layer.route(tokens)
     other = next(e for e in range(5) if e not in chosen[0])
     poisoned = jax.tree.map(lambda stack: stack.at[other].set(jnp.nan), layer.experts)
-    assert np.isfinite(ask_each(poisoned, tokens[:1], share[:1], chosen[:1])).all()
+    assert np.isfinite(run_selected(poisoned, tokens[:1], share[:1], chosen[:1])).all()
     assert not np.isfinite(run_all(poisoned, tokens[:1], share[:1], chosen[:1])).all()
 
 
@@ -74,7 +74,7 @@ def test_quantised_experts(layer: MixtureOfExperts, tokens: jax.Array, how: str)
     floats = parameters.dict_to_module(layer, quantization.dense(module_to_dict(integers), names))
     assert isinstance(integers.router.kernel, nnx.Param)
     for count in (1, 7):
-        np.testing.assert_allclose(mlp(integers, tokens[None, :count]), mlp(floats, tokens[None, :count]), atol=1e-5)
+        np.testing.assert_allclose(integers(tokens[None, :count]), floats(tokens[None, :count]), atol=1e-5)
 
 
 def test_axes_and_bytes():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.decoding import decode_state
-from jaxspec.model import backend, kv_cache, linear
+from jaxspec.model import backend, kv_cache, layers
 
 
 @pytest.mark.parametrize("axis", [2, 3])
@@ -30,10 +30,10 @@ def test_a_row_that_gets_company_has_the_same_product_and_slope(monkeypatch: pyt
     kernel, x = jax.random.normal(jax.random.key(0), (6, 5)), jax.random.normal(jax.random.key(1), (1, 1, 6))
 
     def loss(x):
-        return (linear.settled(linear.never_alone(x, lambda x: x @ kernel)) ** 2).sum()
+        return (layers.fusion_barrier(layers.pad_single_row(x, lambda x: x @ kernel)) ** 2).sum()
 
     wanted = jax.value_and_grad(loss)(x)
     monkeypatch.setattr(backend, "platform", lambda: "tpu")
     found = jax.value_and_grad(loss)(x)
     jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-5), found, wanted)
-    jax.vmap(linear.settled)(x)
+    jax.vmap(layers.fusion_barrier)(x)

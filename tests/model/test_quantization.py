@@ -15,7 +15,7 @@ from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.model import quantization
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import Linear, linear
+from jaxspec.model.layers import Linear
 from jaxspec.model.llama import Llama
 from jaxspec.train.methods import edd, medusa
 from tests import hf_models
@@ -55,7 +55,7 @@ def how(request: pytest.FixtureRequest) -> str:
 
 def test_every_kernel_is_integers_and_nothing_else_is(model: Llama, how: str):
     found, whole = module_to_dict(quantization.quantized(model, how)), module_to_dict(model)
-    assert isinstance(model.head, Linear) and isinstance(model.head.kernel, nnx.Param), "the model itself is unchanged"
+    assert isinstance(head := model.lm_head, Linear) and isinstance(head.kernel, nnx.Param), "the model is unchanged"
     for name, array in whole.items():
         if not name.endswith(".kernel"):
             assert found[name] is array
@@ -82,7 +82,7 @@ def test_activations_keep_their_dtype(model: Llama, how: str, dtype: str):
     layer = quantization.quantized(model, how).layers[0].attention.q
     whole = module_to_dict(quantization.quantized(model, how))
     x = jax.random.normal(jax.random.key(1), (2, 3, 256), dtype)
-    found = linear(x, layer)
+    found = layer(x)
     assert found.dtype == x.dtype
     kernel = quantization.dense(whole, ["layers.0.attention.q.kernel"])["layers.0.attention.q.kernel"]
     assert layer.bias is not None

@@ -32,7 +32,7 @@ CONFIG = LlamaConfig(
 )
 PARTS = {  # of each chip, by hand: 4 KV heads over 8 chips, of which two share one; 2 of 16 query heads
     "models.target.embedding.value": (1024 // 8, 256),
-    "models.target.head.kernel.value": (256, 1024 // 8),
+    "models.target.lm_head.kernel.value": (256, 1024 // 8),
     "models.target.layers[0].attention.q.kernel.value": (256, 2 * 128),
     "models.target.layers[0].attention.k.kernel.value": (256, 128),
     "models.target.layers[0].attention.v.kernel.value": (256, 128),

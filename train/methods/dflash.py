@@ -16,12 +16,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.drafters.dflash import Dflash as DflashDrafter
-from jaxspec.drafters.dflash import DflashHead, context_rows, fuse, masked_block
-from jaxspec.drafters.markov import corrections
-from jaxspec.model.attention import project
+from jaxspec.drafters.dflash import DflashHead
+from jaxspec.model.attention import over_context
 from jaxspec.model.kv_cache import KV
-from jaxspec.model.linear import linear, rms_norm
-from jaxspec.model.llama import Llama, attention_input, look_up, mlp_block, unembed
+from jaxspec.model.llama import Llama
 from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import DflashObjective
@@ -29,7 +27,7 @@ from jaxspec.train.options import Dflash
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies
 from jaxspec.train.run.losses import Summed, divergence
-from jaxspec.train.run.packed import attend, in_blocks, of_target, positions
+from jaxspec.train.run.packed import of_target, positions
 
 _ROWS = 512  # tokens of blocks in each window whose logits are held at once
 
@@ -91,25 +89,25 @@ def loss(
     features, taps = of_target(target, batch, head.options.taps)
     segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
     counted, width = jnp.asarray(batch.counted), head.options.block
-    context = context_rows(head, fuse(head, taps), positions(segment))
+    context = head.context(taps, positions(segment))
     levels, pick = jnp.arange(1, width), jax.vmap(lambda row, places: row[places])
 
     @jax.checkpoint  # otherwise the logits of all blocks are kept for the gradient
     def of_chunk(blocks: Blocks) -> tuple[Array, Array, Array, Array]:
-        logits = unembed(target, draft(head, target, tokens, segment, blocks.anchor, context))
+        logits = head.logits(target, draft(head, target, tokens, segment, blocks.anchor, context))
         at = blocks.anchor[..., None] + levels
         inside = jnp.minimum(at, tokens.shape[1] - 1)
         same = pick(segment, inside) == pick(segment, blocks.anchor)[..., None]
         valid = blocks.real[..., None] & (at < tokens.shape[1]) & same & pick(counted, inside)
         label, before = pick(tokens, inside), pick(tokens, inside - 1)
         if head.markov is not None:
-            logits = logits + corrections(head.markov, before.reshape(before.shape[0], -1)).reshape(logits.shape)
+            logits = logits + head.markov(before.reshape(before.shape[0], -1)).reshape(logits.shape)
         entropy = optax.softmax_cross_entropy_with_integer_labels(logits, label)
         weight = jax.lax.stop_gradient(weights(objective, entropy, valid))
         if objective.goal == "cross-entropy":
             lost = entropy
         else:
-            lost = divergence(objective, logits, unembed(target, pick(features, inside - 1)))
+            lost = divergence(objective, logits, target.logits(pick(features, inside - 1)))
         right = valid & (logits.argmax(-1) == label)
         counts = blocks.real.sum() if objective.weighting == "d-pace" else weight.sum()
         return (weight * lost).sum(), counts.astype(jnp.float32), right.sum((0, 1)), valid.sum((0, 1))
@@ -138,34 +136,14 @@ def draft(
     Args:
         context: each layer's keys and values of all tokens. A block sees the tokens of its document before its anchor.
     """
-    width, config, (batch, anchors) = head.options.block, head.config, anchor.shape
+    width, (batch, anchors) = head.options.block, anchor.shape
     of_anchor = lambda values: jnp.take_along_axis(values, anchor, axis=1)
     place = (of_anchor(positions(segment))[..., None] + jnp.arange(width)).reshape(batch, -1)
-    cos, sin = rotary(config, place)
-    begins, document = (jnp.repeat(values, width, axis=1) for values in (anchor, of_anchor(segment)))
-    table = target.embedding if head.embedding is None else head.embedding
-    ids = masked_block(head, of_anchor(tokens).reshape(-1), width).reshape(batch, -1)
-    x = look_up(table, ids).astype(head.norm[...].dtype)
-
-    def seen(start: int, end: int, low: int, high: int) -> Bool[Array, "B queries keys"]:
-        """Mask of queries `start` to `end` - 1. Keys are the context, then tokens `low` to `high` - 1 of blocks."""
-        query, key = jnp.arange(start, end)[:, None], jnp.arange(low, high)
-        before = jnp.arange(segment.shape[1]) < begins[:, start:end, None]
-        own = jnp.broadcast_to(query // width == key // width, (batch, end - start, high - low))
-        return jnp.concatenate([before & (segment[:, None] == document[:, start:end, None]), own], axis=2)
-
-    # All blocks together, without vmap: under vmap `linear.product` has a gradient of the kernel for each block.
-    for layer, rows in zip(head.layers, context, strict=True):
-        query, key, value = project(layer.attention, config, attention_input(layer, config, x), cos, sin)
-
-        def block(start: int, end: int, rows=rows, query=query, key=key, value=value) -> Array:
-            low, high = start // width * width, -(-end // width) * width
-            keys = jnp.concatenate([rows.k.swapaxes(2, 3), key[:, :, low:high]], axis=2)
-            values = jnp.concatenate([rows.v, value[:, :, low:high]], axis=2)
-            return attend(query[:, :, :, start:end], keys, values, seen(start, end, low, high))
-
-        x = mlp_block(layer, config, x + linear(in_blocks(block, x.shape[1]), layer.attention.o))
-    return rms_norm(x, head.norm[...], config.norm_eps).reshape(batch, anchors, width, -1)[:, :, 1:]
+    ids = head.masked_block(of_anchor(tokens).reshape(-1), width).reshape(batch, -1)
+    # All blocks together, without vmap: under vmap `layers.product` has a gradient of the kernel for each block.
+    attends = [over_context(segment, anchor, rows) for rows in context]
+    hidden = head(target, ids, rotary(head.config, place), attends)
+    return hidden.reshape(batch, anchors, width, -1)[:, :, 1:]
 
 
 def draw(segment: Int[Array, "B T"], counted: Bool[Array, "B T"], count: int, key: Key[Array, ""] | None) -> Blocks:

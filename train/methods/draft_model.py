@@ -15,7 +15,7 @@ from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.convert import tokenizer
 from jaxspec.drafters.draft_model import DraftModel as DraftModelDrafter
 from jaxspec.host.terminal import say
-from jaxspec.model.llama import Llama, unembed
+from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Distillation
 from jaxspec.train.methods import lm
@@ -69,6 +69,6 @@ def write_checkpoint(
 def loss(model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: Distillation) -> Summed:
     """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count."""
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    drafts = unembed(model, hidden_states(model, tokens, segment))
+    drafts = model.logits(hidden_states(model, tokens, segment))
     features, _ = of_target(target, batch)
-    return distil(objective, drafts, unembed(target, features), batch)
+    return distil(objective, drafts, target.logits(features), batch)

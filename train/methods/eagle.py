@@ -8,17 +8,19 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Key
 
 from jaxspec.drafters.eagle import Eagle as EagleDrafter
-from jaxspec.drafters.eagle import EagleHead, fuse, pair_tokens
-from jaxspec.model.llama import Llama, unembed
+from jaxspec.drafters.eagle import EagleHead
+from jaxspec.model.attention import over_documents
+from jaxspec.model.llama import Llama
+from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import EagleObjective
 from jaxspec.train.options import Eagle
 from jaxspec.train.run import heads
 from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import decoder_layer, of_target
+from jaxspec.train.run.packed import of_target, positions
 
 _PUBLISHED_LENGTH = 512
 
@@ -47,12 +49,13 @@ def loss(
         longer = _PUBLISHED_LENGTH / tokens.shape[1] if objective.noise_scale == "length" else 1.0
         span = objective.noise * longer
         given += jax.random.uniform(key, given.shape, given.dtype, -span, span)
-    read = pair_tokens(head, tokens[:, :-2], tokens[:, 1:-1])
-    predicted = predict(head, target, read, given, segment[:, :-2])
+    paired, document = tokens[:, 1:-1] if head.shifted else tokens[:, :-2], segment[:, :-2]
+    angles = rotary(head.config, positions(document))
+    predicted, _ = head(target, paired, given, angles, over_documents(document))
     regression = optax.huber_loss(predicted.astype(jnp.float32), goal.astype(jnp.float32)).mean(-1)
-    says, drafts = unembed(target, goal), unembed(target, predicted)
-    cross_entropy = optax.softmax_cross_entropy(drafts, jax.nn.softmax(says))
-    counted = jnp.asarray(batch.counted)[:, 2:] & (segment[:, :-2] == segment[:, 2:])
+    target_logits, drafts = target.logits(goal), target.logits(predicted)
+    cross_entropy = optax.softmax_cross_entropy(drafts, jax.nn.softmax(target_logits))
+    counted = jnp.asarray(batch.counted)[:, 2:] & (document == segment[:, 2:])
 
     def total(each):
         return (each * counted).sum()
@@ -61,17 +64,6 @@ def loss(
         "count": counted.sum().astype(jnp.float32),
         "regression": total(regression),
         "cross_entropy": total(cross_entropy),
-        "agreement": total(drafts.argmax(-1) == says.argmax(-1)).astype(jnp.float32),
+        "agreement": total(drafts.argmax(-1) == target_logits.argmax(-1)).astype(jnp.float32),
     }
     return sums["regression"] + objective.cross_entropy * sums["cross_entropy"], sums
-
-
-def predict(
-    head: EagleHead,
-    target: Llama,
-    tokens: Int[Array, "B T"],
-    features: Float[Array, "B T D"],
-    segment: Int[Array, "B T"],
-) -> Float[Array, "B T D"]:
-    """The predicted feature after each pair of (feature, token of `pair_tokens`); `segment` is that of the features."""
-    return decoder_layer(head.layer, head.config, fuse(head, target, tokens, features), segment)

@@ -17,10 +17,9 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.drafters import draft_vocabulary
 from jaxspec.drafters.eagle3 import Eagle3 as Eagle3Drafter
-from jaxspec.drafters.eagle3 import Eagle3Head, draft_logits, fuse, layer_input, layer_output
-from jaxspec.model.attention import project
-from jaxspec.model.linear import linear
-from jaxspec.model.llama import Llama, unembed
+from jaxspec.drafters.eagle3 import Eagle3Head
+from jaxspec.model.attention import over_steps
+from jaxspec.model.llama import Llama
 from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Eagle3Objective
@@ -28,7 +27,7 @@ from jaxspec.train.options import Eagle3
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import causal, in_blocks, of_target, positions
+from jaxspec.train.run.packed import of_target, positions
 
 _ROWS = 4096  # windows that are read at once to count tokens
 
@@ -76,9 +75,9 @@ def loss(
     """
     features, taps = of_target(target, batch, head.options.taps)
     segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
-    says = jax.lax.stop_gradient(unembed(target, features))
-    drafted, best = says[..., head.ids], says.argmax(-1)
-    in_vocabulary = jnp.zeros(says.shape[-1], bool).at[head.ids].set(True)[best]
+    target_logits = jax.lax.stop_gradient(target.logits(features))
+    drafted, best = target_logits[..., head.ids], target_logits.argmax(-1)
+    in_vocabulary = jnp.zeros(target_logits.shape[-1], bool).at[head.ids].set(True)[best]
     counted = jnp.asarray(batch.counted)
 
     def ahead(x: Array, by: int, otherwise: int = 0) -> Array:
@@ -86,14 +85,14 @@ def loss(
         return jnp.pad(x[:, by:], [(0, 0), (0, by), *[(0, 0)] * (x.ndim - 2)], constant_values=otherwise)
 
     @jax.checkpoint  # otherwise the logits of all steps are kept for the gradient
-    def of_step(out: Array, said: Array, chosen: Array, valid: Array) -> tuple[Array, Array]:
-        drafts = draft_logits(head, out)
-        lost = optax.softmax_cross_entropy(drafts, jax.nn.softmax(said))
+    def of_step(out: Array, target_logits: Array, chosen: Array, valid: Array) -> tuple[Array, Array]:
+        drafts = head.logits(target, out)
+        lost = optax.softmax_cross_entropy(drafts, jax.nn.softmax(target_logits))
         right = jnp.asarray(head.ids)[drafts.argmax(-1)] == chosen
         return jnp.where(valid, lost, 0.0).sum(), (right & valid).sum().astype(jnp.float32)
 
     total, rows, right = jnp.float32(0), [], []
-    for k, out in enumerate(unroll(head, target, tokens, fuse(head, taps), segment, objective.draft_steps)):
+    for k, out in enumerate(unroll(head, target, tokens, head.fuse(taps), segment, objective.draft_steps)):
         valid = ahead(counted, 2 + k) & (ahead(segment, 2 + k, -1) == segment) & ahead(in_vocabulary, 1 + k)
         lost, agrees = of_step(out, ahead(drafted, 1 + k), ahead(best, 1 + k), valid)
         total += objective.decay**k * lost
@@ -110,48 +109,16 @@ def unroll(
     tokens: Int[Array, "B T"],
     features: Float[Array, "B T D"],
     segment: Int[Array, "B T"],
-    steps: int,
+    count: int,
 ) -> list[Float[Array, "B T D"]]:
-    """The outputs of all drafting steps. At step k, row i reads token i + 1 + k and its own output of step k - 1.
+    """The outputs of `count` drafting steps. At step k, row i reads token i + 1 + k and its own output of step k - 1.
 
-    It attends to step 0 of the rows up to its own, in its document, and to its own row's earlier steps. Its rotary
-    position is i + k, counted in its document.
+    It attends as in `over_steps`. Its rotary position is i + k, counted in its document.
     """
-    at, own, made = positions(segment), [], []
-    for k in range(steps):
+    at, steps, made = positions(segment), (), []
+    for k in range(count):
         token = jnp.pad(tokens[:, 1 + k :], [(0, 0), (0, 1 + k)])
-        x, stream = layer_input(head, target, token, features)
-        query, key, value = project(head.layer.attention, head.config, x, *rotary(head.config, at + k))
-        own.append((key, value))
-        mixed = partial(attend, query, own, segment)
-        features = layer_output(head, stream + linear(in_blocks(mixed, tokens.shape[1]), head.layer.attention.o))
+        angles = rotary(head.config, at + k)
+        features, steps = head(target, token, features, angles, over_steps(segment, steps))
         made.append(features)
     return made
-
-
-def attend(
-    query: Float[Array, "B K G T H"],
-    steps: list[tuple[Float[Array, "B K T H"], Float[Array, "B K T H"]]],
-    segment: Int[Array, "B T"],
-    start: int,
-    end: int,
-) -> Float[Array, "B K G queries H"]:
-    """Attention of the queries `start` to `end` - 1 of the last step.
-
-    A query sees the rows of step 0 up to its own, and the later steps of its own row.
-
-    Args:
-        query: the last step's queries of all rows.
-        steps: keys and values of each step so far.
-    """
-    (key, value), *later = steps
-    asked = query[:, :, :, start:end] * query.shape[-1] ** -0.5
-    scores = jnp.einsum("bkgwh,bksh->bkgws", asked, key[:, :, :end], preferred_element_type=jnp.float32)
-    scores = jnp.where(causal(segment, start, end)[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    own = [(k[:, :, start:end], v[:, :, start:end]) for k, v in later]
-    beside = [jnp.einsum("bkgwh,bkwh->bkgw", asked, k, preferred_element_type=jnp.float32)[..., None] for k, _ in own]
-    share = jax.nn.softmax(jnp.concatenate([scores, *beside], axis=-1)).astype(value.dtype)
-    mixed = jnp.einsum("bkgws,bksh->bkgwh", share[..., :end], value[:, :, :end])
-    for step, (_, v) in enumerate(own):
-        mixed += share[..., end + step, None] * v[:, :, None]
-    return mixed

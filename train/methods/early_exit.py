@@ -20,17 +20,19 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.drafters.early_exit import EarlyExit as EarlyExitDrafter
-from jaxspec.drafters.early_exit import EarlyExitHead, default_first, predict
+from jaxspec.drafters.early_exit import EarlyExitHead, default_first
+from jaxspec.model.attention import over_documents
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Llama
+from jaxspec.model.llama import Llama, run_layers
 from jaxspec.model.quantization import LM_HEAD, is_quantized, whole_name
+from jaxspec.model.rope import rotary
 from jaxspec.model.sharding import move, place, split_mesh
 from jaxspec.train.data.text import Windows
 from jaxspec.train.options import EarlyExit
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies, lm_head_of
 from jaxspec.train.run.losses import Summed, cross_entropy
-from jaxspec.train.run.packed import decoder_layer, residual_streams
+from jaxspec.train.run.packed import positions
 
 
 def train(settings: EarlyExit) -> EarlyExitHead:
@@ -107,10 +109,9 @@ def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None)
 def loss(head: EarlyExitHead, bottom: Llama, batch: Windows, key: Key[Array, ""] | None) -> Summed:
     """Cross-entropy of the text's next token, over the tokens that count (§3.2)."""
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    x = jax.lax.stop_gradient(residual_streams(bottom, tokens, segment)[-1])
-    for layer in head.layers:
-        x = decoder_layer(layer, head.config, x, segment)
-    logits, _ = predict(head, x)
+    angles, attend = rotary(bottom.config, positions(segment)), over_documents(segment)
+    x, _, _ = run_layers(bottom.layers, bottom.embed(tokens), angles, [attend] * len(bottom.layers))
+    logits, _, _ = head(jax.lax.stop_gradient(x), angles, [attend] * len(head.layers))
     total, sums = cross_entropy(logits, batch)
     right = (logits[:, :-1].argmax(-1) == tokens[:, 1:]) & jnp.asarray(batch.counted)[:, 1:]
     return total, {**sums, "agreement": right.sum().astype(jnp.float32)}

@@ -1,7 +1,15 @@
-"""EDD's training (its paper's §3.1): the target encodes a text once, and a one-layer LLaMA learns to draft on it."""
+"""EDD's training (its paper's §3.1): the target encodes a text once, and a one-layer LLaMA learns to draft on it.
+
+The dual-block mask trains many rounds of drafting in one forward pass over packed windows. Each document is cut into
+blocks of L tokens. A block is one round: its first token is the root, and it sees the hidden states of all earlier
+blocks, which are verified by then. A query at a token predicts the next one. So with 0-based indices token i + 1 is
+predicted from tokens jL..i and hidden states below jL, where j = ⌊i / L⌋. (Eq. 3 as printed also shows token i + 1
+itself and h_jL, which no round has.)
+"""
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
@@ -9,11 +17,11 @@ from jaxtyping import Array, Float, Int, Key
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.decoding.drafter import Models
 from jaxspec.drafters.edd import Edd as EddDrafter
-from jaxspec.drafters.edd import EddHead, soft_prompt
-from jaxspec.model.llama import Llama, embed, final_norm, mlp_block, unembed
+from jaxspec.drafters.edd import EddHead
+from jaxspec.model.attention import Rounds, over_rounds
+from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective
-from jaxspec.train.methods import dual_block
 from jaxspec.train.options import Edd
 from jaxspec.train.run import heads
 from jaxspec.train.run.initial_weights import copies
@@ -49,20 +57,34 @@ def initial(target: Llama, tap: int) -> EddHead:
 def loss(head: EddHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: BlockObjective) -> Summed:
     """The objective under a dual-block mask, over the tokens that count: by default Eq. 4, KL(target ‖ draft).
 
-    The key draws the length of the mask's blocks; None: the middle of their range.
+    Args:
+        key: draws the length of the rounds; None: the middle of their range.
     """
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     features, taps = of_target(target, batch, EddDrafter().taps(Models(target=target, draft=head)))
     (hidden,) = taps or (features,)
-    drafts = predict(head, tokens, hidden, dual_block.draw(segment, objective, key))
-    return distil(objective, drafts, unembed(target, features), batch)
+    drafts = predict(head, tokens, hidden, draw_rounds(segment, objective, key))
+    return distil(objective, drafts, target.logits(features), batch)
 
 
 def predict(
-    head: EddHead, tokens: Int[Array, "B T"], hidden: Float[Array, "B T D"], blocks: dual_block.Blocks
+    head: EddHead, tokens: Int[Array, "B T"], hidden: Float[Array, "B T D"], rounds: Rounds
 ) -> Float[Array, "B T V"]:
-    """Logits after each token, drafted in these blocks; float32."""
-    decoder, soft = head.decoder, soft_prompt(head, hidden, positions(blocks.segment))
-    x = embed(decoder, tokens)
-    x = dual_block.attention_block(decoder.layers[0], head.config, x, soft, blocks)
-    return unembed(decoder, final_norm(decoder, mlp_block(decoder.layers[0], head.config, x)))
+    """Logits after each token, drafted in these rounds; float32."""
+    at = positions(rounds.segment)
+    out = head.decoder(tokens, at, [over_rounds(rounds, head.soft_prompt(hidden, at))])
+    return head.decoder.logits(out.hidden)
+
+
+def draw_rounds(segment: Int[Array, "B T"], objective: BlockObjective, key: Key[Array, ""] | None) -> Rounds:
+    """The rounds of a step. The key draws their length from the objective's range; None: the middle of the range."""
+    shortest, longest = objective.block_min, objective.block_max
+    middle = jnp.asarray((shortest + longest) // 2)
+    length = middle if key is None else jax.random.randint(key, (), shortest, longest + 1)
+    return rounds_of(segment, length, longest)
+
+
+def rounds_of(segment: Int[Array, "B T"], length: Int[Array, ""], longest: int) -> Rounds:
+    """Rounds of `length` tokens, at most `longest`, counted from each document's beginning."""
+    root = jnp.arange(segment.shape[1]) - positions(segment) % length
+    return Rounds(segment=segment, root=root, longest=longest)

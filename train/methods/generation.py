@@ -63,7 +63,7 @@ def write(
     decided = {
         **as_typed("generate", settings),
         "--method": str(engine.method),
-        "--dtype": engine.model.target.norm[...].dtype.name,
+        "--dtype": engine.model.target.dtype.name,
         "the hash of the target": fingerprint(engine.model.target),
         "the hash of the prompts": fingerprint([np.array(prompt, np.int32) for prompt in prompts]),
     }

@@ -14,24 +14,24 @@ from jaxtyping import Array, Float, Int, Key
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.decoding.drafter import HeadShape
-from jaxspec.drafters.layer_skip import KeptBlocks
+from jaxspec.drafters.layer_skip import KeptBlocks, SkipMask, draft, layers_of
 from jaxspec.drafters.layer_skip import LayerSkip as LayerSkipDrafter
-from jaxspec.drafters.skip_mask import SkipMask, layers_of
 from jaxspec.host import processes
+from jaxspec.model.attention import Rounds, over_rounds
 from jaxspec.model.kv_cache import KV
-from jaxspec.model.linear import rms_norm
-from jaxspec.model.llama import Llama, embed, final_norm, keys_and_values, mlp_block, unembed
+from jaxspec.model.llama import Llama
+from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective
-from jaxspec.train.methods import dual_block, skip_search
-from jaxspec.train.methods.dual_block import Blocks
+from jaxspec.train.methods import skip_search
+from jaxspec.train.methods.edd import draw_rounds
 from jaxspec.train.methods.skip_sets import aggressive, read_skip_set, write_skip_set
 from jaxspec.train.options import LayerSkip
 from jaxspec.train.run import heads
 from jaxspec.train.run.folder import run_folder
 from jaxspec.train.run.initial_weights import copies
 from jaxspec.train.run.losses import Summed, distil
-from jaxspec.train.run.packed import positions, residual_streams
+from jaxspec.train.run.packed import positions, read
 
 
 def train(settings: LayerSkip) -> KeptBlocks:
@@ -76,38 +76,23 @@ def loss(
 ) -> Summed:
     """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count.
 
-    The key draws the length of the mask's blocks; None: the middle of their range.
+    Args:
+        key: draws the length of the rounds; None: the middle of their range.
     """
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    verified, features = jax.lax.stop_gradient(encode(target, blocks.skips, tokens, segment))
-    drafts = predict(blocks, target, tokens, verified, dual_block.draw(segment, objective, key))
-    return distil(objective, drafts, unembed(target, features), batch)
-
-
-def encode(
-    target: Llama, skips: SkipMask, tokens: Int[Array, "B T"], segment: Int[Array, "B T"]
-) -> tuple[tuple[KV | None, ...], Float[Array, "B T D"]]:
-    """The target's keys and values of each layer (None if drafting skips its attention), and its features."""
-    (*into, last), at = residual_streams(target, tokens, segment), positions(segment)
-    verified = tuple(
-        None if skipped else keys_and_values(layer, target.config, x, at)
-        for layer, x, skipped in zip(target.layers, into, skips.attention, strict=True)
-    )
-    return verified, final_norm(target, last)
+    encoded = jax.lax.stop_gradient(read(target, tokens, segment))
+    drafts = predict(blocks, target, tokens, encoded.nodes, draw_rounds(segment, objective, key))
+    return distil(objective, drafts, target.logits(encoded.hidden), batch)
 
 
 def predict(
-    blocks: KeptBlocks, target: Llama, tokens: Int[Array, "B T"], verified: tuple[KV | None, ...], cut: Blocks
+    blocks: KeptBlocks, target: Llama, tokens: Int[Array, "B T"], verified: tuple[KV, ...], rounds: Rounds
 ) -> Float[Array, "B T V"]:
-    """Logits after each token, drafted in the blocks `cut`; float32.
+    """Logits after each token, drafted in these rounds; float32.
 
     Args:
-        verified: the target's keys and values of each layer, from `encode`.
+        verified: the target's keys and values of each layer.
     """
-    x, config = embed(target, tokens), target.config
-    for layer, prefix, no_mlp in zip(blocks.layers, verified, blocks.skips.mlp, strict=True):
-        if prefix is not None:
-            x = dual_block.attention_block(layer, config, x, prefix, cut)
-        if not no_mlp:
-            x = mlp_block(layer, config, x)
-    return unembed(target, rms_norm(x, blocks.norm[...], config.norm_eps))
+    angles, attends = rotary(target.config, positions(rounds.segment)), [over_rounds(rounds, kv) for kv in verified]
+    hidden, _ = draft(target, blocks, blocks.skips, tokens, angles, attends, [None] * len(attends))
+    return target.logits(hidden)

@@ -18,7 +18,7 @@ from jaxspec.host.atomic import staged
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Llama, unembed
+from jaxspec.model.llama import Llama
 from jaxspec.train.data import dataset, sources, tokenizer
 from jaxspec.train.data.records import Conversation
 from jaxspec.train.data.text import Document, Windows
@@ -128,7 +128,7 @@ def loss(model: Llama, frozen: None, batch: Windows, key: Key[Array, ""] | None,
     """Cross-entropy of the next token, over the tokens that count."""
     keep = None if key is None or layer_dropout == 0 else kept_layers(key, model.config.num_layers, layer_dropout)
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    return cross_entropy(unembed(model, hidden_states(model, tokens, segment, keep)), batch)
+    return cross_entropy(model.logits(hidden_states(model, tokens, segment, keep)), batch)
 
 
 def kept_layers(key: Key[Array, ""], layers: int, dropout: float) -> Bool[Array, " L"]:

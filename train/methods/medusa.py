@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.drafters.medusa import Medusa as MedusaDrafter
-from jaxspec.drafters.medusa import MedusaHead, MedusaHeads, predict
+from jaxspec.drafters.medusa import MedusaHead, MedusaHeads
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.options import Medusa
@@ -89,7 +89,7 @@ def of_head(
     head: MedusaHead, features: Float[Array, "B T D"], goal: Int[Array, "B T"], valid: Bool[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Summed cross-entropy of a head, and the number of positions where its argmax is the text's token."""
-    logits, _ = predict(head, features)
+    logits, _ = head(features)
     each = optax.softmax_cross_entropy_with_integer_labels(logits, goal)
     right = (logits.argmax(-1) == goal) & valid
     return (each * valid).sum(), right.sum().astype(jnp.float32)

@@ -47,7 +47,7 @@ class RecordingDrafter(Drafter):
         return self.inner.taps(models)
 
     def init(self, models: Models, batch: int, rows: int) -> Recording:
-        config, dtype = models.target.config, models.target.norm[...].dtype
+        config, dtype = models.target.config, models.target.dtype
         levels, target = (self.length, draft_width(self.inner, models)), config.hidden_size
         return Recording(
             inner=self.inner.init(models, batch, rows),

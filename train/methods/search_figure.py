@@ -5,7 +5,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxspec.drafters.skip_mask import SkipMask
+from jaxspec.drafters.layer_skip import SkipMask
 from jaxspec.evaluate.sweep_figure import to_svg
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say

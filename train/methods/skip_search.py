@@ -13,8 +13,7 @@ from rich.table import Table
 from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request
-from jaxspec.drafters.layer_skip import LayerSkip
-from jaxspec.drafters.skip_mask import SkipMask, layers_of
+from jaxspec.drafters.layer_skip import LayerSkip, SkipMask, layers_of
 from jaxspec.host.atomic import staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
@@ -104,7 +103,7 @@ def search(settings: SkipSearch) -> SkipMask:
 
 def identity(model: Checkpoint) -> dict[str, str]:
     """The keys by which a log recognises its target."""
-    return {"dtype": model.target.norm[...].dtype.name, "the hash of the target": fingerprint(model.target)}
+    return {"dtype": model.target.dtype.name, "the hash of the target": fingerprint(model.target)}
 
 
 def read_trials(folder: Path, model: Checkpoint) -> list[Trial]:

@@ -12,8 +12,7 @@ import numpy as np
 from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.decoding.drafter import HeadShape
-from jaxspec.drafters.layer_skip import LayerSkip
-from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
+from jaxspec.drafters.layer_skip import LayerSkip, SkipMask, layers_of, skip
 from jaxspec.engine.head_weights import head_config, read_shape
 from jaxspec.train.methods.trial import Trial
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request
-from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
+from jaxspec.drafters.layer_skip import SkipMask, layers_of, skip
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.statistics import ratio, statistics_of

@@ -59,7 +59,7 @@ class Cache:
             processes.wait()
         # Opened again, because a shared file system may show another process's writes only after that.
         rows = (np.load(self.folder / name, mmap_mode="r")[index] for name in self.files)
-        features, *taps = (found.view(self.target.norm[...].dtype) for found in rows)
+        features, *taps = (found.view(self.target.dtype) for found in rows)
         return dataclasses.replace(batch, features=features, taps=tuple(taps))
 
     def _write(self, name: str, index: np.ndarray, found: np.ndarray | jax.Array) -> None:
@@ -80,7 +80,7 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
         ValueError: the folder holds features of another target or text, or other taps.
         DiskFullError: the disk has too little space.
     """
-    dtype, shape = target.norm[...].dtype, (*packed.tokens.shape, target.config.hidden_size)
+    dtype, shape = target.dtype, (*packed.tokens.shape, target.config.hidden_size)
     data = fingerprint(target, packed.tokens, packed.segment)
     of = {"shape": [*shape], "dtype": dtype.name, "of": data, "taps": [*taps]}
     file, names = folder / "features.json", ("features.npy", *(f"tap-{tap}.npy" for tap in taps))

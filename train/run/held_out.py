@@ -77,7 +77,7 @@ def measure_chain(model: Checkpoint, drafter: Drafter, held_out: Windows) -> Cal
     method = Method(drafter, Chain(length=CHAIN))
 
     def measure(weights: Params) -> Measured:
-        weights = optax.tree.cast(weights, model.target.norm[...].dtype)
+        weights = optax.tree.cast(weights, model.target.dtype)
         placed = weights if model.mesh is None else move(weights, place_head(weights, model.mesh))
         texts = Engine(model, method, draft=placed).generate(prompts, max_new_tokens=min(NEW_TOKENS, room - length))
         found = statistics_of([each.history for each in texts])

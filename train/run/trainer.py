@@ -126,7 +126,7 @@ def kinds_of(params: Params) -> Params:
     """`hidden` for each matrix between hidden states; `others` for vectors, and for matrices with the vocabulary."""
 
     def kind(path: tuple, param: Any) -> str:
-        of_vocabulary = re.search(r"\b(embedding|head\.kernel)\b", jax.tree_util.keystr(path))
+        of_vocabulary = re.search(r"\b(embedding|lm_head\.kernel)\b", jax.tree_util.keystr(path))
         return "hidden" if param.ndim == 2 and not of_vocabulary else "others"
 
     return jax.tree_util.tree_map_with_path(kind, params)

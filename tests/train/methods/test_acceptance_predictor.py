@@ -59,8 +59,8 @@ def test_labels_are_what_decoding_saw(target):
     recording, engine = recorded(target)
     prompts = [[1, 40, 41, 42, 43], [1, 50]]
     labels = acceptance_labels.labels_of(recording, [Request(p, SamplingParams(max_new_tokens=20)) for p in prompts])
-    head = engine.models.draft.head.kernel[...]
-    target_head, probs = engine.models.target.head, jax.nn.log_softmax
+    head = engine.models.draft.lm_head.kernel[...]
+    target_head, probs = engine.models.target.lm_head, jax.nn.log_softmax
     assert target_head is not None
     for found, generation in zip(labels, engine.generate(prompts, max_new_tokens=20, record=True), strict=True):
         assert generation.rounds is not None

@@ -15,9 +15,9 @@ from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding import tree as trees
 from jaxspec.decoding.drafter import Committed, Models, Prefix
-from jaxspec.drafters.dflash import Dflash, DflashHead, context_rows, fuse
+from jaxspec.drafters.dflash import Dflash, DflashHead
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Llama, unembed
+from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import DflashObjective
 from jaxspec.train.methods import dflash
@@ -72,8 +72,8 @@ def logits(target: Llama, head: DflashHead, batch: Windows) -> np.ndarray:
 
     @jax.jit
     def drafted() -> jax.Array:
-        context = context_rows(head, fuse(head, taps), positions(segment))
-        return unembed(target, dflash.draft(head, target, tokens, segment, every, context))
+        context = head.context(taps, positions(segment))
+        return target.logits(dflash.draft(head, target, tokens, segment, every, context))
 
     return np.asarray(drafted())
 
@@ -115,7 +115,7 @@ def test_loss_is_the_papers(weighting, goal, target, head, batch, logits, monkey
     options = {"weighting": weighting, "goal": goal, "teacher_temperature": heat}
     objective = DflashObjective(anchors=ANCHORS, decay_scale=1.5, smoothing=0.3, **options)
     features, _ = of_target(target, batch, head.options.taps)
-    teacher = log_softmax(np.asarray(unembed(target, features), np.float64) / heat)
+    teacher = log_softmax(np.asarray(target.logits(features), np.float64) / heat)
     found, sums = partial(dflash.loss, objective=objective)(head, target, batch, jax.random.key(5))
     blocks = dflash.draw(batch.segment, batch.counted, ANCHORS, jax.random.key(5))
     total = weight = 0.0
@@ -196,8 +196,8 @@ def test_a_block_sees_nothing_after_its_anchor_but_its_own_place(target, head, b
     changed = dataclasses.replace(batch, tokens=other)
     _, taps = of_target(target, changed, head.options.taps)
     every = jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))
-    context = context_rows(head, fuse(head, taps), positions(jnp.asarray(batch.segment)))
-    found = unembed(target, dflash.draft(head, target, other, jnp.asarray(batch.segment), every, context))
+    context = head.context(taps, positions(jnp.asarray(batch.segment)))
+    found = target.logits(dflash.draft(head, target, other, jnp.asarray(batch.segment), every, context))
     for row, places in ((0, [*range(6), *range(8, 14)]), (1, [*range(9)])):
         np.testing.assert_allclose(found[row, np.array(places)], logits[row, places], atol=1e-5)
     assert np.abs(found[1, 10] - logits[1, 10]).max() > 1e-3

@@ -11,13 +11,15 @@ from flax import nnx
 from jaxspec.decoding import tree as trees
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.decoding.tree import Frontier
-from jaxspec.drafters.eagle import INPUTS, Eagle, EagleHead, pair_tokens
+from jaxspec.drafters.eagle import INPUTS, Eagle, EagleHead
+from jaxspec.model.attention import over_documents
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Llama, unembed
+from jaxspec.model.llama import Llama
+from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import EagleObjective
 from jaxspec.train.methods import eagle
-from jaxspec.train.run.packed import hidden_states
+from jaxspec.train.run.packed import hidden_states, positions
 
 CONFIG = LlamaConfig(
     vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4
@@ -44,6 +46,11 @@ def batch() -> Windows:
     return Windows(tokens=tokens, segment=jnp.asarray(segment), counted=counted)
 
 
+def predict(head: EagleHead, target: Llama, tokens: jax.Array, features: jax.Array, segment: jax.Array) -> jax.Array:
+    """The features that training predicts from pairs of a feature and a token, of which the head reads `tokens`."""
+    return head(target, tokens, features, rotary(CONFIG, positions(segment)), over_documents(segment))[0]
+
+
 def softmax(logits: np.ndarray) -> np.ndarray:
     weight = np.exp(logits - logits.max())
     return weight / weight.sum()
@@ -53,7 +60,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def test_loss_is_the_papers(weight, target, head, batch):
     """SmoothL1 + 0.1 · cross-entropy, pair after pair, over drafts that count and stay in their document."""
     known = hidden_states(target, batch.tokens, batch.segment)
-    predicted = np.asarray(eagle.predict(head, target, batch.tokens[:, 1:-1], known[:, :-2], batch.segment[:, :-2]))
+    predicted = np.asarray(predict(head, target, batch.tokens[:, 1:-1], known[:, :-2], batch.segment[:, :-2]))
     features = np.asarray(known)
     total = count = 0.0
     for row, i in np.ndindex(2, LENGTH - 2):
@@ -62,7 +69,7 @@ def test_loss_is_the_papers(weight, target, head, batch):
         error = np.abs(predicted[row, i] - features[row, i + 1])
         total += np.where(error < 1, error**2 / 2, error - 0.5).mean()
         says, drafts = (
-            softmax(np.asarray(unembed(target, jnp.asarray(f)))) for f in (features[row, i + 1], predicted[row, i])
+            softmax(np.asarray(target.logits(jnp.asarray(f)))) for f in (features[row, i + 1], predicted[row, i])
         )
         total -= weight * (says * np.log(drafts)).sum()
         count += 1
@@ -76,7 +83,7 @@ def test_loss_is_the_papers(weight, target, head, batch):
 def test_a_head_reads_its_inputs_alone(inputs: str, target, batch):
     head = EagleHead(CONFIG, rngs=nnx.Rngs(1), bias=False, inputs=inputs)
     features, tokens = hidden_states(target, batch.tokens, batch.segment)[:, :-2], batch.tokens[:, 1:-1]
-    given = lambda features, tokens: float(eagle.predict(head, target, tokens, features, batch.segment[:, :-2]).sum())
+    given = lambda features, tokens: float(predict(head, target, tokens, features, batch.segment[:, :-2]).sum())
     assert (given(2 * features, tokens) != given(features, tokens)) == (inputs != "token")
     assert (given(features, (tokens + 1) % 13) != given(features, tokens)) == (inputs != "feature")
 
@@ -110,8 +117,8 @@ def test_trains_what_decodes(inputs: str, target):
     tokens = jax.random.randint(jax.random.key(3), (1, LENGTH), 0, 13)
     segment = jnp.zeros((1, LENGTH), jnp.int32)
     features = hidden_states(target, tokens, segment)
-    read = pair_tokens(head, tokens[:, :-1], tokens[:, 1:])
-    predicted = eagle.predict(head, target, read, features[:, :-1], segment[:, :-1])
+    read = tokens[:, 1:] if head.shifted else tokens[:, :-1]
+    predicted = predict(head, target, read, features[:, :-1], segment[:, :-1])
 
     models, drafter = Models(target=target, draft=head), Eagle()
     state = drafter.init(models, 1, 32)
@@ -128,7 +135,7 @@ def test_trains_what_decodes(inputs: str, target):
         )
         state = drafter.observe(models, state, committed)
         np.testing.assert_allclose(state.hidden, predicted[:, start + count - 1], atol=1e-5)
-        np.testing.assert_allclose(state.logits, unembed(target, predicted[:, start + count - 1]), atol=1e-4)
+        np.testing.assert_allclose(state.logits, target.logits(predicted[:, start + count - 1]), atol=1e-4)
 
     # A chain of two: its pairs, appended to the text's, by training's forward.
     prefix = Prefix(token=jnp.pad(tokens, [(0, 0), (0, 20)]), length=jnp.array([LENGTH]), cache=())
@@ -141,9 +148,9 @@ def test_trains_what_decodes(inputs: str, target):
         frontier = Frontier(node=one(node), live=live, level=jnp.array(node))
         drafts, state = drafter.expand(models, state, prefix, tree, frontier)
         text = jnp.concatenate([text, one(token)], axis=1)
-        pairs = pair_tokens(head, text[:, :-1], text[:, 1:])
-        expected = eagle.predict(head, target, pairs, known, jnp.zeros(pairs.shape, jnp.int32))[:, -1:]
+        pairs = text[:, 1:] if head.shifted else text[:, :-1]
+        expected = predict(head, target, pairs, known, jnp.zeros(pairs.shape, jnp.int32))[:, -1:]
         assert drafts.hidden is not None
         np.testing.assert_allclose(drafts.hidden, expected, atol=1e-5)
-        np.testing.assert_allclose(drafts.logits, unembed(target, expected), atol=1e-4)
+        np.testing.assert_allclose(drafts.logits, target.logits(expected), atol=1e-4)
         known = jnp.concatenate([known, expected], axis=1)

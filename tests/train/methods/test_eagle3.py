@@ -15,9 +15,9 @@ from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.drafters.draft_vocabulary import ids_of
-from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head, draft_logits, drafts_of, fuse
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Llama, unembed
+from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Eagle3Objective
 from jaxspec.train.methods import eagle3
@@ -57,7 +57,7 @@ def steps(target: Llama, head: Eagle3Head, batch: Windows) -> list[jax.Array]:
     """What each step makes of each row."""
     _, taps = of_target(target, batch, head.options.taps)
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    unroll = jax.jit(lambda: eagle3.unroll(head, target, tokens, fuse(head, taps), segment, STEPS))
+    unroll = jax.jit(lambda: eagle3.unroll(head, target, tokens, head.fuse(taps), segment, STEPS))
     return unroll()
 
 
@@ -80,14 +80,14 @@ def test_trains_what_decodes(target, head, batch, steps):
         prefix = Prefix(token=jnp.pad(tokens, [(0, 0), (0, 20)]), length=jnp.array([pairs + 1]), cache=())
         found = chain(drafter, models, state, prefix, STEPS - 1)
         for k in range(min(STEPS, end - pair - 1)):
-            expected = jax.nn.log_softmax(draft_logits(head, steps[k][row, pair]))
+            expected = jax.nn.log_softmax(head.logits(target, steps[k][row, pair]))
             np.testing.assert_allclose(found[0, k], expected, atol=1e-4)
 
 
 def test_loss_is_the_papers(target, head, batch, steps):
     """Cross-entropy with the target over the draft vocabulary, where the target's first choice can be drafted."""
     features, _ = of_target(target, batch, head.options.taps)
-    says, total, counts, right = np.asarray(unembed(target, features)), 0.0, [0] * STEPS, [0] * STEPS
+    says, total, counts, right = np.asarray(target.logits(features)), 0.0, [0] * STEPS, [0] * STEPS
     for k, row, i in np.ndindex(STEPS, 2, LENGTH):
         drafted, said = i + 2 + k, i + 1 + k
         if drafted >= LENGTH or not batch.counted[row, drafted] or batch.segment[row, i] != batch.segment[row, drafted]:
@@ -95,7 +95,7 @@ def test_loss_is_the_papers(target, head, batch, steps):
         if (best := says[row, said].argmax()) not in IDS:
             continue
         weight = np.exp(says[row, said][list(IDS)])
-        logits = np.asarray(draft_logits(head, steps[k][row, i]), np.float64)
+        logits = np.asarray(head.logits(target, steps[k][row, i]), np.float64)
         log_q = logits - np.log(np.exp(logits).sum())
         total -= 0.8**k * (weight / weight.sum() * log_q).sum()
         counts[k] += 1
@@ -129,13 +129,10 @@ def test_gradients_reach_every_weight(target, head, batch):
 def test_a_head_begins_with_the_targets_lm_head(target):
     shape = Eagle3().head_for(CONFIG, ids=IDS)
     head = eagle3.initial(target, Eagle3().build_head(shape, nnx.Rngs(0)))
-    feature = jax.random.normal(jax.random.key(0), (1, 1, CONFIG.hidden_size))
-    drafts = drafts_of(head, draft_logits(head, feature), feature)
-    assert drafts.token is not None
-    np.testing.assert_array_equal(drafts.token[0, 0], IDS)
-    assert target.head is not None
-    np.testing.assert_array_equal(head.head.kernel[...], target.head.kernel[...][:, np.array(IDS)])
-    assert head.head.kernel[...] is not target.head.kernel[...]
+    np.testing.assert_array_equal(head.ids, IDS)
+    assert target.lm_head is not None
+    np.testing.assert_array_equal(head.lm_head.kernel[...], target.lm_head.kernel[...][:, np.array(IDS)])
+    assert head.lm_head.kernel[...] is not target.lm_head.kernel[...]
 
 
 def test_a_head_is_trained_and_used(ckpt, data):

@@ -18,12 +18,14 @@ from jaxspec.decoding.batch import start
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.prefill import prefill
-from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, predict
+from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.methods.method import parse_method
+from jaxspec.model.attention import over_documents
 from jaxspec.model.llama import Llama
+from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import early_exit
-from jaxspec.train.run.packed import decoder_layer, residual_streams
+from jaxspec.train.run.packed import positions
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head, models, requests
 from tests.train.command import QUICK, command
@@ -54,9 +56,7 @@ def test_trains_what_decodes():
     rounds, trace = int(state.round), state.trace
     assert trace is not None and rounds > 5
     segment = jnp.zeros(state.tokens.shape, jnp.int32)
-    below = residual_streams(bottom_of(target), state.tokens, segment)[-1]
-    x = decoder_layer(head.layers[0], head.config, below, segment)
-    logs = jax.nn.log_softmax(predict(head, x)[0])[0]
+    logs = jax.nn.log_softmax(exit_logits(head, target, state.tokens, segment))[0]
     at = 10  # the root of the first round is the token that prefill gave
     for each in range(rounds):
         drafted = int(trace.token[0, each, 1])
@@ -76,9 +76,7 @@ def test_loss_is_the_papers():
         counted=jnp.asarray(rng.random((8, length)) < 0.6),
     )
     tokens, segment = jnp.asarray(windows.tokens), jnp.asarray(windows.segment)
-    below = residual_streams(target, tokens, segment)[1]
-    logits, _ = predict(head, decoder_layer(head.layers[0], head.config, below, segment))
-    logs = np.asarray(jax.nn.log_softmax(logits), np.float64)
+    logs = np.asarray(jax.nn.log_softmax(exit_logits(head, target, tokens, segment)), np.float64)
     total, count, right = 0.0, 0, 0
     for row, i in np.ndindex(8, length - 1):
         if windows.counted[row, i + 1]:
@@ -89,6 +87,13 @@ def test_loss_is_the_papers():
     found, sums = jax.jit(early_exit.loss)(head, bottom_of(target), windows, None)
     assert float(found) == pytest.approx(total, rel=1e-5)
     assert (float(sums["count"]), float(sums["agreement"])) == (count, right)
+
+
+def exit_logits(head: EarlyExitHead, target: Llama, tokens: jax.Array, segment: jax.Array) -> jax.Array:
+    """The logits of an exit after the target's first layer."""
+    angles, attend = rotary(target.config, positions(segment)), over_documents(segment)
+    x, _ = target.layers[0](target.embed(tokens), angles, attend)
+    return head(x, angles, [attend])[0]
 
 
 def bottom_of(target: Llama) -> Llama:
@@ -119,8 +124,8 @@ def test_it_begins_as_the_targets_last_layers_norm_and_head(tied: bool):
     begun = early_exit.initial(target, head)
     for mine, theirs in zip(begun.layers, target.layers[1:], strict=True):
         assert (mine.mlp.up.kernel[...] == theirs.mlp.up.kernel[...]).all()
-    logits = target.embedding[...].T if target.head is None else target.head.kernel[...]
-    assert (begun.head.kernel[...] == logits).all()
+    logits = target.embedding[...].T if target.lm_head is None else target.lm_head.kernel[...]
+    assert (begun.lm_head.kernel[...] == logits).all()
 
 
 def test_an_exit_without_a_layer_drafts_by_norm_and_lm_head(target, source, tmp_path):

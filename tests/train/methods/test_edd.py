@@ -17,19 +17,18 @@ import jaxspec
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.drafters.edd import EddHead
-from jaxspec.model.llama import Llama, unembed
+from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective, Distillation
 from jaxspec.train.methods import edd
-from jaxspec.train.methods.dual_block import Blocks
 from jaxspec.train.run.losses import distil
-from jaxspec.train.run.packed import hidden_states, residual_streams
+from jaxspec.train.run.packed import hidden_states, read
 from tests.evaluate import tiny
 from tests.lossless.harness import models
 from tests.train.command import QUICK, command
 
 LENGTH, VOCAB = 24, 23
-STREAMS, PREDICT = jax.jit(residual_streams), jax.jit(edd.predict)
+READ, PREDICT = jax.jit(read, static_argnums=3), jax.jit(edd.predict)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +53,9 @@ def batch() -> Windows:
 
 def drafts(head: EddHead, target: Llama, batch: Windows, length: int) -> np.ndarray:
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    hidden = STREAMS(target, tokens, segment)[head.tap + 1]
-    return np.asarray(PREDICT(head, tokens, hidden, Blocks(segment, jnp.asarray(length), longest=10)), np.float64)
+    (hidden,) = READ(target, tokens, segment, (head.tap + 1,)).taps
+    rounds = edd.rounds_of(segment, jnp.asarray(length), longest=10)
+    return np.asarray(PREDICT(head, tokens, hidden, rounds), np.float64)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -68,7 +68,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def test_loss_is_the_papers(objective: BlockObjective, target, head, batch):
     """Eq. 4, of a sharper target too, or the text's cross-entropy, token after token; without a key in blocks of the
     middle length."""
-    says = unembed(target, hidden_states(target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment)))
+    says = target.logits(hidden_states(target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment)))
     theirs = log_softmax(np.asarray(says, np.float64) / objective.teacher_temperature)
     ours = log_softmax(drafts(head, target, batch, 7))
     total = 0.0

@@ -15,18 +15,18 @@ import pytest
 import jaxspec
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.checkpoint.parameters import module_to_dict
-from jaxspec.drafters.layer_skip import KeptBlocks
-from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
+from jaxspec.drafters.layer_skip import KeptBlocks, SkipMask, layers_of, skip
 from jaxspec.host.json_lines import to_line
 from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import quantized
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.methods import kept_blocks, skip_search
-from jaxspec.train.methods.dual_block import Blocks
+from jaxspec.train.methods.edd import rounds_of
 from jaxspec.train.methods.skip_sets import aggressive, gains, read_skip_set, write_skip_set
 from jaxspec.train.methods.trial import Trial
 from jaxspec.train.options import LayerSkip
+from jaxspec.train.run.packed import read
 from tests.evaluate import tiny
 from tests.lossless.harness import kept_blocks as shaken
 from tests.lossless.harness import models
@@ -102,8 +102,8 @@ class TestLoss:
         @jax.jit
         def drafts(tokens: jax.Array) -> jax.Array:
             segment = jnp.asarray(batch.segment)
-            verified, _ = kept_blocks.encode(target, blocks.skips, tokens, segment)
-            return kept_blocks.predict(blocks, target, tokens, verified, Blocks(segment, jnp.asarray(5), longest=10))
+            verified = read(target, tokens, segment).nodes
+            return kept_blocks.predict(blocks, target, tokens, verified, rounds_of(segment, jnp.asarray(5), longest=10))
 
         tokens = jnp.asarray(batch.tokens)
         before, after = drafts(tokens), drafts(tokens.at[0, :15].set((tokens[0, :15] + 1) % VOCAB))

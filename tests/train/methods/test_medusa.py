@@ -16,10 +16,10 @@ from jaxspec.decoding.batch import start
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.prefill import prefill
-from jaxspec.drafters.medusa import Medusa, MedusaHeads, predict
+from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.methods.method import parse_method
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import Llama, unembed
+from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import medusa
 from jaxspec.train.run.packed import hidden_states
@@ -66,7 +66,7 @@ def test_loss_is_the_papers(count: int, decay: float, target: Llama):
         goal = i + k + 2
         if goal >= LENGTH or windows.segment[row, goal] != windows.segment[row, i] or not windows.counted[row, goal]:
             continue
-        logits = np.asarray(predict(heads.heads[k], jnp.asarray(features[row, i]))[0], np.float64)
+        logits = np.asarray(heads.heads[k](jnp.asarray(features[row, i]))[0], np.float64)
         log_probs = logits - np.log(np.exp(logits).sum())
         total -= decay**k * log_probs[windows.tokens[row, goal]]
         number += k == 0
@@ -91,7 +91,7 @@ def test_heads_begin_as_the_lm_head(tied: bool):
     target = Llama(dataclasses.replace(CONFIG, tie_embeddings=tied), rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (4, 8))
     for head in medusa.initial(target, 2).heads:
-        np.testing.assert_array_equal(predict(head, x)[0], unembed(target, x))
+        np.testing.assert_array_equal(head(x)[0], target.logits(x))
 
 
 def test_trains_what_decodes():
@@ -105,7 +105,7 @@ def test_trains_what_decodes():
     rounds, trace = int(state.round), state.trace
     assert trace is not None and rounds > 5
     features = hidden_states(target, state.tokens, jnp.zeros(state.tokens.shape, jnp.int32))[0]
-    logs = [jax.nn.log_softmax(predict(head, features)[0]) for head in heads.heads]
+    logs = [jax.nn.log_softmax(head(features)[0]) for head in heads.heads]
     at = 9  # the last position of the prompt, which gave the first round's root
     for each in range(rounds):
         path = 0.0

@@ -14,7 +14,7 @@ from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.decoding import loop
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.round_records import from_rows
-from jaxspec.drafters.skip_mask import SkipMask, layers_of, skip
+from jaxspec.drafters.layer_skip import SkipMask, layers_of, skip
 from jaxspec.engine.generation import Generation
 from jaxspec.evaluate import piece_times
 from jaxspec.host.json_lines import LineLog

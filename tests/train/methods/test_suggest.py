@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxspec.drafters.skip_mask import SkipMask
+from jaxspec.drafters.layer_skip import SkipMask
 from jaxspec.train.methods import suggest
 from jaxspec.train.methods.suggest import FIRST, REFIT
 from jaxspec.train.methods.trial import Corner, Trial

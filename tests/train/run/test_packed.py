@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxspec.model import kv_cache
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.linear import product
+from jaxspec.model.layers import product
 from jaxspec.model.llama import Llama, forward
 from jaxspec.train.run import packed
 

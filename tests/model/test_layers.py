@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.model.linear import Linear, linear
+from jaxspec.model.layers import Linear
 
 
 def layer(width: int, out: int) -> Linear:
@@ -19,11 +19,11 @@ def test_as_in_double_precision(shape: tuple[int, ...]):
     x = jax.random.normal(jax.random.key(1), (*shape, 128))
     assert wide.bias is not None
     weights, bias = np.asarray(wide.kernel[...], np.float64), np.asarray(wide.bias[...])
-    np.testing.assert_allclose(linear(x, wide), np.asarray(x, np.float64) @ weights + bias, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(wide(x), np.asarray(x, np.float64) @ weights + bias, rtol=1e-4, atol=1e-4)
 
 
 def test_its_gradient_is_the_products():
     wide, x = layer(128, 160), jax.random.normal(jax.random.key(1), (2, 128))
-    ours = jax.grad(lambda x: (linear(x, wide) ** 2).sum())(x)
+    ours = jax.grad(lambda x: (wide(x) ** 2).sum())(x)
     theirs = jax.grad(lambda x: ((x @ wide.kernel[...]) ** 2).sum())(x)  # its bias is zero
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Linear layers and RMSNorm. All products of activations and weights are here."""
+"""The smallest modules: linear layers and RMSNorm. All products of activations and weights are here."""
 
 import math
 from collections.abc import Callable
@@ -13,8 +13,26 @@ from jaxspec.model import backend, quantization
 from jaxspec.model.quantization import QuantizedKernel
 
 
+class RMSNorm(nnx.Module):
+    """x / sqrt(mean(x²) + eps) · scale (arXiv:1910.07467), computed in float32 and returned in the dtype of x.
+
+    Args:
+        width: of x's last axis.
+        axis: the logical axis of the scale; None: it is never sharded.
+    """
+
+    def __init__(self, width: int, eps: float, dtype: jnp.dtype, axis: str | None = "embed"):
+        self.eps = eps
+        self.scale = nnx.Param(jnp.ones((width,), dtype), axes=(axis,))
+
+    def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return (self.scale[...].astype(x.dtype) * wide.astype(x.dtype)).astype(x.dtype)
+
+
 class Linear(nnx.Module):
-    """y = x @ kernel + bias; kernel [in, out], quantised or not, bias [out] or None.
+    """x @ kernel + bias in the dtype of x; kernel [in, out], quantised or not, bias [out] or None.
 
     Stacked layers, as in a mixture of experts, have one more axis in front of every array (`mlp.py`).
     """
@@ -31,17 +49,15 @@ class Linear(nnx.Module):
 
         self.bias = nnx.Param(jnp.zeros(of_bias(shape), dtype), axes=of_bias(axes)) if bias else None
 
-
-def linear(x: Float[Array, "*B I"], layer: Linear) -> Float[Array, "*B O"]:
-    """x @ kernel + bias, in the dtype of x. The kernel may be quantised."""
-    kernel = layer.kernel
-    quantized = isinstance(kernel, QuantizedKernel)
-    multiply = quantization.product if quantized else lambda x, kernel: product(x, kernel[...].astype(x.dtype))
-    y = never_alone(x, lambda x: multiply(x, kernel))
-    return y if layer.bias is None else y + layer.bias[...].astype(x.dtype)
+    def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
+        kernel = self.kernel
+        quantized = isinstance(kernel, QuantizedKernel)
+        multiply = quantization.product if quantized else lambda x, kernel: product(x, kernel[...].astype(x.dtype))
+        y = pad_single_row(x, lambda x: multiply(x, kernel))
+        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
-def never_alone(
+def pad_single_row(
     x: Float[Array, "*B I"], multiply: Callable[[Float[Array, "*C I"]], Float[Array, "*C O"]]
 ) -> Float[Array, "*B O"]:
     """multiply(x); a single row is padded with a row of zeros where two rows are faster than one."""
@@ -51,7 +67,7 @@ def never_alone(
     return multiply(two)[:1].reshape(*x.shape[:-1], -1)
 
 
-def settled(x: Float[Array, "*B I"]) -> Float[Array, "*B I"]:
+def fusion_barrier(x: Float[Array, "*B I"]) -> Float[Array, "*B I"]:
     """The product x itself, behind an optimisation barrier where XLA would fuse it with the operations that use it."""
     return jax.lax.optimization_barrier(x) if backend.fuses_products() else x
 
@@ -79,10 +95,3 @@ def _product_backward(inputs: Factors, slope: Float[Array, "*B O"]) -> Factors:
 
 
 product.defvjp(_product_forward, _product_backward)
-
-
-def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:
-    """RMSNorm (arXiv:1910.07467) in float32, returned in the dtype of x."""
-    wide = x.astype(jnp.float32)
-    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (scale.astype(x.dtype) * wide.astype(x.dtype)).astype(x.dtype)
