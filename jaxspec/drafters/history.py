@@ -42,7 +42,7 @@ class HistoryState:
     ahead: Continuation | None  # the earlier continuation of the text; None outside drafting
     alone: MatchState  # success of matches, whoever drafted
     against: MatchState  # success of matches for which the head preferred another token after the root
-    asked: Float[Array, " B"]  # number of rounds that the head drafted
+    head_rounds: Float[Array, " B"]  # number of rounds that the head drafted
     accepted: Float[Array, " B"]  # number of drafts accepted in those rounds
     copied: Bool[Array, " B"]  # rows that copy earlier text in this round
     skipped: Bool[Array, " B"]  # whether a pass of the head was skipped, the same for every row
@@ -87,7 +87,7 @@ class WithHistory(Drafter):
             ahead=None,
             alone=suffix_match.unmatched(batch, LONGEST),
             against=suffix_match.unmatched(batch, LONGEST),
-            asked=jnp.zeros(batch),
+            head_rounds=jnp.zeros(batch),
             accepted=jnp.zeros(batch),
             copied=jnp.zeros(batch, bool),
             skipped=jnp.zeros(batch, bool),
@@ -104,7 +104,7 @@ class WithHistory(Drafter):
             ahead=None,
             alone=suffix_match.learn(state.alone, committed.next_token, committed.count),
             against=suffix_match.learn(state.against, committed.next_token, committed.count),
-            asked=state.asked + drafted,
+            head_rounds=state.head_rounds + drafted,
             accepted=state.accepted + jnp.where(drafted, committed.count - 1, 0),
         )
 
@@ -114,7 +114,7 @@ class WithHistory(Drafter):
     def root(self, models: Models, state: HistoryState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, HistoryState]:
         batch, size = tree.token.shape
         ahead = suffix_match.continuation(prefix.token, prefix.length, LONGEST, size)
-        usual = state.accepted / (state.asked + suffix_match.TRUST)
+        usual = state.accepted / (state.head_rounds + suffix_match.TRUST)
         begun = dataclasses.replace(
             state,
             ahead=ahead,
@@ -125,11 +125,11 @@ class WithHistory(Drafter):
         frontier = root_frontier(batch)
         if prefix.unfinished is not None:
             frontier = dataclasses.replace(frontier, live=prefix.unfinished[:, None])
-        drafts, asked = self._ask(begun, frontier, lambda head: self.head.root(models, head, prefix, tree))
+        drafts, drafted = self._run_head(begun, frontier, lambda head: self.head.root(models, head, prefix, tree))
         otherwise = (first_choice(drafts) != ahead.token[:, 0]) & ~begun.copied
         guess = Continuation(token=ahead.token[:, :1], matched=jnp.where(otherwise, ahead.matched, 0))
-        asked = dataclasses.replace(asked, against=dataclasses.replace(state.against, ahead=guess))
-        return beside(asked, tree, frontier, drafts), asked
+        drafted = dataclasses.replace(drafted, against=dataclasses.replace(state.against, ahead=guess))
+        return combine(drafted, tree, frontier, drafts), drafted
 
     def widen(self, state: HistoryState, width: int) -> HistoryState:
         return dataclasses.replace(state, head=self.head.widen(state.head, width))
@@ -137,16 +137,16 @@ class WithHistory(Drafter):
     def expand(
         self, models: Models, state: HistoryState, prefix: Prefix, tree: DraftTree, frontier: Frontier
     ) -> tuple[Drafts, HistoryState]:
-        ask = lambda head: self.head.expand(models, head, prefix, tree, frontier)
-        drafts, asked = self._ask(state, frontier, ask)
-        return beside(asked, tree, frontier, drafts), asked
+        run = lambda head: self.head.expand(models, head, prefix, tree, frontier)
+        drafts, drafted = self._run_head(state, frontier, run)
+        return combine(drafted, tree, frontier, drafts), drafted
 
-    def _ask(
-        self, state: HistoryState, frontier: Frontier, ask: Callable[[State], tuple[Drafts, State]]
+    def _run_head(
+        self, state: HistoryState, frontier: Frontier, run: Callable[[State], tuple[Drafts, State]]
     ) -> tuple[Drafts, HistoryState]:
         """Runs the head's pass if a live row that does not copy needs it."""
         needed = (frontier.live.any(axis=1) & ~state.copied).any()
-        drafts, head = ask_if(needed, ask, state.head)
+        drafts, head = run_if(needed, run, state.head)
         return drafts, dataclasses.replace(state, head=head, skipped=state.skipped | ~needed)
 
     def target_forward(
@@ -163,19 +163,19 @@ class WithHistory(Drafter):
 
         if not self.head.reuses_drafting:
             return resumed()
-        whole = super().target_forward  # what passes that were left out would have computed, it computes itself
+        whole = super().target_forward  # it needs no results of skipped passes
         return jax.lax.cond(state.skipped.any(), lambda: whole(models, state, prefix, tree, slots, leaves), resumed)
 
 
-def ask_if(needed: Bool[Array, ""], ask: Callable[[State], tuple[Drafts, State]], state: State) -> tuple[Drafts, State]:
+def run_if(needed: Bool[Array, ""], run: Callable[[State], tuple[Drafts, State]], state: State) -> tuple[Drafts, State]:
     """Runs the head's pass if it is needed; otherwise returns zeros and the old state.
 
     Arrays that the pass does not change do not go through the branches of the conditional: XLA would copy a cache that
     a branch returns.
     """
-    traced, shapes = jax.make_jaxpr(ask, return_shape=True)(state)
-    said, after = shapes
-    given, made = traced.jaxpr.invars, traced.jaxpr.outvars[len(jax.tree.leaves(said)) :]
+    traced, shapes = jax.make_jaxpr(run, return_shape=True)(state)
+    drafted, after = shapes
+    given, made = traced.jaxpr.invars, traced.jaxpr.outvars[len(jax.tree.leaves(drafted)) :]
     source = [next((i for i, var in enumerate(given) if var is each), None) for each in made]
     old, structure = jax.tree.flatten(state)
     begins = jax.tree.structure(after) != structure  # the round's first pass adds what is of the round alone
@@ -183,17 +183,17 @@ def ask_if(needed: Bool[Array, ""], ask: Callable[[State], tuple[Drafts, State]]
     def changed(leaves: list[Array]) -> list[Array]:
         return [leaf for leaf, place in zip(leaves, source, strict=True) if place is None]
 
-    def asked() -> tuple[Drafts, list[Array]]:
-        drafts, state_after = ask(state)
+    def here() -> tuple[Drafts, list[Array]]:
+        drafts, state_after = run(state)
         return drafts, changed(jax.tree.leaves(state_after))
 
-    def not_asked() -> tuple[Drafts, list[Array]]:
+    def skipped() -> tuple[Drafts, list[Array]]:
         def zeros(shape: jax.ShapeDtypeStruct) -> Array:
             return jnp.zeros(shape.shape, shape.dtype)
 
-        return jax.tree.map(zeros, said), changed(list(map(zeros, jax.tree.leaves(after))) if begins else old)
+        return jax.tree.map(zeros, drafted), changed(list(map(zeros, jax.tree.leaves(after))) if begins else old)
 
-    drafts, new = jax.lax.cond(needed, asked, not_asked)
+    drafts, new = jax.lax.cond(needed, here, skipped)
     rest = iter(new)
     leaves = [next(rest) if place is None else old[place] for place in source]
     return drafts, jax.tree.unflatten(jax.tree.structure(after), leaves)
@@ -213,7 +213,7 @@ def first_choice(drafts: Drafts) -> Int[Array, " B"]:
     return jnp.take_along_axis(ids, best[..., None], axis=-1)[:, 0, 0]
 
 
-def beside(state: HistoryState, tree: DraftTree, frontier: Frontier, drafts: Drafts) -> Drafts:
+def combine(state: HistoryState, tree: DraftTree, frontier: Frontier, drafts: Drafts) -> Drafts:
     """The head's drafts of a level, combined with the earlier continuation of the text."""
     ahead = state.ahead
     assert ahead is not None, "root comes before expand"

@@ -96,7 +96,7 @@ def attend_on_one_chip(
     batch, heads, group, width, dim = query.shape
     rows, count, queries = prefix.v.shape[2], mask.shape[2], group * width
     few = queries_at_once(group, width)
-    assert few is not None, "`fits` says which shapes the kernel takes"
+    assert few is not None, "the kernel does not take this shape: see `fits`"
     many = math.gcd(rows, min(BLOCK, SCORES // few))
     seen = mask.astype(jnp.int8)
     if few == queries:
@@ -171,7 +171,7 @@ def _step(
 ) -> None:
     """Adds one block of the cache to the running softmax. The first step starts with the nodes; the last writes `out`.
 
-    `others` are the log-sum-exp, if it is asked for, and what holds the weighted sum of values, the largest score and
+    `others` are the log-sum-exp, with `residuals`, and what holds the weighted sum of values, the largest score and
     the sum of weights so far.
     """
     from jax.experimental import pallas as pl

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from jaxspec.host.arguments import integer, number
 
 RopeScaling = Literal["none", "linear", "dynamic", "llama3"]
-MOST_LAYERS = 1024  # a file that says more is damaged, and tracing so many layers would take minutes
+MOST_LAYERS = 1024  # a file with more is damaged, and tracing so many layers would take minutes
 LARGEST = 2**31 - 1
 
 

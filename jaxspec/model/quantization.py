@@ -66,10 +66,12 @@ def to_integers(
     kernel: Float[Array, "*experts I O"], kind: str
 ) -> tuple[Int[Array, "*experts I O"], Float[Array, "*experts groups O"]]:
     """Values and scales of a kernel. A scale is the largest absolute value in its group over the largest integer."""
-    ways: dict[str, Any] = {"channelwise_axes": tuple(axis for axis in range(kernel.ndim) if axis != kernel.ndim - 2)}
+    options: dict[str, Any] = {
+        "channelwise_axes": tuple(axis for axis in range(kernel.ndim) if axis != kernel.ndim - 2)
+    }
     if kind == "int4":
-        ways["tiled_axes"] = {kernel.ndim - 2: math.gcd(kernel.shape[-2], GROUP)}
-    found = qwix().quantize(kernel.astype(jnp.float32), jnp.dtype(kind), **ways)
+        options["tiled_axes"] = {kernel.ndim - 2: math.gcd(kernel.shape[-2], GROUP)}
+    found = qwix().quantize(kernel.astype(jnp.float32), jnp.dtype(kind), **options)
     return found.qvalue, found.scale
 
 

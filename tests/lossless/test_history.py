@@ -213,11 +213,11 @@ def test_a_round_counts_for_the_head_or_for_the_match(target):
     after = loop.decode(spec, chosen, with_text(state, [[5, 6, 7] * 4, [1, 2, 9]]), jnp.int32(1))
     drafter, accepted = after.drafter, rounds_of(after, 2).accepted[:, 0]
     assert drafter.copied.tolist() == [True, False]
-    assert drafter.asked.tolist() == [0, 1] and drafter.accepted.tolist() == [0, accepted[1]]
+    assert drafter.head_rounds.tolist() == [0, 1] and drafter.accepted.tolist() == [0, accepted[1]]
     assert drafter.alone.compared[0].sum() == accepted[0] + 1 and drafter.alone.came[0].sum() >= accepted[0]
     assert not drafter.alone.compared[1].any()
     finished = dataclasses.replace(after, done=jnp.array([False, True]))
-    assert loop.decode(spec, chosen, finished, jnp.int32(1)).drafter.asked[1] == 1
+    assert loop.decode(spec, chosen, finished, jnp.int32(1)).drafter.head_rounds[1] == 1
 
 
 def test_the_heads_average_is_of_all_its_rounds(target):
@@ -227,7 +227,7 @@ def test_the_heads_average_is_of_all_its_rounds(target):
     after = loop.decode(spec, weights(spec, target), state, jnp.int32(5))
     counts = rounds_of(after, 2)
     assert not after.drafter.copied.any() and counts.accepted.sum() > 0
-    assert after.drafter.asked.tolist() == [5, 5]
+    assert after.drafter.head_rounds.tolist() == [5, 5]
     assert after.drafter.accepted.tolist() == counts.accepted.sum(axis=1).tolist()
 
 
