@@ -25,7 +25,7 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import DflashObjective
 from jaxspec.train.options import Dflash
 from jaxspec.train.run import heads
-from jaxspec.train.run.initial_weights import copies
+from jaxspec.train.run.heads import copies
 from jaxspec.train.run.losses import Summed, divergence
 from jaxspec.train.run.packed import of_target, positions
 

@@ -21,7 +21,7 @@ from jaxspec.train.hyperparameters import Distillation
 from jaxspec.train.methods import lm
 from jaxspec.train.options import DraftModel
 from jaxspec.train.run import heads
-from jaxspec.train.run.initial_weights import copies
+from jaxspec.train.run.heads import copies
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import hidden_states, of_target
 

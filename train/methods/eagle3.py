@@ -25,7 +25,7 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Eagle3Objective
 from jaxspec.train.options import Eagle3
 from jaxspec.train.run import heads
-from jaxspec.train.run.initial_weights import copies, lm_head_of
+from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import of_target, positions
 

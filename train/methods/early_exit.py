@@ -30,7 +30,7 @@ from jaxspec.model.sharding import move, place, split_mesh
 from jaxspec.train.data.text import Windows
 from jaxspec.train.options import EarlyExit
 from jaxspec.train.run import heads
-from jaxspec.train.run.initial_weights import copies, lm_head_of
+from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed, cross_entropy
 from jaxspec.train.run.packed import positions
 

@@ -24,7 +24,7 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.options import Edd
 from jaxspec.train.run import heads
-from jaxspec.train.run.initial_weights import copies
+from jaxspec.train.run.heads import copies
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import of_target, positions
 

@@ -29,7 +29,7 @@ from jaxspec.train.methods.skip_sets import aggressive, read_skip_set, write_ski
 from jaxspec.train.options import LayerSkip
 from jaxspec.train.run import heads
 from jaxspec.train.run.folder import run_folder
-from jaxspec.train.run.initial_weights import copies
+from jaxspec.train.run.heads import copies
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import positions, read
 

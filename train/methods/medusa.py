@@ -17,7 +17,7 @@ from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.options import Medusa
 from jaxspec.train.run import heads
-from jaxspec.train.run.initial_weights import copies, lm_head_of
+from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import of_target
 

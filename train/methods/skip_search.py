@@ -14,14 +14,15 @@ from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request
 from jaxspec.drafters.layer_skip import LayerSkip, SkipMask, layers_of
-from jaxspec.host.atomic import staged_by_all
+from jaxspec.evaluate.sweep_figure import to_svg
+from jaxspec.host.atomic import staged_by_all, write_whole
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.processes import is_first, of_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
-from jaxspec.train.methods import search_figure, suggest, trial
+from jaxspec.train.methods import suggest, trial
 from jaxspec.train.methods.skip_sets import strategies, write_skip_set
 from jaxspec.train.methods.trial import BlockCosts, Objective, Trial
 from jaxspec.train.options import Objectives, SkipSearch
@@ -29,6 +30,8 @@ from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
 from jaxspec.train.run.heads import folder_of
 
 LOG = "the log of a skip search"
+KEPT, ATTENTION, MLP = "0.85", "tab:red", "tab:blue"
+"""Colours of the figure."""
 
 
 def search(settings: SkipSearch) -> SkipMask:
@@ -91,7 +94,7 @@ def search(settings: SkipSearch) -> SkipMask:
         show(compared, settings.objective, Console())
         show_progress(found, Console())
         if first:
-            search_figure.draw(found, best.skips, run.folder / "search.svg")
+            draw_figure(found, best.skips, run.folder / "search.svg")
             with deferred():
                 write_skip_set(folder, model.config, best.skips, chat_args)
     if best.speedup <= 1:
@@ -191,3 +194,32 @@ def show_progress(trials: Sequence[Trial], console: Console) -> None:
         blocks = [str(sum(switches)) for switches in (best.skips.attention, best.skips.mlp)]
         shown.add_row(str(count), *blocks, f"{best.acceptance_rate:.3f}", f"{best.tau:.2f}", f"{best.speedup:.3f}")
     console.print(shown)
+
+
+def draw_figure(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
+    """Draws all trials (the paper's Figure 4) and the map of the best set (Figure 6). It needs matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
+    except ImportError:
+        say("no figure: matplotlib is not installed (pip install 'jax-specdec[search]'); the trials are in the log")
+        return
+    drawn = Figure(figsize=(8, 5), layout="constrained")
+    above, below = drawn.subplots(2, 1, height_ratios=(4, 1))
+    skipped = [sum(each.skips.attention) + sum(each.skips.mlp) for each in trials]
+    speedups = [each.speedup for each in trials]
+    above.scatter(skipped, speedups, s=10, color="0.5")
+    most = {count: max(s for n, s in zip(skipped, speedups, strict=True) if n == count) for count in sorted({*skipped})}
+    above.plot(list(most), list(most.values()), "--", color="tab:red", label="best for this number of blocks")
+    above.axhline(1, color="0.8", linewidth=1, zorder=0)
+    above.set(xlabel="blocks left out", ylabel="speedup over plain decoding", title="Trials of the search")
+    above.legend(frameon=False, fontsize="small")
+    for row, (switches, colour) in enumerate(((best.mlp, MLP), (best.attention, ATTENTION))):
+        for layer, off in enumerate(switches):
+            below.add_patch(Rectangle((layer - 0.45, row - 0.45), 0.9, 0.9, facecolor=colour if off else KEPT))
+    below.set(
+        xlim=(-0.6, len(best.mlp) - 0.4), ylim=(-0.6, 1.6), aspect="equal", xlabel="layer", title="Blocks left out"
+    )
+    below.set_yticks([0, 1], ["MLP", "attention"])
+    below.spines[:].set_visible(False)
+    write_whole(out, to_svg(drawn))

@@ -2,13 +2,15 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from jaxspec.checkpoint import loading
 from jaxspec.checkpoint.builtin import FOLDER
@@ -21,6 +23,7 @@ from jaxspec.host.atomic import check_new, staged, staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
+from jaxspec.model.quantization import LM_HEAD, dense
 from jaxspec.model.sharding import TRAINING, move, place, use_mesh
 from jaxspec.train.data import dataset
 from jaxspec.train.data.sources import Sources, sources_of
@@ -197,3 +200,23 @@ def train(
         result = f", {name} {value:.2f} on held-out text"
     say(f"wrote {job.out}: {drafter.name}, {size:,} parameters{result}")
     return trained
+
+
+def lm_head_of(target: LlamaConfig) -> str:
+    """The name of the target's parameter that initialises an LM head."""
+    return "embedding" if target.tie_embeddings else LM_HEAD
+
+
+def copies(params: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Array]:
+    """Parameters of a head by name, float32, copied from the target's.
+
+    They are copies because training donates its arrays. An embedding that becomes an LM head is transposed.
+
+    Args:
+        params: the target's parameters, quantised or not.
+        sources: the name of the target's parameter, by the head's name.
+    """
+    found = dense(params, set(sources.values()))
+    is_turned = lambda name, source: source == "embedding" and name.endswith(".kernel")
+    one = lambda name, source: found[source].T if is_turned(name, source) else found[source]
+    return {name: jnp.array(one(name, source), jnp.float32, copy=True) for name, source in sources.items()}
