@@ -23,6 +23,7 @@ from jaxspec.train.hyperparameters import DflashObjective
 from jaxspec.train.methods import dflash
 from jaxspec.train.run.packed import of_target, positions
 from tests.train.command import QUICK, command
+from tests.train.windows import two_windows
 
 CONFIG = LlamaConfig(
     vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=6, num_heads=2, num_kv_heads=1, head_dim=4
@@ -56,11 +57,7 @@ def head_of(markov_rank: int) -> DflashHead:
 
 @pytest.fixture(scope="module")
 def batch() -> Windows:
-    rng = np.random.default_rng(0)
-    segment = np.array([[0] * 8 + [1] * 6, [2] * LENGTH])
-    counted = jnp.asarray(rng.random((2, LENGTH)) < 0.8)
-    tokens = jnp.asarray(rng.integers(0, 13, (2, LENGTH)))
-    return Windows(tokens=tokens, segment=jnp.asarray(segment), counted=counted)
+    return two_windows(8, 6, 13, 0.8)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import EagleObjective
 from jaxspec.train.methods import eagle
 from jaxspec.train.run.packed import hidden_states, positions
+from tests.train.windows import two_windows
 
 CONFIG = LlamaConfig(
     vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4
@@ -39,11 +40,7 @@ def head() -> EagleHead:
 
 @pytest.fixture(scope="module")
 def batch() -> Windows:
-    rng = np.random.default_rng(0)
-    segment = np.array([[0] * 7 + [1] * 5, [2] * LENGTH])
-    counted = jnp.asarray(rng.random((2, LENGTH)) < 0.7)
-    tokens = jnp.asarray(rng.integers(0, 13, (2, LENGTH)))
-    return Windows(tokens=tokens, segment=jnp.asarray(segment), counted=counted)
+    return two_windows(7, 5, 13)
 
 
 def predict(head: EagleHead, target: Llama, tokens: jax.Array, features: jax.Array, segment: jax.Array) -> jax.Array:

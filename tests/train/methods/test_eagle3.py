@@ -24,6 +24,7 @@ from jaxspec.train.methods import eagle3
 from jaxspec.train.run.packed import of_target
 from tests.drafters.chain import chain
 from tests.train.command import QUICK, command
+from tests.train.windows import two_windows
 
 CONFIG = LlamaConfig(
     vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=4, num_heads=2, num_kv_heads=1, head_dim=4
@@ -45,11 +46,7 @@ def head() -> Eagle3Head:
 
 @pytest.fixture(scope="module")
 def batch() -> Windows:
-    rng = np.random.default_rng(0)
-    segment = np.array([[0] * 7 + [1] * 5, [2] * LENGTH])
-    counted = jnp.asarray(rng.random((2, LENGTH)) < 0.7)
-    tokens = jnp.asarray(rng.integers(0, 13, (2, LENGTH)))
-    return Windows(tokens=tokens, segment=jnp.asarray(segment), counted=counted)
+    return two_windows(7, 5, 13)
 
 
 @pytest.fixture(scope="module")

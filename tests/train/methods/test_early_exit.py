@@ -36,15 +36,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.checkpoint(tmp_path_factory.mktemp("target") / "ckpt", num_layers=2)
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of text, part of it held out."""
-    data = tmp_path_factory.mktemp("data")
-    for name in ("a.py", "shutil.py"):
-        (data / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
-    return data
-
-
 def test_trains_what_decodes():
     """The first draft of every round, with its probability, is what training computes at the root."""
     target = models(50).target
@@ -128,10 +119,10 @@ def test_it_begins_as_the_targets_last_layers_norm_and_head(tied: bool):
     assert (begun.lm_head.kernel[...] == logits).all()
 
 
-def test_an_exit_without_a_layer_drafts_by_norm_and_lm_head(target, source, tmp_path):
+def test_an_exit_without_a_layer_drafts_by_norm_and_lm_head(target, data, tmp_path):
     """The trained head holds no layer, and drafts what its LM head reads from the first layers; the text stays."""
     copy = shutil.copytree(target, tmp_path / "ckpt")
-    code, err = command("early-exit", "--target", copy, "--data", source, "--exit-layers", 0, *QUICK)
+    code, err = command("early-exit", "--target", copy, "--data", data, "--exit-layers", 0, *QUICK)
     assert code == 0, err
     assert json.loads((copy / "heads/early-exit/config.json").read_text())["settings"] == {
         "first": 1,
@@ -143,9 +134,9 @@ def test_an_exit_without_a_layer_drafts_by_norm_and_lm_head(target, source, tmp_
     assert drafted[0].tokens == jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=20)[0].tokens
 
 
-def test_an_exit_is_trained_and_used(target, source, tmp_path):
+def test_an_exit_is_trained_and_used(target, data, tmp_path):
     copy = shutil.copytree(target, tmp_path / "ckpt")
-    code, err = command("early-exit", "--target", copy, "--data", source, *QUICK)
+    code, err = command("early-exit", "--target", copy, "--data", data, *QUICK)
     assert code == 0, err
     assert err.splitlines()[-1].startswith(f"wrote {copy}/heads/early-exit: early-exit, ")
     lines = (copy / "heads/early-exit.run/metrics.jsonl").read_text().splitlines()

@@ -26,6 +26,7 @@ from jaxspec.train.run.packed import hidden_states, read
 from tests.evaluate import tiny
 from tests.lossless.harness import models
 from tests.train.command import QUICK, command
+from tests.train.windows import two_windows
 
 LENGTH, VOCAB = 24, 23
 READ, PREDICT = jax.jit(read, static_argnums=3), jax.jit(edd.predict)
@@ -43,12 +44,7 @@ def head(target: Llama) -> EddHead:
 
 @pytest.fixture(scope="module")
 def batch() -> Windows:
-    rng = np.random.default_rng(0)
-    segment = np.array([[0] * 15 + [1] * 9, [2] * LENGTH])
-    counted = jnp.asarray(rng.random((2, LENGTH)) < 0.7)
-    return Windows(
-        tokens=jnp.asarray(rng.integers(0, VOCAB, (2, LENGTH))), segment=jnp.asarray(segment), counted=counted
-    )
+    return two_windows(15, 9, VOCAB)
 
 
 def drafts(head: EddHead, target: Llama, batch: Windows, length: int) -> np.ndarray:
@@ -134,11 +130,7 @@ def ckpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.checkpoint(tmp_path_factory.mktemp("target") / "ckpt", num_layers=2)
 
 
-def test_a_head_is_trained_and_used(ckpt, tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    for name in ("a.py", "shutil.py"):
-        (data / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
+def test_a_head_is_trained_and_used(ckpt, data, tmp_path):
     copy = tmp_path / "ckpt"
     shutil.copytree(ckpt, copy)
     code, err = command("edd", "--target", copy, "--data", data, *QUICK, "--cache-features", tmp_path / "features")

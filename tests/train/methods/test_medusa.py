@@ -26,6 +26,7 @@ from jaxspec.train.run.packed import hidden_states
 from tests.evaluate import tiny
 from tests.lossless.harness import medusa_heads, models, requests
 from tests.train.command import QUICK, command
+from tests.train.windows import two_windows
 
 CONFIG = LlamaConfig(
     vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4
@@ -44,11 +45,7 @@ def shaken(target: Llama, count: int) -> MedusaHeads:
 
 
 def batch() -> Windows:
-    rng = np.random.default_rng(0)
-    segment = np.array([[0] * 6 + [1] * 5, [2] * LENGTH])
-    counted = jnp.asarray(rng.random((2, LENGTH)) < 0.7)
-    tokens = jnp.asarray(rng.integers(0, 13, (2, LENGTH)))
-    return Windows(tokens=tokens, segment=jnp.asarray(segment), counted=counted)
+    return two_windows(6, 5, 13)
 
 
 def known(target: Llama, windows: Windows) -> jax.Array:
