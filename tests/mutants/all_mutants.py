@@ -82,4 +82,4 @@ def tests_of(file: str) -> tuple[str, ...]:
     """The tests that must notice any change to a file: those of its own name, and those listed for it."""
     folder, _, name = file.removeprefix("jaxspec/").rpartition("/")
     own = f"tests/{folder}/test_{name}"
-    return (*((own,) if (ROOT / own).exists() else ()), *TESTS.get(file, ()))
+    return tuple(dict.fromkeys((*((own,) if (ROOT / own).exists() else ()), *TESTS.get(file, ()))))
