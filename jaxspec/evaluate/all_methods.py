@@ -31,12 +31,22 @@ def all_methods(target: Path) -> tuple[str, ...]:
     with `beta-ts` and `cali-ts`. Unusable heads are left out. Of methods that are the same for a head, because it
     drafts blocks of limited length, only the first is listed.
     """
-    unusable = unusable_heads(target)
-    heads = tuple(head for head in config_json.head_names(target) if head not in unusable)
     first: dict[str, str] = {}
-    for name in _methods(target, heads):
+    for name in _methods(target):
         first.setdefault(str(fitted(target, parse_method(name))), name)
     return tuple(first.values())
+
+
+def usable_heads(target: Path) -> dict[str, str]:
+    """Folders in CKPT/heads with usable weights: by name, the drafter as a user would type it."""
+    unusable = unusable_heads(target)
+    heads = (head for head in config_json.head_names(target) if head not in unusable)
+    return {head: typed(drafter_of(target, head).name, head) for head in heads}
+
+
+def has_predictor(target: Path, head: str) -> bool:
+    """Whether a head has an acceptance predictor, which some controllers need."""
+    return (find_head(target, head) / FOLDER / "config.json").exists()
 
 
 def unusable_heads(target: Path) -> dict[str, str]:
@@ -50,11 +60,11 @@ def unusable_heads(target: Path) -> dict[str, str]:
     return found
 
 
-def _methods(target: Path, heads: tuple[str, ...]) -> Iterator[str]:
+def _methods(target: Path) -> Iterator[str]:
     yield "plain"
-    by_head = {head: typed(drafter_of(target, head).name, head) for head in heads}
+    by_head = usable_heads(target)
     yield from (f"{drafter}+{CHAIN}" for drafter in (*by_head.values(), "ngram"))
-    best = default_method(heads)
+    best = default_method(by_head)
     drafter = typed(best.drafter.name, best.head)
     yield from (f"{drafter}+{builder}" for builder in BUILDERS if builder != "chain")
     for name, controller in CONTROLLERS.items():
@@ -63,7 +73,7 @@ def _methods(target: Path, heads: tuple[str, ...]) -> Iterator[str]:
     if best.head is not None:
         yield f"{drafter},{HISTORY}={MATCH}+chain"
     for head, learned in by_head.items():
-        if (find_head(target, head) / FOLDER / "config.json").exists():
+        if has_predictor(target, head):
             yield from (f"{learned}+chain+{name}" for name in ("beta-ts", "cali-ts"))
     yield from (f"{drafter}+chain,length={length}" for length in LENGTHS)
 

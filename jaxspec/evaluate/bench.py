@@ -23,13 +23,11 @@ from jaxspec.evaluate import divergence, piece_times, quality, results, runner, 
 from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
 from jaxspec.evaluate.description import describe, weight_bytes
 from jaxspec.evaluate.piece_times import PieceTimes
-from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.results import Form, Measured
-from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
+from jaxspec.evaluate.runlog import RunLog, check_out, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.host import compilation
-from jaxspec.host.arguments import integer
-from jaxspec.host.atomic import check_folder, write_whole
+from jaxspec.host.atomic import write_whole
 from jaxspec.host.processes import is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import Method, parse_method
@@ -54,7 +52,7 @@ def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
     for one in runs:
         check(one)
     for one in runs:
-        found = compare(one, shape)
+        found = run_methods(one, shape)
         if one.json is not None and is_first():
             for file, text in samples_of(one.json, found).items():
                 write_whole(file, text)
@@ -87,23 +85,13 @@ def check(settings: Bench) -> None:
     """Raises ValueError for settings that are invalid for any model and questions."""
     if not settings.methods:
         raise ValueError("name at least one method")
-    for name, value in (
-        ("batch_size", settings.batch_size),
-        ("repeats", settings.repeats),
-        ("max_new_tokens", settings.sampling.max_new_tokens),
-    ):
-        integer(name, value, 1)
+    runner.check_counts(settings, "batch_size", "repeats")
     if settings.simulate is not None and settings.sampling.temperature > 0:
         raise ValueError("--simulate decides acceptance at random, so temperature has no meaning; leave it out")
     if settings.simulate is not None and (settings.devices.mesh is not None or settings.quantize is not None):
         raise ValueError("--simulate runs on one device without quantisation: leave out --mesh and --quantize")
     if settings.json is not None:
-        check_folder(settings.json)
-        if settings.json.suffix == ".jsonl":
-            raise ValueError(
-                f"--json names a file of JSON, such as {settings.json.with_suffix('.json')}: the log beside it "
-                "ends in .jsonl"
-            )
+        check_out(settings.json)
 
 
 def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
@@ -137,7 +125,7 @@ def show(found: dict[str, Any], console: Console) -> None:
     table.show(methods, found["target_seconds"], console)
 
 
-def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str, Any]:
+def run_methods(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str, Any]:
     """Runs all methods on all questions that OUT.jsonl does not have yet. Returns the values of bench's JSON.
 
     Args:
@@ -147,17 +135,8 @@ def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str,
     mesh = settings.devices.open(several=settings.simulate is None)
     label = _label(settings, ": ")
     methods = {name: parse_method(name) for name in _named_methods(settings, label)}
-    questions = tuple(read_questions(settings.prompts, settings.limit, settings.shots))
+    plan = Workload.of(settings, settings.repeats)
     engines = build(settings, methods, mesh, shape)
-    plan = Workload(
-        questions=questions,
-        sampling=settings.sampling,
-        batch_size=settings.batch_size,
-        repeats=settings.repeats,
-        chat=settings.chat,
-        keep_state=settings.keep_state,
-        chat_format=settings.template.format,
-    )
     runner.check(plan, engines[REFERENCE])
     runner.warn(plan, engines.values())
 
@@ -175,12 +154,11 @@ def compare(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str,
         )
     with progress(f"{label}batch", len(plan.batches)) as shown:
         runner.run(plan, engines, log, lambda: shown.show(shown.done + 1))
-    forms = forms_of(plan, engines)
     if log.measured is None:
         compilation.make_room(0.25)  # decoding is done, and measuring compiles much
-        log.finish(dataclasses.asdict(measure(plan, engines, log, forms, settings.prices)))
+        log.finish(dataclasses.asdict(measure(settings, plan, engines, log)))
     assert log.measured is not None
-    return results.summarise(about, log.answers, Measured(**log.measured), forms)
+    return results.summarise(about, log.answers, Measured.from_json(log.measured))
 
 
 def to_json(found: dict[str, Any]) -> str:
@@ -221,15 +199,12 @@ def build_engines(model: Checkpoint, methods: Mapping[str, Method], batch_size: 
     return engines
 
 
-def measure(
-    plan: Workload, engines: Mapping[str, Engine], log: RunLog, forms: Mapping[str, Form], prices: bool
-) -> Measured:
-    """Measurements of a run after its answers: noise, divergences, and the times of pieces if `prices` is true."""
-    engine = engines[REFERENCE]
-    target = engine.model.target
+def measure(settings: Bench, plan: Workload, engines: Mapping[str, Engine], log: RunLog) -> Measured:
+    """Measurements of a run after its answers: noise, divergences, and the times of the pieces of a round."""
+    engine, forms = engines[REFERENCE], forms_of(plan, engines)
     plain = {answer.question: answer for answer in log.answers if answer.method == REFERENCE}
     seconds: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(PieceTimes))
-    if prices:
+    if settings.prices:
         # Attention on a CPU reads all rows of the cache, so times depend on the prompt's length: take a median batch.
         longest = lambda batch: max(len(turn.prompt) for number in batch for turn in plain[number].turns)
         by_length = sorted(plan.batches, key=longest)
@@ -237,15 +212,15 @@ def measure(
         costs = piece_times.measure(engines, [plan.request(engine, number, ()) for number in middle])
         seconds = json.loads(json.dumps(dataclasses.asdict(costs)))  # sizes become strings, as they are read back
     noise, divergences = None, dict[str, list[dict[str, Any]] | None].fromkeys(engines)
-    if not any(engine.method.verification is not None for engine in engines.values()):  # nothing is simulated
+    if settings.simulate is None:
         sizes = {size for form in forms.values() for size in form.sizes}
         first = [[(plain[n].turns[0].prompt, plain[n].turns[0].tokens) for n in batch] for batch in plan.batches]
         with engine.model.context():
-            noise = divergence.noise(target, first[:NOISE_BATCHES], sizes)
+            noise = divergence.noise(engine.model.target, first[:NOISE_BATCHES], sizes)
     if plan.sampling.temperature == 0 and noise is not None:
         for name in engines:
             found = (
-                divergence.diverges(target, answer.question, i, (turn.prompt, turn.tokens), ours.tokens)
+                divergence.diverges(engine.model.target, answer.question, i, (turn.prompt, turn.tokens), ours.tokens)
                 for answer in log.answers
                 if answer.method == name
                 for i, (turn, ours) in enumerate(zip(plain[answer.question].turns, answer.turns, strict=True))
@@ -255,7 +230,7 @@ def measure(
         noise=noise,
         **{f"{name}_seconds": values for name, values in seconds.items()},
         divergences=divergences,
-        forms={name: dataclasses.asdict(form) for name, form in forms.items()},
+        forms=forms,
     )
 
 
@@ -299,15 +274,10 @@ def forms_of(plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Form]:
             reads[key] = chain_on_one_chip(method, engine.models)
         forms[name] = Form(
             resolved=str(method),
-            sizes=_sizes(plan, engine),
+            sizes=method.speculation(plan.sampling.temperature == 0, tree_sizes=engine.tree_sizes).verify_sizes,
             is_chain=method.builder.is_chain,
             read_bytes=weight_bytes(engine.model.target)["read_bytes"],
             draft_bytes=reads[key].draft.bytes if key in reads else 0,
             level_bytes=reads[key].level.bytes if key in reads else 0,
         )
     return forms
-
-
-def _sizes(plan: Workload, engine: Engine) -> tuple[int, ...]:
-    """Tree sizes for which verification is compiled in this run."""
-    return engine.method.speculation(plan.sampling.temperature == 0, tree_sizes=engine.tree_sizes).verify_sizes

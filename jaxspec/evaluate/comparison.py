@@ -11,7 +11,7 @@ from rich.console import Console
 from jaxspec.engine.statistics import ratio
 from jaxspec.evaluate.runlog import Answer, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE
-from jaxspec.evaluate.table import grid
+from jaxspec.evaluate.table import print_lines, print_table
 from jaxspec.evaluate.uncertainty import PerQuestion, RatioOfSums, in_words, p_in_words, per_question
 from jaxspec.options.main import Compare
 
@@ -27,7 +27,7 @@ def run(settings: Compare) -> None:
     show(first, second, console)
     logs = list(map(log_of, settings.compare))
     if missing := [log for log in logs if not log.exists()]:
-        console.print(f"The difference was not tested: there is no {missing[0]}.", markup=False, highlight=False)
+        print_lines(console, f"The difference was not tested: there is no {missing[0]}.")
         return
     ours, theirs = (read_finished(log)[1] for log in logs)
     show_tests(ours, theirs, console)
@@ -55,44 +55,35 @@ def show(first: Mapping[str, Any], second: Mapping[str, Any], console: Console) 
     shared = [name for name in first["methods"] if name in second["methods"]]
     if not shared:
         raise ValueError("the two results have no method in common, so there is nothing to compare")
-    table = grid("method", [column for title in COLUMNS for column in (title, "second", "ratio")])
+    rows, simulated = [], any(run.get("simulated") for run in (first, second))
     for name in shared:
-        cells = []
+        rows.append(cells := ["simulated " + name if simulated else name])
         for key, form in COLUMNS.values():
             ours, theirs = first["methods"][name][key], second["methods"][name][key]
             cells += [format(ours, form), format(theirs, form), format(ratio(theirs, ours), ".2f")]
-        table.add_row(_label(first, second) + name, *cells)
-    console.print(table, markup=False)
-
-    def line(text):
-        return console.print(text, markup=False, highlight=False)
-
+    print_table(console, "method", [column for title in COLUMNS for column in (title, "second", "ratio")], rows)
     for key, (ours, theirs) in differences(first, second).items():
-        line(f"{key}: {ours} → {theirs}")
+        print_lines(console, f"{key}: {ours} → {theirs}")
     for which, here, there in (("first", first, second), ("second", second, first)):
         if only := [name for name in here["methods"] if name not in there["methods"]]:
-            line(f"only in the {which}: {', '.join(only)}")
+            print_lines(console, f"only in the {which}: {', '.join(only)}")
 
 
 def show_tests(first: Sequence[Answer], second: Sequence[Answer], console: Console) -> None:
     """Prints a paired test for each method of both runs, over the questions that both answered."""
-
-    def line(text):
-        return console.print(text, markup=False, highlight=False)
-
     before, after = on_shared_questions(first, second)
-    questions = len(before[REFERENCE].tokens)
-    if not questions:
-        line("The difference was not tested: the runs share no question.")
+    count = len(before[REFERENCE].tokens)
+    if not count:
+        print_lines(console, "The difference was not tested: the runs share no question.")
         return
-    line(f"\nThe second run against the first, by a paired test over the {questions} questions of both:")
-    table = grid("method", [column for title in COLUMNS for column in (title, "p")])
-    for name in (name for name in before if name in after):
-        table.add_row(name, *(cell for found in ratios(before, after, name) for cell in _tested(found)))
-    console.print(table, markup=False)
-    line(
+    print_lines(console, f"\nThe second run against the first, by a paired test over the {count} questions of both:")
+    shared = [name for name in before if name in after]
+    rows = [[name, *(cell for found in ratios(before, after, name) for cell in _tested(found))] for name in shared]
+    print_table(console, "method", [column for title in COLUMNS for column in (title, "p")], rows)
+    print_lines(
+        console,
         "Percentages are 95 % bootstrap intervals over the questions. p: Wilcoxon's signed-rank test. unclear: no "
-        "difference was found; more questions may show one."
+        "difference was found; more questions may show one.",
     )
 
 
@@ -152,7 +143,3 @@ def _asked(answer: Answer) -> tuple[int | str, ...]:
 def _tested(found: RatioOfSums) -> tuple[str, str]:
     p_value = found.p_value()
     return in_words(found.interval(), p_value, "lower", "higher"), p_in_words(p_value)
-
-
-def _label(*runs: Mapping[str, Any]) -> str:
-    return "simulated " if any(run.get("simulated") for run in runs) else ""

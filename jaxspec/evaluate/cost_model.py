@@ -35,8 +35,9 @@ class PieceCosts:
 
 @dataclasses.dataclass(frozen=True)
 class RunCosts:
-    """Seconds of a run's pieces, and `plain`, those of plain decoding for the same tokens."""
+    """Seconds of a run's pieces, and `plain`, those of plain decoding for the same tokens; and its number of rounds."""
 
+    rounds: int
     plain: float
     drafting: float
     verification: float
@@ -80,6 +81,7 @@ def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, size
         fitting = [min((size for size in sizes if size > nodes), default=max(sizes)) for nodes in verified]
         verification += sum(pieces.verify[size] for size in fitting)
     return RunCosts(
+        rounds=rounds,
         plain=(pieces.plain + pieces.plain_rest) * tokens,
         drafting=levels * pieces.level,
         verification=verification,

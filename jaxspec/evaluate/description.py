@@ -2,11 +2,12 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoint.heads import find_head
+from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.controllers.acceptance_predictor import FOLDER
 from jaxspec.engine.engine import Engine
@@ -28,12 +29,10 @@ HEAD = ("config.json", "params", FOLDER)
 
 def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Any]:
     """The first keys of bench's JSON. The log begins with them too, so that a log of another run is recognised."""
-    model = engines[REFERENCE].model
+    model, heads = engines[REFERENCE].model, [engine.method.head for engine in engines.values()]
     shape = repr(model.config.model).encode() if settings.simulate else (model.path / "config.json").read_bytes()
     return {
-        "device": environment.device(),
-        "dtype": str(model.target.dtype),
-        "versions": environment.versions(),
+        **where(model),
         "weights": weight_bytes(model.target),
         "settings": {
             **_options(settings),
@@ -41,7 +40,7 @@ def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> 
             "target": str(settings.target if settings.target.name.strip(".") else settings.target.resolve()),
             "quantize": model.config.quantize,
             "target_sha256": hashlib.sha256(shape).hexdigest(),
-            **({} if settings.simulate else weights_of(engines)),
+            **({} if settings.simulate else weights_of(model.path, heads)),
             "methods": list(engines),
             "resolved": [str(engine.method) for engine in engines.values()],
             "prompts": str(settings.prompts),
@@ -49,6 +48,12 @@ def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> 
             **_questions(plan),
         },
     }
+
+
+def where(model: Checkpoint) -> dict[str, Any]:
+    """What else the numbers of a run depend on: device, dtype and versions."""
+    dtype = str(model.target.dtype)
+    return {"device": environment.device(), "dtype": dtype, "versions": environment.versions()}
 
 
 def describe_eval(settings: Eval, plan: Workload, engine: Engine) -> dict[str, Any]:
@@ -62,7 +67,7 @@ def describe_eval(settings: Eval, plan: Workload, engine: Engine) -> dict[str, A
             "target": str(settings.target),
             "prompts": str(settings.prompts),
             "quantize": engine.model.config.quantize,
-            **weights_of({REFERENCE: engine}),
+            **weights_of(engine.model.path, [engine.method.head]),
             "method": str(engine.method),
             "suite": plan.questions[0].suite,
             **_questions(plan),
@@ -88,17 +93,14 @@ def weight_bytes(target: Llama) -> dict[str, int]:
     return {"bytes": total, "read_bytes": total - unread, "expert_bytes": experts}
 
 
-def weights_of(engines: Mapping[str, Engine]) -> dict[str, Any]:
-    """Hashes of the weights that the engines run: the target's, and each head's by its name as typed.
+def weights_of(target: Path, heads: Iterable[str | None]) -> dict[str, Any]:
+    """Hashes of weights: the target's, and each head's by its name as typed.
 
     A path alone does not identify weights: they may have been trained again.
     """
-    path = engines[REFERENCE].model.path
-    heads = dict.fromkeys(engine.method.head for engine in engines.values() if engine.method.head is not None)
-    return {
-        "params_sha256": params_sha256(path),
-        "heads_sha256": {head: head_sha256(find_head(path, head)) for head in heads},
-    }
+    named = dict.fromkeys(head for head in heads if head is not None)
+    found = {head: head_sha256(find_head(target, head)) for head in named}
+    return {"params_sha256": params_sha256(target), "heads_sha256": found}
 
 
 def head_sha256(folder: Path) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jaxspec.decoding.decode_state import write_block
 from jaxspec.host.processes import fetch
@@ -94,30 +94,32 @@ def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[in
         sizes: tree sizes of verification, at least one.
     """
     worst = 0.0
-    for batch in batches:
-        texts = [(prompt, tokens) for prompt, tokens in batch if len(tokens) > 1]
-        if not texts:
-            continue
+    for texts in filter(None, map(_decoded, batches)):
         block, cache, begin, end = _prefilled(target, texts, max(sizes))
-        ones = _by_one(target, block, cache, begin, end)
+        ones = _features(target, block, cache, begin, end, 1)
         for size in sizes:
             if size > 1:
-                worst = max(worst, float(_difference(target, block, cache, ones, begin, end, size)))
+                several = _features(target, block, cache, begin, end, size)
+                worst = max(worst, float(_difference(target, ones, several, begin, end, size)))
     return worst
 
 
 def batch_noise(target: Llama, batch: Sequence[Text]) -> float:
     """Largest difference of a logit between decoding texts in one batch and each alone, one token at a time."""
-    texts = [(prompt, tokens) for prompt, tokens in batch if len(tokens) > 1]
+    texts = _decoded(batch)
     if not texts:
         return 0.0
     block, cache, begin, end = _prefilled(target, texts, 1)
-    together, worst = _by_one(target, block, cache, begin, end), 0.0
+    together, alone = _features(target, block, cache, begin, end, 1), []
     for row, own in enumerate(block):
-        cache = _read_prompts(target, np.asarray(own)[None], int(begin.max()))
-        alone = _by_one(target, own[None], cache, begin[row : row + 1], end[row : row + 1])
-        worst = max(worst, float(_rows_apart(target, together[row], alone[0], begin[row], end[row])))
-    return worst
+        cache, at = _read_prompts(target, np.asarray(own)[None], int(begin.max())), slice(row, row + 1)
+        alone.append(_features(target, own[None], cache, begin[at], end[at], 1))
+    return float(_difference(target, jnp.concatenate(alone), together, begin, end, 1))
+
+
+def _decoded(batch: Sequence[Text]) -> list[Text]:
+    """The texts of which more than prefill's token was generated."""
+    return [(prompt, tokens) for prompt, tokens in batch if len(tokens) > 1]
 
 
 def _prefilled(
@@ -170,64 +172,53 @@ def _read_in_float32(
     return _advance(jax.tree.map(lambda x: x.astype(jnp.float32), target), tokens, cache, cached)
 
 
-@jax.jit
-def _by_one(
-    target: Llama, tokens: Int[Array, "B S"], cache: tuple[kv.KV, ...], begin: Int[Array, " B"], end: Int[Array, " B"]
+@partial(jax.jit, static_argnames="size")
+def _features(
+    target: Llama,
+    tokens: Int[Array, "B S"],
+    cache: tuple[kv.KV, ...],
+    begin: Int[Array, " B"],
+    end: Int[Array, " B"],
+    size: int,
 ) -> Float[Array, "B S D"]:
-    """The features at tokens[b, begin[b]:end[b]], computed one token at a time."""
+    """The features at tokens[b, begin[b]:end[b]], computed `size` tokens at a time."""
 
-    def single(carry):
+    def block(carry):
         at, cache, features = carry
-        hidden, cache = _advance(target, jnp.take_along_axis(tokens, at[:, None], axis=1), cache, at)
-        return at + 1, cache, write_block(features, hidden, at)
+        hidden, cache = _advance(target, _window(tokens, at, size), cache, at)
+        return at + size, cache, write_block(features, hidden, at)
 
     unread = lambda carry: (carry[0] < end).any()
     blank = jnp.zeros((*tokens.shape, target.config.hidden_size), target.dtype)
-    return jax.lax.while_loop(unread, single, (begin, cache, blank))[2]
-
-
-@jax.jit
-def _rows_apart(
-    target: Llama,
-    one: Float[Array, "S D"],
-    other: Float[Array, "S D"],
-    begin: Int[Array, ""] | np.int32,
-    end: Int[Array, ""] | np.int32,
-) -> Float[Array, ""]:
-    """Largest difference of a logit between two texts' features at positions from `begin` to `end` - 1."""
-
-    def apart(at):
-        difference = jnp.abs(target.logits(one[at]) - target.logits(other[at])).max()
-        return jnp.where((at >= begin) & (at < end), difference, 0.0)
-
-    return jax.lax.map(apart, jnp.arange(one.shape[0])).max().astype(jnp.float32)
+    return jax.lax.while_loop(unread, block, (begin, cache, blank))[2]
 
 
 @partial(jax.jit, static_argnames="size")
 def _difference(
     target: Llama,
-    tokens: Int[Array, "B S"],
-    cache: tuple[kv.KV, ...],
     ones: Float[Array, "B S D"],
+    others: Float[Array, "B S D"],
     begin: Int[Array, " B"],
     end: Int[Array, " B"],
     size: int,
 ) -> Float[Array, ""]:
-    """Runs the same tokens in blocks of `size`: the largest difference of a logit from those of `ones`."""
-    window = jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, size))
+    """The largest difference of a logit. `others` are unembedded `size` at a time, `ones` as in plain decoding."""
 
     def block(carry):
-        at, cache, worst = carry
-        hidden, cache = _advance(target, window(tokens, at), cache, at)
-        logits, single = target.logits(hidden), window(ones, at)
+        at, worst = carry
+        logits, single = target.logits(_window(others, at, size)), _window(ones, at, size)
 
         def apart(offset):
             here = lambda values: jax.lax.dynamic_index_in_dim(values, offset, axis=1, keepdims=False)
-            # The logits of one token at a time, as in plain decoding.
             difference = jnp.abs(target.logits(here(single)) - here(logits)).max(axis=-1)
             return jnp.where(at + offset < end, difference, 0.0).max()
 
-        return at + size, cache, jnp.maximum(worst, jax.lax.map(apart, jnp.arange(size)).max())
+        return at + size, jnp.maximum(worst, jax.lax.map(apart, jnp.arange(size)).max())
 
     unread = lambda carry: (carry[0] < end).any()
-    return jax.lax.while_loop(unread, block, (begin, cache, jnp.zeros(())))[2]
+    return jax.lax.while_loop(unread, block, (begin, jnp.zeros(())))[1]
+
+
+def _window(values: Shaped[Array, "B S *R"], at: Int[Array, " B"], size: int) -> Shaped[Array, "B W *R"]:
+    """`size` values of each row, from its index `at` on."""
+    return jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, size))(values, at)

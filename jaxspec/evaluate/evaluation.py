@@ -18,10 +18,8 @@ from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.evaluate import quality, runner
 from jaxspec.evaluate.bench import to_json
 from jaxspec.evaluate.description import describe_eval
-from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.runner import Workload
 from jaxspec.host import environment
-from jaxspec.host.arguments import integer
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.json_lines import append_lines, flat, to_line
 from jaxspec.host.processes import is_first, of_first
@@ -36,14 +34,12 @@ def run(settings: Eval) -> None:
     """Answers the questions without an answer from an earlier run, writes the results and prints them."""
     check(settings)
     mesh = settings.devices.open(several=True)
-    questions = tuple(read_questions(settings.prompts, settings.limit, settings.shots))
-    together = min(settings.batch_size, len(questions) * settings.samples)
+    plan = Workload.of(settings, repeats=1)
+    together = min(settings.batch_size, len(plan.questions) * settings.samples)
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
     if settings.method is None:
         say(f"method: {engine.method}")
-    how = (settings.sampling, settings.batch_size, 1, settings.chat, settings.keep_state, settings.template.format)
-    plan = Workload(questions, *how)
     numbers = asked_numbers(plan, engine, settings.skip_long)
     runner.warn(plan, [engine])
     about = describe_eval(settings, plan, engine)
@@ -64,10 +60,10 @@ def run(settings: Eval) -> None:
     found = {
         "device": environment.device(),
         "versions": environment.versions(),
-        "left_out": len(questions) - len(numbers),
+        "left_out": len(plan.questions) - len(numbers),
         **summary(file.lines, file.lines[len(done) :], seconds),
     }
-    if settings.out is not None and questions[0].suite == quality.CODE:
+    if settings.out is not None and plan.questions[0].suite == quality.CODE:
         texts = ((line["question_id"], line["turns"][0]["text"]) for line in file.sorted_lines)
         write_whole(settings.out.with_suffix(".samples.jsonl"), quality.samples(texts))
     file.finish(lambda settings: to_json(settings | found))
@@ -76,12 +72,7 @@ def run(settings: Eval) -> None:
 
 def check(settings: Eval) -> None:
     """Raises ValueError for settings that are invalid for any model and questions."""
-    for name, value in (
-        ("batch_size", settings.batch_size),
-        ("samples", settings.samples),
-        ("max_new_tokens", settings.sampling.max_new_tokens),
-    ):
-        integer(name, value, 1)
+    runner.check_counts(settings, "batch_size", "samples")
     if settings.samples > 1 and settings.sampling.temperature == 0:
         raise ValueError(
             "at temperature 0 all answers to a question are equal: --samples needs a --temperature above 0"

@@ -1,9 +1,9 @@
-"""A model of lm-evaluation-harness: its tasks, answered by refilled rows and scored by the target.
+"""Adapter for lm-evaluation-harness: generation with continuous batching, scores by the target.
 
     python -m jaxspec.evaluate.harness --model jaxspec --model_args target=CKPT --batch_size 8 --tasks TASK
 
-is its own command `lm_eval` with this model known to it, and takes the same arguments. Versions after 0.4.13 find the
-model by its entry point, and `lm_eval --model jaxspec` is enough.
+runs the harness's command `lm_eval` with this model registered, and takes the same arguments. Versions after 0.4.13
+find the model by its entry point, so `lm_eval --model jaxspec` is enough.
 """
 
 import importlib.util

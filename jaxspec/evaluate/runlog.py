@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.engine.generation import Round
+from jaxspec.host.atomic import check_folder
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.processes import is_first, of_first
 
@@ -111,6 +112,14 @@ def read_finished(path: Path) -> tuple[dict[str, Any], list[Answer], dict[str, A
     return lines[0]["settings"], answers, measured
 
 
+def check_out(out: Path) -> None:
+    """Raises ValueError unless results can be written to this file, and a log beside it."""
+    check_folder(out)
+    if out.suffix == ".jsonl":
+        wanted = out.with_suffix(".json")
+        raise ValueError(f"--json names a file of JSON, such as {wanted}: the log beside it ends in .jsonl")
+
+
 def log_of(out: Path) -> Path:
     """The log that belongs to a result file."""
     return Path(f"{out}.jsonl")
@@ -148,7 +157,7 @@ def _answer(line: dict[str, Any], trees: bool = False) -> Answer:
     return Answer(**{**line, "turns": [Turn(**(turn if trees else {**turn, "trees": None})) for turn in line["turns"]]})
 
 
-def spell(tokenizer: Any, turn: Turn) -> Turn:
+def with_token_texts(tokenizer: Any, turn: Turn) -> Turn:
     """The turn with its `pieces` and `words`; unchanged without a tokenizer."""
     if tokenizer is None:
         return turn
@@ -165,7 +174,7 @@ def pieces_of(tokenizer: Any, prompt: list[int], tokens: list[int]) -> list[str]
     are empty."""
     # One token is context enough, unless it ends a character.
     context = prompt if "\ufffd" in tokenizer.decode(prompt[-1:]) else prompt[-1:]
-    pieces, before, read = [], 0, len(context)  # what stands in [before:read] gives the next token its context
+    pieces, before, read = [], 0, len(context)  # tokens[before:read] are the context of the next token
     tokens = [*context, *tokens]
     for end in range(read + 1, len(tokens) + 1):
         shown, text = (tokenizer.decode(tokens[before:until], skip_special_tokens=True) for until in (read, end))

@@ -15,12 +15,14 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.requests import encode
 from jaxspec.evaluate import quality
-from jaxspec.evaluate.questions import Question, next_prompt
+from jaxspec.evaluate.questions import Question, next_prompt, read_questions
 from jaxspec.evaluate.reliability import tally
-from jaxspec.evaluate.runlog import Answer, RunLog, Turn, spell, tree_to_json
+from jaxspec.evaluate.runlog import Answer, RunLog, Turn, tree_to_json, with_token_texts
 from jaxspec.host import compilation
+from jaxspec.host.arguments import integer
 from jaxspec.host.compilation import compile_all
 from jaxspec.host.processes import largest
+from jaxspec.options.main import Bench, Eval
 
 REFERENCE = "plain"
 TIMED = ("jit(_read)", "jit(decode)")  # prefill and the loop, as JAX calls them
@@ -39,6 +41,19 @@ class Workload:
     keep_state: bool = False
     chat_format: ChatFormat = ChatFormat()
 
+    @classmethod
+    def of(cls, settings: Bench | Eval, repeats: int) -> "Workload":
+        """The workload of a command. Raises ValueError for a file of questions that cannot be read."""
+        return cls(
+            questions=tuple(read_questions(settings.prompts, settings.limit, settings.shots)),
+            sampling=settings.sampling,
+            batch_size=settings.batch_size,
+            repeats=repeats,
+            chat=settings.chat,
+            keep_state=settings.keep_state,
+            chat_format=settings.template.format,
+        )
+
     @property
     def batches(self) -> list[range]:
         """The numbers of the questions in each batch."""
@@ -50,6 +65,13 @@ class Workload:
         prompt = next_prompt(self.questions[number], answers, self.chat)
         (tokens,) = encode([prompt], engine.model, self.chat, self.chat_format)
         return Request(tokens, self.sampling, number)
+
+
+def check_counts(settings: Bench | Eval, *names: str) -> None:
+    """Raises ValueError unless these settings, and the number of new tokens, are whole numbers from 1 on."""
+    for name in names:
+        integer(name, getattr(settings, name), 1)
+    integer("max_new_tokens", settings.sampling.max_new_tokens, 1)
 
 
 def warn(plan: Workload, engines: Iterable[Engine]) -> None:
@@ -121,7 +143,9 @@ def run_batch(
         for name, found in measure(engines, requests, plan.repeats, learnt).items():
             for number, answer in zip(open_, found, strict=True):
                 asked = plan.questions[number].turns[turn]
-                turns[number, name].append(spell(engine.model.tokenizer, dataclasses.replace(answer, asked=asked)))
+                turns[number, name].append(
+                    with_token_texts(engine.model.tokenizer, dataclasses.replace(answer, asked=asked))
+                )
     return [
         Answer(
             question=number,

@@ -47,6 +47,22 @@ LEAST = 1e-6
 """The smallest confidence in a draft. With confidence 0 a builder would drop it, and the tree would be too small."""
 
 
+@dataclasses.dataclass(frozen=True)
+class MethodWithRule(Method):
+    """A method with a rule of its own, which need not be lossless, in place of the one that fits its builder."""
+
+    verification: Rule = dataclasses.field(kw_only=True)
+
+    @classmethod
+    def of(cls, method: Method, verification: Rule) -> "MethodWithRule":
+        """The method with this rule."""
+        fields = {field.name: getattr(method, field.name) for field in dataclasses.fields(Method)}
+        return cls(**fields, verification=verification)
+
+    def rule(self, greedy: bool) -> Rule:
+        return self.verification
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class Replayed(Rule):
@@ -126,7 +142,7 @@ def engine(
 ) -> Engine:
     """An engine with a head of random weights, whose verdicts are drawn from `acceptance`.
 
-    Costs that the method needs and does not set are measured now, and not kept; stderr says so.
+    Costs that the method needs and does not set are measured now, with a message on stderr, and are not kept.
 
     Args:
         model: a checkpoint from `random_checkpoint`.
@@ -151,7 +167,7 @@ def engine(
         draft = random_head(method.drafter, model.config.model, model.target.dtype)
     costs = None
     if method.needs_costs:
-        say(f"{LABEL}: {method} needs to know what drafting and verification cost; measuring it")
+        say(f"{LABEL}: {method} needs the costs of drafting and verification; measuring them")
         costs = measure(model, method, draft, batch_size)
     return Engine(model, simulated(method, acceptance), draft=draft, costs=costs)
 
@@ -162,9 +178,9 @@ def simulated(method: Method, acceptance: tuple[float, ...]) -> Method:
     Builders that correct a head's confidence (`ConfidencePower`) use it uncorrected, because it is the true acceptance.
     """
     builder: Any = method.builder
-    if isinstance(method.builder, ConfidencePower):
-        builder = dataclasses.replace(builder, power=1.0, greedy_power=1.0)
-    return dataclasses.replace(method, builder=builder, verification=Replayed(acceptance))
+    if issubclass(type(builder), ConfidencePower):
+        method = dataclasses.replace(method, builder=dataclasses.replace(builder, power=1.0, greedy_power=1.0))
+    return MethodWithRule.of(method, Replayed(acceptance))
 
 
 def random_checkpoint(target: Path, shape: CheckpointConfig, dtype: str | None = None) -> Checkpoint:

@@ -52,16 +52,12 @@ def show(
         target_seconds: of one forward of the target, by the number of tokens that it verifies; None if the pieces
             of rounds were not timed.
     """
-    table = grid("method", [*COLUMNS, "diver-\ngences"])
-    for name, values in methods.items():
-        table.add_row(name, *numbers(values, COLUMNS), _divergences(values))
-    console.print(table, markup=False)
+    rows = [[name, *numbers(values, COLUMNS), _divergences(values)] for name, values in methods.items()]
+    print_table(console, "method", [*COLUMNS, "diver-\ngences"], rows)
     for name, values in methods.items():
         if values["unexplained_divergences"]:
-            console.print(
-                f"{name} left plain decoding's text where rounding does not explain it: it is not lossless here",
-                style="red",
-            )
+            why = "left plain decoding's text where rounding does not explain it: it is not lossless here"
+            print_lines(console, f"{name} {why}", style="red")
     _show_uncertainty(methods, console)
     _show_drafts(methods, console)
     _show_quality(methods, console)
@@ -69,13 +65,21 @@ def show(
         _explain(methods, target_seconds, console)
 
 
-def grid(names: str, numbers: Iterable[str]) -> Table:
-    """A table without lines, by the titles of its columns: names at the left, then numbers."""
+def print_table(console: Console, names: str, titles: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table without lines: in each row a name at the left, then numbers under their titles."""
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column(names, overflow="fold")
-    for title in numbers:
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
-    return table
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, markup=False)
+
+
+def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
+    """Prints text as it is."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, style=style)
 
 
 def numbers(values: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> list[str]:
@@ -93,56 +97,45 @@ def show_weights(found: Mapping[str, Any], console: Console) -> None:
     weights, quantized = found["weights"], found["settings"]["quantize"]
     kinds = f"{found['dtype']}, {quantized} kernels" if quantized else found["dtype"]
     total, read = (filesize.decimal(weights[name]) for name in ("bytes", "read_bytes"))
-
-    def line(text):
-        return console.print(text, markup=False, highlight=False)
-
-    line(f"The target's weights ({kinds}) take {total}; a forward reads {read} of them.")
-    if found["device"].startswith("cpu"):
-        return
-    speeds = (f"{name}: {values['gigabytes_per_second']:.0f}" for name, values in found["methods"].items())
-    experts = ", every expert counted, though few tokens ask few of them" if weights["expert_bytes"] else ""
-    line(f"Reading them once a round makes, in GB/s (KV cache and drafting left out{experts}):  " + "  ".join(speeds))
+    lines = [f"The target's weights ({kinds}) take {total}; a forward reads {read} of them."]
+    if not found["device"].startswith("cpu"):
+        speeds = (f"{name}: {values['gigabytes_per_second']:.0f}" for name, values in found["methods"].items())
+        experts = ", every expert counted, though few tokens ask few of them" if weights["expert_bytes"] else ""
+        what = f"Reading them once a round makes, in GB/s (KV cache and drafting left out{experts}):"
+        lines.append("  ".join([what, *speeds]))
+    print_lines(console, *lines)
 
 
 def _show_uncertainty(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     """Prints intervals of speedup and tau, and compares each method with the fastest. One question has no interval."""
     if all(values["tau_interval"] is None for values in methods.values()):
         return
-    table = grid("\nuncertainty", ["speedup,\n95 %", "tau,\n95 %", "tau\nuncut", "vs. the\nfastest", "\np"])
+    rows = []
     for name, values in methods.items():
-        rival = values["against_fastest"]
-        compared = (
-            ("fastest", "")
-            if rival is None
-            else (in_words(rival["ratio_interval"], rival["p_value"], "slower", "faster"), p_in_words(rival["p_value"]))
-        )
+        compared, rival = ("fastest", ""), values["against_fastest"]
+        if rival is not None:
+            p_value = rival["p_value"]
+            compared = in_words(rival["ratio_interval"], p_value, "slower", "faster"), p_in_words(p_value)
         intervals = (brackets(values["speedup_interval"]), brackets(values["tau_interval"]))
-        table.add_row(name, *intervals, format(values["tau_uncut"], ".2f"), *compared)
-    console.print(table, markup=False)
+        rows.append([name, *intervals, format(values["tau_uncut"], ".2f"), *compared])
+    titles = ["speedup,\n95 %", "tau,\n95 %", "tau\nuncut", "vs. the\nfastest", "\np"]
+    print_table(console, "\nuncertainty", titles, rows)
 
 
 def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     """Prints the drafts per round of each method, and the calibration of their confidence."""
-    drafting = {name: values for name, values in methods.items() if values["nodes_drafted_per_round"]}
-    if not drafting:
-        return
-    table = grid("\ndrafts per round", [f"\n{title}" for title in DRAFTS])
-    for name, values in drafting.items():
-        table.add_row(name, *numbers(values, DRAFTS))
-    console.print(table, markup=False)
+    rows = [[name, *numbers(values, DRAFTS)] for name, values in methods.items() if values["nodes_drafted_per_round"]]
+    if rows:
+        print_table(console, "\ndrafts per round", [f"\n{title}" for title in DRAFTS], rows)
 
 
 def _show_quality(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     """Prints the scores of the answers, if their suite has any."""
     scored = {name: values["quality"] for name, values in methods.items() if values["quality"]}
-    if not scored:
-        return
-    names = list(next(iter(scored.values())))
-    table = grid("\nquality", [f"\n{name}" for name in names])
-    for method, scores in scored.items():
-        table.add_row(method, *(format(scores[name], ".3f") for name in names))
-    console.print(table, markup=False)
+    if scored:
+        names = list(next(iter(scored.values())))
+        rows = [[method, *(format(scores[name], ".3f") for name in names)] for method, scores in scored.items()]
+        print_table(console, "\nquality", [f"\n{name}" for name in names], rows)
 
 
 def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, float], console: Console) -> None:
@@ -150,22 +143,21 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
     drafting = {name: values for name, values in methods.items() if values["draft_cost"]}
     if not drafting:
         return
-
-    def line(text):
-        return console.print(text, markup=False, highlight=False)
-
     one = target_seconds["1"]
     table = "  ".join(f"{size}: {seconds / one:.2f}" for size, seconds in target_seconds.items())
-    line(f"\nOne forward of the target takes s_t = {one * 1e3:.2f} ms. Verifying n tokens, in s_t:  {table}")
-    line("One drafted level, in s_t:  " + "  ".join(f"{name}: {v['draft_cost']:.2f}" for name, v in drafting.items()))
-    line("Time of decoding: measured, predicted from the cost of each part, and the share of each part:")
+    levels = "  ".join(f"{name}: {values['draft_cost']:.2f}" for name, values in drafting.items())
+    lines = [
+        f"\nOne forward of the target takes s_t = {one * 1e3:.2f} ms. Verifying n tokens, in s_t:  {table}",
+        f"One drafted level, in s_t:  {levels}",
+        "Time of decoding: measured, predicted from the cost of each part, and the share of each part:",
+    ]
     for name, values in methods.items():
-        shares = ((part, 100 * ratio(spent, values["decode_seconds"])) for part, spent in values["breakdown"].items())
-        parts = ", ".join(f"{part} {share:.0f} %" for part, share in shares)
-        line(f"  {name}: {_prediction(values)}{DISTURBED if _is_far(values) else parts}")
-    line(fastest(drafting))
-    for note in NOTES:
-        line(note)
+        predicted, measured = values["predicted_seconds"], values["decode_seconds"]
+        off = ratio(predicted, measured) - 1
+        shares = (f"{part} {100 * ratio(spent, measured):.0f} %" for part, spent in values["breakdown"].items())
+        parts = DISTURBED if abs(off) > FAR else ", ".join(shares)
+        lines.append(f"  {name}: {measured:.2f} s, predicted {predicted:.2f} s ({off:+.0%}); {parts}")
+    print_lines(console, *lines, fastest(drafting), *NOTES)
 
 
 def fastest(drafting: Mapping[str, Mapping[str, Any]]) -> str:
@@ -178,17 +170,6 @@ def fastest(drafting: Mapping[str, Mapping[str, Any]]) -> str:
         f"{values['nodes_per_round'] + 1:.1f} tokens for at most {values['verify_cost']:.2f} s_t, and commits "
         f"{values['tau']:.2f} tokens."
     )
-
-
-def _prediction(values: Mapping[str, Any]) -> str:
-    """Measured and predicted seconds and their difference."""
-    predicted, measured = values["predicted_seconds"], values["decode_seconds"]
-    return f"{measured:.2f} s, predicted {predicted:.2f} s ({ratio(predicted, measured) - 1:+.0%}); "
-
-
-def _is_far(values: Mapping[str, Any]) -> bool:
-    """Whether measured and predicted time contradict each other."""
-    return abs(ratio(values["predicted_seconds"], values["decode_seconds"]) - 1) > FAR
 
 
 def _divergences(values: Mapping[str, Any]) -> str:
@@ -236,15 +217,10 @@ def show_groups(methods: Mapping[str, Mapping[str, Any]], console: Console) -> N
     """Prints tables as in the EDD paper: drafters with one builder, and builders with one drafter."""
     for group in groups(list(methods)):
         title = {"drafter": "Drafters under", "builder": "Builders for"}[group.role]
-        table = Table(group.role, box=None, header_style="bold", padding=(0, 1, 0, 0))
-        for column in PAPER_COLUMNS:
-            table.add_column(column, justify="right", no_wrap=True)
-        for name in group.names:
-            drafter, builder, _ = typed(name)
-            part = drafter if group.role == "drafter" else builder
-            table.add_row(part, *numbers(methods[name], PAPER_COLUMNS))
-        console.print(f"\n{title} {group.shared}:", markup=False, highlight=False)
-        console.print(table, markup=False)
+        part = ("drafter", "builder").index(group.role)
+        rows = [[typed(name)[part], *numbers(methods[name], PAPER_COLUMNS)] for name in group.names]
+        print_lines(console, f"\n{title} {group.shared}:")
+        print_table(console, group.role, PAPER_COLUMNS, rows)
 
 
 def typed(name: str) -> tuple[str, str, str]:

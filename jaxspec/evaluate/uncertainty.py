@@ -137,14 +137,14 @@ class PerQuestion:
         """Tokens per round."""
         return RatioOfSums(self.tokens[:, None], self.rounds[:, None])
 
-    def speed(self, batch: Int[np.ndarray, " questions"]) -> RatioOfSums:
-        """Tokens per second. Questions of one batch share its time, so the bootstrap resamples them as one."""
-        _, at = np.unique(batch, return_inverse=True)
+    def speed(self, batch: Int[np.ndarray, " questions"] | None = None) -> RatioOfSums:
+        """Tokens per second. Questions of one batch share its time, so the bootstrap resamples them as one.
 
-        def summed(values):
-            return np.bincount(at, values)[:, None]
-
-        return RatioOfSums(summed(self.tokens), summed(self.seconds))
+        Args:
+            batch: the number of each question's batch; None: those of this run.
+        """
+        _, at = np.unique(self.batch if batch is None else batch, return_inverse=True)
+        return RatioOfSums(*(np.bincount(at, values)[:, None] for values in (self.tokens, self.seconds)))
 
 
 def per_question(answers: Sequence[Answer]) -> PerQuestion:

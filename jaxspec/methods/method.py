@@ -35,7 +35,6 @@ class Method:
         head: folder under CKPT/heads, or a path; None: the one of the drafter's name, where it has a head.
         history: if the last `history` tokens of a row, or more, occurred before, the row drafts what followed them, and
             not what the head says. 0: off. Only for drafters with a head.
-        verification: in place of the rule that fits the builder; only simulation has one (`evaluate/simulate.py`).
     """
 
     drafter: Drafter
@@ -43,7 +42,6 @@ class Method:
     controller: Controller = FIXED
     head: str | None = None
     history: int = 0
-    verification: Rule | None = None
 
     def __post_init__(self) -> None:
         integer(f"{self.drafter.name}: {HISTORY}", self.history, 0, LONGEST_MATCH)
@@ -96,8 +94,6 @@ class Method:
         rejection sampling their text would depend on its neighbours and on the machine. Drafters that draft a block at
         once couple too, so any part of the block may be verified.
         """
-        if self.verification is not None:
-            return self.verification
         if greedy:
             return Greedy()
         chain = self.builder.is_chain and self.builder.depth > 0

@@ -24,7 +24,7 @@ def coloured(generation: Generation, tokenizer: Any, rejected: bool, colours: bo
 
     Args:
         rejected: show rejected drafts too, where they were drafted.
-        colours: whether the output has colours; without, rejected drafts stand in brackets.
+        colours: whether the output has colours; without, rejected drafts are put in brackets.
     """
     return Text().join(coloured_pieces(generation, tokenizer, rejected, colours))
 

@@ -34,7 +34,7 @@ from jaxspec.report.tables import (
     same_but,
 )
 
-MOST = 6  # methods in one figure: more cannot be told apart
+MOST = 6  # methods in one figure: more colours cannot be distinguished
 BARS = 30  # in one figure, over all categories
 POINTS = 500  # of a line over rounds: a run may have tens of thousands, and each weighs 150 bytes
 COUNTS = {"verified": "verified nodes", "levels": "levels"}  # field of `RoundCounts`, and the label of its axis
@@ -56,7 +56,7 @@ Colours = Mapping[str, str]
 
 
 def all_figures(runs: Sequence[Run]) -> list[Figure]:
-    """All figures that these runs have the numbers for, the most telling first."""
+    """All figures for which these runs have numbers, the most informative first."""
     colours = colours_of(runs)
     makers = (by_category, by_position, time, lengths, reliability, control, histograms)
     of_each = [figure for run in runs for make in makers for figure in make(run, colours)]
@@ -100,7 +100,9 @@ def by_position(run: Run, colours: Colours) -> Iterator[Figure]:
     ]
     if not series:
         return
-    theirs = next(row for row in published()["EAGLE, Tables 2, 3 and 8"] if row["model"] == "LLaMA2-Chat 7B, T = 0")
+    theirs = next(
+        row for row in published()["EAGLE, Tables 2, 3 and 8"].rows if row["model"] == "LLaMA2-Chat 7B, T = 0"
+    )
     points = [Point(at, Number(float(theirs[f"{at}-α"]), PLAIN, [])) for at in range(5)]
     series.append(Series("published: EAGLE, LLaMA2-Chat 7B, MT-bench", points, "published", "dashed"))
     yield _lines(

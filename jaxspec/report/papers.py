@@ -33,6 +33,7 @@ from jaxspec.report.tables import (
     fixed_chain,
     measure,
     number,
+    of_paper,
     pick,
     same_but,
 )
@@ -40,13 +41,8 @@ from jaxspec.report.tables import (
 
 def by_paper(runs: Sequence[Run]) -> list[tuple[str, list[Table]]]:
     """All tables, by paper."""
-    return [
-        ("EAGLE", list(eagle(runs))),
-        ("EAGLE-3", list(eagle3(runs))),
-        ("EESD", list(eesd(runs))),
-        ("EDD and PCT", list(edd(runs))),
-        ("Draft & Verify", list(verify(runs))),
-    ]
+    papers = {"EAGLE": eagle, "EAGLE-3": eagle3, "EESD": eesd, "EDD and PCT": edd, "Draft & Verify": verify}
+    return [(name, list(tables(runs))) for name, tables in papers.items()]
 
 
 def overview(run: Run) -> Table:
@@ -74,87 +70,29 @@ def overview(run: Run) -> Table:
 
 def eagle(runs: Sequence[Run]) -> Iterator[Table]:
     """Table 1, Tables 2, 3 and 8 as one, and Tables 4 to 7."""
-
-    def ours(method):
-        return method.drafter.name == "eagle"
-
-    yield by_data(
-        "Speedup and average acceptance length τ by data",
-        "EAGLE, Table 1",
-        runs,
-        ours,
-        (SPEEDUP, TAU),
-        "--methods eagle+static eagle+chain",
-    )
-    yield by_method(
-        "Acceptance by position n-α of chains",
-        "EAGLE, Tables 2, 3 and 8",
-        pick(runs, lambda m: fixed_chain(m) and m.builder.depth >= 5),
-        (SPEEDUP, TAU, *(measure(f"{i}-α", "acceptance_by_position", i) for i in range(5))),
-        "--methods eagle+chain,length=5",
-        "The published speedup and τ are those of the tree, ours those of the chain in the row.",
-        names="method or data",
-    )
-    yield by_method(
-        "Tokens a second with quantised weights",
-        "EAGLE, Table 4",
-        pick(quantised(runs), lambda m: ours(m) or m.drafter.name == REFERENCE),
-        (SPEED,),
-        "--quantize int4 --methods plain eagle+static",
-    )
+    ours = drafted_by("eagle")
+    positions = [measure(f"{i}-α", "acceptance_by_position", i) for i in range(5)]
+    long_chains = pick(runs, lambda m: fixed_chain(m) and m.builder.depth >= 5)
+    yield by_data("EAGLE, Table 1", runs, ours, (SPEEDUP, TAU))
+    yield by_method("EAGLE, Tables 2, 3 and 8", long_chains, (SPEEDUP, TAU, *positions), names="method or data")
+    yield by_method("EAGLE, Table 4", pick(quantised(runs), drafted_by("eagle", REFERENCE)), (SPEED,))
     pairs = []
     for run in runs:
-
-        def first(wanted, run=run):
-            return next((name for name, method in run.methods.items() if wanted(method)), None)
-
-        chain = first(lambda m: ours(m) and fixed_chain(m) and m.builder.depth == 5)
-        tree = first(lambda m: ours(m) and m.builder.name == "static" and m.controller.name == "fixed")
+        of_run = [name for _, name in pick([run], ours)]
+        chain = [n for n in of_run if fixed_chain(run.methods[n]) and run.methods[n].builder.depth == 5]
+        tree = [n for n in of_run if is_fixed(run.methods[n]) and run.methods[n].builder.name == "static"]
         if chain and tree:
-            before, after = number(run, chain, "tau"), number(run, tree, "tau")
+            before, after = number(run, chain[0], "tau"), number(run, tree[0], "tau")
             more = derived("difference", after, before, CHANGE)
-            pairs.append([run.where(), f"{chain}, {tree}", before, after, more])
-    yield Table(
-        "τ of a chain and of the tree",
-        "EAGLE, Table 5",
-        ["model", "methods", "chain", "tree", "difference"],
-        pairs,
-        "--methods eagle+chain,length=5 eagle+static",
-    )
-    yield by_method(
-        "Heads that were trained on other data",
-        "EAGLE, Table 6",
-        several_heads(runs, ours),
-        (SPEEDUP, TAU),
-        "--methods eagle@NAME+chain eagle@OTHER+chain",
-        names="method or data",
-    )
+            pairs.append([run.where(), f"{chain[0]}, {tree[0]}", before, after, more])
+    yield of_paper("EAGLE, Table 5", ["model", "methods", "chain", "tree", "difference"], pairs)
+    yield by_method("EAGLE, Table 6", several_heads(runs, ours), (SPEEDUP, TAU), names="method or data")
     yield batches(runs, ours)
-
-
-def quantised(runs: Sequence[Run]) -> list[Run]:
-    """The runs whose targets have integer weights."""
-    return [run for run in runs if run.settings.get("quantize")]
-
-
-def several_heads(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Run, str]]:
-    """The wanted methods in runs that compare two or more heads."""
-    found = pick(runs, wanted)
-    heads = {run.number: {each.methods[name].head for each, name in found if each is run} for run in runs}
-    return [(run, name) for run, name in found if len(heads[run.number]) > 1]
 
 
 def eagle3(runs: Sequence[Run]) -> Iterator[Table]:
     """Table 1."""
-    yield by_data(
-        "Speedup and average acceptance length τ by data",
-        "EAGLE-3, Table 1",
-        runs,
-        lambda method: method.drafter.name == "eagle3",
-        (SPEEDUP, TAU),
-        "--methods eagle3+eagle2,total=60,depth=8,width=10",
-        "Of the published rows, drafted by trees of 60 nodes, T = 1 has τ alone.",
-    )
+    yield by_data("EAGLE-3, Table 1", runs, drafted_by("eagle3"), (SPEEDUP, TAU))
 
 
 def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
@@ -165,19 +103,12 @@ def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
         by_size = {run.settings["batch_size"]: run for run in alike}
         if len(by_size) < 2:
             continue
-        for name, method in alike[0].methods.items():
-            if wanted(method) and all(name in run.methods for run in alike):
+        for _, name in pick(alike[:1], wanted):
+            if all(name in run.methods for run in alike):
                 cells = [number(by_size[size], name, "speedup") if size in by_size else NOTHING for size in sizes]
                 throughput = derived("ratio", best_speed(alike, name), best_speed(alike, REFERENCE), TIMES)
                 rows.append([alike[0].where(batch=False), name, *cells, throughput])
-    return Table(
-        "Speedup by batch size, and throughput",
-        "EAGLE, Table 7",
-        ["model", "method", *(f"batch {size}" for size in sizes), "throughput"],
-        rows,
-        "--batch-sizes 1 2 4",
-        "Throughput: the most tokens a second over all batch sizes, against plain decoding's most.",
-    )
+    return of_paper("EAGLE, Table 7", ["model", "method", *(f"batch {size}" for size in sizes), "throughput"], rows)
 
 
 def best_speed(runs: Sequence[Run], name: str) -> Number:
@@ -187,42 +118,13 @@ def best_speed(runs: Sequence[Run], name: str) -> Number:
 
 def eesd(runs: Sequence[Run]) -> Iterator[Table]:
     """Tables 1 to 3 as one, 5, 7, 8, and 10 to 13 as one."""
-
-    def rival(method):
-        return method.drafter.name in ("early-exit", "medusa", "draft-model", "layer-skip")
-
-    yield by_data(
-        "Harmonic mean of v_d and r_d, and speedup, by data",
-        "EESD, Tables 1 to 3",
-        runs,
-        rival,
-        (HM, SPEEDUP),
-        "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts medusa draft-model",
-    )
-    yield by_method(
-        "What the harmonic mean is made of",
-        "EESD, Tables 10 to 13",
-        pick(runs, rival),
-        (ACCURACY, PORTION, HM, SPEED, SPEEDUP),
-        "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts",
-    )
+    rival = drafted_by("early-exit", "medusa", "draft-model", "layer-skip")
+    early = pick(runs, lambda m: sampled(m) or m.drafter.name == "early-exit")
+    yield by_data("EESD, Tables 1 to 3", runs, rival, (HM, SPEEDUP))
+    yield by_method("EESD, Tables 10 to 13", pick(runs, rival), (ACCURACY, PORTION, HM, SPEED, SPEEDUP))
     yield stopped(runs)
     yield branched(runs)
-    yield by_method(
-        "Where the seconds of a question go",
-        "EESD, Table 8",
-        pick(runs, lambda m: sampled(m) or m.drafter.name == "early-exit"),
-        [(part, a_question(part)) for part in PARTS],
-        "--methods early-exit+chain+beta-ts early-exit+chain+cali-ts",
-        "Seconds per question, over all its turns. The paper's are means over 200 texts of XSum, of 512 tokens each. "
-        "Ours are predicted from the costs of the pieces of a round. `Other` is the rest of the measured time; noise "
-        "can make it negative. The paper's word for control is sampling.",
-    )
-
-
-def sampled(method: Method) -> bool:
-    """Whether Thompson sampling says when to stop drafting."""
-    return method.controller.name in ("beta-ts", "cali-ts")
+    yield by_method("EESD, Table 8", early, [(part, a_question(part)) for part in PARTS])
 
 
 def stopped(runs: Sequence[Run]) -> Table:
@@ -234,13 +136,7 @@ def stopped(runs: Sequence[Run]) -> Table:
         if others:
             best = max(others, key=lambda other: run.value(other, "speedup"))
             rows.append([f"{run.where()}; {best}", name, number(run, best, "speedup"), number(run, name, "speedup")])
-    return Table(
-        "Thompson sampling in place of a fixed length K",
-        "EESD, Table 5",
-        ["model; best fixed method", "method", "fixed K", "Thompson sampling"],
-        rows,
-        "--methods eagle+chain eagle+chain+beta-ts",
-    )
+    return of_paper("EESD, Table 5", ["model; best fixed method", "method", "fixed K", "Thompson sampling"], rows)
 
 
 def branched(runs: Sequence[Run]) -> Table:
@@ -249,18 +145,13 @@ def branched(runs: Sequence[Run]) -> Table:
     def alike(method):
         return (drafts_by(method), method.controller.name)
 
-    return Table(
-        "A chain and a tree under Thompson sampling",
-        "EESD, Table 7",
-        ["model; chain", "method", "chain", "tree"],
-        [
-            [f"{run.where()}; {chain}", tree, number(run, chain, "speedup"), number(run, tree, "speedup")]
-            for run, chain in pick(runs, lambda m: sampled(m) and m.builder.is_chain)
-            for tree, method in run.methods.items()
-            if not method.builder.is_chain and alike(method) == alike(run.methods[chain])
-        ],
-        "--methods early-exit+chain+cali-ts early-exit+uniform+cali-ts",
-    )
+    rows = [
+        [f"{run.where()}; {chain}", tree, number(run, chain, "speedup"), number(run, tree, "speedup")]
+        for run, chain in pick(runs, lambda m: sampled(m) and m.builder.is_chain)
+        for tree, method in run.methods.items()
+        if not method.builder.is_chain and alike(method) == alike(run.methods[chain])
+    ]
+    return of_paper("EESD, Table 7", ["model; chain", "method", "chain", "tree"], rows)
 
 
 def a_question(part: str) -> Callable[[Run, str], Number]:
@@ -277,108 +168,59 @@ def a_question(part: str) -> Callable[[Run, str], Number]:
 def edd(runs: Sequence[Run]) -> Iterator[Table]:
     """Tables 1 to 3."""
     measures = (SPEEDUP, ACCEPTANCE, DRAFTED)
-    yield by_data(
-        "Drafters, each with a chain of five",
-        "EDD, Table 1",
-        runs,
-        lambda method: fixed_chain(method) and method.builder.depth == 5,
-        measures,
-        "--methods edd+chain,length=5 eagle+chain,length=5",
-        "τ here leaves out the bonus token (tau_drafted).",
-    )
-    yield by_data(
-        "Trees",
-        "EDD, Table 2",
-        runs,
-        lambda method: method.builder.name != "chain" and method.controller.name == "fixed",
-        measures,
-        "--methods edd+uniform edd+cape edd+eagle2 edd+pruned",
-        "τ here leaves out the bonus token; the published trees all grow from EDD's drafts. VCT is our uniform, PCT "
-        "our pruned.",
-    )
-    yield by_method(
-        "PCT with and without its parts",
-        "EDD, Table 3",
-        pick(runs, lambda method: method.builder.name == "pruned" and method.controller.name == "fixed"),
-        measures,
-        "--methods edd+pruned edd+pruned,leaf=0 draft-model@vdm+pruned",
-        "τ here leaves out the bonus token. Without encoding results the drafter is VDM. Other training gives another "
-        "head.",
-    )
+    yield by_data("EDD, Table 1", runs, lambda method: fixed_chain(method) and method.builder.depth == 5, measures)
+    yield by_data("EDD, Table 2", runs, lambda method: is_fixed(method) and method.builder.name != "chain", measures)
+    pruned = pick(runs, lambda method: is_fixed(method) and method.builder.name == "pruned")
+    yield by_method("EDD, Table 3", pruned, measures)
 
 
 def verify(runs: Sequence[Run]) -> Iterator[Table]:
     """Tables 1 and 5; as one each, 2 and 14, 3 with 4, 6 and 11, 8 to 10, and 12 and 13."""
-
-    def own(method):
-        return method.drafter.name == "layer-skip"
-
-    def stops(method):
-        return method.controller.name in ("threshold", "adaptive")
-
-    def lossless(method):
-        return own(method) or stops(method) or method.drafter.name == "plain"
-
-    yield by_data(
-        "Quality of summaries, and speedup",
-        "Draft & Verify, Table 1",
-        [run for run in runs if run.data in ("CNN/DM", "XSum")],
-        lossless,
-        (ROUGE, SPEEDUP),
-        "--prompts of XSum or CNN/DM",
-    )
-    yield by_method(
-        "Quality of answers and code, and speedup",
-        "Draft & Verify, Tables 2 and 14",
-        pick([run for run in runs if run.data in ("GSM8K", "HumanEval")], lossless),
-        (SCORE, SPEEDUP),
-        "--prompts of GSM8K or HumanEval",
-        "GSM8K: exact match of the first number after ####; `exact_match_flexible` in the JSON reads the last number "
-        "of an answer instead. HumanEval's samples lie beside the results, for its own scorer: nothing here runs code "
-        "that a model wrote.",
-    )
+    own, stops = drafted_by("layer-skip"), controlled_by("threshold", "adaptive")
+    lossless = lambda method: own(method) or stops(method) or method.drafter.name == "plain"
+    on = lambda *data: [run for run in runs if run.data in data]
+    yield by_data("Draft & Verify, Table 1", on("CNN/DM", "XSum"), lossless, (ROUGE, SPEEDUP))
+    answers = pick(on("GSM8K", "HumanEval"), lossless)
+    yield by_method("Draft & Verify, Tables 2 and 14", answers, (SCORE, SPEEDUP))
     lengths = []
     for run in runs:
         for names in (names for names in chains(run) if len(names) > 1):
             head = run.methods[names[0]].head
             lengths += [(run, name) for name in names] + pick([run], lambda m, head=head: stops(m) and m.head == head)
-    yield by_method(
-        "Draft lengths K, thresholds γ and target acceptance rates α",
-        "Draft & Verify, Tables 3, 4, 6 and 11",
-        lengths,
-        (ACCEPTANCE, SPEEDUP),
-        "--methods eagle+chain,length=2 eagle+chain,length=4 eagle+chain+adaptive",
-    )
+    yield by_method("Draft & Verify, Tables 3, 4, 6 and 11", lengths, (ACCEPTANCE, SPEEDUP))
 
     def each(title, *keys):
         return (title, lambda run, name: a_token(run, name, *keys))
 
-    yield by_method(
-        "Where the time of a token goes",
-        "Draft & Verify, Table 5",
-        pick(runs, lambda m: stops(m) or own(m)),
-        (
-            each("drafting", "breakdown", "drafting"),
-            each("verification", "breakdown", "verification"),
-            each("γ update", "breakdown", "control"),
-            each("in all", "decode_seconds"),
-        ),
-        "--methods layer-skip+chain+adaptive",
-        "Milliseconds a token.",
-    )
-    yield by_method(
-        "Skip sets",
-        "Draft & Verify, Tables 8 to 10",
-        several_heads(runs, own),
-        (ACCEPTANCE, SPEEDUP),
-        "--methods layer-skip+adaptive layer-skip@NAME+adaptive",
-        "jaxspec-train skip-search prints the best set of the first trials, and compares sets of other choices.",
-    )
-    yield by_method(
-        "Layer skipping with quantised weights",
-        "Draft & Verify, Tables 12 and 13",
-        pick(quantised(runs), own),
-        (ACCEPTANCE, ("ms a token", lambda run, name: a_token(run, name, "decode_seconds")), SPEEDUP),
-        "--quantize int8 --methods plain layer-skip+adaptive",
-        "Speedup is over plain decoding with the same weights. jaxspec does not make weights sparse.",
-    )
+    parts = {"drafting": "drafting", "verification": "verification", "γ update": "control"}
+    times = (*(each(title, "breakdown", part) for title, part in parts.items()), each("in all", "decode_seconds"))
+    yield by_method("Draft & Verify, Table 5", pick(runs, lambda m: stops(m) or own(m)), times)
+    yield by_method("Draft & Verify, Tables 8 to 10", several_heads(runs, own), (ACCEPTANCE, SPEEDUP))
+    measures = (ACCEPTANCE, each("ms a token", "decode_seconds"), SPEEDUP)
+    yield by_method("Draft & Verify, Tables 12 and 13", pick(quantised(runs), own), measures)
+
+
+def drafted_by(*names: str) -> Callable[[Method], bool]:
+    """Whether a method has one of these drafters."""
+    return lambda method: method.drafter.name in names
+
+
+def controlled_by(*names: str) -> Callable[[Method], bool]:
+    """Whether a method has one of these controllers."""
+    return lambda method: method.controller.name in names
+
+
+is_fixed = controlled_by("fixed")
+sampled = controlled_by("beta-ts", "cali-ts")  # Thompson sampling
+
+
+def quantised(runs: Sequence[Run]) -> list[Run]:
+    """The runs whose targets have integer weights."""
+    return [run for run in runs if run.settings.get("quantize")]
+
+
+def several_heads(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Run, str]]:
+    """The wanted methods in runs that compare two or more heads."""
+    found = pick(runs, wanted)
+    heads = {run.number: {each.methods[name].head for each, name in found if each is run} for run in runs}
+    return [(run, name) for run, name in found if len(heads[run.number]) > 1]

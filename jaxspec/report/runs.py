@@ -8,14 +8,14 @@ from typing import Any
 from jaxspec.checkpoint.builtin import BUILTIN
 from jaxspec.evaluate import results
 from jaxspec.evaluate.comparison import LEFT_OUT
-from jaxspec.evaluate.results import Form, Measured
+from jaxspec.evaluate.results import Measured
 from jaxspec.evaluate.runlog import Answer, log_of, read_finished
 from jaxspec.methods.method import Method, parse_method
 
 SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": "CNN/DM", "alpaca": "Alpaca"}
 """The papers' names of the published formats (`evaluate/questions.py`)."""
 FILES = {**SUITES, "mt-bench": "MT-bench", "mtbench": "MT-bench", "spec-bench": "Spec-Bench"}
-"""And files whose names say what is in them, or whose folders do."""
+"""The same, and data sets that are recognised by the name of the file or of its folder."""
 NOT_IN_TITLES = (*LEFT_OUT, "questions")
 """Settings that have no meaning in a title."""
 
@@ -28,7 +28,7 @@ class Run:
         number: among the runs of the page, from 0.
         found: bench's JSON, counted again from the log.
         methods: every method of it, resolved, by its name as typed.
-        apart: what tells it from the page's other runs, besides target, data, temperature and batch size.
+        apart: what differs from the page's other runs, besides target, data, temperature and batch size.
     """
 
     number: int
@@ -67,7 +67,7 @@ class Run:
         return self.where()
 
     def where(self, data: bool = True, batch: bool = True) -> str:
-        """Target and conditions as a row of a paper's table names them: the title without what columns or axes say."""
+        """Target and conditions, for a row of a table; without those that a column or an axis shows."""
         parts = [self.target, self.data] if data else [self.target]
         parts.append(f"T = {self.settings['temperature']:g}")
         if batch and self.settings["batch_size"] > 1:
@@ -144,13 +144,12 @@ def _read(number: int, path: Path) -> Run:
         raise ValueError(f"there is no {log}, which `jaxspec bench --json {path}` writes")
     try:
         about, answers, values = read_finished(log)
-        forms = {name: Form(**{**form, "sizes": tuple(form["sizes"])}) for name, form in values["forms"].items()}
-        measured = Measured(**values)
+        measured = Measured.from_json(values)
     except (KeyError, TypeError, AttributeError) as error:  # it lacks a key, or has an unknown one
         raise ValueError(f"{log} is not complete, or another version's; run the same `jaxspec bench` again") from error
     return Run(
         number=number,
-        found=results.summarise(about, answers, measured, forms),
+        found=results.summarise(about, answers, measured),
         answers=tuple(answers),
-        methods={name: parse_method(form.resolved) for name, form in forms.items()},
+        methods={name: parse_method(form.resolved) for name, form in measured.forms.items()},
     )

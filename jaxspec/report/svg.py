@@ -12,6 +12,7 @@ COLOURS = 24
 `part0` to `part3`."""
 WIDTH = 400  # of a chart; on a phone it is shown at nearly this size, so that its text can be read
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 38
+SIDE = 2  # left of bars
 NAME = 15  # height of a line with a name above bars
 LONGEST = 54  # a name that fits in a line
 
@@ -106,7 +107,7 @@ def lines(
             parts.append(f'<path class="{each.colour} {each.kind}" d="M{path}"/>')
         parts += [
             f'<circle class="{each.colour}{"" if dots else " unseen"}" cx="{px}" cy="{py}" r="{3.2 if dots else 5}" '
-            f"{_says(p.y)}><title>{escape(each.name)}, {text(round(p.x, 4))}: {escape(p.y)}</title></circle>"
+            f"{_source(p.y)}><title>{escape(each.name)}, {text(round(p.x, 4))}: {escape(p.y)}</title></circle>"
             for px, py, p in places
         ]
     return _svg(width, height, y_label, parts)
@@ -119,32 +120,26 @@ def bars(groups: Sequence[tuple[str, Sequence[tuple[str, str, Number]]]], *, x_l
         groups: (group, (name, colour, number) of each bar).
         baseline: a value that gets a line, such as 1 for plain decoding's speed.
     """
-    bar, gap, left = 13, 7, 2
-    values = [number.value or 0 for _, each in groups for _, _, number in each]
-    high = 1.02 * max([*values, baseline])
-    across = WIDTH - left - 40
+    bar, gap = 13, 7
+    high = 1.02 * max([*(number.value or 0 for _, each in groups for _, _, number in each), baseline])
 
     def x(value):
-        return round(left + across * max(value, 0) / high, 1)
+        return round(SIDE + (WIDTH - SIDE - 40) * max(value, 0) / high, 1)
 
     rows, at = [], TOP
     for name, each in groups:
-        rows.append(_name(name, left, at))
+        rows.append(_name(name, at))
         at += NAME
         for label, colour, number in each:
             end = x(number.value or 0)
-            rows.append(
-                f'<rect class="{colour}" x="{left}" y="{at + 1}" width="{round(end - left, 1)}" height="{bar - 2}" '
-                f'rx="2" {_says(number)}><title>{escape(name)}, {escape(label)}: {escape(number)}</title></rect>'
-                f'<text class="value" x="{end + 5}" y="{at + bar / 2}" dy=".35em">{escape(number)}</text>'
-            )
+            size = f'y="{at + 1}" width="{round(end - SIDE, 1)}" height="{bar - 2}" rx="2"'
+            rows.append(_rect(colour, f'x="{SIDE}" {size}', number, f"{name}, {label}: {number}"))
+            rows.append(f'<text class="value" x="{end + 5}" y="{at + bar / 2}" dy=".35em">{escape(number)}</text>')
             at += bar
         at += gap
     height = at - gap + BOTTOM
-    marks = [(x(t), text(t)) for t in ticks(0, high)]
-    frame = _frame(WIDTH, height, [], marks, left=left)
     rows.append(f'<path class="baseline" d="M{x(baseline)} {TOP - 4}V{height - BOTTOM}"/>')
-    return _svg(WIDTH, height, x_label, [frame, _axis(left, height, x_label), *rows])
+    return _bar_chart(height, [(x(t), text(t)) for t in ticks(0, high)], x_label, rows)
 
 
 def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, str, Number]]]], *, x_label: str, unit: Real = 1.0) -> str:
@@ -153,27 +148,23 @@ def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, str, Number]]]], *, x_l
     Args:
         unit: the axis shows the values times this.
     """
-    bar, gap, left = 12, 5, 2
+    bar, gap = 12, 5
     positive = lambda parts: sum(max(number.value or 0, 0) for _, _, number in parts)
     high = 1.03 * max([positive(parts) for _, parts in rows] + [1e-9])
-    across = WIDTH - left - RIGHT
+    across = WIDTH - SIDE - RIGHT
     shapes, at = [], TOP
     for name, parts in rows:
-        shapes.append(_name(name, left, at))
+        shapes.append(_name(name, at))
         at += NAME
-        begin = float(left)
+        begin = float(SIDE)
         for label, colour, number in parts:
             wide = across * max(number.value or 0, 0) / high
-            shapes.append(
-                f'<rect class="{colour}" x="{begin:.1f}" y="{at}" width="{wide:.1f}" height="{bar}" {_says(number)}>'
-                f"<title>{escape(name)}, {escape(label)}: {escape(number)}</title></rect>"
-            )
+            size = f'x="{begin:.1f}" y="{at}" width="{wide:.1f}" height="{bar}"'
+            shapes.append(_rect(colour, size, number, f"{name}, {label}: {number}"))
             begin += wide
         at += bar + gap
-    height = at - gap + BOTTOM
-    marks = [(round(left + across * t / (high * unit), 1), text(t)) for t in ticks(0, high * unit)]
-    frame = _frame(WIDTH, height, [], marks, left=left)
-    return _svg(WIDTH, height, x_label, [frame, _axis(left, height, x_label), *shapes])
+    marks = [(round(SIDE + across * t / (high * unit), 1), text(t)) for t in ticks(0, high * unit)]
+    return _bar_chart(at - gap + BOTTOM, marks, x_label, shapes)
 
 
 def histogram(counts: Sequence[tuple[int, Number]], colour: str, *, x_label: str) -> str:
@@ -189,15 +180,12 @@ def histogram(counts: Sequence[tuple[int, Number]], colour: str, *, x_label: str
     def x(value):
         return left + slot * (value + 0.5)
 
-    def tall(number):
-        return (height - bottom - 8) * (number.value or 0) / most
-
-    shapes = [
-        f'<rect class="{colour}" x="{x(value) - wide / 2:.1f}" y="{height - bottom - tall(number):.1f}" '
-        f'width="{wide:.1f}" height="{tall(number):.1f}" {_says(number)}>'
-        f"<title>{value}: {escape(number)} rounds</title></rect>"
-        for value, number in counts
-    ]
+    shapes = []
+    for value, number in counts:
+        tall = (height - bottom - 8) * (number.value or 0) / most
+        place = f'x="{x(value) - wide / 2:.1f}" y="{height - bottom - tall:.1f}"'
+        size = f'{place} width="{wide:.1f}" height="{tall:.1f}"'
+        shapes.append(_rect(colour, size, number, f"{value}: {number} rounds"))
     marks = [(round(x(t), 1), text(t)) for t in ticks(0, last, 4) if t == int(t)]
     frame = f'<path class="frame" d="M{left} {height - bottom}H{width - left}"/>' + "".join(
         f'<text class="tick" x="{at}" y="{height - bottom + 13}">{label}</text>' for at, label in marks
@@ -207,7 +195,7 @@ def histogram(counts: Sequence[tuple[int, Number]], colour: str, *, x_label: str
 
 
 def _frame(
-    width: int, height: int, ys: Sequence[tuple[Real, str]], xs: Sequence[tuple[Real, str]], left: int = LEFT
+    width: int, height: Real, ys: Sequence[tuple[Real, str]], xs: Sequence[tuple[Real, str]], left: int = LEFT
 ) -> str:
     """The axes: horizontal lines at `ys`, ticks at `xs`."""
     floor = height - BOTTOM
@@ -229,20 +217,27 @@ def _labels(width: int, height: int, x_label: str, y_label: str) -> str:
     )
 
 
-def _says(number: Number) -> str:
+def _source(number: Number) -> str:
     """HTML attributes with a mark's number and its source; none for a published number."""
     return f'{number.attributes()} data-value="{number.value!r}"' if number.of else ""
 
 
-def _name(name: str, left: Real, top: Real) -> str:
+def _rect(colour: str, size: str, number: Number, title: str) -> str:
+    """A bar, of the place and size in the attributes `size`."""
+    return f'<rect class="{colour}" {size} {_source(number)}><title>{escape(title)}</title></rect>'
+
+
+def _name(name: str, top: Real) -> str:
     """A name above its bars, cut only where it is longer than the chart is wide."""
     shown = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
-    return f'<text class="name" x="{left}" y="{top + NAME / 2}" dy=".35em">{escape(shown)}</text>'
+    return f'<text class="name" x="{SIDE}" y="{top + NAME / 2}" dy=".35em">{escape(shown)}</text>'
 
 
-def _axis(left: Real, height: Real, label: str) -> str:
-    """The label below a chart."""
-    return f'<text class="axis" x="{(left + WIDTH - RIGHT) / 2}" y="{height - 6}">{escape(label)}</text>'
+def _bar_chart(height: Real, marks: Sequence[tuple[Real, str]], label: str, shapes: Sequence[str]) -> str:
+    """A chart of horizontal bars, with ticks at `marks`."""
+    frame = _frame(WIDTH, height, [], marks, left=SIDE)
+    below = f'<text class="axis" x="{(SIDE + WIDTH - RIGHT) / 2}" y="{height - 6}">{escape(label)}</text>'
+    return _svg(WIDTH, height, label, [frame, below, *shapes])
 
 
 def _svg(width: int, height: Real, label: str, parts: Sequence[str]) -> str:

@@ -5,7 +5,8 @@ import dataclasses
 import functools
 import html
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +47,12 @@ class Number:
     def __str__(self) -> str:
         return NOTHING if self.value is None else self.form(self.value)
 
-    def html(self) -> str:
+    def __html__(self) -> str:
         """HTML of the number: the rounded value, with the exact one as an attribute, and the interval."""
         if self.value is None:
             return NOTHING
         found = f'<data {self.attributes()} value="{self.value!r}">{escape(str(self))}</data>'
-        ends = ", ".join(end.html() for end in self.interval)
+        ends = ", ".join(end.__html__() for end in self.interval)
         return f'{found}<span class="interval"> [{ends}]</span>' if ends else found
 
     def attributes(self) -> str:
@@ -106,12 +107,8 @@ def escape(text: object) -> str:
 Cell = Number | str
 
 
-def cell(content: Cell) -> str:
-    """HTML of a cell's content."""
-    return content.html() if isinstance(content, Number) else escape(content)
-
-
 PUBLISHED = Path(__file__).parent / "published.md"
+_TEXTS = re.compile(r"^- (\w+): (.*(?:\n  .*)*)", re.MULTILINE)
 PARTS = ("drafting", "verification", "control", "other")
 Measure = tuple[str, Callable[[Run, str], Cell]]
 """A column: its title, and what a method of a run has in it."""
@@ -142,19 +139,42 @@ class Table:
         """The paper's own rows."""
         groups = [group for group, wide in self.groups for _ in range(wide)] or [""] * len(self.columns)
         titles = [f"{group} {title}".lstrip() for group, title in zip(groups, self.columns, strict=True)]
-        return [[row.get(title, NOTHING) for title in titles] for row in published().get(self.source, [])]
+        rows = published()[self.source].rows if self.source else ()
+        return [[row.get(title, NOTHING) for title in titles] for row in rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A table as a paper prints it.
+
+    Attributes:
+        texts: title, how to measure it, and note, by these names.
+        rows: cells by column title.
+    """
+
+    texts: Mapping[str, str]
+    rows: Sequence[Mapping[str, str]]
 
 
 @functools.cache
-def published() -> dict[str, list[dict[str, str]]]:
-    """The papers' tables: the rows of each, by its source, with cells by column title."""
+def published() -> dict[str, Published]:
+    """The papers' tables by their source."""
     tables = {}
     for section in PUBLISHED.read_text(encoding="utf-8").split("\n## ")[1:]:
         source, *lines = section.splitlines()
         cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
         titles, _, *rows = cells
-        tables[source] = [dict(zip(titles, row, strict=True)) for row in rows]
+        texts = {name: " ".join(text.split()) for name, text in _TEXTS.findall(section)}
+        tables[source] = Published(texts, [dict(zip(titles, row, strict=True)) for row in rows])
     return tables
+
+
+def of_paper(
+    source: str, columns: Sequence[str], ours: Sequence[Sequence[Cell]], groups: Sequence[tuple[str, int]] = ()
+) -> Table:
+    """A paper's table with these rows of ours."""
+    texts = published()[source].texts
+    return Table(texts["title"], source, columns, ours, texts["measured"], texts.get("note", ""), groups)
 
 
 def measure(title: str, *keys: str | int, form: NumberFormat | None = None) -> Measure:
@@ -180,47 +200,26 @@ def a_token(run: Run, name: str, *keys: str) -> Number:
 
 
 def by_method(
-    title: str,
-    source: str,
-    found: Sequence[tuple[Run, str]],
-    measures: Sequence[Measure],
-    missing: str,
-    note: str = "",
-    names: str = "method",
+    source: str, found: Sequence[tuple[Run, str]], measures: Sequence[Measure], names: str = "method"
 ) -> Table:
     """A table with a row for each method found; `names` is the title of the column that names it."""
-    columns = ["model", names, *(title for title, _ in measures)]
     ours = [[run.where(), name, *(read(run, name) for _, read in measures)] for run, name in found]
-    return Table(title, source, columns, ours, missing, note)
+    return of_paper(source, ["model", names, *(title for title, _ in measures)], ours)
 
 
-def by_data(
-    title: str,
-    source: str,
-    runs: Sequence[Run],
-    wanted: Callable[[Method], bool],
-    measures: Sequence[Measure],
-    missing: str,
-    note: str = "",
-) -> Table:
+def by_data(source: str, runs: Sequence[Run], wanted: Callable[[Method], bool], measures: Sequence[Measure]) -> Table:
     """A table with columns for each data set: those of these runs first, then the paper's others."""
     first = f" {measures[0][0]}"
-    theirs = [column.removesuffix(first) for column in published()[source][0] if column.endswith(first)]
+    theirs = [column.removesuffix(first) for column in published()[source].rows[0] if column.endswith(first)]
     data = list(dict.fromkeys([run.data for run in runs] + theirs))
     nothing = [NOTHING] * len(measures)
     rows: dict[tuple[str, str], dict[str, Sequence[Cell]]] = {}
     for run, name in pick(runs, wanted):
         row = rows.setdefault((run.where(data=False), name), {})
         row[run.data] = [read(run, name) for _, read in measures]
-    return Table(
-        title,
-        source,
-        ["model", "method", *(title for _ in data for title, _ in measures)],
-        [[*key, *(cell for one in data for cell in row.get(one, nothing))] for key, row in rows.items()],
-        missing,
-        note,
-        [("", 2), *((one, len(measures)) for one in data)],
-    )
+    columns = ["model", "method", *(title for _ in data for title, _ in measures)]
+    ours = [[*key, *(cell for one in data for cell in row.get(one, nothing))] for key, row in rows.items()]
+    return of_paper(source, columns, ours, [("", 2), *((one, len(measures)) for one in data)])
 
 
 def pick(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Run, str]]:

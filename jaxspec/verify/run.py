@@ -12,14 +12,13 @@ from typing import Any
 from rich.console import Console
 
 from jaxspec.checkpoint.builtin import locate
-from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.engine.engine import Engine
-from jaxspec.evaluate.description import head_sha256, params_sha256
+from jaxspec.evaluate.description import weights_of, where
 from jaxspec.evaluate.questions import read_questions
-from jaxspec.evaluate.runlog import log_of
-from jaxspec.host import environment
-from jaxspec.host.atomic import check_folder, write_whole
+from jaxspec.evaluate.runlog import check_out, log_of
+from jaxspec.host.arguments import check_options
+from jaxspec.host.atomic import write_whole
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import parse_method
@@ -40,9 +39,8 @@ def run(settings: Verify) -> None:
     model = load(settings.target, settings.dtype, settings.devices.open(), settings.quantize)
     source = Source.of(model, questions)
     about = describe(settings, model, source)
-    file = (
-        None if settings.json is None else LineLog(log_of(settings.json), "the log of a verify run", "another --json")
-    )
+    log = None if settings.json is None else log_of(settings.json)
+    file = log and LineLog(log, "the log of a verify run", "another --json")
     lines = [] if file is None else file.read(about)
     noise = next((line["noise"] for line in lines if "noise" in line), None)
     if noise is None:
@@ -71,16 +69,11 @@ def run(settings: Verify) -> None:
 
 def check(settings: Verify) -> None:
     """Raises ValueError for options that are invalid for any model."""
-    if not settings.minutes >= 0:
-        raise ValueError(f"minutes must be 0 or above, not {settings.minutes}")
-    if settings.seed < 0:
-        raise ValueError(f"seed must be 0 or above, not {settings.seed}")
+    check_options(settings, lambda value: value >= 0, "be 0 or above", "minutes", "seed")
     if settings.only is not None and settings.json is not None:
         raise ValueError("--only repeats single cases and writes no --json: leave one of them out")
     if settings.json is not None:
-        check_folder(settings.json)
-        if settings.json.suffix == ".jsonl":
-            raise ValueError("--json names a file of JSON, such as verdict.json: the log beside it ends in .jsonl")
+        check_out(settings.json)
 
 
 def work(
@@ -130,11 +123,8 @@ def work(
 def describe(settings: Verify, model: Checkpoint, source: Source) -> dict[str, Any]:
     """The first keys of the JSON. The log begins with them too, so that a log of another run is recognised."""
     heads = {parse_method(name).head for name in settings.methods if name != "all"} | set(model.heads)
-    texts = hashlib.sha256(repr(source.texts).encode()).hexdigest()
     return {
-        "device": environment.device(),
-        "dtype": str(model.target.dtype),
-        "versions": environment.versions(),
+        **where(model),
         "settings": {
             "target": str(settings.target),
             "methods": list(settings.methods),
@@ -142,9 +132,8 @@ def describe(settings: Verify, model: Checkpoint, source: Source) -> dict[str, A
             "quantize": model.config.quantize,
             "mesh": settings.devices.mesh,
             "prompts": str(settings.prompts),
-            "questions_sha256": texts,
-            "params_sha256": params_sha256(model.path),
-            "heads_sha256": {head: head_sha256(find_head(model.path, head)) for head in sorted(filter(None, heads))},
+            "questions_sha256": hashlib.sha256(repr(source.texts).encode()).hexdigest(),
+            **weights_of(model.path, sorted(filter(None, heads))),
         },
     }
 

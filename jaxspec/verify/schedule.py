@@ -9,12 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxspec.builders import BUILDERS
-from jaxspec.checkpoint import config_json
-from jaxspec.checkpoint.heads import find_head
 from jaxspec.controllers import CONTROLLERS
-from jaxspec.controllers.acceptance_predictor import FOLDER
-from jaxspec.engine.head_weights import drafter_of
-from jaxspec.evaluate.all_methods import ALL, typed, unusable_heads
+from jaxspec.evaluate.all_methods import ALL, has_predictor, typed, usable_heads
 from jaxspec.methods.method import HISTORY, default_method, parse_method
 from jaxspec.verify import verdict
 from jaxspec.verify.cases import Case, Result, kinds
@@ -40,7 +36,7 @@ CONTROLLER_SETTINGS = {
     "expected-gain": (f"expected-gain,cost=0.2,{COSTS}",),
 }
 MATCH = 3
-"""Tokens that must match where history stands beside a head: few, so that texts of some dozen tokens have matches."""
+"""Tokens that must match for history beside a head: few, so that texts of some dozen tokens have matches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +85,12 @@ def combinations(target: Path, seed: int) -> tuple[tuple[str, ...], tuple[str, .
 def sound(target: Path) -> list[tuple[str, str, str]]:
     """(drafter, builder, controller), with settings, of all methods that the checkpoint can run.
 
-    History stands beside one head, the first in the order of preference, which is the one that users run: it does the
-    same beside each, and twice as many drafters would take twice the time.
+    History is combined with one head only, the first in the order of preference, which is the one that users run. It
+    works the same with each, and twice as many drafters would take twice the time.
     """
-    unusable = unusable_heads(target)
-    heads = [head for head in config_json.head_names(target) if head not in unusable]
-    drafters = {"ngram": None} | {typed(drafter_of(target, head).name, head): head for head in heads}
-    best = default_method(heads)
+    by_head = usable_heads(target)
+    drafters: dict[str, str | None] = {"ngram": None, **{drafter: head for head, drafter in by_head.items()}}
+    best = default_method(by_head)
     if best.head is not None:
         drafters[f"{typed(best.drafter.name, best.head)},{HISTORY}={MATCH}"] = best.head
     builders = itertools.chain(*(BUILDER_SETTINGS.get(name, (name,)) for name in BUILDERS))
@@ -112,7 +107,7 @@ def _runs(target: Path, head: str | None, row: tuple[str, str, str]) -> bool:
         return False
     if not method.controller.needs_weights:
         return True
-    return head is not None and (find_head(target, head) / FOLDER / "config.json").exists()
+    return head is not None and has_predictor(target, head)
 
 
 def in_order(names: Sequence[str], first: int, done: dict[Case, Result], exact: bool) -> Iterator[Case]:

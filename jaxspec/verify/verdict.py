@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import optimize, stats
 
+from jaxspec.evaluate.table import print_lines
 from jaxspec.verify.cases import Result, joined
 from jaxspec.verify.exact import TENTHS
 from jaxspec.verify.workloads import DISTRIBUTION, GREEDY, PLAIN
@@ -31,6 +32,7 @@ POWER = 0.99
 DEVIATION = 0.01  # total variation that the tests must detect with this power
 FEWEST = 50  # fewest places for which the chi-square distribution is a good approximation
 PASS, FAIL, NOT_ENOUGH = "pass", "fail", "not enough"
+TOTALS = ("greedy_tokens", "sampled_tokens", "divergences", "unexplained_divergences")  # over all methods too
 
 
 def summarise(results: Sequence[Result], noise: float, exact: bool, command: str) -> dict[str, Any]:
@@ -47,9 +49,7 @@ def summarise(results: Sequence[Result], noise: float, exact: bool, command: str
     methods = {name: _counts(several) for name, several in by_method.items()}
     places = {name: p for name, values in methods.items() if (p := values["p_value"]) is not None}
     rates = {} if exact else _rates(methods)
-    tests = {f"{DISTRIBUTION} {name}": p for name, p in places.items()} | {
-        f"ties {name}": p for name, p in rates.items()
-    }
+    tests = {(DISTRIBUTION, name): p for name, p in places.items()} | {("ties", name): p for name, p in rates.items()}
     wrong = rejected(tests)
     found: list[dict[str, str]] = []
     for name, values in methods.items():
@@ -58,14 +58,14 @@ def summarise(results: Sequence[Result], noise: float, exact: bool, command: str
         values["near_tie_p_value"] = rates.get(name)
         found += [_failure(command, several, why) for several, why in _faults(by_method[name])]
         several = [result for result in by_method[name] if result.case.kind == DISTRIBUTION]
-        if f"{DISTRIBUTION} {name}" in wrong:
+        if (DISTRIBUTION, name) in wrong:
             found.append(_failure(command, several, f"not the target's distribution (p = {places[name]:.1e})"))
-        if f"ties {name}" in wrong:
+        if ("ties", name) in wrong:
             several = [result for result in by_method[name] if result.divergences]
             ours, theirs = (methods[one]["near_ties_a_thousand"] for one in (name, PLAIN))
             why = f"near-ties flip {ours:.2f} times per thousand tokens, in plain decoding {theirs:.2f} times"
-            found += [_failure(command, [one for one in several if one.case.kind == kind], why)
-                      for kind in dict.fromkeys(one.case.kind for one in several)]  # fmt: skip
+            for kind in dict.fromkeys(one.case.kind for one in several):
+                found.append(_failure(command, [one for one in several if one.case.kind == kind], why))
     by_places = [values for values in methods.values() if values["sampled_by_distribution"]]
     enough = all(values["found_deviation"] <= DEVIATION for values in by_places)
     return {
@@ -77,10 +77,7 @@ def summarise(results: Sequence[Result], noise: float, exact: bool, command: str
         "deviation": DEVIATION,
         "tests": len(tests),
         "tokens_needed": tokens_needed(len(tests)),
-        "greedy_tokens": sum(values["greedy_tokens"] for values in methods.values()),
-        "sampled_tokens": sum(values["sampled_tokens"] for values in methods.values()),
-        "divergences": sum(values["divergences"] for values in methods.values()),
-        "unexplained_divergences": sum(values["unexplained_divergences"] for values in methods.values()),
+        **{key: sum(values[key] for values in methods.values()) for key in TOTALS},
         "methods": methods,
         "failures": found,
     }
@@ -145,10 +142,6 @@ def _failure(command: str, results: Sequence[Result], why: str) -> dict[str, str
 
 def show(found: Mapping[str, Any], console: Console) -> None:
     """Prints the verdict."""
-
-    def line(text: str, style: str | None = None) -> None:
-        console.print(text, markup=False, highlight=False, style=style)
-
     methods = found["methods"]
     table = Table(
         "method", "greedy", "sampled", "explained", "un-\nexplained", "p", "TV found", box=None, pad_edge=False
@@ -156,38 +149,40 @@ def show(found: Mapping[str, Any], console: Console) -> None:
     for name in sorted(methods, key=lambda name: not methods[name]["unexplained_divergences"])[:ROWS]:
         table.add_row(name, *_cells(methods[name]))
     console.print(table, markup=False, highlight=False)
+    lines, reds = (
+        [],
+        [f"{failure['method']}: {failure['why']}\n  {failure['command']}" for failure in found["failures"]],
+    )
     if len(methods) > ROWS:
-        line(f"... and {len(methods) - ROWS} more methods without unexplained divergences")
-    line(
+        lines.append(f"... and {len(methods) - ROWS} more methods without unexplained divergences")
+    lines += [
         f"\n{found['greedy_tokens']:,} greedy and {found['sampled_tokens']:,} sampled tokens of {len(methods)} "
-        "methods. "
-        f"{found['divergences']} texts differ from plain decoding's; unexplained: {found['unexplained_divergences']}."
-    )
-    line(
+        f"methods. {found['divergences']} texts differ from plain decoding's; unexplained: "
+        f"{found['unexplained_divergences']}.",
         f"A near-tie explains a difference if its logits differ by at most {2 * found['noise']:.1e}: twice the largest "
-        "difference between two evaluations of the same text by this target."
-    )
-    short = [name for name, values in methods.items() if (values["found_deviation"] or 0) > found["deviation"]]
+        "difference between two evaluations of the same text by this target.",
+    ]
     if found["tests"]:
-        line(
+        lines.append(
             f"p: {found['tests']} tests with Holm's correction; the probability of any false alarm is "
             f"{found['alpha']:.0%}. TV found: the total variation that the test detects with {found['power']:.0%} "
             f"probability; for {found['deviation']} a method needs {found['tokens_needed']:,} tokens."
         )
-    for failure in found["failures"][:ROWS]:
-        line(f"{failure['method']}: {failure['why']}\n  {failure['command']}", "red")
-    if len(found["failures"]) > ROWS:
-        line(f"... and {len(found['failures']) - ROWS} more failures")
+    print_lines(console, *lines)
+    print_lines(console, *reds[:ROWS], style="red")
+    if len(reds) > ROWS:
+        print_lines(console, f"... and {len(reds) - ROWS} more failures")
     if found["verdict"] == FAIL:
-        line("FAIL: not lossless here", "bold red")
+        print_lines(console, "FAIL: not lossless here", style="bold red")
     elif found["verdict"] == NOT_ENOUGH:
-        line(
-            f"NOT ENOUGH: nothing unexplained was found, but {len(short)} methods have too few tokens for their "
-            f"distribution test to detect a total variation of {found['deviation']}; give more --minutes",
-            "bold yellow",
+        short = sum((values["found_deviation"] or 0) > found["deviation"] for values in methods.values())
+        why = (
+            f"NOT ENOUGH: nothing unexplained was found, but {short} methods have too few tokens for their "
+            f"distribution test to detect a total variation of {found['deviation']}; give more --minutes"
         )
+        print_lines(console, why, style="bold yellow")
     else:
-        line("PASS: nothing unexplained was found", "bold green")
+        print_lines(console, "PASS: nothing unexplained was found", style="bold green")
 
 
 def _cells(values: Mapping[str, Any]) -> list[str]:
@@ -220,9 +215,9 @@ def more_often(ours: int, our_tokens: int, theirs: int, their_tokens: int) -> fl
     return float(stats.binom.sf(ours - 1, ours + theirs, our_tokens / (our_tokens + their_tokens)))
 
 
-def rejected(p_values: Mapping[str, float], alpha: float = ALPHA) -> set[str]:
+def rejected(p_values: Mapping[Any, float], alpha: float = ALPHA) -> set[Any]:
     """The hypotheses that Holm's method rejects. The probability that any of them is true is at most `alpha`."""
-    found = set[str]()
+    found = set()
     for at, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         if p_values[name] > alpha / (len(p_values) - at):
             break

@@ -50,7 +50,7 @@ def test_only_compiled_sizes_are_used():
 def test_a_batch_goes_at_the_pace_of_its_slowest_row():
     batch = [rounds((4, 3, 3), (1, 1, 1)), rounds((1, 2, 7), (1, 0, 0), (1, 0, 0))]
     pieces = PieceCosts(TARGET[1], TARGET, 0.1, control_level=0.01, control_round=0.2)
-    together = RunCosts(plain=5.0, drafting=0.4, verification=2.0 + 1.5 + 1.0, control=0.04 + 0.6, rest=0.0)
+    together = RunCosts(3, plain=5.0, drafting=0.4, verification=2.0 + 1.5 + 1.0, control=0.04 + 0.6, rest=0.0)
     found = run_costs([batch], pieces, SIZES)
     assert vars(found) == pytest.approx(vars(together))
     alone = run_costs([[row] for row in batch], pieces, SIZES)

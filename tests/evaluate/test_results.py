@@ -46,9 +46,9 @@ def test_rows_of_a_batch_share_its_time():
         control_level_seconds={"plain": 0.0, "m": 0.05},
         control_round_seconds={"plain": 0.0, "m": 0.1},
         divergences={"plain": [], "m": [{"explained": True}, {"explained": False}]},
-        forms={},
+        forms=FORMS,
     )
-    found = by_method(answers, measured, FORMS)
+    found = by_method(answers, measured)
     assert (found["plain"]["decode_seconds"], found["m"]["decode_seconds"]) == (4.0, 2.0)
     assert found["plain"]["prefill_seconds"] == 2.0
     assert (found["plain"]["tokens"], found["plain"]["tokens_per_second"]) == (10, 2.5)
@@ -79,16 +79,14 @@ def test_rows_of_a_batch_share_its_time():
     assert found["m"]["tau_uncut"] == 3
 
     resumed = dataclasses.replace(measured, resumed_seconds={"m": {"4": 1.25}})
-    assert by_method(answers, resumed, FORMS)["m"]["modelled_speedup"] == pytest.approx(
-        8 / (4 * (2 * 0.3 + 0.1 + 1.25))
-    )
+    assert by_method(answers, resumed)["m"]["modelled_speedup"] == pytest.approx(8 / (4 * (2 * 0.3 + 0.1 + 1.25)))
     rest = dataclasses.replace(measured, rest_seconds={"plain": 0.5, "m": 0.75})
-    with_rest = by_method(answers, rest, FORMS)["m"]
+    with_rest = by_method(answers, rest)["m"]
     assert with_rest["predicted_seconds"] == pytest.approx(4 * (2 * 0.3 + 0.1 + 1.5 + 0.75))
     assert with_rest["modelled_speedup"] == pytest.approx(8 * 1.5 / with_rest["predicted_seconds"])
 
     trees = {**FORMS, "m": dataclasses.replace(FORMS["m"], is_chain=False)}
-    assert by_method(answers, measured, trees)["m"]["eq14_speedup"] is None
+    assert by_method(answers, dataclasses.replace(measured, forms=trees))["m"]["eq14_speedup"] is None
 
 
 def test_each_count_has_its_key():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.decoding.request import SamplingParams
-from jaxspec.evaluate import bench, sweep, sweep_figure
+from jaxspec.evaluate import bench, sweep
 from jaxspec.options.main import Sweep
 from tests.evaluate import tiny
 
@@ -113,16 +113,16 @@ def test_the_best_value_and_the_distance_of_others():
 
 
 def test_numbers_stand_at_their_place_and_names_side_by_side():
-    assert sweep_figure.axis([1, 2, 8]) == ([1, 2, 8], ["1", "2", "8"])
-    assert sweep_figure.axis([0.5, 0.25]) == ([0.5, 0.25], ["0.5", "0.25"])
-    assert sweep_figure.axis(["eagle", "runs/a/eagle", "n4"]) == ([0, 1, 2], ["eagle", "eagle", "n4"])
-    assert sweep_figure.axis([True, False]) == ([0, 1], ["True", "False"])
+    assert sweep.axis([1, 2, 8]) == ([1, 2, 8], ["1", "2", "8"])
+    assert sweep.axis([0.5, 0.25]) == ([0.5, 0.25], ["0.5", "0.25"])
+    assert sweep.axis(["eagle", "runs/a/eagle", "n4"]) == ([0, 1, 2], ["eagle", "eagle", "n4"])
+    assert sweep.axis([True, False]) == ([0, 1], ["True", "False"])
 
 
 def test_every_method_is_in_the_figure():
     row = {"modelled_speedup": 1.2, "speedup": 1.1, "tau": 2.0, "harmonic_mean": 0.5}
     swept = {"setting": "head", "values": ["n2", "n4"], "methods": ["a", "b"], "against": ["c"], "best": "n2"}
-    figure = sweep_figure.draw(swept, dict.fromkeys("abc", row))
+    figure = sweep.draw(swept, dict.fromkeys("abc", row))
     assert figure is not None
     for text in ("n2", "n4", "head", "modelled", "measured", "c, modelled", "tau", "harmonic mean"):
         assert f"<!-- {text} -->" in figure

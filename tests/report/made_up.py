@@ -34,7 +34,6 @@ def write(
         settings: of the run; `device` and `dtype` too.
     """
     rng = np.random.default_rng(len(methods) + settings.get("batch_size", 1))
-    forms = {name: form(name) for name in methods}
     answers = [answer(rng, number, name, length, settings) for number in range(questions) for name in methods]
     left = {"prompt": 0, "turn": 0, "position": 3, "gap": 1e-6}
     diverged = [{**left, "behind": 1e-6, "explained": True}, {**left, "behind": 0.5, "explained": False}]
@@ -48,7 +47,7 @@ def write(
         control_level_seconds=by_method(0, 0.0001),
         control_round_seconds=by_method(0, 0.0001),
         divergences={name: diverged if name == methods[-1] else [] for name in methods},
-        forms={name: dataclasses.asdict(each) for name, each in forms.items()},
+        forms={name: form(name) for name in methods},
     )
     about = {
         "device": settings.pop("device", "NVIDIA Imaginary"),

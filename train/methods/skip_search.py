@@ -14,7 +14,6 @@ from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request
 from jaxspec.drafters.layer_skip import LayerSkip, SkipMask, layers_of
-from jaxspec.evaluate.sweep_figure import to_svg
 from jaxspec.host.atomic import staged_by_all, write_whole
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
@@ -222,4 +221,6 @@ def draw_figure(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
     )
     below.set_yticks([0, 1], ["MLP", "attention"])
     below.spines[:].set_visible(False)
+    from jaxspec.evaluate.sweep import to_svg  # it imports much
+
     write_whole(out, to_svg(drawn))

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxspec.evaluate.sweep_figure import to_svg
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
 from jaxspec.train.run.log import read
@@ -38,4 +37,6 @@ def draw(metrics: Path, out: Path) -> None:
             axes[1].plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"{position}-α")
         axes[1].set(xlabel="step", ylabel="acceptance", ylim=(0, 1), title="Acceptance by position, held out")
         axes[1].legend(frameon=False)
+    from jaxspec.evaluate.sweep import to_svg  # it imports much
+
     write_whole(out, to_svg(drawn))

@@ -3,9 +3,8 @@
 from tests.mutants.mutant import ByHand
 
 EVALUATE, TESTS = "jaxspec/evaluate", "tests/evaluate"
-QUALITY, TABLE, RESULTS = f"{EVALUATE}/quality.py", f"{EVALUATE}/table.py", f"{EVALUATE}/results.py"
+QUALITY, TABLE = f"{EVALUATE}/quality.py", f"{EVALUATE}/table.py"
 SUMMED = f"{TESTS}/test_evaluation.py::test_what_is_summed_and_printed"
-COUNTS = f"{TESTS}/test_results.py::test_each_count_has_its_key"
 TITLES = f"{TESTS}/test_table.py::test_each_number_stands_under_its_title"
 
 
@@ -99,31 +98,6 @@ MUTANTS = (
         'mean(line["quality"] for line in lines)',
         'mean(line["quality"] for line in timed)',
     ),
-    printed(
-        "tau-drafted-with-the-bonus", RESULTS, COUNTS, '"tau_drafted": counts.tau_drafted', '"tau_drafted": counts.tau'
-    ),
-    printed("tau-uncut-is-cut", RESULTS, COUNTS, '"tau_uncut": counts.tau_uncut', '"tau_uncut": counts.tau'),
-    printed(
-        "acceptance-by-nodes",
-        RESULTS,
-        COUNTS,
-        '"acceptance_rate": counts.acceptance_rate',
-        '"acceptance_rate": counts.draft_accuracy',
-    ),
-    printed(
-        "nodes-before-pruning",
-        RESULTS,
-        COUNTS,
-        '"nodes_per_round": counts.nodes_per_round',
-        '"nodes_per_round": counts.nodes_drafted_per_round',
-    ),
-    printed(
-        "share-and-accuracy-exchanged",
-        RESULTS,
-        COUNTS,
-        '"draft_share": counts.draft_share',
-        '"draft_share": counts.draft_accuracy',
-    ),
     printed("tau-drafted-printed-as-tau", TABLE, TITLES, '"tau": ("tau", ".2f")', '"tau": ("tau_drafted", ".2f")'),
     printed("draft-share-printed-as-acceptance", TABLE, TITLES, '("acceptance_rate", ".2f")', '("tau_drafted", ".2f")'),
     printed(
@@ -143,7 +117,7 @@ MUTANTS = (
     printed(
         "the-papers-tau-has-the-bonus",
         TABLE,
-        f"{TESTS}/test_side_by_side.py",
+        f"{TESTS}/test_table.py",
         '"tau drafted": ("tau_drafted", ".2f")',
         '"tau drafted": ("tau", ".2f")',
     ),
