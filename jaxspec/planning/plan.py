@@ -14,6 +14,7 @@ from rich.console import Console
 
 from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.controllers.beta_ts import BetaTS
+from jaxspec.costs.calibration import DEPTH, WIDTHS
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.prefill import FIRST_TOKEN
 from jaxspec.decoding.prefill_buckets import accelerator_chunk
@@ -44,8 +45,6 @@ from jaxspec.planning.table import show
 
 DTYPE = jnp.dtype("bfloat16")
 SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "quantize", "prompt")
-WIDTHS = (1, 4, 16)  # nodes expanded at once, the widths that `jaxspec calibrate` measures
-DEPTH = 5
 
 Compose = Callable[[Method], PlacedProgram]  # makes the loop of a method for the planned chips
 
