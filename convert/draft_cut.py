@@ -24,7 +24,7 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.controllers.acceptance_predictor import FOLDER as PREDICTOR
 from jaxspec.convert import readers
-from jaxspec.decoding.drafter import Drafter, HeadShape
+from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters import DraftModel, Edd
 from jaxspec.drafters.draft_vocabulary import ids_of, to_mask
 from jaxspec.engine.head_weights import drafter_of, is_checkpoint, read_shape
@@ -65,17 +65,22 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
         raise ValueError("the draft vocabulary is the target's whole vocabulary, so there is nothing to cut")
     model = dataclasses.replace(shape.model, vocab_size=rows)  # of a draft model it may be padded otherwise
     smaller = HeadShape(model, {**shape.settings, "draft_vocabulary": mask})
-    abstract = _abstract(drafter, smaller, source)
-    params = _read(source)
-    drafted, quantize = ids_of(mask, goal.model.vocab_size), shape.settings.get("quantize")
+    try:
+        abstract = nnx.eval_shape(lambda: drafter.build_head(smaller, nnx.Rngs(0)))
+    except TypeError as error:
+        raise CheckpointError(f"the head at {source} is for {drafter.name}, whose LM head cannot be cut") from error
+    stored = source / "params"  # a skip set may have none
+    params = parameters.read_arrays(stored, parameters.read_shapes(stored)) if stored.is_dir() else {}
+    drafted, quantize = ids_of(mask, rows), shape.settings.get("quantize")
     tied = {Edd: "decoder.embedding", DraftModel: "embedding"}.get(type(drafter))  # if it has no LM head
     lm_head = lambda: _lm_head(target, goal) if tied is None else params[tied].T
     fitted = dict(params)
     if (table := params.get("embedding")) is not None:
         fitted["embedding"] = np.pad(table[:rows], [(0, max(0, rows - len(table))), (0, 0)], "edge")
     kept = cut_params(fitted, abstract, drafted, lm_head, quantize)
-    config = _config(source, drafter, smaller, goal)
-    size = sum(array.nbytes for array in kept.values())
+    whole = config_json.read_config(source) if is_checkpoint(source) else heads.read_config(source)
+    config = heads.HeadConfig(drafter.name, model, whole.dtype, whole.source_dtype, dict(smaller.settings))
+    size, before = (sum(array.nbytes for array in arrays.values()) for arrays in (kept, params))
     with staged(out, size) as folder:
         parameters.write_params(folder / "params", kept.items())
         checksums.write(folder)
@@ -83,8 +88,8 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
             shutil.copytree(source / PREDICTOR, folder / PREDICTOR)
         heads.write_config(folder, config)
     say(
-        f"wrote {out}: {drafter.name}, which drafts {len(drafted)} of {goal.model.vocab_size} tokens, "
-        f"{filesize.decimal(size)} instead of {filesize.decimal(sum(array.nbytes for array in params.values()))}"
+        f"wrote {out}: {drafter.name}, which drafts {len(drafted)} of {rows} tokens, {filesize.decimal(size)} instead "
+        f"of {filesize.decimal(before)}"
     )
     return config
 
@@ -112,20 +117,6 @@ def read_ids(path: Path) -> list[int]:
     return values
 
 
-def _abstract(drafter: Drafter, shape: HeadShape, source: Path) -> nnx.Module:
-    """The abstract new head. Raises CheckpointError if the drafter has no LM head to cut."""
-    try:
-        return nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
-    except TypeError as error:
-        raise CheckpointError(f"the head at {source} is for {drafter.name}, whose LM head cannot be cut") from error
-
-
-def _read(source: Path) -> dict[str, np.ndarray]:
-    """Every parameter of a head, as on disk; a skip set may have none."""
-    params = source / "params"
-    return parameters.read_arrays(params, parameters.read_shapes(params)) if params.is_dir() else {}
-
-
 def cut_params(
     params: Mapping[str, np.ndarray],
     abstract: nnx.Module,
@@ -144,13 +135,11 @@ def cut_params(
     """
     made: dict[str, np.ndarray] = {}
     for name, leaf in module_to_dict(abstract).items():
-        if name in made:
-            continue
-        if name not in params:
-            whole = whole_name(name)
-            made |= {part: np.asarray(array) for part, array in pack(whole, lm_head()[:, ids], quantize).items()}
-        else:
+        if name in params:
             made[name] = params[name] if params[name].shape == leaf.shape else params[name][..., ids]
+        elif name not in made:
+            packed = pack(whole_name(name), lm_head()[:, ids], quantize)
+            made |= {part: np.asarray(array) for part, array in packed.items()}
     return {name: np.ascontiguousarray(array) for name, array in made.items()}
 
 
@@ -161,8 +150,3 @@ def _lm_head(target: Path, goal: CheckpointConfig) -> np.ndarray:
     found = parameters.read_arrays(target / "params", [part for part in stored if whole_name(part) == name])
     array = np.asarray(dense({part: jnp.asarray(values) for part, values in found.items()}, [name])[name])
     return array.T if name == "embedding" else array
-
-
-def _config(source: Path, drafter: Drafter, shape: HeadShape, goal: CheckpointConfig) -> heads.HeadConfig:
-    found = config_json.read_config(source) if is_checkpoint(source) else heads.read_config(source)
-    return heads.HeadConfig(drafter.name, shape.model, found.dtype, found.source_dtype, dict(shape.settings))

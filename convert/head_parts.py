@@ -1,38 +1,161 @@
-"""Shared by the conversions of heads: their configs, tensors that repeat the target's, and their export."""
+"""Shared by the kinds of published heads: their layers' config, the target layers that they read, their draft
+vocabulary, and the format of speculators and vLLM."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flax import nnx
 
-from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import hf_config
-from jaxspec.convert.folders import format_of
-from jaxspec.convert.names import is_kernel
 from jaxspec.convert.readers import Source, Tensor
-from jaxspec.convert.transfer import read_back, write_head
+from jaxspec.convert.transfer import match
 from jaxspec.decoding.drafter import Drafter, HeadShape
-from jaxspec.drafters import Dflash, Eagle3
+from jaxspec.drafters import draft_vocabulary
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
+
+DRAFT_MAPS = ("d2t", "t2d")
+"""The two tensors that define a draft vocabulary. `d2t` [Vd] int64 holds offsets: column j of the LM head stands for
+token j + d2t[j]. `t2d` [V] bool is true for target tokens in the draft vocabulary; some files hold 0 and 1 instead."""
+_SPECULATORS_VERSION = "0.9.0"
+"""The version of speculators whose format is written."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Taps:
-    """The layers whose inputs a head reads.
+    """The target layers whose inputs a head reads.
 
     Attributes:
-        layers: their numbers from 0; None: those of its authors' code, which depend on the target's number of layers.
+        layers: their numbers from 0; None: those of its authors' code.
         reason: why these layers, as a message for users.
+        default: those of its authors' code, from the target's number of layers.
     """
 
     layers: tuple[int, ...] | None
     reason: str
+    default: Callable[[int], tuple[int, ...]]
+
+    def of(self, target_layers: int) -> tuple[int, ...]:
+        """The layers in a target with so many."""
+        return self.default(target_layers) if self.layers is None else self.layers
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedHead:
+    """A published head, whose config and tensors' headers fit each other.
+
+    Attributes:
+        drafter: the drafter that it is for.
+        title: its kind, such as `EAGLE-3 head`.
+        vocab_size, hidden_size: of its target.
+        settings: of the drafter, without the taps.
+        published: maps a jaxspec name to the name in the files.
+        tensors: source tensors by jaxspec's names.
+        model: shape of its decoder layers; None: it has none.
+        layout: the project whose layout the files have, for messages.
+        taps: None: it reads no layers of the target.
+        target_layers: number of layers of its target; None: not in the config.
+        lm_head: the target's LM head, which an older variant of EAGLE's files contains.
+    """
+
+    drafter: Drafter
+    title: str
+    vocab_size: int
+    hidden_size: int
+    settings: dict[str, Any]
+    published: Callable[[str], str]
+    tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    model: LlamaConfig | None = None
+    layout: str | None = None
+    taps: Taps | None = None
+    target_layers: int | None = None
+    lm_head: Tensor | None = None
+
+    def with_tensors(self, found: Source, source: Path) -> "PublishedHead":
+        """The head with its tensors. Raises CheckpointError where they do not fit its config."""
+        settings = self.settings
+        if self.taps is not None:
+            count, fc = len(self.taps.of(1)), found.get("fc.weight")
+            if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // self.hidden_size) != count:
+                raise CheckpointError(
+                    f"fc.weight in {source} reads {reads} layers of the target, and {count} are named: "
+                    f"{self.taps.reason}; name them with --taps"
+                )
+            settings = {**settings, "taps": [0] * count}
+        assert self.model is not None
+        shape = HeadShape(self.model, settings)
+        try:
+            abstract = nnx.eval_shape(lambda: self.drafter.build_head(shape, nnx.Rngs(0)))
+        except ValueError as error:
+            raise CheckpointError(f"{source / 'config.json'}: {error}") from error
+        return dataclasses.replace(self, tensors=match(abstract, found, self.published, str(source)))
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnHead:
+    """A head of jaxspec's, to be exported.
+
+    Attributes:
+        path: its folder.
+        arrays: its parameters by name, in the source's dtype.
+        target, goal: folder and config of its target; None where the format does not need it.
+        verifier: the target's name in a `speculators` config; None: the target's folder.
+    """
+
+    path: Path
+    config: HeadConfig
+    arrays: dict[str, np.ndarray]
+    target: Path | None
+    goal: CheckpointConfig | None
+    verifier: str | None
+
+    def with_target(self) -> tuple[Path, CheckpointConfig]:
+        """Folder and config of the target, in formats that need it."""
+        assert self.target is not None and self.goal is not None
+        return self.target, self.goal
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """What is written for a head: config.json, and arrays by jaxspec's names with the names that they get.
+
+    Attributes:
+        summary: for the message that it was written.
+        name: of the file of tensors.
+    """
+
+    config: dict[str, Any]
+    arrays: Mapping[str, np.ndarray]
+    published: Callable[[str], str]
+    summary: str
+    name: str = "model.safetensors"
+
+
+def is_speculators(raw: Mapping[str, Any]) -> bool:
+    """Whether a config has the layout of speculators and vLLM."""
+    return not raw.keys().isdisjoint(("speculators_model_type", "speculators_config", "transformer_layer_config"))
+
+
+def layers_config(raw: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
+    """The part of a config that describes the head's layers. Raises CheckpointError if it is missing."""
+    layers = raw.get("transformer_layer_config") if is_speculators(raw) else raw
+    if not isinstance(layers, dict):
+        raise CheckpointError(f"{source / 'config.json'} must describe the head's layers in 'transformer_layer_config'")
+    return layers
+
+
+def check_target_width(raw: Mapping[str, Any], shape: LlamaConfig, source: Path) -> None:
+    """Raises CheckpointError if the head's target has another width than the head."""
+    if (width := raw.get("target_hidden_size", shape.hidden_size)) != shape.hidden_size:
+        raise CheckpointError(
+            f"{source / 'config.json'} has target_hidden_size {width} and hidden_size {shape.hidden_size}; jaxspec "
+            "only supports heads that are as wide as their target"
+        )
 
 
 def one_layer(raw: Mapping[str, Any], source: Path, what: str) -> LlamaConfig:
@@ -48,7 +171,7 @@ def one_layer(raw: Mapping[str, Any], source: Path, what: str) -> LlamaConfig:
     model = hf_config.to_llama({**raw, "model_type": "llama", "architectures": None})
     if model.num_layers != 1:
         raise CheckpointError(
-            f"{source / 'config.json'} says num_hidden_layers {model.num_layers}, and {what} has one layer"
+            f"{source / 'config.json'} has num_hidden_layers {model.num_layers}, and {what} has one layer"
         )
     return model
 
@@ -57,7 +180,7 @@ def refuse_window(layer: Mapping[str, Any], file: Path) -> None:
     """Raises CheckpointError if a head's layers use sliding-window attention."""
     window = layer.get("sliding_window")
     if window is not None and layer.get("use_sliding_window") is not False and not layer.get("layer_types"):
-        raise CheckpointError(f"{file} asks for sliding-window attention (sliding_window {window}), not supported here")
+        raise CheckpointError(f"{file} sets sliding-window attention (sliding_window {window}), not supported here")
 
 
 def listed_layers(values: Mapping[str, Any], key: str, file: Path) -> tuple[int, ...] | None:
@@ -77,32 +200,82 @@ def section(values: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def is_targets(tensor: Tensor, target: Path, name: str) -> bool:
-    """Whether a tensor equals a parameter of the target bit for bit, in the tensor's dtype."""
-    array = parameters.read_arrays(target / "params", [name])[name]
-    with np.errstate(over="ignore"):  # an overflow is a difference
-        array = (array.T if is_kernel(name) else array).astype(tensor.dtype, copy=False)
-    bits = f"u{array.itemsize}"  # compared as bits, because -0 == 0
-    return np.array_equal(tensor.read().view(bits), array.view(bits))
-
-
-def without_targets(
-    tensors: dict[str, Tensor], ours: str, theirs: str | None, dtype: str, target: Path, source: Path
-) -> tuple[dict[str, Tensor], bool]:
-    """A head's tensors without `ours` if that equals the target's, and whether the head keeps its own.
+def read_draft_vocabulary(
+    raw: Mapping[str, Any], found: dict[str, Tensor], vocab_size: int, source: Path
+) -> str | None:
+    """The mask of a head's draft vocabulary, as in `draft_vocabulary`; None for the whole vocabulary.
 
     Args:
-        ours: `embedding`, or `head.kernel`, the LM head.
-        theirs: the target's parameter; None: there is none to compare with.
-        dtype: the head's dtype. A tensor of another dtype is kept, because export could not restore its dtype.
+        found: the head's tensors; `d2t` and `t2d` are removed.
+        vocab_size: size of the target's vocabulary, V.
+
+    Raises:
+        CheckpointError: the maps have wrong sizes or dtypes, were never filled, or contradict each other or the config.
     """
-    if (tensor := tensors.get(ours)) is None:
-        return tensors, False
-    if theirs is not None and tensor.dtype == dtype and is_targets(tensor, target, theirs):
-        return {name: tensor for name, tensor in tensors.items() if name != ours}, False
-    what = "an embedding" if ours == "embedding" else "an LM head"
-    say(f"{source} has {what} of its own, unlike that of {target}: it is kept with the head")
-    return tensors, True
+    maps = {name: found.pop(name) for name in DRAFT_MAPS if name in found}
+    lm_head, given = found.get("lm_head.weight"), raw.get("draft_vocab_size")
+    drafted = vocab_size if lm_head is None else lm_head.shape[0]
+    if given not in (None, drafted):
+        held = "tensor lm_head.weight is missing" if lm_head is None else f"lm_head.weight has {drafted} rows"
+        raise CheckpointError(
+            f"{source / 'config.json'} has draft_vocab_size {given}, and {held}; the files are incomplete, or their "
+            "config is another head's"
+        )
+    if drafted > vocab_size:
+        raise CheckpointError(
+            f"lm_head.weight in {source} has {drafted} rows, but the target has only {vocab_size} tokens"
+        )
+    if "d2t" not in maps:
+        if drafted < vocab_size or maps:
+            raise CheckpointError(
+                f"tensor d2t is missing in {source}; without it, the {drafted} of {vocab_size} tokens of "
+                "lm_head.weight are not known; the files are incomplete"
+            )
+        return None
+    offsets = _read_map(maps["d2t"], "iu", "whole numbers", drafted)
+    inside = _read_map(maps["t2d"], "biu", "truth values", vocab_size) if "t2d" in maps else None
+    if inside is not None:
+        if inside.min() < 0 or inside.max() > 1:
+            raise CheckpointError(f"t2d in {source} must hold truth values, and its numbers are not all 0 or 1")
+        inside = inside.astype(bool)
+    if drafted < vocab_size and not offsets.any() and (inside is None or inside.all()):
+        raise CheckpointError(
+            f"d2t in {source} is 0 everywhere, so it was never filled; use d2t and t2d of the head's training"
+        )
+    ids = offsets.astype(np.int64) + np.arange(drafted)
+    if (np.diff(ids) <= 0).any():
+        raise CheckpointError(f"d2t in {source} gives ids that do not ascend, so it does not hold offsets")
+    try:
+        mask = draft_vocabulary.to_mask(ids.tolist(), vocab_size)
+    except ValueError as error:
+        raise CheckpointError(f"d2t in {source}: {error}") from error
+    if inside is not None and not np.array_equal(np.flatnonzero(inside), ids):
+        raise CheckpointError(
+            f"d2t and t2d in {source} name different tokens ({len(ids)} and {inside.sum()}); one of them belongs to "
+            "another head, or d2t holds ids instead of offsets"
+        )
+    return mask
+
+
+def _read_map(tensor: Tensor, kinds: str, words: str, size: int) -> np.ndarray:
+    if tensor.shape != (size,):
+        raise CheckpointError(
+            f"tensor {tensor.name} in {tensor.file} has shape {list(tensor.shape)}, and must have [{size}]"
+        )
+    if (array := tensor.read()).dtype.kind not in kinds:
+        raise CheckpointError(
+            f"tensor {tensor.name} in {tensor.file} has dtype {tensor.dtype}, and must hold {words}; if it was cast "
+            "along with the weights, take the files from before that"
+        )
+    return array
+
+
+def draft_maps(mask: str | None, vocab_size: int) -> dict[str, np.ndarray]:
+    """`d2t` and `t2d` of a mask; none if a head can draft every token."""
+    if mask is None:
+        return {}
+    ids = draft_vocabulary.ids_of(mask, vocab_size).astype(np.int64)
+    return {"d2t": ids - np.arange(len(ids)), "t2d": np.isin(np.arange(vocab_size), ids)}
 
 
 def lm_head_of(target: CheckpointConfig) -> str | None:
@@ -112,23 +285,17 @@ def lm_head_of(target: CheckpointConfig) -> str | None:
     return "head.kernel" if target.quantize is None else None
 
 
-def target_of(head: Path) -> Path:
-    """The checkpoint whose `heads` folder contains a head. Raises CheckpointError if there is none."""
-    folder = head.absolute().parent
-    if folder.name != "heads" or format_of(folder.parent) != config_json.FORMAT:
-        raise CheckpointError(f"{head} is not in a folder CKPT/heads; name its target with --target CKPT")
-    return folder.parent
-
-
-def as_llama(head: HeadConfig, goal: CheckpointConfig) -> CheckpointConfig:
-    """A head's layer as a checkpoint: a LLaMA with one layer and the target's special tokens. With norms of queries and
-    keys it is a Qwen3."""
-    layer, family = dataclasses.replace(head.model, num_layers=1), "qwen3" if head.model.qk_norm else "llama"
-    return dataclasses.replace(goal, family=family, model=layer, source_dtype=head.source_dtype)
+def as_llama(head: OwnHead) -> dict[str, Any]:
+    """The config.json of a head's layer as a LLaMA with one layer, or, with norms of queries and keys, as a Qwen3."""
+    layer, (_, goal) = dataclasses.replace(head.config.model, num_layers=1), head.with_target()
+    family = "qwen3" if layer.qk_norm else "llama"
+    return hf_config.from_checkpoint(
+        dataclasses.replace(goal, family=family, model=layer, source_dtype=head.config.source_dtype)
+    )
 
 
 def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:
-    """A config for EAGLE's own code, which only knows `type` and `factor` of rope_scaling.
+    """A config for EAGLE's own code, which only reads `type` and `factor` of rope_scaling.
 
     Other scalings are left as they are, with a warning that names the projects which can read them.
     """
@@ -144,86 +311,20 @@ def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "rope_scaling": {"type": scaling["rope_type"], "factor": scaling["factor"]}}
 
 
-def check_depth(said: Any, goal: LlamaConfig, source: Path) -> None:
-    """Raises CheckpointError if a config says that the head's target has another number of layers than this one."""
-    if said not in (None, goal.num_layers):
-        raise CheckpointError(
-            f"the head at {source} was trained for a target of {said} layers, and this target has {goal.num_layers}"
-        )
-
-
-def count_taps(found: Source, taps: Taps, otherwise: int, width: int, source: Path) -> int:
-    """Number of target layers that the head reads. Raises CheckpointError if its fc does not fit this number.
+def speculators_config(head: OwnHead, layers: dict[str, Any], drafted: int) -> dict[str, Any]:
+    """The entries of config.json that heads of every kind have for speculators and vLLM.
 
     Args:
-        otherwise: the number if the config lists no layers.
-        width: the target's hidden size.
-    """
-    count, fc = len(taps.layers or range(otherwise)), found.get("fc.weight")
-    if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // width) != count:
-        raise CheckpointError(
-            f"fc.weight in {source} reads {reads} layers of the target, and {count} are named: {taps.reason}; name "
-            "them with --taps"
-        )
-    return count
-
-
-def write_fused(
-    drafter: Drafter,
-    kind: str,
-    config: heads.HeadConfig,
-    tensors: dict[str, Tensor],
-    source: Path,
-    out: Path,
-    goal: LlamaConfig,
-    dtype: str | None,
-    said: Sequence[str],
-) -> heads.HeadConfig:
-    """Writes a head that was read, after it was checked against its target, and returns its config.
-
-    Args:
-        kind: what it is called, such as `DFlash head`.
-        config: its settings have its `taps`.
-        goal: the target's shape.
-        said: its layout, and why its taps are those.
-
-    Raises:
-        CheckpointError: the head does not fit the target.
-    """
-    try:
-        drafter.check_head(HeadShape(config.model, config.settings), goal)
-    except ValueError as error:
-        raise CheckpointError(f"the head at {source} {error}") from error
-    layout, reason = said
-    say(f"{source} has {layout}")
-    say(f"it reads the inputs of layers {', '.join(map(str, config.settings['taps']))} (from 0): {reason}")
-    write_head(source, out, config, tensors, dtype, kind)
-    return config
-
-
-_VERSION = "0.9.0"
-"""The version of speculators whose format is written."""
-
-
-def speculators_config(
-    kind: str, layers: dict[str, Any], goal: CheckpointConfig, target: Path, verifier: str | None, drafted: int
-) -> dict[str, Any]:
-    """The common entries: kind, version, layers, target, and number of drafted tokens.
-
-    Args:
-        kind: the kind of head, in speculators' terms.
         layers: the config.json of the head's layers as a model.
-        goal: config of the target.
-        target: folder of the target.
-        verifier: the target's name in the config, a hub id or a folder; None: the target's folder, with a message.
         drafted: default number of tokens that vLLM drafts per round.
     """
+    (target, goal), kind, verifier = head.with_target(), head.config.drafter, head.verifier
     if verifier is None:
         verifier = target.resolve().name
         say(f"the target is called {verifier} there; --verifier gives the id or folder that vLLM loads")
     return {
         "speculators_model_type": kind,
-        "speculators_version": _VERSION,
+        "speculators_version": _SPECULATORS_VERSION,
         "torch_dtype": layers["torch_dtype"],
         "transformer_layer_config": {key: value for key, value in layers.items() if key != "architectures"},
         "speculators_config": {
@@ -235,25 +336,7 @@ def speculators_config(
     }
 
 
-def head_config(source: Path, drafter: str, formats: str | None = None) -> heads.HeadConfig:
-    """Reads the config of a head to export. Raises CheckpointError if it is a checkpoint, or for another drafter.
-
-    Args:
-        formats: the formats of such heads, for error messages; None: the drafter's name.
-    """
-    if format_of(source) == config_json.FORMAT:
-        raise CheckpointError(
-            f"{source} is a checkpoint, which --format hf writes; --format {formats or drafter} takes a head"
-        )
-    config = heads.read_head(source, drafter)
-    if drafter not in (Dflash.name, Eagle3.name) and config.settings.get("draft_vocabulary") is not None:
-        raise CheckpointError(
-            f"the head at {source} was cut to a draft vocabulary, which the format cannot store; export the head that "
-            "it was cut from"
-        )
-    return config
-
-
-def head_arrays(source: Path, config: heads.HeadConfig, abstract: nnx.Module) -> dict[str, np.ndarray]:
-    """All parameters of a head, for export. Raises CheckpointError if they do not fit `abstract`."""
-    return read_back(source, parameters.read_shapes(source / "params", abstract), config)
+def tapped_after(outputs: Sequence[int], where: str, default: Callable[[int], tuple[int, ...]]) -> Taps:
+    """The layers that read the outputs of the listed ones."""
+    layers = tuple(layer + 1 for layer in outputs)
+    return Taps(layers, f"{where}, read as layers whose outputs these are, so one more each", default)

@@ -14,22 +14,18 @@ _ROPE_NUMBERS = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
-_ROPE_KEYS = {
-    "rope_type",
-    "type",
-    "rope_theta",
-    "partial_rotary_factor",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-}
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+_ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}.union(
+    *_ROPE_NUMBERS.values()
+)
+ARCHITECTURES = {kind: f"{kind.capitalize()}ForCausalLM" for kind in ("llama", "mistral", "mixtral", "qwen2", "qwen3")}
+# Required whole numbers, by their names in LlamaConfig.
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "max_length": "max_position_embeddings",
 }
 # By their names in lower case, since LLaMA's class was once spelled LLaMAForCausalLM. A model that was saved from the
 # class without LM head is read too, if it has one.
@@ -43,20 +39,21 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 }
 # Values of absent keys: transformers' defaults. (A null differs: as many KV heads as query heads, no window.)
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+_MISTRAL = {**_COMMON, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+_QWEN = {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32}
+_EXPERTS = {"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"}
 _DEFAULTS = {
     "llama": {**_COMMON, "max_position_embeddings": 2048},
-    "mistral": {**_COMMON, "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "mistral": {**_MISTRAL, "sliding_window": 4096},
     "mixtral": {
-        **_COMMON,
+        **_MISTRAL,
         "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 131072,
-        "num_key_value_heads": 8,
         "rope_theta": 1e6,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
-    "qwen2": {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32},
-    "qwen3": {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
 }
 
 
@@ -77,33 +74,31 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
     kind = family(config)
     config = {**_DEFAULTS[kind], **config}
     _refuse(config, kind)
-    heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
-    length = integer(config, "max_position_embeddings")
+    sizes = {ours: integer(config, key) for ours, key in _SIZES.items()}
+    experts = {ours: integer(config, key) for ours, key in _EXPERTS.items() if kind == "mixtral"}
     biased = kind in ("llama", "qwen3") and boolean(config, "attention_bias")
+    return checked_shape(
+        "config.json",
+        **sizes,
+        **experts,
+        num_kv_heads=integer(config, "num_key_value_heads", otherwise=sizes["num_heads"]),
+        head_dim=integer(config, "head_dim", otherwise=sizes["hidden_size"] // sizes["num_heads"]),
+        norm_eps=positive(config, "rms_norm_eps"),
+        rope=_rope(config, sizes["max_length"]),
+        tie_embeddings=boolean(config, "tie_word_embeddings"),
+        qkv_bias=biased or kind == "qwen2",
+        output_bias=biased,
+        mlp_bias=kind == "llama" and boolean(config, "mlp_bias"),
+        qk_norm=kind == "qwen3",
+    )
+
+
+def checked_shape(file: str, **fields: Any) -> LlamaConfig:
+    """A LlamaConfig of these fields. Raises CheckpointError, naming the file, if they do not describe a model."""
     try:
-        return LlamaConfig(
-            vocab_size=integer(config, "vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=integer(config, "intermediate_size"),
-            num_layers=integer(config, "num_hidden_layers"),
-            num_heads=heads,
-            num_kv_heads=integer(config, "num_key_value_heads", otherwise=heads),
-            head_dim=integer(config, "head_dim", otherwise=hidden // heads),
-            norm_eps=positive(config, "rms_norm_eps"),
-            max_length=length,
-            rope=_rope(config, length),
-            tie_embeddings=boolean(config, "tie_word_embeddings"),
-            qkv_bias=biased or kind == "qwen2",
-            output_bias=biased,
-            mlp_bias=kind == "llama" and boolean(config, "mlp_bias"),
-            qk_norm=kind == "qwen3",
-            num_experts=integer(config, "num_local_experts") if kind == "mixtral" else 0,
-            experts_per_token=integer(config, "num_experts_per_tok") if kind == "mixtral" else 0,
-        )
-    except CheckpointError:
-        raise
+        return LlamaConfig(**fields)
     except (ValueError, TypeError) as error:
-        raise CheckpointError(f"config.json does not describe a model: {error}") from error
+        raise CheckpointError(f"{file} does not describe a model: {error}") from error
 
 
 def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
@@ -134,16 +129,11 @@ def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
         "architectures": [ARCHITECTURES[config.family]],
         "model_type": config.family,
         "torch_dtype": config.source_dtype,
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": c.num_layers,
-        "num_attention_heads": c.num_heads,
+        **{key: getattr(c, ours) for ours, key in _SIZES.items()},
         "num_key_value_heads": c.num_kv_heads,
         "head_dim": c.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": c.norm_eps,
-        "max_position_embeddings": c.max_length,
         "tie_word_embeddings": c.tie_embeddings,
         "rope_theta": c.rope.theta,
         "rope_scaling": _rope_scaling(c.rope),
@@ -157,9 +147,7 @@ def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
         values |= {"attention_bias": c.qkv_bias, "use_sliding_window": False}
     else:
         values |= {"use_sliding_window": False} if config.family == "qwen2" else {"sliding_window": None}
-    if c.num_experts:
-        values |= {"num_local_experts": c.num_experts, "num_experts_per_tok": c.experts_per_token}
-    return values
+    return values | {key: getattr(c, ours) for ours, key in _EXPERTS.items() if c.num_experts}
 
 
 def _refuse(config: Mapping[str, Any], kind: str) -> None:
@@ -197,31 +185,22 @@ def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
     for where in (values, config):
         if (part := where.get("partial_rotary_factor", 1)) not in (None, 1):
             raise CheckpointError(f"partial_rotary_factor {part} is not supported, only 1")
-    where = values if values.get("rope_theta") is not None else {"rope_theta": 10000.0, **_given(config)}
+    theta = next((where for where in (values, config) if where.get("rope_theta") is not None), {"rope_theta": 10000.0})
     settings: dict[str, Any] = {key: positive(values, key) for key in _ROPE_NUMBERS[kind]}
     if kind in ("dynamic", "llama3"):
         key = "original_max_position_embeddings"
         outer = config if kind == "llama3" and config.get(key) is not None else values
         settings["original_length"] = integer(outer, key, otherwise=max_length)
     settings["scaling"] = "none" if kind == "default" else kind
-    return Rope(theta=positive(where, "rope_theta"), **settings)
-
-
-def _given(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are not null."""
-    return {key: value for key, value in config.items() if value is not None}
+    return Rope(theta=positive(theta, "rope_theta"), **settings)
 
 
 def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
     """The value of `rope_scaling` in config.json."""
     if rope.scaling == "none":
         return None
-    values: dict[str, Any] = {"rope_type": rope.scaling, "factor": rope.factor}
-    if rope.original_length:
-        values["original_max_position_embeddings"] = rope.original_length
-    if rope.scaling == "llama3":
-        values |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
-    return values
+    length = {"original_max_position_embeddings": rope.original_length} if rope.original_length else {}
+    return {"rope_type": rope.scaling, **{key: getattr(rope, key) for key in _ROPE_NUMBERS[rope.scaling]}, **length}
 
 
 def integer(config: Mapping[str, Any], key: str, file: str = "config.json", otherwise: int | None = None) -> int:

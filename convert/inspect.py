@@ -11,7 +11,8 @@ from rich import filesize
 
 from jaxspec.checkpoint import checksums, config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import dflash, eagle, eagle3, gguf, head_kinds, llama, medusa
+from jaxspec.convert import gguf, head_kinds, llama
+from jaxspec.convert import heads as published_heads
 from jaxspec.convert.folders import format_of, read_json
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor
@@ -30,16 +31,13 @@ def describe(path: Path) -> str:
     of_kind: dict[str, Callable[[Path], Iterable[tuple[str, Any]]]] = {
         config_json.FORMAT: _of_checkpoint,
         heads.FORMAT: _of_head,
-        "medusa": _of_published_medusa,
-        "eagle3": _of_published_eagle3,
-        "dflash": _of_published_dflash,
         "model": _of_source,  # it raises the error of what is none
         "unknown": _of_source,
     }
     config_file = path / "config.json"
     is_source = not config_file.is_file() or gguf.find(path) is not None
     kind = format_of(path) or ("model" if is_source else head_kinds.kind_of(path, read_json(config_file)))
-    return "\n".join(f"{key}: {value}" for key, value in of_kind.get(kind, _of_published_eagle)(path))
+    return "\n".join(f"{key}: {value}" for key, value in of_kind.get(kind, _of_published_head)(path))
 
 
 def verify(path: Path) -> None:
@@ -62,10 +60,7 @@ def _of_checkpoint(path: Path) -> Iterable[tuple[str, Any]]:
     yield from _of_config(config)
     yield "quantised", config.quantize or "no"
     yield from _of_tensors(shapes)
-    if has_tokenizer(path) and config.tokenizer_class is None:
-        yield "tokenizer", f"read by an older rule; mend it with `jaxspec-convert tokenizer SRC {path}`"
-    else:
-        yield "tokenizer", "yes" if has_tokenizer(path) else "none"
+    yield "tokenizer", "yes" if has_tokenizer(path) else "none"
     yield "heads", ", ".join(config_json.head_names(path)) or "none"
 
 
@@ -93,39 +88,15 @@ def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
         yield from _of_tensors(shapes)
 
 
-def _of_published_medusa(path: Path) -> Iterable[tuple[str, Any]]:
-    plan = medusa.plan(path)
-    yield "format", "Medusa heads"
-    yield from _of_widths(plan.hidden_size, plan.vocab_size)
-    yield "heads", plan.heads
-    yield from _of_files(plan.tensors, medusa.published)
-
-
-def _of_published_eagle(path: Path) -> Iterable[tuple[str, Any]]:
-    plan = eagle.plan(path)
-    yield "format", "EAGLE head, of EAGLE-1 or EAGLE-2"
-    yield from _of_model(plan.config.model)
-    yield from _of_settings(plan.config.settings, plan.config.model.vocab_size)
-    yield from _of_files(plan.tensors, eagle.published)
-
-
-def _of_published_eagle3(path: Path) -> Iterable[tuple[str, Any]]:
-    plan = eagle3.plan(path)
-    yield "format", f"EAGLE-3 head, in {eagle3.LAYOUTS[plan.layout]}"
-    yield from _of_model(plan.model)
-    yield "taps", f"{_listed(plan.taps.layers or eagle3.OFFICIAL)} ({plan.taps.reason})"
-    yield from _of_settings(plan.settings, plan.model.vocab_size)
-    yield from _of_files(plan.tensors, plan.published)
-
-
-def _of_published_dflash(path: Path) -> Iterable[tuple[str, Any]]:
-    plan = dflash.plan(path)
-    layers = plan.taps.layers or (None if plan.target_layers is None else plan.layers_read(plan.target_layers))
-    yield "format", f"DFlash head, in {dflash.LAYOUTS[plan.layout]}"
-    yield from _of_model(plan.model)
-    yield "taps", f"{'by the target' if layers is None else _listed(layers)} ({plan.taps.reason})"
-    yield from _of_settings(plan.settings, plan.model.vocab_size)
-    yield from _of_files(plan.tensors, dflash.published)
+def _of_published_head(path: Path) -> Iterable[tuple[str, Any]]:
+    head = published_heads.plan(path)
+    yield "format", head.title if head.layout is None else f"{head.title}, in {head.layout}"
+    yield from _of_widths(head.hidden_size, head.vocab_size) if head.model is None else _of_model(head.model)
+    if (taps := head.taps) is not None:
+        known = taps.layers is not None or head.target_layers is not None
+        yield "taps", f"{_listed(taps.of(head.target_layers or 0)) if known else 'by the target'} ({taps.reason})"
+    yield from _of_settings(head.settings, head.vocab_size)
+    yield from _of_files(head.tensors, head.published)
 
 
 def _of_settings(settings: dict[str, Any], vocab_size: int) -> Iterable[tuple[str, Any]]:

@@ -1,21 +1,19 @@
-"""Conversion of Medusa heads between their published format and jaxspec's, bit for bit in both directions.
+"""Medusa heads in their published format.
 
-Their files contain no tensors of the target. The number of heads is counted, because published configs say 2 where the
-files hold 5.
+Their files contain no tensors of the target. The number of heads is counted, because published configs have 2 where
+the files hold 5.
 """
 
-import dataclasses
 import re
 from pathlib import Path
 
 from flax import nnx
 
-from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import head_kinds, readers
-from jaxspec.convert.head_parts import head_arrays, head_config
-from jaxspec.convert.readers import Source, Tensor
-from jaxspec.convert.transfer import main_dtype, match, write_head, write_published
+from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead
+from jaxspec.convert.readers import Source
+from jaxspec.convert.transfer import match
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.host.terminal import say
 
@@ -24,29 +22,8 @@ _BLOCK = re.compile(r"\d+\.\d+\.linear\.(weight|bias)")
 _SECOND_BLOCK = re.compile(r"\d+\.[1-9]\d*\.linear\..*")
 
 
-@dataclasses.dataclass(frozen=True)
-class PublishedHeads:
-    """Published heads: the source tensor of each of jaxspec's parameters, and the heads' sizes."""
-
-    tensors: dict[str, Tensor]
-    heads: int
-    hidden_size: int
-    vocab_size: int
-
-
-def published(ours: str) -> str:
-    """Published name of a jaxspec parameter: `heads.2.residual.kernel` → `2.0.linear.weight`, `heads.2.head.kernel` →
-    `2.1.weight`."""
-    _, number, part, kind = ours.split(".")
-    return f"{number}.1.weight" if part == "head" else f"{number}.0.linear.{kind.replace('kernel', 'weight')}"
-
-
-def plan(source: Path) -> PublishedHeads:
-    """Reads config and headers of published heads and checks them against each other.
-
-    Raises:
-        CheckpointError: the files are invalid, or the folder holds something else.
-    """
+def plan(source: Path) -> PublishedHead:
+    """Reads config and headers of published heads; see `heads.plan`."""
     raw = head_kinds.read(source, "medusa")
     found = _heads_of(_open(source), source)
     readers.check_dtypes(found)
@@ -64,55 +41,29 @@ def plan(source: Path) -> PublishedHeads:
     named = raw.get("medusa_num_heads", count)
     if not isinstance(named, int) or count < max(named, 1):
         raise CheckpointError(
-            f"{source / 'config.json'} says medusa_num_heads {named}, and the files hold {count}; they are incomplete, "
+            f"{source / 'config.json'} has medusa_num_heads {named}, and the files hold {count}; they are incomplete, "
             "or their config belongs to other heads"
         )
     table = found.get("0.1.weight")
     vocab, width = table.shape if table is not None and len(table.shape) == 2 else (1, 1)  # then `match` reports it
-    tensors = match(_abstract(width, vocab, count), found, published, str(source))
-    return PublishedHeads(tensors, count, width, vocab)
+    abstract = nnx.eval_shape(lambda: MedusaHeads(width, vocab, rngs=nnx.Rngs(0), heads=count))
+    tensors = match(abstract, found, _published, str(source))
+    return PublishedHead(Medusa(), "Medusa heads", vocab, width, {"heads": count}, _published, tensors)
 
 
-def convert(source: Path, out: Path, target: Path, dtype: str | None = None) -> heads.HeadConfig:
-    """Converts published heads into the head `out`.
-
-    Args:
-        source: folder of the heads.
-        out: folder to make; must not exist.
-        target: the checkpoint that they were trained for.
-        dtype: dtype of every parameter; None keeps each tensor's own.
-
-    Raises:
-        CheckpointError: the source is invalid or for another target; nothing is left at `out`.
-        ValueError: `out` exists.
-        DiskFullError: the disk has too little space; nothing is left at `out`.
-    """
-    planned, goal = plan(source), config_json.read_config(target).model
-    theirs = dataclasses.replace(goal, vocab_size=planned.vocab_size, hidden_size=planned.hidden_size)
-    heads.check_same_shape(source, theirs, goal)
-    source_dtype = main_dtype(planned.tensors.values())
-    config = heads.HeadConfig(Medusa.name, goal, dtype or source_dtype, source_dtype, {"heads": planned.heads})
-    write_head(source, out, config, planned.tensors, dtype, f"{planned.heads} Medusa heads")
-    return config
-
-
-def export(source: Path, out: Path) -> None:
-    """Writes heads in the published format, as safetensors.
-
-    Raises:
-        CheckpointError: `source` holds no Medusa heads.
-        ValueError: `out` exists.
-        DiskFullError: the disk has too little space; nothing is left at `out`.
-    """
-    config = head_config(source, Medusa.name)
-    count, model = config.settings["heads"], config.model
-    arrays = head_arrays(source, config, _abstract(model.hidden_size, model.vocab_size, count))
+def files(head: OwnHead, form: str) -> Files:
+    """The files of heads in the published format; see `heads.export`."""
+    config, count = head.config, head.config.settings["heads"]
     values = {"medusa_num_heads": count, "medusa_num_layers": 1, "torch_dtype": config.source_dtype}
-    write_published(out, arrays, values, "medusa_lm_head.safetensors", published)
-    say(
-        f"wrote {out}: {count} Medusa heads, {config.source_dtype}; Medusa's own code also needs the target's name in "
-        "config.json, as base_model_name_or_path"
-    )
+    say("Medusa's own code also needs the target's name in config.json, as base_model_name_or_path")
+    return Files(values, head.arrays, _published, f"{count} Medusa heads", "medusa_lm_head.safetensors")
+
+
+def _published(ours: str) -> str:
+    """Published name of a jaxspec parameter: `heads.2.residual.kernel` → `2.0.linear.weight`, `heads.2.head.kernel` →
+    `2.1.weight`."""
+    _, number, part, kind = ours.split(".")
+    return f"{number}.1.weight" if part == "head" else f"{number}.0.linear.{kind.replace('kernel', 'weight')}"
 
 
 def _open(source: Path) -> Source:
@@ -129,7 +80,3 @@ def _heads_of(tensors: Source, source: Path) -> Source:
     if own and len(own) < len(tensors):
         say(f"{source} holds a model with its heads; only the heads are converted")
     return own or tensors
-
-
-def _abstract(width: int, vocab: int, count: int) -> MedusaHeads:
-    return nnx.eval_shape(lambda: MedusaHeads(width, vocab, rngs=nnx.Rngs(0), heads=count))

@@ -5,6 +5,7 @@ settings and `consolidated.safetensors`.
 same for both formats.
 """
 
+import functools
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,33 +15,20 @@ import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.folders import read_json, weights_file
-from jaxspec.convert.hf_config import integer, positive
+from jaxspec.convert.hf_config import checked_shape, integer, positive
 from jaxspec.convert.names import Row, meta_row, unprefixed
 from jaxspec.convert.readers import Source, Tensor, open_file_or_shards, same
 from jaxspec.model.config import LlamaConfig, Rope
 
-_KNOWN = {
-    "dim",
-    "n_layers",
-    "n_heads",
-    "n_kv_heads",
-    "norm_eps",
-    "multiple_of",
-    "ffn_dim_multiplier",
-    "rope_theta",
-    "use_scaled_rope",
-    "vocab_size",
-    "max_seq_len",
-    "max_batch_size",
-    # Mistral's
-    "head_dim",
-    "hidden_dim",
-    "tied_embeddings",
-    "max_position_embeddings",
-    "dtype",
-}
-# Mistral's settings at the values that change nothing.
+_KNOWN = {  # Meta's, and then Mistral's
+    "dim", "n_layers", "n_heads", "n_kv_heads", "norm_eps", "multiple_of", "ffn_dim_multiplier", "rope_theta",
+    "use_scaled_rope", "vocab_size", "max_seq_len", "max_batch_size",
+    "head_dim", "hidden_dim", "tied_embeddings", "max_position_embeddings", "dtype",
+}  # fmt: skip
 _ONLY = {"model_type": "transformer", "activation": "silu"}
+"""Mistral's settings at the values that change nothing."""
+_integer = functools.partial(integer, file="params.json")
+_positive = functools.partial(positive, file="params.json")
 
 
 def is_meta(path: Path) -> bool:
@@ -76,7 +64,7 @@ def open_meta(path: Path) -> tuple[str, LlamaConfig, Source]:
             raise CheckpointError(f"tensor {name} is missing in {files[0]}")
 
     dim, heads = _integer(params, "dim"), _integer(params, "n_heads")
-    kv_heads = _integer(params, "n_kv_heads", heads)
+    kv_heads = _integer(params, "n_kv_heads", otherwise=heads)
     source = {
         name: _join(name, row, [shard[name] for shard in shards], dim, {"q": heads, "k": kv_heads})
         for name in shards[0]
@@ -119,23 +107,22 @@ def _refuse(params: Mapping[str, Any]) -> None:
 def _config(params: Mapping[str, Any], source: Source) -> LlamaConfig:
     dim, heads = _integer(params, "dim"), _integer(params, "n_heads")
     embedding = source["tok_embeddings.weight"]
-    vocab = params.get("vocab_size")
-    try:
-        return LlamaConfig(
-            vocab_size=embedding.shape[0] if vocab in (None, -1) else _integer(params, "vocab_size"),
-            hidden_size=dim,
-            intermediate_size=_intermediate(params, source),
-            num_layers=_integer(params, "n_layers"),
-            num_heads=heads,
-            num_kv_heads=_integer(params, "n_kv_heads", heads),
-            head_dim=_integer(params, "head_dim", dim // heads),
-            norm_eps=_positive(params, "norm_eps"),
-            max_length=_max_length(params),
-            rope=_rope(params),
-            tie_embeddings=_tied(source),
-        )
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"params.json does not describe a LLaMA: {error}") from error
+    output = source.get("output.weight")
+    return checked_shape(
+        "params.json",
+        vocab_size=embedding.shape[0] if params.get("vocab_size") in (None, -1) else _integer(params, "vocab_size"),
+        hidden_size=dim,
+        intermediate_size=_intermediate(params, source),
+        num_layers=_integer(params, "n_layers"),
+        num_heads=heads,
+        num_kv_heads=_integer(params, "n_kv_heads", otherwise=heads),
+        head_dim=_integer(params, "head_dim", otherwise=dim // heads),
+        norm_eps=_positive(params, "norm_eps"),
+        max_length=_max_length(params),
+        rope=_rope(params),
+        tie_embeddings=output is None
+        or same(embedding, output),  # tied ones are there twice, as in LLaMA 3.2 1B and 3B
+    )
 
 
 def _intermediate(params: Mapping[str, Any], source: Source) -> int:
@@ -157,33 +144,22 @@ def _max_length(params: Mapping[str, Any]) -> int:
     if params.get("max_seq_len") is not None:
         return _integer(params, "max_seq_len")
     if _is_mistral(params):
-        return _integer(params, "max_position_embeddings", 32768)  # as transformers' converter
+        return _integer(params, "max_position_embeddings", otherwise=32768)  # as transformers' converter
     if params.get("use_scaled_rope"):
         return 131072  # LLaMA 3.1 and later
     by_theta = {500000.0: 8192, 1000000.0: 16384}  # LLaMA 3; Code LLaMA
-    if length := by_theta.get(_theta(params)):
-        return length
     # LLaMA 1 up to 33B differs from LLaMA 2 in its epsilon; its 65B differs from the 70B, which has grouped heads.
     first = params["norm_eps"] == 1e-6 or (params["n_layers"] == 80 and not params.get("n_kv_heads"))
-    return 2048 if first else 4096
+    return by_theta.get(_theta(params), 2048 if first else 4096)
 
 
 def _rope(params: Mapping[str, Any]) -> Rope:
-    theta = _theta(params)
     if not params.get("use_scaled_rope"):
-        return Rope(theta=theta)
+        return Rope(theta=_theta(params))
     # The files do not contain the factor. In Meta's config.json it is 32 for LLaMA 3.2 1B and 3B, whose widths are 2048
     # and 3072, and 8 for LLaMA 3.1 and 3.3.
     factor = 32.0 if params["dim"] in (2048, 3072) else 8.0
-    return Rope(
-        theta=theta, scaling="llama3", factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192
-    )
-
-
-def _tied(source: Source) -> bool:
-    """Whether embedding and LM head are tied, as in LLaMA 3.2 1B and 3B. Meta's files contain both copies."""
-    embedding, output = source["tok_embeddings.weight"], source.get("output.weight")
-    return output is None or same(embedding, output)
+    return Rope(theta=_theta(params), scaling="llama3", factor=factor, original_length=8192)
 
 
 def _join(name: str, row: Row, parts: list[Tensor], dim: int, heads: Mapping[str, int]) -> Tensor:
@@ -191,16 +167,13 @@ def _join(name: str, row: Row, parts: list[Tensor], dim: int, heads: Mapping[str
     axis, first = row.join, parts[0]
     if row.ours == "embedding" and len(parts) > 1 and first.shape[-1] != dim:
         axis = 1  # LLaMA 1 and 2 split the embedding by features, LLaMA 3 by tokens
-    agree = all((len(part.shape), part.dtype) == (len(first.shape), first.dtype) for part in parts)
-    if not agree or (len(parts) > 1 and axis is not None and axis >= len(first.shape)):
-        raise CheckpointError(f"the shards of tensor {name} in {first.file} and the other files do not fit together")
-    if axis is None:
-        shape = first.shape
-    else:
-        if any(_without(part.shape, axis) != _without(first.shape, axis) for part in parts):
-            shapes = ", ".join(str(list(part.shape)) for part in parts)
-            raise CheckpointError(f"the shards of tensor {name} have shapes {shapes}, which do not join")
-        shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
+    other = lambda part: (len(part.shape), part.dtype, axis is not None and part.shape[:axis] + part.shape[axis + 1 :])
+    if any(other(part) != other(first) for part in parts) or (len(parts) > 1 and (axis or 0) >= len(first.shape)):
+        found = ", ".join(f"{part.dtype} {list(part.shape)}" for part in parts)
+        raise CheckpointError(f"the shards of tensor {name} in {first.file} and the other files do not join: {found}")
+    shape = first.shape
+    if axis is not None:
+        shape = (*shape[:axis], sum(part.shape[axis] for part in parts), *shape[axis + 1 :])
 
     def read() -> np.ndarray:
         whole = first.read() if axis is None or len(parts) == 1 else np.concatenate([p.read() for p in parts], axis)
@@ -216,17 +189,5 @@ def halves(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, len(weight) // heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return shape[:axis] + shape[axis + 1 :]
-
-
 def _theta(params: Mapping[str, Any]) -> float:
     return 10000.0 if params.get("rope_theta") is None else _positive(params, "rope_theta")
-
-
-def _integer(params: Mapping[str, Any], key: str, otherwise: int | None = None) -> int:
-    return integer(params, key, "params.json", otherwise)
-
-
-def _positive(params: Mapping[str, Any], key: str) -> float:
-    return positive(params, key, "params.json")

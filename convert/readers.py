@@ -142,10 +142,10 @@ def open_torch(path: Path) -> Source:
             return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
         return tensor.numpy().copy()
 
-    def lazy(name: str, tensor: Any) -> Tensor:
-        return Tensor(name, tuple(tensor.shape), _torch_dtype(tensor), path.name, functools.partial(read, name))
-
-    return {name: lazy(name, tensor) for name, tensor in state.items()}
+    return {
+        name: Tensor(name, tuple(tensor.shape), _torch_dtype(tensor), path.name, functools.partial(read, name))
+        for name, tensor in state.items()
+    }
 
 
 def _state_dict(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -208,18 +208,10 @@ def _problem(path: Path, error: Exception) -> str:
         what = "" if named is None else f" ({named[1] or named[0]})"
         more = "because loading it could run code; save the model's state_dict(), best as safetensors"
         return f"holds more than tensors{what} and is rejected, {more}"
-    if _is_pickle(path):
-        return "is no PyTorch file but a pickle, which could run code, and is rejected; save the weights as safetensors"
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if file.read(1) == b"\x80":  # as pickles of protocol 2 or later begin
+            return "is no PyTorch file but a pickle, which could run code; save the weights as safetensors"
     return "is not a whole PyTorch file; download it again or save it anew"
-
-
-def _is_pickle(path: Path) -> bool:
-    """Whether a file begins like a pickle of protocol 2 or later."""
-    try:
-        with path.open("rb") as file:
-            return file.read(1) == b"\x80"
-    except OSError:
-        return False
 
 
 def check_dtypes(tensors: Source, more: tuple[str, ...] = ()) -> None:

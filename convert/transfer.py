@@ -193,15 +193,6 @@ def read_back(
     return {name: array.astype(config.source_dtype) for name, array in arrays.items()}
 
 
-def write_published(
-    out: Path, arrays: Mapping[str, np.ndarray], values: dict[str, Any], file: str, theirs: Callable[[str], str]
-) -> None:
-    """Writes a head in a published format: `values` to config.json, and the arrays to `file`."""
-    with staged(out, sum(array.nbytes for array in arrays.values())) as folder:
-        write_tensors(folder / file, arrays, theirs)
-        write_json(folder / "config.json", values)
-
-
 def write_tensors(file: Path, arrays: Mapping[str, np.ndarray], theirs: Callable[[str], str]) -> Collection[str]:
     """Writes parameters as safetensors, with PyTorch's names and layout. Returns these names."""
     from safetensors.numpy import save_file

@@ -31,7 +31,7 @@ class CheckpointConfig:
         bos, pad: token ids, None if the source names none.
         eos: every id that ends a sequence.
         tokenizer_class: the class of tokenizers that transformers takes in the original folder; None: there is no
-            tokenizer, or the class was not noted when it was converted.
+            tokenizer.
         quantize: integers that the kernels are (see `model/quantization.py`); None: all parameters are floats.
         chat_args: of a draft model, as in the config of a head.
     """
@@ -59,34 +59,38 @@ class CheckpointConfig:
 
     def to_json(self) -> str:
         """Text of `config.json`, read back by `from_json`."""
-        return json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(self)}, indent=2) + "\n"
+        return to_text(self, FORMAT)
 
     @classmethod
     def from_json(cls, text: str) -> "CheckpointConfig":
         """Inverse of `to_json`. Raises ValueError naming a missing, unknown or wrong key."""
-        advice = "; convert the model with `jaxspec-convert llama`"
-        values = fields_of(text, cls, FORMAT, advice, tokenizer_class=None)
-        return cls(**{**values, "eos": tuple(values["eos"])})
+        values = fields_of(text, cls, FORMAT, "; convert the model with `jaxspec-convert llama`")
+        return cls(**{**values, "eos": tuple(values.get("eos", ()))})
 
 
-def fields_of(text: str, kind: type, format_name: str, advice: str = "", **absent: Any) -> dict[str, Any]:
+def to_text(config: Any, format_name: str) -> str:
+    """A config dataclass as JSON, whose fields `fields_of` reads back."""
+    values = {"format": format_name, "version": FORMAT_VERSION, **dataclasses.asdict(config)}
+    return json.dumps(values, indent=2) + "\n"
+
+
+def fields_of(text: str, kind: type, format_name: str, advice: str = "") -> dict[str, Any]:
     """Fields of a config dataclass from its JSON. Raises ValueError naming a missing, unknown or wrong key.
 
     Args:
         advice: what to do with a file of another format.
-        absent: keys that may be absent besides `chat_args`, with the values that they then have.
     """
     values = parse_json(text)
     if not isinstance(values, dict) or values.pop("format", None) != format_name:
         raise ValueError(f'it has no "format": "{format_name}"{advice}')
     if (found := values.pop("version", None)) != FORMAT_VERSION:
         raise ValueError(f"its version is {found}, this jaxspec reads version {FORMAT_VERSION}")
-    values = {"chat_args": None, **absent, **values}
-    if wrong := sorted(values.keys() ^ {field.name for field in dataclasses.fields(kind)}):
+    fields = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(kind)}
+    if wrong := sorted({name for name in values.keys() ^ fields.keys() if fields.get(name, True)}):
         raise ValueError(f"key {wrong[0]!r} is {'unknown' if wrong[0] in values else 'missing'}")
     if not isinstance(values["model"], dict):
         raise ValueError("key 'model' must be an object")
-    if not isinstance(values["chat_args"], dict | None):
+    if not isinstance(values.get("chat_args"), dict | None):
         raise ValueError("key 'chat_args' must be an object or null")
     return {**values, "model": LlamaConfig.from_dict(values["model"])}
 

@@ -1,14 +1,13 @@
 """Trained heads on disk: `config.json` and `params/`, in a folder under CKPT/heads or anywhere."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from flax import nnx
 
 from jaxspec.checkpoint import checksums, config_json, parameters
-from jaxspec.checkpoint.config_json import FORMAT_VERSION, CheckpointError, check_dtypes, fields_of
+from jaxspec.checkpoint.config_json import CheckpointError, check_dtypes, fields_of, to_text
 from jaxspec.model.config import LlamaConfig
 
 FORMAT = "jaxspec-head"
@@ -61,8 +60,7 @@ def read_head(path: Path, drafter: str) -> HeadConfig:
 
 def write_config(path: Path, config: HeadConfig) -> None:
     """Writes config.json into the folder of a head, read back by `read_config`."""
-    values = {"format": FORMAT, "version": FORMAT_VERSION, **dataclasses.asdict(config)}
-    (path / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    (path / "config.json").write_text(to_text(config, FORMAT), encoding="utf-8")
 
 
 def write_head(path: Path, config: HeadConfig, module: nnx.Module) -> None:

@@ -21,7 +21,6 @@ from jaxspec.checkpoint.config_json import FORMAT, CheckpointError
 from jaxspec.host.terminal import say
 
 GENERIC = "PreTrainedTokenizerFast"
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LLAMA = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _END_OF_TEXT = {"unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
 # Special tokens that a class of transformers has where the config files name none.
@@ -205,56 +204,48 @@ def _load(folder: Path) -> Tokenizer:
     config = _read(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= _read(folder / "special_tokens_map.json")
-    kind = _kind(folder, config)
-    known = lambda token: backend.token_to_id(token) is not None
-    defaults = {name: token for name, token in _DEFAULTS.get(kind, {}).items() if known(token)}
+    checkpoint = _read(folder / "config.json")  # what conversion found in the original folder
+    kind = checkpoint.get("tokenizer_class") if checkpoint.get("format") == FORMAT else class_of(folder)
+    defaults = {
+        name: token for name, token in _DEFAULTS.get(kind, {}).items() if backend.token_to_id(token) is not None
+    }
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    given = {name: token for name, token in config.items() if name in _NAMED or name.endswith("_token")}
+    given = {name: token for name, token in config.items() if name.endswith("_token")}
     given |= extra if isinstance(extra, dict) else {}
-    named = {name: text for name, token in (defaults | given).items() if (text := _content(token)) is not None}
-    unnamed = [] if isinstance(extra, dict) else [text for token in extra if (text := _content(token)) is not None]
-    added = _added(folder, backend, config, {*named.values(), *unnamed})
-    for token in added:
-        token.special |= token.content in named.values()
-    special = [_special(token) for token in [*(defaults | given).values(), *unnamed] if _content(token) is not None]
-    _add_tokens(backend, added, special)
+    named = {name: token for name, value in (defaults | given).items() if (token := _special(value)) is not None}
+    unnamed = [] if isinstance(extra, dict) else [token for value in extra if (token := _special(value)) is not None]
+    _add_tokens(folder, backend, config, [*named.values(), *unnamed], {token.content for token in named.values()})
     backend.encode_special_tokens = config.get("split_special_tokens", False)
     if kind in _BOS:
-        bos = f"{named['bos_token']} " if _BOS[kind] and "bos_token" in named else ""
-        tokens = [(bos.strip(), backend.token_to_id(bos.strip()))] if bos else []
-        backend.post_processor = processors.TemplateProcessing(single=f"{bos}$A", special_tokens=tokens)
+        bos = [named["bos_token"].content] if _BOS[kind] and "bos_token" in named else []
+        special = [(token, id_of(token)) for token in bos]
+        backend.post_processor = processors.TemplateProcessing([*bos, "$A"], special_tokens=special)
     _check_split(folder, backend, config.get("fix_mistral_regex") is True)
-    return Tokenizer(backend, named, unnamed, _templates(folder, config))
+    texts = {name: token.content for name, token in named.items()}
+    return Tokenizer(backend, texts, [token.content for token in unnamed], _templates(folder, config))
 
 
-def _kind(folder: Path, config: dict[str, Any]) -> str:
-    """The class of tokenizers: in a checkpoint, what conversion found in the original folder."""
-    checkpoint = _read(folder / "config.json")
-    if checkpoint.get("format") != FORMAT:
-        return class_of(folder)
-    return str(checkpoint.get("tokenizer_class") or config.get("tokenizer_class")).removesuffix("Fast")
+def _add_tokens(
+    folder: Path, backend: Backend, config: dict[str, Any], special: list[AddedToken], named: set[str]
+) -> None:
+    """Adds the tokens of the config files that tokenizer.json lacks or has with other flags, by their ids.
 
-
-def _add_tokens(backend: Backend, added: list[AddedToken], special: list[AddedToken]) -> None:
-    """Adds the tokens of the config files that tokenizer.json lacks or has with other flags."""
+    Older files than tokenizer_config.json's list change none of tokenizer.json's tokens.
+    """
     there = {repr(token) for token in backend.get_added_tokens_decoder().values()}
-    new = [token for token in added if repr(token) not in there]
-    known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *new)}
-    new += [token for token in special if token.content not in known]
-    if new:
-        backend.add_tokens(new)
-
-
-def _added(folder: Path, backend: Backend, config: dict[str, Any], special: set[str]) -> list[AddedToken]:
-    """The added tokens that the config files list, by their ids; older files change none of tokenizer.json's."""
     if "added_tokens_decoder" in config:
         listed = {int(at): AddedToken(**token) for at, token in config["added_tokens_decoder"].items()}
     else:
-        old = _read(folder / "added_tokens.json")
-        flags = lambda text: {"special": text in special, "normalized": text not in special}
-        listed = {at: AddedToken(text, **flags(text)) for text, at in old.items()}
+        texts = {token.content for token in special}
+        flags = lambda text: {"special": text in texts, "normalized": text not in texts}
+        listed = {at: AddedToken(text, **flags(text)) for text, at in _read(folder / "added_tokens.json").items()}
         listed |= backend.get_added_tokens_decoder()
-    return [listed[at] for at in sorted(listed)]
+    for token in listed.values():
+        token.special |= token.content in named
+    new = [listed[at] for at in sorted(listed) if repr(listed[at]) not in there]
+    known = {token.content for token in (*backend.get_added_tokens_decoder().values(), *new)}
+    if new := new + [token for token in special if token.content not in known]:
+        backend.add_tokens(new)
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
@@ -288,13 +279,12 @@ def _check_split(folder: Path, backend: Backend, mend: bool) -> None:
         )
 
 
-def _special(token: Any) -> AddedToken:
-    flags = token if isinstance(token, dict) else {"content": token}
+def _special(token: Any) -> AddedToken | None:
+    """A special token of a config: its text, or an object with its flags. None for other values, such as a null."""
+    flags = {"content": token} if isinstance(token, str) else token
+    if not isinstance(flags, dict) or flags.get("content") is None:
+        return None
     return AddedToken(**{name: flags[name] for name in flags if name not in ("__type", "special")}, special=True)
-
-
-def _content(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token if isinstance(token, str) else None
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -29,21 +29,14 @@ def convert_llama(settings: Llama) -> None:
 
 def convert_head(settings: Head) -> None:
     """`jaxspec-convert head`."""
-    from jaxspec.convert import dflash, eagle, eagle3, folders, head_kinds, medusa
+    from jaxspec.convert import folders, heads
 
     target, taps = locate(settings.target), settings.taps
     if settings.draft_ids is not None or settings.draft_vocab is not None or settings.data is not None:
         _cut_head(settings, target)
         return
     source = folders.locate(settings.src, settings.revision)
-    kind = head_kinds.kind_of(source, folders.read_config(source))
-    if kind in ("eagle3", "dflash"):
-        layers = None if taps is None else _numbers(taps)
-        (eagle3 if kind == "eagle3" else dflash).convert(source, settings.out, target, settings.dtype, layers)
-    elif taps is not None:
-        raise ValueError(f"--taps is for EAGLE-3 and DFlash heads, and {source} holds none")
-    else:
-        (medusa if kind == "medusa" else eagle).convert(source, settings.out, target, settings.dtype)
+    heads.convert(source, settings.out, target, settings.dtype, None if taps is None else _numbers(taps))
 
 
 def _cut_head(settings: Head, target: Path) -> None:
@@ -97,7 +90,7 @@ def _most_frequent(target: Path, size: int, data: Path) -> list[int]:
 
 def export(settings: Export) -> None:
     """`jaxspec-convert export`."""
-    from jaxspec.convert import dflash, eagle, eagle3, llama, medusa
+    from jaxspec.convert import heads, llama
 
     path, out, form = locate(settings.path), settings.out, settings.format
     target = None if settings.target is None else locate(settings.target)
@@ -107,16 +100,10 @@ def export(settings: Export) -> None:
         )
     if settings.verifier is not None and form != "speculators":
         raise ValueError("--verifier needs --format speculators, the only format that names its target")
-    if form == "eagle":
-        eagle.export(path, out, target)
-    elif form == "medusa":
-        medusa.export(path, out)
-    elif form == "hf":
+    if form == "hf":
         llama.export(path, out)
-    elif form == "dflash" or (form == "speculators" and _is_dflash(path)):
-        dflash.export(path, out, form, target, settings.verifier)
     else:
-        eagle3.export(path, out, form, target, settings.verifier)
+        heads.export(path, out, form, target, settings.verifier)
 
 
 def replace_tokenizer(settings: Tokenizer) -> None:
@@ -135,14 +122,6 @@ def describe(settings: Inspect) -> None:
     if settings.verify:  # first: what is damaged can hardly be described
         inspect.verify(path)
     print(inspect.describe(path))
-
-
-def _is_dflash(path: Path) -> bool:
-    from jaxspec.checkpoint import heads
-    from jaxspec.convert import folders
-    from jaxspec.drafters import Dflash
-
-    return folders.format_of(path) == heads.FORMAT and heads.read_config(path).drafter == Dflash.name
 
 
 def _numbers(taps: str) -> tuple[int, ...]:

@@ -174,7 +174,9 @@ def test_inspect(folder: Path):
     source = write(folder / "head", weights(dtype="float16", tap_norm="each"), {**OFFICIAL, "fc_norm": True})
     published = lines(source)
     assert published["format"] == "EAGLE-3 head, in the layout of EAGLE's authors"
-    assert published["taps"] == "2, n/2, n - 3 (those of EAGLE's own code, since config.json lists none)"
+    assert published["taps"] == (
+        "by the target (layers 2, n/2 and n - 3 as in EAGLE's own code, since config.json lists none)"
+    )
     assert published["midlayer.self_attn.q_proj.weight"] == "[32, 64]"
     imported(folder, source)
     ours = lines(folder / OUT)

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from jaxspec.checkpoint import loading
-from jaxspec.convert import eagle3
+from jaxspec.convert import heads
 from jaxspec.decoding import tree
 from jaxspec.decoding.drafter import Committed, Drafts, Models, Prefix
 from jaxspec.drafters.eagle3 import Eagle3
@@ -171,7 +171,7 @@ def setup(
     table = tensors(target / "hf")["model.embed_tokens.weight"]
     own = {"embedding": table[::-1].copy()} if "embedding" in case.made else {}
     found = weights(**{**case.made, **own})
-    eagle3.convert(write(path / "published", found, case.config), path / "head", target / "ckpt")
+    heads.convert(write(path / "published", found, case.config), path / "head", target / "ckpt")
     checkpoint = loading.load(target / "ckpt", "float32")
     head = restore_head(checkpoint, Eagle3(), path / "head")
     model = transformers.LlamaForCausalLM.from_pretrained(target / "hf")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoint import loading
-from jaxspec.convert import eagle, llama
+from jaxspec.convert import heads, llama
 from jaxspec.decoding import tree
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.drafters.eagle import Eagle
@@ -105,8 +105,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     found = weights(path / "hf", bias=request.param != "plain", qkv_bias=request.param == "qkv-bias")
     if request.param == "own-embedding":
         found["embed_tokens.weight"] = found["embed_tokens.weight"][::-1].copy()
-    eagle.convert(write(path / "head", found), path / "ckpt" / "heads" / "eagle", path / "ckpt")
-    eagle.export(path / "ckpt" / "heads" / "eagle", path / "back")
+    heads.convert(write(path / "head", found), path / "ckpt" / "heads" / "eagle", path / "ckpt")
+    heads.export(path / "ckpt" / "heads" / "eagle", path / "back", "eagle")
     target = loading.load(path / "ckpt", "float32")
     head = restore_head(target, Eagle(), path / "ckpt" / "heads" / "eagle")
     lm_head = tensors(path / "hf")["lm_head.weight"]

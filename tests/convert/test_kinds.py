@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import dflash, eagle, eagle3, folders, head_kinds, medusa
+from jaxspec.convert import heads
 from tests import hf_models
 from tests.convert import dflash_heads, eagle3_heads, eagle_heads, test_medusa
 from tests.convert.commands import refused
@@ -25,9 +25,6 @@ from tests.convert.eagle3_heads import DRAFTED, MODEL_OPTIMIZER
 from tests.convert.eagle_heads import VOCABULARY, WIDTH
 from tests.convert.test_fuzz import STRANGE
 
-PLAN: dict[str, Callable[..., Any]] = {
-    "eagle": eagle.plan, "eagle3": eagle3.plan, "dflash": dflash.plan, "medusa": medusa.plan,
-}  # fmt: skip
 ONES = lambda *shape: np.ones(shape, np.float32)
 TABLES = {"embed_tokens.weight": ONES(VOCABULARY, WIDTH), "lm_head.weight": ONES(VOCABULARY, WIDTH)}
 MARKOV = {"markov_head.markov_w1.weight": ONES(VOCABULARY, 4), "markov_head.markov_w2.weight": ONES(VOCABULARY, 4)}
@@ -45,16 +42,10 @@ OFFICIAL, SPECULATORS = dflash_heads.OFFICIAL, dflash_heads.SPECULATORS
 NESTED = OFFICIAL["dflash_config"]
 
 
-def planned(source: Path, **how: Any) -> Any:
-    """A published head, read as the kind that it is."""
-    return PLAN[head_kinds.kind_of(source, folders.read_config(source))](source, **how)
-
-
 def said(source: Path, **how: Any) -> str:
     """The sentence with which a head is refused."""
-    kind = head_kinds.kind_of(source, folders.read_config(source))
     with pytest.raises(CheckpointError) as caught:
-        PLAN.get(kind, eagle.plan)(source, **how)
+        heads.plan(source, **how)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -241,8 +232,7 @@ def shape_of(plan: Any) -> dict[str, Any]:
     """What a head computes, without its reasons and the places of its tensors."""
     values = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     values["tensors"] = {ours: (tensor.name, tensor.shape) for ours, tensor in plan.tensors.items()}
-    if "taps" in values:
-        values["taps"] = plan.taps.layers
+    values["taps"] = plan.taps and plan.taps.layers
     return {name: value for name, value in values.items() if name not in ("published", "target_layers", "layout")}
 
 
@@ -251,7 +241,7 @@ def test_truth_values_of_any_dtype(dtype: str, tmp_path: Path):
     found = eagle3_heads.weights()
     plain = eagle3_heads.write(tmp_path / "plain", found)
     other = eagle3_heads.write(tmp_path / "head", found | {"t2d": found["t2d"].astype(dtype)})
-    assert shape_of(planned(plain)) == shape_of(planned(other))
+    assert shape_of(heads.plan(plain)) == shape_of(heads.plan(other))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +258,7 @@ def test_truth_values_of_any_dtype(dtype: str, tmp_path: Path):
 def test_settings_at_their_defaults(config: dict[str, Any], tmp_path: Path):
     plain = eagle3_heads.write(tmp_path / "plain", eagle3_heads.weights())
     source = eagle3_heads.write(tmp_path / "head", eagle3_heads.weights(), {**eagle3_heads.OFFICIAL, **config})
-    assert shape_of(planned(source)) == shape_of(planned(plain))
+    assert shape_of(heads.plan(source)) == shape_of(heads.plan(plain))
 
 
 @pytest.mark.parametrize(
@@ -284,8 +274,8 @@ def test_settings_at_their_defaults(config: dict[str, Any], tmp_path: Path):
 def test_settings_of_dflash_at_their_defaults(config: dict[str, Any], tmp_path: Path):
     found, plain = dflash_heads.weights(), dflash_heads.write(tmp_path / "plain", dflash_heads.weights())
     source = dflash_heads.write(tmp_path / "head", found, config)
-    assert shape_of(planned(source))["taps"] == (2, 6)
-    assert shape_of(planned(source)) == shape_of(planned(plain))
+    assert shape_of(heads.plan(source))["taps"] == (2, 6)
+    assert shape_of(heads.plan(source)) == shape_of(heads.plan(plain))
 
 
 HEADS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], dict[str, Any]]] = {
@@ -342,8 +332,8 @@ def test_odd_settings(name: str, data: st.DataObject, tmp_path: Path):
             wrong.add(key)
     source = with_config(write, tmp_path / "head", made)
     if not wrong:
-        found = shape_of(planned(source))
-        assert found == shape_of(planned(with_config(write, tmp_path / "head", config)))
+        found = shape_of(heads.plan(source))
+        assert found == shape_of(heads.plan(with_config(write, tmp_path / "head", config)))
         return
     sentence = said(source)
     assert any(key in sentence for key in wrong) or "does not read such heads yet" in sentence, sentence
@@ -363,7 +353,7 @@ def test_odd_values_of_settings_that_are_read(name: str, data: st.DataObject, tm
     source = with_config(write, tmp_path / "head", made)
     sentence = ""
     try:
-        PLAN.get(head_kinds.kind_of(source, folders.read_config(source)), eagle.plan)(source)
+        heads.plan(source)
     except CheckpointError as error:
         sentence = str(error)
     assert "\n" not in sentence and len(sentence) < 1000

@@ -70,14 +70,14 @@ MUTANTS = (
     ),
     ByHand(
         "d2t-holds-ids",
-        "convert/draft_maps.py",
+        "convert/head_parts.py",
         ("tests/convert/test_eagle3_export.py", "tests/convert/test_eagle3.py"),
         '{"d2t": ids - np.arange(len(ids)),',
         '{"d2t": ids,',
     ),
     ByHand(
         "d2t-is-read-as-ids",
-        "convert/draft_maps.py",
+        "convert/head_parts.py",
         ("tests/convert/test_eagle3.py::test_every_tensor_has_its_place",),
         "ids = offsets.astype(np.int64) + np.arange(drafted)",
         "ids = np.unique(offsets.astype(np.int64))",
@@ -98,10 +98,10 @@ MUTANTS = (
     ),
     ByHand(
         "every-embedding-is-the-targets",
-        "convert/head_parts.py",
+        "convert/heads.py",
         ("tests/convert/test_head.py::test_own_embedding_is_kept_and_said",),
-        "tensor.dtype == dtype and is_targets(tensor, target, theirs)",
-        "tensor.dtype == dtype",
+        "tensors[ours].dtype == stored and _is_targets(tensors[ours], target, theirs)",
+        "tensors[ours].dtype == stored",
     ),
     ByHand(
         "medusas-blocks-exchanged",

@@ -17,7 +17,7 @@ from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.config_json import CheckpointError, read_config
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict
-from jaxspec.convert import eagle as convert_eagle
+from jaxspec.convert import heads as published_heads
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.engine.head_weights import restore_head
 from jaxspec.model.llama import Llama
@@ -97,12 +97,12 @@ def test_a_trained_head_goes_out_and_comes_back(bias, eagle, data, tmp_path):
         head = tmp_path / "biased"
         code, err = command("eagle", "--target", target, "--data", data, "--out", head, *QUICK, "--bias")
         assert code == 0, err
-    convert_eagle.export(head, tmp_path / "published", target)
+    published_heads.export(head, tmp_path / "published", "eagle", target)
     config = json.loads((tmp_path / "published/config.json").read_text())
     names = load_file(tmp_path / "published/model.safetensors").keys()
     assert (config["bias"], "fc.bias" in names) == (bias, bias)
     assert heads.read_head(head, "eagle").settings["bias"] == bias
-    convert_eagle.convert(tmp_path / "published", tmp_path / "back", target)
+    published_heads.convert(tmp_path / "published", tmp_path / "back", target)
     model = load(target, "float32")
     ours, theirs = (module_to_dict(restore_head(model, Eagle(), path)) for path in (head, tmp_path / "back"))
     assert ours.keys() == theirs.keys() and ("fc.bias" in ours) == bias

@@ -1,0 +1,176 @@
+"""Published draft heads of every kind, to jaxspec's format and back, bit for bit.
+
+One file for each kind reads its settings and writes its config: `eagle`, `eagle3`, `dflash`, `medusa`. What they do
+alike is here: the comparison with the target, whose embedding and LM head many files repeat, and the writing.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from flax import nnx
+
+from jaxspec.checkpoint import config_json, heads, parameters
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert import dflash, eagle, eagle3, head_kinds, medusa
+from jaxspec.convert.folders import format_of, read_config
+from jaxspec.convert.head_parts import OwnHead, PublishedHead, lm_head_of
+from jaxspec.convert.names import is_kernel
+from jaxspec.convert.readers import Tensor
+from jaxspec.convert.transfer import main_dtype, read_back, write_head, write_json, write_tensors
+from jaxspec.decoding.drafter import HeadShape
+from jaxspec.drafters import Dflash, Eagle, Eagle3, Medusa
+from jaxspec.host.atomic import staged
+from jaxspec.host.terminal import say
+
+_KINDS = {"eagle": eagle, "eagle3": eagle3, "dflash": dflash, "medusa": medusa}
+_DRAFTERS = {drafter.name: drafter for drafter in (Eagle(), Eagle3(), Dflash(), Medusa())}
+# Formats to export, with the drafters whose heads they can describe.
+_FORMATS = {**{name: (name,) for name in _KINDS}, "speculators": ("eagle3", "dflash")}
+
+
+def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
+    """A published head, whose config and tensors' headers fit each other.
+
+    Args:
+        source: folder of the head.
+        taps: the target layers whose inputs an EAGLE-3 or DFlash head reads; None: those in its config.
+
+    Raises:
+        CheckpointError: the files are invalid, or of a kind that jaxspec does not read.
+        ValueError: `taps` are given for a head that reads no layers of the target.
+    """
+    kind = head_kinds.kind_of(source, read_config(source))
+    if kind in ("eagle3", "dflash"):
+        return _KINDS[kind].plan(source, taps)
+    if taps is not None:
+        raise ValueError(f"--taps is for EAGLE-3 and DFlash heads, and {source} holds none")
+    return _KINDS.get(kind, eagle).plan(source)
+
+
+def convert(
+    source: Path, out: Path, target: Path, dtype: str | None = None, taps: Sequence[int] | None = None
+) -> heads.HeadConfig:
+    """Converts a published head into the head `out`, and reports its layout and taps.
+
+    Args:
+        source: folder of the head.
+        out: folder to make; must not exist.
+        target: the checkpoint that the head was trained for.
+        dtype: dtype of every parameter; None keeps each tensor's own.
+        taps: as in `plan`.
+
+    Raises:
+        CheckpointError: the source is invalid or for another target; nothing is left at `out`.
+        ValueError: `out` exists, or `taps` are given for a head without any.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
+    """
+    head, goal = plan(source, taps), config_json.read_config(target)
+    widths = dataclasses.replace(goal.model, vocab_size=head.vocab_size, hidden_size=head.hidden_size)
+    heads.check_same_shape(source, widths, goal.model)
+    settings, tensors, stored = dict(head.settings), head.tensors, main_dtype(head.tensors.values())
+    if head.taps is not None:
+        settings = {"taps": _taps(head, source, goal.model.num_layers), **settings}
+    lm_head = lm_head_of(goal)
+    if head.lm_head is not None and lm_head is not None and not _is_targets(head.lm_head, target, lm_head):
+        raise CheckpointError(
+            f"tensor {head.lm_head.name} in {source} is not the LM head of {target}, which an EAGLE head needs; name "
+            "the target that the head was trained for"
+        )
+    for setting, ours, theirs in (("own_embedding", "embedding", "embedding"), ("own_head", "head.kernel", lm_head)):
+        if setting in settings:
+            settings[setting] = ours in tensors and not (
+                theirs is not None and tensors[ours].dtype == stored and _is_targets(tensors[ours], target, theirs)
+            )  # a tensor of another dtype is kept, because export could not restore its dtype
+            if settings[setting]:
+                what = "an embedding" if ours == "embedding" else "an LM head"
+                say(f"{source} has {what} of its own, unlike that of {target}: it is kept with the head")
+            else:
+                tensors = {name: tensor for name, tensor in tensors.items() if name != ours}
+    config = heads.HeadConfig(head.drafter.name, head.model or goal.model, dtype or stored, stored, settings)
+    try:
+        head.drafter.check_head(HeadShape(config.model, settings), goal.model)
+    except ValueError as error:
+        raise CheckpointError(f"the head at {source} {error}") from error
+    if head.taps is not None:
+        say(f"{source} has {head.layout}")
+        say(f"it reads the inputs of layers {', '.join(map(str, settings['taps']))} (from 0): {head.taps.reason}")
+    write_head(source, out, config, tensors, dtype, head.title)
+    return config
+
+
+def export(source: Path, out: Path, form: str, target: Path | None = None, verifier: str | None = None) -> None:
+    """Writes a head in a published format, as safetensors.
+
+    Args:
+        source: folder of the head.
+        out: folder to make; must not exist.
+        form: `eagle`, `eagle3`, `dflash` and `medusa` for their authors' own code, and most of them for SGLang and vLLM
+            too; `speculators` for EAGLE-3 and DFlash heads that speculators and vLLM load.
+        target: the head's target; None: the checkpoint whose `heads` folder contains the head.
+        verifier: the target's name in a `speculators` config, a hub id or a folder; None: the target's folder.
+
+    Raises:
+        CheckpointError: `source` is not such a head, its target is not known or does not fit, or the format cannot
+            describe the head.
+        ValueError: `out` exists.
+        DiskFullError: the disk has too little space; nothing is left at `out`.
+    """
+    if format_of(source) == config_json.FORMAT:
+        raise CheckpointError(f"{source} is a checkpoint, which --format hf writes; --format {form} takes a head")
+    config = heads.read_config(source)
+    if config.drafter not in _FORMATS[form]:
+        config = heads.read_head(source, _FORMATS[form][0])  # it raises
+    if form in ("eagle", "medusa") and config.settings.get("draft_vocabulary") is not None:
+        raise CheckpointError(
+            f"the head at {source} was cut to a draft vocabulary, which the format cannot store; export the head that "
+            "it was cut from"
+        )
+    goal = None
+    if form != "medusa":  # its files hold nothing about the target
+        target = _target_of(source) if target is None else target
+        goal = config_json.read_config(target)
+        heads.check_same_shape(source, config.model, goal.model)
+    drafter, shape = _DRAFTERS[config.drafter], HeadShape(config.model, config.settings)
+    abstract = nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
+    arrays = read_back(source, parameters.read_shapes(source / "params", abstract), config)
+    files = _KINDS[config.drafter].files(OwnHead(source, config, arrays, target, goal, verifier), form)
+    with staged(out, sum(array.nbytes for array in files.arrays.values())) as folder:
+        write_tensors(folder / files.name, files.arrays, files.published)
+        write_json(folder / "config.json", files.config)
+    say(f"wrote {out}: {files.summary}, {config.source_dtype}")
+
+
+def _taps(head: PublishedHead, source: Path, target_layers: int) -> list[int]:
+    """The layers that a head reads. Raises CheckpointError if they cannot be those of a target with so many layers."""
+    if head.target_layers not in (None, target_layers):
+        raise CheckpointError(
+            f"the head at {source} was trained for a target of {head.target_layers} layers, and this target has "
+            f"{target_layers}"
+        )
+    assert head.taps is not None
+    layers = head.taps.of(target_layers)
+    if isinstance(head.drafter, Dflash) and target_layers in layers:
+        raise CheckpointError(
+            f"the head at {source} reads the output of the target's last layer; projects disagree whether that is "
+            "before or after the final norm, so jaxspec does not support it"
+        )
+    return list(layers)
+
+
+def _is_targets(tensor: Tensor, target: Path, name: str) -> bool:
+    """Whether a tensor equals a parameter of the target bit for bit, in the tensor's dtype."""
+    array = parameters.read_arrays(target / "params", [name])[name]
+    with np.errstate(over="ignore"):  # an overflow is a difference
+        array = (array.T if is_kernel(name) else array).astype(tensor.dtype, copy=False)
+    bits = f"u{array.itemsize}"  # compared as bits, because -0 == 0
+    return np.array_equal(tensor.read().view(bits), array.view(bits))
+
+
+def _target_of(head: Path) -> Path:
+    """The checkpoint whose `heads` folder contains a head. Raises CheckpointError if there is none."""
+    folder = head.absolute().parent
+    if folder.name != "heads" or format_of(folder.parent) != config_json.FORMAT:
+        raise CheckpointError(f"{head} is not in a folder CKPT/heads; name its target with --target CKPT")
+    return folder.parent
