@@ -34,21 +34,9 @@ _KINDS = (
 
 
 def locate(source: str, revision: str | None, weights: tuple[str, ...] = _WEIGHTS) -> Path:
-    """The folder of an argument: a local one, or that of the downloaded files. Raises CheckpointError."""
-    if is_hub_id(source):
-        return fetch(source, revision, weights)
-    if revision is not None:
-        raise CheckpointError(f"--revision needs a hub id, and {source} is not one")
-    return Path(source)
+    """The folder of an argument: a local one, or that of a hub model's config, tokenizer and weights.
 
-
-def is_hub_id(source: str) -> bool:
-    """Whether an argument has the form `org/model` and is not an existing path."""
-    return _ID.fullmatch(source) is not None and not Path(source).exists()
-
-
-def fetch(name: str, revision: str | None = None, weights: tuple[str, ...] = _WEIGHTS) -> Path:
-    """The folder of a hub model's config, tokenizer and weights. Code files are never downloaded.
+    Code files are never downloaded.
 
     Args:
         weights: patterns of weight files, of which the first that the model has are fetched.
@@ -56,25 +44,34 @@ def fetch(name: str, revision: str | None = None, weights: tuple[str, ...] = _WE
     Raises:
         CheckpointError: there is no such model or revision, no access, or no network and the model is not in the cache.
     """
+    if not is_hub_id(source):
+        if revision is not None:
+            raise CheckpointError(f"--revision needs a hub id, and {source} is not one")
+        return Path(source)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     folder = Path()
     for pattern in weights or ("",):
         try:
-            patterns = [*_CONFIGS, *([pattern, f"{pattern}.index.json"] if pattern else [])]
-            folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+            patterns = [*_CONFIGS, *([pattern, f"{pattern}{INDEX}"] if pattern else [])]
+            folder = Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
         except LocalEntryNotFoundError as error:
             raise CheckpointError(
-                f"{name} is not a local folder, it is not in the hub's cache, and the hub cannot be reached; check the "
-                "path, or the network and HF_HUB_OFFLINE"
+                f"{source} is not a local folder, it is not in the hub's cache, and the hub cannot be reached; check "
+                "the path, or the network and HF_HUB_OFFLINE"
             ) from error
         except (HfHubHTTPError, HFValidationError, OSError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise CheckpointError(f"{name} cannot be fetched from the hub: {reason}") from error
+            raise CheckpointError(f"{source} cannot be fetched from the hub: {reason}") from error
         if pattern and any(folder.glob(pattern)):
             break
     return folder
+
+
+def is_hub_id(source: str) -> bool:
+    """Whether an argument has the form `org/model` and is not an existing path."""
+    return _ID.fullmatch(source) is not None and not Path(source).exists()
 
 
 def weights_file(path: Path) -> Path | None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.folders import check_present
-from jaxspec.convert.hf_config import integer, positive
+from jaxspec.convert.hf_config import checked_shape, integer, positive
 from jaxspec.convert.meta import halves
 from jaxspec.convert.readers import Source, Tensor
 from jaxspec.model.config import LlamaConfig, Rope
@@ -136,28 +136,24 @@ def to_llama(file: Gguf) -> tuple[LlamaConfig, str, Source]:
     # llama.cpp rotates the pairs (0, 1), (2, 3), … of these heads, as Meta does.
     rotated = {"attn_q": heads, "attn_k": kv_heads} if family == "llama" else {}
     factors = file.tensors.get(_ROPE_FACTORS) if family == "llama" else None
-    try:
-        config = LlamaConfig(
-            vocab_size=len(tokens) if isinstance(tokens, list) else number("vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=number("feed_forward_length"),
-            num_layers=number("block_count"),
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            norm_eps=positive(values, "attention.layer_norm_rms_epsilon", path.name),
-            max_length=length,
-            rope=_rope(path, values, head_dim, factors),
-            tie_embeddings="output.weight" not in file.tensors,
-            qkv_bias=biased or family == "qwen2",
-            output_bias=biased and family != "qwen2",
-            mlp_bias="blk.0.ffn_down.bias" in file.tensors,
-            qk_norm=family == "qwen3",
-        )
-    except CheckpointError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"the metadata of {path} does not describe a model: {error}") from error
+    config = checked_shape(
+        f"the metadata of {path}",
+        vocab_size=len(tokens) if isinstance(tokens, list) else number("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=number("feed_forward_length"),
+        num_layers=number("block_count"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=positive(values, "attention.layer_norm_rms_epsilon", path.name),
+        max_length=length,
+        rope=_rope(path, values, head_dim, factors),
+        tie_embeddings="output.weight" not in file.tensors,
+        qkv_bias=biased or family == "qwen2",
+        output_bias=biased and family != "qwen2",
+        mlp_bias="blk.0.ffn_down.bias" in file.tensors,
+        qk_norm=family == "qwen3",
+    )
     return config, family, dict(_renamed(tensor, rotated) for tensor in file.tensors.values() if tensor is not factors)
 
 

@@ -1,6 +1,7 @@
-"""Finds out which kind of draft head a folder holds, by one table; kinds that jaxspec does not read are named.
+"""Which kind of draft head a folder holds, and which settings of its config.json are read or must have one value.
 
-Kinds with the same tensors can compute different things, so the table also looks at the config.
+Kinds with the same tensors can compute different things, so the table of kinds also reads the config. A setting that no
+table lists may change what the head computes, so the head is refused. A null counts as absent.
 """
 
 import dataclasses
@@ -96,17 +97,6 @@ def kind_of(source: Path, config: Mapping[str, Any]) -> str:
     if config.get("speculators_model_type") is not None:
         return "speculators"
     return "eagle" if config.get("model_type") == "eagle" else _by_tensors(tensors)
-
-
-def _read_config(source: Path, wanted: str) -> dict[str, Any]:
-    """The config.json of a head of this kind. Raises CheckpointError, naming the actual kind, for another one."""
-    config = read_config(source)
-    if (kind := kind_of(source, config)) != wanted:
-        what = _WHAT.get(kind, f"{kind}; jaxspec does not read such heads yet")
-        raise CheckpointError(f"{source} holds {what}")
-    if kind != "medusa" and (held := _by_tensors(open_directory(source))) in ("eagle3", "dflash") and held != kind:
-        raise CheckpointError(f"{source} has the config of {_WHAT[kind]}, and tensors of {_WHAT[held]}")
-    return config
 
 
 def classes_of(config: Mapping[str, Any]) -> list[Any]:
@@ -233,7 +223,12 @@ def read(source: Path, kind: str) -> dict[str, Any]:
         CheckpointError: the folder holds another kind of head, or a setting is unknown, contradicts another, or means
             something that jaxspec does not compute; the message names it.
     """
-    raw, file, keys = _read_config(source, kind), source / "config.json", _KEYS[kind]
+    raw, file, keys = read_config(source), source / "config.json", _KEYS[kind]
+    if (found := kind_of(source, raw)) != kind:
+        what = _WHAT.get(found, f"{found}; jaxspec does not read such heads yet")
+        raise CheckpointError(f"{source} holds {what}")
+    if kind != "medusa" and (held := _by_tensors(open_directory(source))) in ("eagle3", "dflash") and held != kind:
+        raise CheckpointError(f"{source} has the config of {_WHAT[kind]}, and tensors of {_WHAT[held]}")
     raw = {key: value for key, value in raw.items() if value is not None or key in _LAYER}
     layers, own = section(raw, keys.layers, file), [section(raw, name, file) for name in SECTIONS]
     shape = _LAYER & (layers.keys() | _OF_EACH) if layers else _LAYER

@@ -4,6 +4,7 @@ A mapped file counts as memory while its touched pages stay mapped. Opening it a
 millisecond and keeps the peak at one tensor.
 """
 
+import contextlib
 import dataclasses
 import functools
 import pickle

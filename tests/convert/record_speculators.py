@@ -3,7 +3,7 @@
     pip install speculators==0.9.0 && python -m tests.convert.record_speculators
 
 It writes speculators_logits.json, which test_speculators_logits.py compares with. The package is not a dependency of
-the tests: it brings a second PyTorch stack. The heads are those of eagle3_heads.py, under every norm flag.
+the tests: it brings a second PyTorch stack. The heads are those of published_heads.py, under every norm flag.
 """
 
 import json
@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.convert.eagle3_heads import DRAFTED, weights
-from tests.convert.eagle_heads import CONFIG, VOCABULARY, WIDTH
+from tests.convert.published_heads import DRAFTED, EAGLE, TAPS, VOCABULARY, WIDTH, eagle3
 
 RECORD = Path(__file__).parent / "speculators_logits.json"
 LENGTH, COUNT, STEPS = 14, 9, 3
 """Tokens of the text, those that are committed, and drafting steps; the drafts are the text's own tokens."""
-TAPS = (2, 4, 5)
 FLAGS: dict[str, dict[str, bool]] = {
     "plain": {},
     "norm_before_residual": {"norm_before_residual": True},
@@ -34,7 +32,7 @@ def head(flags: dict[str, bool]) -> dict[str, np.ndarray]:
     """Tensors of a head with these flags, its embedding included."""
     tap_norm = "all" if flags.get("norm_before_fc") else "each" if flags.get("fc_norm") else "none"
     embedding = np.random.default_rng(5).standard_normal((VOCABULARY, WIDTH))
-    return weights(layer="layers.0", tap_norm=tap_norm, embedding=embedding)
+    return eagle3(layer="layers.0", tap_norm=tap_norm, embedding=embedding)
 
 
 def text() -> tuple[np.ndarray, list[np.ndarray]]:
@@ -51,7 +49,7 @@ def recorded(flags: dict[str, bool]) -> list[list[float]]:
     from speculators.models.eagle3.core import Eagle3DraftModel  # pyright: ignore[reportMissingImports]
     from transformers import LlamaConfig
 
-    shape = LlamaConfig(**{key: value for key, value in CONFIG.items() if key not in ("architectures", "torch_dtype")})
+    shape = LlamaConfig(**{key: value for key, value in EAGLE.items() if key not in ("architectures", "torch_dtype")})
     shape._attn_implementation = "eager"
     settings: dict[str, Any] = {"eagle_aux_hidden_state_layer_ids": list(TAPS), **flags}
     model = Eagle3DraftModel(

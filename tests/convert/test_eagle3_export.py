@@ -1,12 +1,10 @@
 """EAGLE-3 heads exported: bit for bit, in each format, and heads that a format cannot describe."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from flax import nnx
 
@@ -15,29 +13,18 @@ from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.eagle3 import Eagle3
 from jaxspec.model.config import Rope
-from tests.convert.commands import assert_bitwise, run, tensors
-from tests.convert.eagle3_heads import DRAFTED, OFFICIAL, SPECULATORS, TAPS, ids, make_target, weights, write
-from tests.convert.eagle_heads import VOCABULARY
-
-OUT = Path("ckpt", "heads", "eagle3")
-LISTED = "eagle_aux_hidden_state_layer_ids"
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_target(tmp_path_factory.mktemp("target"))
-
-
-def imported(folder: Path, source: Path, *args: object) -> None:
-    result = run("head", source, folder / OUT, "--target", folder / "ckpt", *args)
-    assert result.code == 0, result.err
-
-
-def exported(folder: Path, form: str, *args: object) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
-    """Tensors and config of the head in a format, and what the command said."""
-    result = run("export", folder / OUT, folder / "back", "--format", form, *args)
-    assert result.code == 0, result.err
-    return tensors(folder / "back"), json.loads((folder / "back" / "config.json").read_text()), result.err
+from tests.convert.commands import HEAD, assert_bitwise, exported, imported, run, tensors
+from tests.convert.published_heads import (
+    DRAFTED,
+    EAGLE3,
+    EAGLE3_SPECULATORS,
+    LISTED,
+    TAPS,
+    VOCABULARY,
+    eagle3,
+    ids,
+    write,
+)
 
 
 def trained(folder: Path, *, rope: Rope | None = None, **settings: Any) -> HeadConfig:
@@ -50,19 +37,19 @@ def trained(folder: Path, *, rope: Rope | None = None, **settings: Any) -> HeadC
     keys = iter(jax.random.split(jax.random.key(5), 100))
     shaken = jax.tree.map(lambda x: x + jax.random.normal(next(keys), x.shape), module)
     config = HeadConfig("eagle3", shape.model, "float32", "float32", dict(shape.settings))
-    (folder / OUT).mkdir(parents=True)
-    heads.write_head(folder / OUT, config, shaken)
+    (folder / HEAD).mkdir(parents=True)
+    heads.write_head(folder / HEAD, config, shaken)
     return config
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_official_and_back(dtype: str, folder: Path):
-    found = weights(dtype=dtype)
-    imported(folder, write(folder / "head", found))
+    found = eagle3(dtype=dtype)
+    imported(folder, write(folder / "head", found, EAGLE3))
     back, values, said = exported(folder, "eagle3")
     assert_bitwise(back, found)
     assert "warning" not in said
-    kept = {key: value for key, value in OFFICIAL.items() if key != "architectures"}
+    kept = {key: value for key, value in EAGLE3.items() if key != "architectures"}
     assert {key: values[key] for key in kept} == {**kept, "torch_dtype": dtype}
     assert values["architectures"] == ["LlamaForCausalLMEagle3"] and "eagle_config" not in values
     assert "norm_output" not in values and values["norm_before_residual"] is False
@@ -70,8 +57,8 @@ def test_official_and_back(dtype: str, folder: Path):
 
 def test_embedding_and_wider_dtype_come_back(folder: Path):
     table = tensors(folder / "hf")["model.embed_tokens.weight"][::-1]
-    found = weights(dtype="float16", embedding=table, drafted=VOCABULARY)
-    values = {**OFFICIAL, "draft_vocab_size": VOCABULARY}
+    found = eagle3(dtype="float16", embedding=table, drafted=VOCABULARY)
+    values = {**EAGLE3, "draft_vocab_size": VOCABULARY}
     imported(folder, write(folder / "head", found, values), "--dtype", "float32")
     back, values, _ = exported(folder, "eagle3")
     assert_bitwise(back, found)
@@ -88,8 +75,8 @@ def test_embedding_and_wider_dtype_come_back(folder: Path):
 )
 def test_speculators_and_back(flags: dict[str, Any], folder: Path):
     tap_norm = "each" if "fc_norm" in flags else "all" if "norm_before_fc" in flags else "none"
-    found = weights(layer="layers.0", dtype="bfloat16", tap_norm=tap_norm)
-    imported(folder, write(folder / "head", found, {**SPECULATORS, **flags}))
+    found = eagle3(layer="layers.0", dtype="bfloat16", tap_norm=tap_norm)
+    imported(folder, write(folder / "head", found, {**EAGLE3_SPECULATORS, **flags}))
     back, values, _ = exported(folder, "speculators", "--verifier", "org/model")
     assert_bitwise(back, found)
     every = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -106,12 +93,12 @@ def test_speculators_and_back(flags: dict[str, Any], folder: Path):
 
 def test_norms_of_queries_and_keys_come_back(folder: Path):
     """As in heads of Qwen3, which EAGLE's own code has none of."""
-    found = weights(layer="layers.0", qk_norm=True)
-    imported(folder, write(folder / "head", found, SPECULATORS))
+    found = eagle3(layer="layers.0", qk_norm=True)
+    imported(folder, write(folder / "head", found, EAGLE3_SPECULATORS))
     back, values, _ = exported(folder, "speculators")
     assert_bitwise(back, found)
     assert values["transformer_layer_config"]["model_type"] == "qwen3"
-    refused = run("export", folder / OUT, folder / "official", "--format", "eagle3")
+    refused = run("export", folder / HEAD, folder / "official", "--format", "eagle3")
     assert refused.code == 2 and "norms queries and keys" in refused.err and not (folder / "official").exists()
 
 
@@ -132,11 +119,11 @@ def test_what_is_made_here_comes_back(form: str, settings: dict[str, Any], folde
     assert ("EAGLE's own code always reads layers 2, 4, 5" in said) == (form == "eagle3" and "taps" in settings)
     if form == "speculators":
         assert "--verifier" in said and values["speculators_config"]["verifier"]["name_or_path"] == "ckpt"
-    first = parameters.read_arrays(folder / OUT / "params", parameters.read_shapes(folder / OUT / "params"))
-    (folder / OUT).rename(folder / "first")
+    first = parameters.read_arrays(folder / HEAD / "params", parameters.read_shapes(folder / HEAD / "params"))
+    (folder / HEAD).rename(folder / "first")
     imported(folder, folder / "back")
-    assert heads.read_head(folder / OUT, "eagle3") == config
-    again = parameters.read_arrays(folder / OUT / "params", parameters.read_shapes(folder / OUT / "params"))
+    assert heads.read_head(folder / HEAD, "eagle3") == config
+    again = parameters.read_arrays(folder / HEAD / "params", parameters.read_shapes(folder / HEAD / "params"))
     assert_bitwise(first, again)
 
 
@@ -153,7 +140,7 @@ def test_what_is_made_here_comes_back(form: str, settings: dict[str, Any], folde
 )
 def test_what_a_format_has_no_words_for(form: str, settings: dict[str, Any], words: str, folder: Path):
     trained(folder, **settings)
-    result = run("export", folder / OUT, folder / "back", "--format", form)
+    result = run("export", folder / HEAD, folder / "back", "--format", form)
     assert (result.code, words in result.last) == (2, True), result.err
     assert not (folder / "back").exists()
 
@@ -189,30 +176,6 @@ def test_rope_scaling_as_eagles_own_code_reads_it(rope: Rope, written: dict, war
     _, values, said = exported(folder, "eagle3")
     assert values["rope_scaling"] == written
     assert ("EAGLE's own code does not support this head's rope scaling" in said) == warned
-    (folder / OUT).rename(folder / "first")
+    (folder / HEAD).rename(folder / "first")
     imported(folder, folder / "back")
-    assert heads.read_head(folder / OUT, "eagle3") == config
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((OUT, "back"), "eagle, eagle3, dflash, speculators or medusa writes"),
-        ((OUT, "back", "--format", "eagle"), "is for the drafter eagle3, and not for eagle"),
-        (("ckpt", "back", "--format", "speculators"), "--format eagle3 or speculators takes a head"),
-        ((OUT, "back", "--format", "eagle3", "--verifier", "x"), "--verifier needs --format speculators"),
-        (
-            (OUT, "back", "--format", "medusa", "--target", "ckpt"),
-            "eagle, eagle3, dflash or speculators",
-        ),
-        (("moved", "back", "--format", "eagle3"), "name its target with --target CKPT"),
-    ],
-)
-def test_wrong_pairings(arguments: tuple, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    trained(folder)
-    if "moved" in arguments:
-        (folder / OUT).rename(folder / "moved")
-    monkeypatch.chdir(folder)
-    result = run("export", *arguments)
-    assert (result.code, words in result.last) == (2, True), result.err
-    assert not (folder / "back").exists()
+    assert heads.read_head(folder / HEAD, "eagle3") == config

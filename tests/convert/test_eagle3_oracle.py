@@ -25,18 +25,18 @@ from jaxspec.engine.head_weights import restore_head
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.llama import forward
 from tests.convert.commands import tensors
-from tests.convert.eagle3_heads import (
-    DEEPSPEC,
+from tests.convert.published_heads import (
+    EAGLE3,
+    EAGLE3_DEEPSPEC,
+    EAGLE3_SPECULATORS,
     LAYERS,
+    LISTED,
     MODEL_OPTIMIZER,
-    OFFICIAL,
-    SPECULATORS,
+    VOCABULARY,
+    eagle3,
     ids,
-    make_target,
-    weights,
     write,
 )
-from tests.convert.eagle_heads import VOCABULARY
 from tests.convert.test_eagle_oracle import EPSILON, attention, linear
 
 LENGTH, CHUNK, ROWS = 14, 16, 32
@@ -59,22 +59,29 @@ class Case:
     fed_back_normed: bool = False
 
 
-LISTED = "eagle_aux_hidden_state_layer_ids"
 WHOLE = {"drafted": VOCABULARY}
 CASES = {
-    "official": Case(OFFICIAL),
-    "outputs": Case({**OFFICIAL, "eagle_config": {LISTED: [0, 2, 6], **MODEL_OPTIMIZER}}, taps=(1, 3, 7)),
+    "official": Case(EAGLE3),
+    "outputs": Case({**EAGLE3, "eagle_config": {LISTED: [0, 2, 6], **MODEL_OPTIMIZER}}, taps=(1, 3, 7)),
     "deepspec": Case(
-        DEEPSPEC, {"layer": "layers.0", "taps": 5, "qk_norm": True, "embedding": None, **WHOLE}, taps=(1, 2, 4, 5, 7)
+        EAGLE3_DEEPSPEC,
+        {"layer": "layers.0", "taps": 5, "qk_norm": True, "embedding": None, **WHOLE},
+        taps=(1, 2, 4, 5, 7),
     ),
-    "fc_norm": Case({**OFFICIAL, "fc_norm": True}, {"tap_norm": "each", "qk_norm": True}, tap_norm="each"),
+    "fc_norm": Case({**EAGLE3, "fc_norm": True}, {"tap_norm": "each", "qk_norm": True}, tap_norm="each"),
     "no final norm": Case(
-        {**OFFICIAL, "norm_output": False, "draft_vocab_size": VOCABULARY},
+        {**EAGLE3, "norm_output": False, "draft_vocab_size": VOCABULARY},
         {"embedding": None, **WHOLE},
         final_norm=False,
     ),
     "speculators": Case(
-        {**SPECULATORS, "norm_before_fc": True, "norm_before_residual": True, "norm_output": True, LISTED: [0, 3, 6]},
+        {
+            **EAGLE3_SPECULATORS,
+            "norm_before_fc": True,
+            "norm_before_residual": True,
+            "norm_output": True,
+            LISTED: [0, 3, 6],
+        },
         {"layer": "layers.0", "tap_norm": "all"},
         taps=(0, 3, 6),
         tap_norm="all",
@@ -140,11 +147,6 @@ def expected(setup: Setup, count: int, path: list[int]) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_target(tmp_path_factory.mktemp("oracle"))
-
-
-@pytest.fixture(scope="module")
 def text() -> np.ndarray:
     return np.random.default_rng(1).integers(0, VOCABULARY, LENGTH)
 
@@ -170,7 +172,7 @@ def setup(
     case, path = CASES[request.param], tmp_path_factory.mktemp("head")
     table = tensors(target / "hf")["model.embed_tokens.weight"]
     own = {"embedding": table[::-1].copy()} if "embedding" in case.made else {}
-    found = weights(**{**case.made, **own})
+    found = eagle3(**{**case.made, **own})
     heads.convert(write(path / "published", found, case.config), path / "head", target / "ckpt")
     checkpoint = loading.load(target / "ckpt", "float32")
     head = restore_head(checkpoint, Eagle3(), path / "head")

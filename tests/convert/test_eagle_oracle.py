@@ -21,10 +21,10 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.llama import forward
 from tests import hf_models
 from tests.convert.commands import tensors
-from tests.convert.eagle_heads import CONFIG, HEADS, KV_HEADS, WIDTH, weights, write
+from tests.convert.published_heads import EAGLE, HEADS, KV_HEADS, WIDTH, eagle, write
 
 LENGTH, STEPS, CHUNK, ROWS = 13, 4, 16, 32
-HEAD_DIM, EPSILON, THETA = WIDTH // HEADS, CONFIG["rms_norm_eps"], 10000.0
+HEAD_DIM, EPSILON, THETA = WIDTH // HEADS, EAGLE["rms_norm_eps"], 10000.0
 
 
 def linear(x: np.ndarray, found: dict[str, np.ndarray], name: str) -> np.ndarray:
@@ -102,10 +102,10 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = tmp_path_factory.mktemp("oracle")
     hf_models.make("llama", path / "hf", num_hidden_layers=2)
     llama.convert(path / "hf", path / "ckpt")
-    found = weights(path / "hf", bias=request.param != "plain", qkv_bias=request.param == "qkv-bias")
+    found = eagle(path / "hf", bias=request.param != "plain", qkv_bias=request.param == "qkv-bias")
     if request.param == "own-embedding":
         found["embed_tokens.weight"] = found["embed_tokens.weight"][::-1].copy()
-    heads.convert(write(path / "head", found), path / "ckpt" / "heads" / "eagle", path / "ckpt")
+    heads.convert(write(path / "head", found, EAGLE), path / "ckpt" / "heads" / "eagle", path / "ckpt")
     heads.export(path / "ckpt" / "heads" / "eagle", path / "back", "eagle")
     target = loading.load(path / "ckpt", "float32")
     head = restore_head(target, Eagle(), path / "ckpt" / "heads" / "eagle")
@@ -115,7 +115,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def text(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     """Random tokens, and the target's features of all but the last of them."""
-    tokens = np.random.default_rng(1).integers(0, CONFIG["vocab_size"], LENGTH)
+    tokens = np.random.default_rng(1).integers(0, EAGLE["vocab_size"], LENGTH)
     config, count = pair.models.target.config, LENGTH - 1
     causal = jnp.tril(jnp.ones((1, count, count), bool))
     empty = kv.allocate(config, 1, 1, jnp.dtype("float32"))

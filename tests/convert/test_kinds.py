@@ -17,20 +17,44 @@ from hypothesis import strategies as st
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import heads
-from tests import hf_models
-from tests.convert import dflash_heads, eagle3_heads, eagle_heads, test_medusa
 from tests.convert.commands import refused
-from tests.convert.dflash_heads import BLOCK, MASK, SHAPE
-from tests.convert.eagle3_heads import DRAFTED, MODEL_OPTIMIZER
-from tests.convert.eagle_heads import VOCABULARY, WIDTH
+from tests.convert.published_heads import (
+    BLOCK,
+    DFLASH,
+    DFLASH_SHAPE,
+    DFLASH_SPECULATORS,
+    DRAFTED,
+    EAGLE,
+    EAGLE3,
+    EAGLE3_SPECULATORS,
+    HEADS,
+    LISTED,
+    MASK,
+    MEDUSA,
+    MEDUSA_HEADS,
+    MODEL_OPTIMIZER,
+    VOCABULARY,
+    WIDTH,
+    dflash,
+    eagle,
+    eagle3,
+    ids,
+    maps,
+    medusa,
+    write,
+)
 from tests.convert.test_fuzz import STRANGE
 
 ONES = lambda *shape: np.ones(shape, np.float32)
+WIDE = ONES(WIDTH)
+NORM, EAGLE_NORM = "midlayer.hidden_norm.weight", "layers.0.post_attention_layernorm.weight"
+TWISTED = maps(ids())["d2t"][::-1].copy()
+WITHOUT = {"mask_token_id": None, "target_layer_ids": [1, 5]}
 TABLES = {"embed_tokens.weight": ONES(VOCABULARY, WIDTH), "lm_head.weight": ONES(VOCABULARY, WIDTH)}
 MARKOV = {"markov_head.markov_w1.weight": ONES(VOCABULARY, 4), "markov_head.markov_w2.weight": ONES(VOCABULARY, 4)}
 CONFIDENCE = {"confidence_head.proj.weight": ONES(1, WIDTH + 4), "confidence_head.proj.bias": ONES(1)}
 FLAT = {
-    **SHAPE, "block_size": BLOCK, "num_target_layers": 8, "mask_token_id": MASK, "target_layer_ids": [1, 5],
+    **DFLASH_SHAPE, "block_size": BLOCK, "num_target_layers": 8, "mask_token_id": MASK, "target_layer_ids": [1, 5],
     "num_anchors": 8, "markov_rank": 0, "enable_confidence_head": False, "tie_word_embeddings": False,
 }  # fmt: skip
 DEEPSPEC = {**FLAT, "architectures": ["Qwen3DSparkModel"]}
@@ -38,7 +62,7 @@ DSPARK = {
     "markov_rank": 4, "markov_head_type": "vanilla", "enable_confidence_head": True,
     "confidence_head_with_markov": True,
 }  # fmt: skip
-OFFICIAL, SPECULATORS = dflash_heads.OFFICIAL, dflash_heads.SPECULATORS
+OFFICIAL, SPECULATORS = DFLASH, DFLASH_SPECULATORS
 NESTED = OFFICIAL["dflash_config"]
 
 
@@ -129,10 +153,35 @@ def nested(**settings: Any) -> dict[str, Any]:
         (nested(sample_from_anchor=0), {}, ["'sample_from_anchor' to 0"]),
         ({**OFFICIAL, "architectures": "DFlashDraftModel", "dflash_config": [NESTED]}, {}, ["an object as"]),
         ({**OFFICIAL, "architectures": [3, None]}, {}, ["architectures [3]"]),
+        (OFFICIAL, {"hidden_norm.weight": None}, ["hidden_norm.weight", "is missing"]),
+        (OFFICIAL, {"fc.weight": None}, ["fc.weight", "is missing"]),
+        (OFFICIAL, {"layers.1.self_attn.q_norm.weight": None}, ["layers.1.self_attn.q_norm", "is missing"]),
+        (OFFICIAL, {"layers.2.input_layernorm.weight": WIDE}, ["layers.2.input_layernorm", "is not part"]),
+        (OFFICIAL, {"fc.bias": WIDE}, ["fc.bias", "is not part of this model"]),
+        (OFFICIAL, {"fc.weight": ONES(WIDTH, 3 * WIDTH)}, ["reads 3 layers", "2 are named", "--taps"]),
+        (OFFICIAL, {"lm_head.weight": ONES(DRAFTED, WIDTH)}, ["d2t is missing", "the 40 of 96 tokens"]),
+        (OFFICIAL, {"lm_head.weight": ONES(DRAFTED, WIDTH), **maps(ids()[::-1].copy())}, ["do not ascend"]),
+        (OFFICIAL, maps(ids()), ["d2t", f"[{DRAFTED}]", f"[{VOCABULARY}]"]),
+        ({**OFFICIAL, "rope_theta": None}, {}, ["gives no rope_theta", "disagree"]),
+        ({**OFFICIAL, "block_size": None}, {}, ["gives no block_size"]),
+        ({**OFFICIAL, "block_size": 1}, {}, ["block must be at least 2"]),
+        ({**OFFICIAL, "block_size": "4"}, {}, ["a whole number as 'block_size'"]),
+        ({**OFFICIAL, "dflash_config": WITHOUT}, {}, ["gives no mask_token_id"]),
+        (nested(target_layer_ids="1"), {}, ["must list numbers"]),
+        (nested(target_layer_ids=[1]), {}, ["reads 2 layers", "1 are"]),
+        ({**OFFICIAL, "layer_types": ["full_attention", "sliding_attention"]}, {}, ["layer_types 'sliding_attention'"]),
+        ({**OFFICIAL, "sliding_window": 2048, "layer_types": None, "use_sliding_window": None}, {}, ["sliding-window"]),
+        ({**OFFICIAL, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, {}, ["rope type 'yarn'"]),
+        ({**SPECULATORS, "sample_from_anchor": True}, {}, ["sample_from_anchor"]),
+        ({**SPECULATORS, "aux_hidden_state_layer_ids": None}, {}, ["has no aux_hidden_state_layer_ids", "--taps"]),
+        ({**SPECULATORS, "mask_token_id": None}, {}, ["gives no mask_token_id"]),
+        ({**SPECULATORS, "target_hidden_size": 64}, {}, ["target_hidden_size 64", "as wide as their target"]),
+        ({**SPECULATORS, "draft_vocab_size": 40}, {}, ["draft_vocab_size 40", "lm_head.weight is missing"]),
+        ({**SPECULATORS, "transformer_layer_config": None}, {}, ["'transformer_layer_config'"]),
     ],
 )  # fmt: skip
 def test_heads_with_the_tensors_of_dflash(config: dict, more: dict, words: list[str], tmp_path: Path):
-    sentence = said(dflash_heads.write(tmp_path / "head", dflash_heads.weights() | more, config))
+    sentence = said(write(tmp_path / "head", dflash() | more, config))
     assert all(word in sentence for word in words), sentence
 
 
@@ -176,55 +225,145 @@ MEANING_ANOTHER = {
         ({"target_layer_ids": [1, 3, 4]}, {}, ["target_layer_ids if it is DeepSpec's"]),
         ({"architectures": ["Qwen3Eagle3Model"]}, {}, ["target_layer_ids if it is DeepSpec's"]),
         ({}, {"t2d": 2 * np.ones(VOCABULARY, np.uint8)}, ["t2d", "not all 0 or 1"]),
+        ({}, {NORM: None}, [NORM, "is missing"]),
+        ({}, {"fc.weight": None}, ["fc.weight", "is missing"]),
+        ({}, {"lm_head.weight": None}, ["lm_head.weight", "is missing"]),
+        ({}, {"fc.bias": WIDE}, ["fc.bias", "is not part of this model"]),
+        ({}, {"fc.weight": ONES(WIDTH, 2 * WIDTH)}, ["reads 2 layers", "3 are named", "--taps"]),
+        ({}, {"fc_norm.0.weight": WIDE}, ["fc_norm.0.weight", "is not part of this model"]),
+        ({}, {NORM: np.ones(WIDTH, np.int8)}, [NORM, "I8"]),
+        ({}, {"midlayer.self_attn.q_norm.weight": WIDE[: WIDTH // HEADS]}, ["midlayer.self_attn.k_norm", "is missing"]),
+        (
+            {},
+            {"layers.1.self_attn.q_proj.weight": WIDE},
+            ["layers.1.self_attn.q_proj.weight", "is not part"],
+        ),
+        ({}, {"mask_hidden": ONES(1, 1, 3 * WIDTH)}, ["P-EAGLE's"]),
+        (
+            {},
+            {"model.norm.weight": WIDE, "model.midlayer.self_attn.q_proj.weight": WIDE},
+            ["is twice in"],
+        ),
+        ({}, {"d2t": None}, ["d2t is missing", f"the {DRAFTED} of {VOCABULARY} tokens"]),
+        ({}, {"d2t": None, "t2d": None}, ["d2t is missing"]),
+        ({}, {"d2t": np.zeros(DRAFTED, np.int64), "t2d": np.ones(VOCABULARY, bool)}, ["0 everywhere", "never filled"]),
+        ({}, {"d2t": np.zeros(DRAFTED, np.int64), "t2d": None}, ["0 everywhere", "never filled"]),
+        ({}, {"d2t": np.zeros(DRAFTED, np.int64)}, ["d2t and t2d", "name different tokens"]),
+        ({}, {"t2d": np.ones(VOCABULARY, bool)}, ["d2t and t2d", f"({DRAFTED} and {VOCABULARY})"]),
+        ({}, {"d2t": TWISTED}, ["gives ids that do not ascend"]),
+        ({}, {"d2t": maps(ids())["d2t"] + 50}, ["the target's ids go from 0 to 95"]),
+        ({}, {"d2t": maps(ids())["d2t"] - 50}, ["the target's ids go from 0 to 95"]),
+        ({}, {"d2t": maps(ids())["d2t"].astype(np.float16)}, ["d2t", "float16", "whole numbers"]),
+        ({}, {"t2d": ONES(VOCABULARY)}, ["t2d", "float32", "truth values"]),
+        ({}, {"d2t": np.ones(3, np.int64)}, ["d2t", "[3]", "[40]"]),
+        ({}, {"t2d": np.ones(3, bool)}, ["t2d", "[3]", "[96]"]),
+        ({}, {"lm_head.weight": ONES(97, WIDTH)}, ["draft_vocab_size 40", "97 rows"]),
+        ({"num_hidden_layers": 2}, {}, ["num_hidden_layers 2", "has one layer"]),
+        ({"sliding_window": 2048}, {}, ["sliding-window attention (sliding_window 2048)"]),
+        ({"layer_types": ["sliding_attention"]}, {}, ["layer_types 'sliding_attention'"]),
+        ({"post_norm": False}, {}, ["'post_norm'", "jaxspec does not know"]),
+        ({"eagle_config": {"pre_norm": 1}}, {}, ["'pre_norm'"]),
+        ({"eagle_config": 3}, {}, ["an object as 'eagle_config'"]),
+        ({"fc_norm": "each"}, {}, ["true or false as 'fc_norm'"]),
+        ({"norm_before_fc": True, "fc_norm": True}, {}, ["exclude each other"]),
+        ({"norm_before_fc": True, "eagle_config": {"norm_before_fc": False}}, {}, ["norm_before_fc twice"]),
+        ({"norm_before_fc": True}, {}, ["input_norm.weight is missing"]),
+        ({"draft_vocab_size": 41}, {}, ["draft_vocab_size 41", "40 rows"]),
+        ({"vocab_size": 97}, {}, ["t2d", "[96]", "[97]"]),
+        ({LISTED: [1, 2, 3], "eagle_config": {LISTED: [1, 2, 3]}}, {}, [LISTED, "twice", "--taps"]),
+        ({LISTED: [1, 2]}, {}, ["reads 3 layers", "2 are named", "--taps"]),
+        ({LISTED: "1,2,3"}, {}, ["must list numbers of layers"]),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, {}, ["rope type 'yarn'"]),
+        ({"speculators_model_type": "eagle3"}, {}, ["'transformer_layer_config'"]),
+        ({"speculators_model_type": "peagle"}, {}, ["P-EAGLE's head"]),
     ],
 )
 def test_heads_with_the_tensors_of_eagle3(config: dict, more: dict, words: list[str], tmp_path: Path):
-    config = {**eagle3_heads.OFFICIAL, **config}
-    sentence = said(eagle3_heads.write(tmp_path / "head", eagle3_heads.weights() | more, config))
+    config = {**EAGLE3, **config}
+    sentence = said(write(tmp_path / "head", eagle3() | more, config))
     assert all(word in sentence for word in words), sentence
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What heads of EAGLE-1 repeat."""
-    hf_models.make("llama", tmp_path_factory.getbasetemp() / "kinds", num_hidden_layers=1)
-    return tmp_path_factory.getbasetemp() / "kinds"
+@pytest.mark.parametrize(
+    ("config", "more", "words"),
+    [
+        ({"bias": False}, {}, ["'bias' to False", "files have True"]),
+        ({"sliding_window": 64}, {}, ["sliding-window attention (sliding_window 64)"]),
+        ({"truncated_vocab_size": 40}, {}, ["'truncated_vocab_size' to 40"]),
+        ({"draft_vocab_size": 40}, {}, ["'draft_vocab_size'", "does not know"]),
+        ({"model_type": "eagle", "model": EAGLE, "eagle_fc_bias": False}, {}, ["'eagle_fc_bias' to False"]),
+        ({"speculators_model_type": "eagle"}, {}, ["speculators format that is neither EAGLE-3's nor DFlash's"]),
+        ({}, {EAGLE_NORM: None}, [EAGLE_NORM, "is missing"]),
+        ({}, {"fc.weight": None}, ["fc.weight", "is missing"]),
+        ({}, {"embed_tokens.weight": None}, ["embed_tokens.weight", "is missing"]),
+        ({}, {"lm_head.weight": ONES(96, WIDTH)}, ["lm_head.weight", "is not part of this model"]),
+        ({}, {"norm.weight": ONES(WIDTH)}, ["norm.weight", "is not part of this model"]),
+        ({}, {"layers.0.input_layernorm.weight": ONES(WIDTH)}, ["input_layernorm", "is not part"]),
+        ({}, {"layers.0.self_attn.q_proj.bias": ONES(WIDTH)}, ["k_proj.bias", "is missing"]),
+        ({}, {"model.fc.bias": ONES(WIDTH)}, ["model.fc.bias", "is not part of this model"]),
+        ({}, {EAGLE_NORM: ONES(31)}, [EAGLE_NORM, "[31]", "[32]"]),
+        ({}, {"fc.bias": ONES(2)}, ["fc.bias", "[2]", "[32]"]),
+        ({}, {EAGLE_NORM: np.ones(WIDTH, np.int8)}, [EAGLE_NORM, "I8"]),
+        ({"num_hidden_layers": 2}, {}, ["num_hidden_layers 2", "an EAGLE head has one layer"]),
+        ({"hidden_act": "gelu"}, {}, ["hidden_act 'gelu'"]),
+        ({"quantization_config": {"quant_method": "awq"}}, {}, ["quantization_config: awq"]),
+        ({"qkv_bias": True}, {}, ["k_proj.bias", "is missing"]),
+        ({"intermediate_size": 40}, {}, ["mlp.", "48", "40"]),
+        ({"hidden_size": None}, {}, ["'hidden_size'"]),
+    ],
+)  # fmt: skip
+def test_heads_with_the_tensors_of_eagle(config: dict, more: dict, words: list[str], target: Path, tmp_path: Path):
+    sentence = said(write(tmp_path / "head", eagle(target / "hf") | more, {**EAGLE, **config}))
+    assert all(word in sentence for word in words), sentence
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "more", "words"),
     [
-        ({"bias": False}, ["'bias' to False", "files have True"]),
-        ({"sliding_window": 64}, ["sliding-window attention (sliding_window 64)"]),
-        ({"truncated_vocab_size": 40}, ["'truncated_vocab_size' to 40"]),
-        ({"draft_vocab_size": 40}, ["'draft_vocab_size'", "does not know"]),
-        ({"model_type": "eagle", "model": eagle_heads.CONFIG, "eagle_fc_bias": False}, ["'eagle_fc_bias' to False"]),
+        ({"medusa_num_layers": 2}, {}, ["'medusa_num_layers' to 2"]),
+        ({"hydra_num_heads": 4}, {}, ["'hydra_num_heads'"]),
+        ({}, {"1.0.linear.weight": None, "1.0.linear.bias": None, "1.1.weight": None}, ["1.0.linear.bias", "missing"]),
+        ({}, {"0.1.weight": None}, ["0.1.weight", "is missing"]),
+        ({}, {f"{i}.1.weight": None for i in range(MEDUSA_HEADS)}, ["only residual blocks"]),
+        ({}, {"2.1.weight": ONES(5, WIDTH)}, ["2.1.weight", "[5, 32]", "[96, 32]"]),
+        ({}, {"0.1.bias": ONES(VOCABULARY)}, ["0.1.bias", "is not part of this model"]),
+        ({}, {"0.0.linear.bias": np.ones(WIDTH, np.int8)}, ["0.0.linear.bias", "I8"]),
+        ({}, {"0.1.linear.weight": ONES(WIDTH, WIDTH)}, ["several residual blocks"]),
+        ({"medusa_num_heads": 5}, {}, ["medusa_num_heads 5", "the files hold 3"]),
+        ({"medusa_num_heads": "five"}, {}, ["medusa_num_heads five", "the files hold 3"]),
+        ({}, dict.fromkeys(medusa()) | {"x": ONES(1)}, ["the files hold 0"]),
     ],
-)
-def test_heads_with_the_tensors_of_eagle(config: dict, words: list[str], target: Path, tmp_path: Path):
-    source = eagle_heads.write(tmp_path / "head", eagle_heads.weights(target), {**eagle_heads.CONFIG, **config})
+)  # fmt: skip
+def test_heads_with_the_tensors_of_medusa(config: dict, more: dict, words: list[str], tmp_path: Path):
+    source = write(tmp_path / "head", medusa() | more, {**MEDUSA, **config}, "medusa_lm_head.safetensors")
     sentence = said(source)
     assert all(word in sentence for word in words), sentence
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [("medusa_num_layers", 2, "'medusa_num_layers' to 2"), ("hydra_num_heads", 4, "'hydra_num_heads'")],
+    ("found", "words"),
+    [
+        ({"model.layers.0.input_layernorm.weight": WIDE}, "use `jaxspec-convert llama`"),
+        ({"wte.weight": ONES(3)}, "no head that jaxspec knows"),
+    ],
 )
-def test_heads_with_the_tensors_of_medusa(key: str, value: int, words: str, tmp_path: Path):
-    source = test_medusa.write(tmp_path / "head", test_medusa.weights())
-    (source / "config.json").write_text(json.dumps({**test_medusa.CONFIG, key: value}))
-    assert words in said(source)
+def test_what_is_no_head(found: dict, words: str, tmp_path: Path):
+    assert words in said(write(tmp_path / "head", found, EAGLE))
+
+
+def test_kinds_are_told_apart_by_their_tensors(tmp_path: Path):
+    """The config does not mention DFlash."""
+    assert "gives no block_size" in said(write(tmp_path / "head", dflash(), without("model_type", DFLASH_SHAPE)))
 
 
 def test_naming_the_taps_does_not_name_the_rows(tmp_path: Path):
     config = {**FLAT, "architectures": ["DFlashDraftModel"]}
-    source = dflash_heads.write(tmp_path / "head", dflash_heads.weights() | TABLES, config)
+    source = write(tmp_path / "head", dflash() | TABLES, config)
     assert "sample_from_anchor" in said(source, taps=[2, 6])
 
 
 def test_nothing_is_written(tmp_path: Path):
-    source = dflash_heads.write(tmp_path / "head", dflash_heads.weights() | TABLES, DEEPSPEC)
+    source = write(tmp_path / "head", dflash() | TABLES, DEEPSPEC)
     assert "anchor rows" in refused(source, tmp_path / "out", "--target", "builtin", command="head")
 
 
@@ -238,9 +377,9 @@ def shape_of(plan: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int64", "bool"])
 def test_truth_values_of_any_dtype(dtype: str, tmp_path: Path):
-    found = eagle3_heads.weights()
-    plain = eagle3_heads.write(tmp_path / "plain", found)
-    other = eagle3_heads.write(tmp_path / "head", found | {"t2d": found["t2d"].astype(dtype)})
+    found = eagle3()
+    plain = write(tmp_path / "plain", found, EAGLE3)
+    other = write(tmp_path / "head", found | {"t2d": found["t2d"].astype(dtype)}, EAGLE3)
     assert shape_of(heads.plan(plain)) == shape_of(heads.plan(other))
 
 
@@ -256,8 +395,8 @@ def test_truth_values_of_any_dtype(dtype: str, tmp_path: Path):
     ],
 )
 def test_settings_at_their_defaults(config: dict[str, Any], tmp_path: Path):
-    plain = eagle3_heads.write(tmp_path / "plain", eagle3_heads.weights())
-    source = eagle3_heads.write(tmp_path / "head", eagle3_heads.weights(), {**eagle3_heads.OFFICIAL, **config})
+    plain = write(tmp_path / "plain", eagle3(), EAGLE3)
+    source = write(tmp_path / "head", eagle3(), {**EAGLE3, **config})
     assert shape_of(heads.plan(source)) == shape_of(heads.plan(plain))
 
 
@@ -272,29 +411,29 @@ def test_settings_at_their_defaults(config: dict[str, Any], tmp_path: Path):
     ],
 )
 def test_settings_of_dflash_at_their_defaults(config: dict[str, Any], tmp_path: Path):
-    found, plain = dflash_heads.weights(), dflash_heads.write(tmp_path / "plain", dflash_heads.weights())
-    source = dflash_heads.write(tmp_path / "head", found, config)
+    found, plain = dflash(), write(tmp_path / "plain", dflash(), OFFICIAL)
+    source = write(tmp_path / "head", found, config)
     assert shape_of(heads.plan(source))["taps"] == (2, 6)
     assert shape_of(heads.plan(source)) == shape_of(heads.plan(plain))
 
 
-HEADS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], dict[str, Any]]] = {
+PUBLISHED: dict[str, tuple[Callable[[Path], Path], dict[str, Any], dict[str, Any]]] = {
     # how to write it with a config, that config, and the settings that have one right value
-    "eagle3": (lambda path: eagle3_heads.write(path, eagle3_heads.weights()), eagle3_heads.OFFICIAL, {
+    "eagle3": (lambda path: write(path, eagle3(), EAGLE3), EAGLE3, {
         **{key: value for key, value in MODEL_OPTIMIZER.items() if value is not None}, "is_causal": True,
     }),
     "eagle3 speculators": (
-        lambda path: eagle3_heads.write(path, eagle3_heads.weights(layer="layers.0")), eagle3_heads.SPECULATORS,
+        lambda path: write(path, eagle3(layer="layers.0"), EAGLE3_SPECULATORS), EAGLE3_SPECULATORS,
         {"use_aux_hidden_state": True, "draft_vocab_size": DRAFTED, "is_neox_style": True},
     ),
-    "dflash": (lambda path: dflash_heads.write(path, dflash_heads.weights()), OFFICIAL, {
+    "dflash": (lambda path: write(path, dflash(), OFFICIAL), OFFICIAL, {
         "is_causal": False, "causal": False, "causal_head": False, "use_swa": False,
         "input_embedding_scale": 1.0, "markov_rank": 0, "shift_label": False, "sample_from_anchor": False,
     }),
-    "dflash speculators": (lambda path: dflash_heads.write(path, dflash_heads.weights()), SPECULATORS, {
+    "dflash speculators": (lambda path: write(path, dflash(), OFFICIAL), SPECULATORS, {
         "sample_from_anchor": False, "is_causal": False, "enable_confidence_head": False, "output_multiplier": 1,
     }),
-    "medusa": (lambda path: test_medusa.write(path, test_medusa.weights()), test_medusa.CONFIG, {
+    "medusa": (lambda path: write(path, medusa(), MEDUSA), MEDUSA, {
         "medusa_num_layers": 1,
     }),
 }  # fmt: skip
@@ -313,12 +452,12 @@ SETTINGS = hypothesis.settings(
 )
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", PUBLISHED)
 @SETTINGS
 @hypothesis.given(data=st.data())
 def test_odd_settings(name: str, data: st.DataObject, tmp_path: Path):
     """Known and at its default, without effect, or null: as without it. Any other: refused by its name."""
-    write, config, fixed = HEADS[name]
+    write, config, fixed = PUBLISHED[name]
     made, wrong = dict(config), set[str]()
     for _ in range(data.draw(st.integers(1, 3))):
         key = data.draw(st.sampled_from([*fixed, *HARMLESS, "x"]))
@@ -339,12 +478,12 @@ def test_odd_settings(name: str, data: st.DataObject, tmp_path: Path):
     assert any(key in sentence for key in wrong) or "does not read such heads yet" in sentence, sentence
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", PUBLISHED)
 @SETTINGS
 @hypothesis.given(data=st.data())
 def test_odd_values_of_settings_that_are_read(name: str, data: st.DataObject, tmp_path: Path):
     """Whatever stands there, a head is read or one sentence says why not."""
-    write, config, _ = HEADS[name]
+    write, config, _ = PUBLISHED[name]
     sections = [key for key, value in config.items() if isinstance(value, dict)]
     made = {key: dict(value) if key in sections else value for key, value in config.items()}
     place = data.draw(st.sampled_from([made, *(made[key] for key in sections)]))

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, refused, run, tensors
+from tests.convert.test_fuzz import Trap
 
 
 @pytest.fixture(scope="module")
@@ -233,16 +234,6 @@ def test_truncated_single_file(size: int, copy: Callable[[str], Path], tmp_path:
     file = source / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
     assert "not a whole safetensors file" in refused(source, tmp_path / "ckpt")
-
-
-class Trap:
-    """Unpickling this would create a file."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # archives of it are refused

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import checkpoints, hf_models
-from tests.convert import eagle_heads
+from tests.convert import published_heads
 from tests.host.interrupted_commands import (
     Breaker,
     Work,
@@ -37,7 +37,7 @@ def head(tmp_path_factory: pytest.TempPathFactory, conversion: Work, breaker: Br
     hf_models.make("llama", place / "hf96", num_hidden_layers=1)
     target = ("jaxspec-convert", "llama", f"{place}/hf96", f"{folder}/ckpt")
     assert breaker.follow(Order([*target], str(folder))).code == 0
-    eagle_heads.write(folder / "source", eagle_heads.weights(place / "hf96"))
+    published_heads.write(folder / "source", published_heads.eagle(place / "hf96"), published_heads.EAGLE)
     shutil.rmtree(place)
     out = "ckpt/heads/eagle"
     command = ("jaxspec-convert", "head", "FOLDER/source", f"FOLDER/{out}", "--target", "FOLDER/ckpt")

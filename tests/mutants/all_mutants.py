@@ -58,7 +58,7 @@ TESTS = {  # besides the test file of the same name
     "convert/dflash.py": ("tests/convert/test_dflash.py", "tests/convert/test_kinds.py"),
     "convert/head_kinds.py": ("tests/convert/test_kinds.py",),
     "convert/head_parts.py": ("tests/convert/test_eagle3.py",),
-    "convert/heads.py": ("tests/convert/test_head.py",),
+    "convert/heads.py": ("tests/convert/test_eagle.py",),
     "convert/llama.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
     "jaxspec/evaluate/divergence.py": ("tests/evaluate/test_results.py",),
     "jaxspec/evaluate/cost_model.py": ("tests/evaluate/test_modelled.py",),

@@ -99,7 +99,7 @@ MUTANTS = (
     ByHand(
         "every-embedding-is-the-targets",
         "convert/heads.py",
-        ("tests/convert/test_head.py::test_own_embedding_is_kept_and_said",),
+        ("tests/convert/test_eagle.py::test_own_embedding_is_kept_and_said",),
         "tensors[ours].dtype == stored and _is_targets(tensors[ours], target, theirs)",
         "tensors[ours].dtype == stored",
     ),
