@@ -1,4 +1,4 @@
-"""Writes tensors of a source as Orbax parameters: first matches names and shapes, then streams tensor by tensor."""
+"""Tensors of a source to Orbax parameters, and back to safetensors: matched by name and shape, then streamed."""
 
 import json
 import math
@@ -27,6 +27,9 @@ from jaxspec.model.quantization import kind_of, pack
 _GROUPS = 64
 _SMALLEST_GROUP = 32 * 2**20
 _BLOCK = 2**22
+# Files have one tensor per expert, which jaxspec stacks in one array.
+_ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(w[123]\.weight)")
+_EXPERTS = re.compile(r"(.*\.experts)\.(w[123]\.weight)")
 
 
 def match(model: nnx.Module, found: Source, theirs: Callable[[str], str], where: str) -> dict[str, Tensor]:
@@ -130,27 +133,25 @@ def _check_finite(array: np.ndarray, tensor: Tensor) -> None:
         )
 
 
-_ONE = re.compile(r"(.*\.experts)\.(\d+)\.(w[123]\.weight)")  # a tensor of one expert
-_ALL = re.compile(r"(.*\.experts)\.(w[123]\.weight)")
-
-
 def join_experts(tensors: Source, count: int, where: str) -> dict[str, Tensor]:
     """The tensors of a source, with those of a layer's `count` experts stacked to [experts, out, in].
 
     Raises:
         CheckpointError: an expert is missing, there are too many, or one has another shape.
     """
-    joined = {name: tensor for name, tensor in tensors.items() if not _ONE.fullmatch(name)}
+    joined: dict[str, Tensor] = {}
     stacks: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():
-        if one := _ONE.fullmatch(name):
+        if one := _ONE_EXPERT.fullmatch(name):
             stacks.setdefault(f"{one[1]}.{one[3]}", {})[int(one[2])] = tensor
+        else:
+            joined[name] = tensor
     for name, stack in stacks.items():
         if wrong := sorted(stack.keys() ^ set(range(count))):
-            said = "is missing" if wrong[0] < count else f"is one too many for a config with {count} experts"
+            problem = "is missing" if wrong[0] < count else f"is one too many for a config with {count} experts"
             raise CheckpointError(
-                f"tensor {_of_expert(name, wrong[0])} {said} in {where}; the files are incomplete, or their config is "
-                "another model's"
+                f"tensor {_of_expert(name, wrong[0])} {problem} in {where}; the files are incomplete, or their config "
+                "is another model's"
             )
         joined[name] = _stacked(name, [stack[i] for i in range(count)])
     return joined
@@ -160,7 +161,7 @@ def split_experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Inverse of `join_experts`, for arrays."""
     one_by_one: dict[str, np.ndarray] = {}
     for name, array in tensors.items():
-        each = enumerate(array) if _ALL.fullmatch(name) else ()
+        each = enumerate(array) if _EXPERTS.fullmatch(name) else ()
         one_by_one |= {_of_expert(name, i): part for i, part in each} or {name: array}
     return one_by_one
 

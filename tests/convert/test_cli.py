@@ -13,7 +13,7 @@ from rich import filesize
 from jaxspec.convert import folders
 from jaxspec.host import atomic, terminal
 from tests import hf_models
-from tests.convert.commands import Result, run
+from tests.convert.commands import Result, inspected, run
 from tests.convert.test_meta import write_meta
 
 
@@ -43,12 +43,6 @@ def test_bad_arguments_end_in_one_sentence(arguments: list[str], words: list[str
     assert len(result.err.splitlines()) == 1
     assert not set(result.err) & set("╭│╰─")
     assert all(word in result.last for word in words), result.last
-
-
-def inspected(path: Path) -> dict[str, str]:
-    result = run("inspect", path)
-    assert result.code == 0, result.err
-    return dict(line.strip().split(": ", 1) for line in result.out.splitlines())
 
 
 def test_inspect(model: Path, tmp_path: Path):

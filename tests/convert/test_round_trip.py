@@ -17,28 +17,11 @@ from tests.convert.commands import assert_bitwise, run, tensors
 
 # What a config means, whatever the version that wrote it.
 MEANING = (
-    "model_type",
-    "architectures",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "sliding_window",
-    "num_local_experts",
-    "num_experts_per_tok",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "dtype",
-)
+    "model_type", "architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings",
+    "tie_word_embeddings", "attention_bias", "mlp_bias", "sliding_window", "num_local_experts", "num_experts_per_tok",
+    "bos_token_id", "eos_token_id", "pad_token_id", "dtype",
+)  # fmt: skip
 
 
 def meaning(path: Path) -> dict[str, object]:
