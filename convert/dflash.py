@@ -170,7 +170,7 @@ def _read_taps(
     """
     file, default = source / "config.json", functools.partial(official_taps, count=count)
     if override is not None:
-        return Taps(tuple(override), "as --taps says", default)
+        return Taps(tuple(override), "as given by --taps", default)
     own, other = (INPUTS, OUTPUTS) if is_speculators(raw) else (OUTPUTS, INPUTS)
     if other in given:
         whose = "speculators and vLLM" if is_speculators(raw) else "DFlash's authors"

@@ -173,7 +173,7 @@ def _read_taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | N
         override: the layers that the user names; None: read the config.
     """
     if override is not None:
-        return Taps(tuple(override), "as --taps says", official_taps)
+        return Taps(tuple(override), "as given by --taps", official_taps)
     file = source / "config.json"
     nested = {key: value for key, value in section(raw, "eagle_config", file).items() if value != []}
     places = ((raw, LISTED), (nested, LISTED), (raw, OUTPUTS))

@@ -26,7 +26,7 @@ from jaxspec.convert.readers import Source, Tensor
 from jaxspec.model.config import LlamaConfig, Rope
 from jaxspec.model.rope import rope_frequencies
 
-_FAMILIES = ("llama", "qwen2", "qwen3")  # Mistral's files say `llama`
+_FAMILIES = ("llama", "qwen2", "qwen3")  # Mistral's files have `llama`
 _OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",

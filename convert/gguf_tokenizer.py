@@ -41,7 +41,7 @@ _KINDS = (
 )
 SPLITS = {name: patterns for names, patterns in _KINDS for name in names.split()}
 # Of these a piece that is a token as a whole is not merged from its bytes, and texts begin with a BOS where the file
-# does not say.
+# does not set it.
 _LIKE_LLAMA3 = ((_LLAMA3,), (_TEKKEN,))
 
 _KEY = "tokenizer.ggml."
@@ -137,11 +137,11 @@ def _vocabulary(metadata: Mapping[str, Any], name: str) -> tuple[dict[str, int],
 
 
 def _byte_level(settings: Mapping[str, Any], by_token: dict[str, int], name: str) -> tuple[Any, bool]:
-    """A tokenizer of GPT-2's kind, and whether it adds a BOS where the file does not say."""
+    """A tokenizer of GPT-2's kind, and whether it adds a BOS where the file does not set it."""
     if (kind := settings.get("pre")) is None:
         say(f"warning: {name} names no pre-tokenizer; as in llama.cpp the default is taken, and ids may be wrong")
     if (patterns := SPLITS.get(kind or "default")) is None:
-        raise CheckpointError(f"{name} has the pre-tokenizer {kind!r}, which jaxspec does not know{_ADVICE}")
+        raise CheckpointError(f"{name} has the pre-tokenizer {kind!r}, which is unknown here{_ADVICE}")
     merges = [(merge[: (at := merge.index(" ", 1))], merge[at + 1 :]) for merge in settings["merges"]]
     tokenizer = Tokenizer(models.BPE(by_token, merges, ignore_merges=patterns in _LIKE_LLAMA3))
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]

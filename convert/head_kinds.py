@@ -75,7 +75,7 @@ _WHAT = {
     "medusa": "Medusa heads",
     "speculators": "a head in the speculators format that is neither EAGLE-3's nor DFlash's; only these are supported",
     "model": "a whole model and no head; use `jaxspec-convert llama`",
-    "unknown": "no head that jaxspec knows: neither fc.weight nor a decoder layer nor 0.0.linear.weight is among its "
+    "unknown": "no head of a known kind: neither fc.weight nor a decoder layer nor 0.0.linear.weight is among its "
     "tensors",
 }
 _EAGLE3 = re.compile(r"(.*\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|d2t|t2d)")
@@ -258,7 +258,7 @@ def _check(values: Mapping[str, Any], read: frozenset[str], fixed: Mapping[str, 
             continue
         if key not in fixed:
             raise CheckpointError(
-                f"{file} sets {key!r}, which jaxspec does not know and which may change what the head computes; delete "
+                f"{file} sets {key!r}, which is unknown here and may change what the head computes; delete "
                 "it if the project that wrote the head ignores it"
             )
         if value != fixed[key] or isinstance(value, bool) != isinstance(fixed[key], bool):

@@ -179,7 +179,7 @@ def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
         raise CheckpointError(f"rope_scaling {values!r} is not supported, it must be an object")
     kind = values.get("rope_type") or values.get("type") or "default"
     if not isinstance(kind, str) or kind not in _ROPE_NUMBERS:
-        raise CheckpointError(f"rope type {kind!r} is not supported; jaxspec knows {', '.join(_ROPE_NUMBERS)}")
+        raise CheckpointError(f"rope type {kind!r} is not supported; jaxspec supports {', '.join(_ROPE_NUMBERS)}")
     if unknown := sorted(key for key in values.keys() - _ROPE_KEYS if values[key] is not None):
         raise CheckpointError(f"rope setting {unknown[0]!r} is not supported")
     for where in (values, config):

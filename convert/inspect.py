@@ -26,7 +26,7 @@ def describe(path: Path) -> str:
     """Lines `key: value`: format, family, shape, dtype, parameters, tokenizer, heads.
 
     Raises:
-        CheckpointError: the folder holds nothing known, or something that cannot be converted.
+        CheckpointError: the folder holds no known format, or something that cannot be converted.
     """
     of_kind: dict[str, Callable[[Path], Iterable[tuple[str, Any]]]] = {
         config_json.FORMAT: _of_checkpoint,

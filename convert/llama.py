@@ -113,7 +113,7 @@ def _huggingface(source: Path) -> tuple[LlamaConfig, str, dict[str, Any], Source
     generation_file = source / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
     if (penalty := generation.get("repetition_penalty") or 1) != 1:
-        say(f"warning: {generation_file} asks for repetition_penalty {penalty}, which jaxspec does not apply")
+        say(f"warning: {generation_file} sets repetition_penalty {penalty}, which jaxspec does not apply")
     model, family = hf_config.to_llama(raw), hf_config.family(raw)
     if raw.get("auto_map"):
         say(f"warning: {source / 'config.json'} names code of its own (auto_map), which is not run: a {family} is read")
@@ -136,7 +136,7 @@ def _match(model: LlamaConfig, found: Source, scheme: Scheme, source: Path) -> d
     """The source tensor of each of jaxspec's parameters."""
     if max(model.num_layers, model.num_experts) > len(found):  # checking so many names would take long
         raise CheckpointError(
-            f"{source} says {model.num_layers} layers (and {model.num_experts} experts), and its files hold "
+            f"{source} has {model.num_layers} layers (and {model.num_experts} experts), and its files hold "
             f"{len(found)} tensors: they are incomplete, or their config is another model's"
         )
     if model.num_experts:
@@ -146,7 +146,7 @@ def _match(model: LlamaConfig, found: Source, scheme: Scheme, source: Path) -> d
     matched = match(parameters.abstract(model), rest, lambda ours: theirs(ours, scheme), str(source))
     if head is not None and not np.array_equal(head.read(), matched["embedding"].read()):
         raise CheckpointError(
-            f"{source} says tie_word_embeddings, but its {head.name} differs from the embedding; "
+            f"{source} sets tie_word_embeddings, but its {head.name} differs from the embedding; "
             "set tie_word_embeddings to false in config.json if the head is meant"
         )
     return matched

@@ -25,7 +25,7 @@ def bring(source: Path, folder: Path, scheme: Scheme) -> str | None:
     """Copies the tokenizer of a model in `source` into `folder`, and writes its tokenizer.json if it has none.
 
     Returns its class (`checkpoint.tokenizer.class_of`). None: there is no tokenizer that can be read, and a warning
-    tells why.
+    gives the reason.
     """
     try:
         if scheme == "meta":

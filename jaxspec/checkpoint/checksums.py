@@ -35,7 +35,7 @@ def verify(folder: Path, done: Callable[[int], None] = _NOTHING) -> int:
     """Number of files of parameters in a checkpoint or head, and in the heads under it, all as they were written.
 
     Args:
-        done: is told the bytes of each file that was read.
+        done: called with the bytes of each file that was read.
 
     Raises:
         CheckpointError: a file is damaged, missing or one too many, or there are no checksums to compare with.

@@ -22,7 +22,7 @@ class HeadConfig:
         model: shape of its decoder layers, the target's where it has none. Vocabulary and hidden size are the target's.
         dtype: dtype of the parameters on disk.
         source_dtype: dtype that they get on export.
-        settings: what else its drafter needs to know to build it, by name.
+        settings: its other settings, from which its drafter builds it, by name.
         chat_args: arguments of the chat template in its training; None: unknown, or trained on other text.
     """
 

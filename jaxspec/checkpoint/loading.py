@@ -57,9 +57,9 @@ def load(
         path: the folder; `builtin` is the small model that comes with the package.
         dtype: of weights and computation; by default float32 on a CPU, bfloat16 on an accelerator.
         mesh: as `make_mesh` gives it, to spread the weights over, each read straight into its parts. Where several
-            devices keep the same KV heads, stderr says so.
+            devices keep the same KV heads, a message on stderr names them.
         quantize: `int8` or `int4` makes the target's kernels integers as they are read (see `model/quantization.py`),
-            which the `config` then says; None leaves them as they are on disk.
+            as the `config` of the result then has it; None leaves them as they are on disk.
 
     Raises:
         CheckpointError: no such checkpoint, a damaged one, one that does not fit into memory, or one that is
@@ -87,7 +87,7 @@ def load(
 
 
 def compute_dtype(dtype: str | None) -> jnp.dtype:
-    """The dtype asked for, or the device's: float32 on a CPU, bfloat16 elsewhere."""
+    """The given dtype, or the device's: float32 on a CPU, bfloat16 elsewhere."""
     if dtype is None:
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     if dtype not in ("float32", "bfloat16"):

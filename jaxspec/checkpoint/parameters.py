@@ -1,7 +1,7 @@
 """Parameters on disk (Orbax), as a nested dictionary of arrays that mirrors the module.
 
-`layers.0.attention.q.kernel` names one of them, here and in every error. What is said here of `Llama` holds for any
-`nnx.Module`, so heads use the same functions.
+`layers.0.attention.q.kernel` names one of them, here and in every error. The functions take any `nnx.Module`, so
+heads use them too.
 """
 
 import contextlib
@@ -118,7 +118,7 @@ def check_names(expected: Mapping[str, Any], found: Mapping[str, Any], where: st
             )
     for name in expected:
         if (want := tuple(expected[name].shape)) != (got := tuple(found[name].shape)):
-            raise CheckpointError(f"tensor {name} in {where} has shape {list(got)}, the config asks for {list(want)}")
+            raise CheckpointError(f"tensor {name} in {where} has shape {list(got)}, and by the config {list(want)}")
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
@@ -223,7 +223,7 @@ def _wanted(name: str, meta: Any, dtype: Any, place: Any) -> jax.ShapeDtypeStruc
 
 
 def _load(path: Path | str, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Reads what each `_wanted` asks for, cast and put where it says; what `PLACEHOLDER` stands for is not read."""
+    """Reads arrays with the shapes, dtypes and shardings of `_wanted`; those that are `PLACEHOLDER` are not read."""
     context = ocp.Context()
     # Bounds the tensors that exist twice, as read and as cast; the largest one must fit, with a byte to spare.
     largest = max((math.prod(leaf.shape) * 4 for leaf in wanted.values() if leaf is not ocp.PLACEHOLDER), default=0)

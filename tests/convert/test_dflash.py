@@ -123,7 +123,7 @@ def test_from_one_layout_into_the_other(folder: Path):
         (DFLASH, [], [2, 6], ["the layout of DFlash's authors", "outputs", "one more each"]),
         ({**DFLASH, "dflash_config": {"mask_token_id": MASK}}, [], [2, 6], ["those of DFlash's own code"]),
         (DFLASH_SPECULATORS, [], [2, 6], ["the layout of speculators and vLLM", "inputs these are"]),
-        (DFLASH, ["--taps", "0,3"], [0, 3], ["as --taps says"]),
+        (DFLASH, ["--taps", "0,3"], [0, 3], ["as given by --taps"]),
     ],
 )
 def test_taps(config: dict[str, Any], arguments: list[str], taps: list[int], words: list[str], folder: Path):

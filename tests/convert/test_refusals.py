@@ -99,7 +99,7 @@ def rope(kind: Any, **values: Any) -> dict[str, Any]:
         ("llama", rope("llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0), ["high_freq_factor must be"]),
         ("llama", rope("dynamic", factor=2.0, original_max_position_embeddings=-1), ["a whole number above 0"]),
         ("llama", {"num_hidden_layers": 10**9}, ["num_layers must be at most 1024, not 1000000000"]),
-        ("llama", {"num_hidden_layers": 900}, ["says 900 layers", "its files hold 21 tensors"]),
+        ("llama", {"num_hidden_layers": 900}, ["has 900 layers", "its files hold 21 tensors"]),
         ("mixtral", {"num_local_experts": 10**9, "num_experts_per_tok": 2}, ["1000000000 experts", "its files hold"]),
         ("llama", {"model_type": ["llama"]}, ["model_type ['llama'] is not supported"]),
         ("llama", {"architectures": 5}, ["architectures 5 is not supported"]),
