@@ -193,7 +193,7 @@ def _read_taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | N
         return Taps(top, where, official_taps)
     if outputs or inner:
         return tapped_after(outputs or inner or (), OUTPUTS if outputs else f"{LISTED} in eagle_config", official_taps)
-    return Taps(None, "layers 2, n/2 and n - 3 as in EAGLE's own code, since config.json lists none", official_taps)
+    return Taps(None, "those of EAGLE's own code (2, n/2 and n - 3), since config.json lists none", official_taps)
 
 
 def _norms(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_every_tensor_has_its_place(dtype: str, folder: Path):
 def test_official_and_back(dtype: str, folder: Path):
     found = dflash(dtype)
     imported(folder, write(folder / "head", found, DFLASH))
-    back, values = exported(folder, "dflash")
+    back, values, _ = exported(folder, "dflash")
     assert_bitwise(back, found)
     assert {key: values[key] for key in DFLASH} == DFLASH
 
@@ -82,7 +82,7 @@ def test_speculators_and_back(dtype: str, folder: Path):
     config = imported(folder, write(folder / "head", found, DFLASH_SPECULATORS))
     assert not config.settings["own_embedding"] and not config.settings["own_head"]
     assert not {"embedding", "head.kernel"} & parameters.read_shapes(folder / HEAD / "params").keys()
-    back, values = exported(folder, "speculators", "--verifier", "org/model")
+    back, values, _ = exported(folder, "speculators", "--verifier", "org/model")
     assert_bitwise(back, found)
     layers = values["transformer_layer_config"]
     assert {key: layers[key] for key in DFLASH_SHAPE} == DFLASH_SHAPE
@@ -102,7 +102,7 @@ def test_a_draft_vocabulary_comes_back(folder: Path):
     assert "an embedding of its own" in err and "an LM head of its own" in err
     head = restore_head(loading.load(folder / "ckpt", "float32"), Dflash(), folder / HEAD)
     np.testing.assert_array_equal(ids_of(head.options.draft_vocabulary, VOCABULARY), ids())
-    back, values = exported(folder, "speculators")
+    back, values, _ = exported(folder, "speculators")
     assert_bitwise(back, found)
     assert values["draft_vocab_size"] == DRAFTED
     refusal = run("export", folder / HEAD, folder / "official", "--format", "dflash")
@@ -112,7 +112,7 @@ def test_a_draft_vocabulary_comes_back(folder: Path):
 def test_from_one_layout_into_the_other(folder: Path):
     found = dflash()
     imported(folder, write(folder / "head", with_target(found, folder / "hf"), DFLASH_SPECULATORS))
-    back, values = exported(folder, "dflash")
+    back, values, _ = exported(folder, "dflash")
     assert_bitwise(back, found)
     assert values["dflash_config"] == DFLASH["dflash_config"] and values["num_target_layers"] == 8
 
