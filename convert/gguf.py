@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.folders import check_present
-from jaxspec.convert.hf_config import checked_shape, integer, positive
+from jaxspec.convert.hf_config import described, integer, positive
 from jaxspec.convert.meta import halves
 from jaxspec.convert.readers import Source, Tensor
 from jaxspec.model.config import LlamaConfig, Rope
@@ -136,8 +136,9 @@ def to_llama(file: Gguf) -> tuple[LlamaConfig, str, Source]:
     # llama.cpp rotates the pairs (0, 1), (2, 3), … of these heads, as Meta does.
     rotated = {"attn_q": heads, "attn_k": kv_heads} if family == "llama" else {}
     factors = file.tensors.get(_ROPE_FACTORS) if family == "llama" else None
-    config = checked_shape(
+    config = described(
         f"the metadata of {path}",
+        LlamaConfig,
         vocab_size=len(tokens) if isinstance(tokens, list) else number("vocab_size"),
         hidden_size=hidden,
         intermediate_size=number("feed_forward_length"),
@@ -175,12 +176,13 @@ def _rope(path: Path, values: Mapping[str, Any], head_dim: int, factors: Tensor 
     plain = Rope(theta=positive({"rope.freq_base": 10000.0, **values}, "rope.freq_base", path.name))
     factor = values.get("rope.scaling.factor", values.get("rope.scale_linear")) or 1
     linear = factor != 1 and values.get("rope.scaling.type") != "none"
-    rope = dataclasses.replace(plain, scaling="linear", factor=factor) if linear else plain
+    scaled = {"scaling": "linear", "factor": factor} if linear else {}
+    rope = described(f"the metadata of {path}", Rope, theta=plain.theta, **scaled)
     if factors is None:
         return rope
     # The file does not give the settings of LLaMA 3's scaling; its published models have these.
-    scaled = [dataclasses.replace(plain, scaling="llama3", factor=f, original_length=8192) for f in (8.0, 32.0)]
-    for known in (plain, *scaled) if rope == plain and factors.shape == (head_dim // 2,) else ():
+    published = [dataclasses.replace(plain, scaling="llama3", factor=f, original_length=8192) for f in (8.0, 32.0)]
+    for known in (plain, *published) if rope == plain and factors.shape == (head_dim // 2,) else ():
         unscaled = rope_frequencies(known, head_dim) * factors.read().astype(np.float32)
         if np.allclose(unscaled, rope_frequencies(plain, head_dim), rtol=1e-6, atol=0):
             return known

@@ -1,8 +1,8 @@
 """Hugging Face's config.json to LlamaConfig and back. A setting that jaxspec would compute wrongly is an error."""
 
 import reprlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.model.config import LARGEST, LlamaConfig, Rope
@@ -17,6 +17,7 @@ _ROPE_NUMBERS = {
 _ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}.union(
     *_ROPE_NUMBERS.values()
 )
+Described = TypeVar("Described", LlamaConfig, Rope)
 ARCHITECTURES = {kind: f"{kind.capitalize()}ForCausalLM" for kind in ("llama", "mistral", "mixtral", "qwen2", "qwen3")}
 # Required whole numbers, by their names in LlamaConfig.
 _SIZES = {
@@ -77,8 +78,9 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
     sizes = {ours: integer(config, key) for ours, key in _SIZES.items()}
     experts = {ours: integer(config, key) for ours, key in _EXPERTS.items() if kind == "mixtral"}
     biased = kind in ("llama", "qwen3") and boolean(config, "attention_bias")
-    return checked_shape(
+    return described(
         "config.json",
+        LlamaConfig,
         **sizes,
         **experts,
         num_kv_heads=integer(config, "num_key_value_heads", otherwise=sizes["num_heads"]),
@@ -93,10 +95,10 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
     )
 
 
-def checked_shape(file: str, **fields: Any) -> LlamaConfig:
-    """A LlamaConfig of these fields. Raises CheckpointError, naming the file, if they do not describe a model."""
+def described(file: str, kind: Callable[..., Described], **fields: Any) -> Described:
+    """A LlamaConfig or Rope of these fields. Raises CheckpointError, naming the file, if they do not describe one."""
     try:
-        return LlamaConfig(**fields)
+        return kind(**fields)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} does not describe a model: {error}") from error
 
@@ -192,7 +194,7 @@ def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
         outer = config if kind == "llama3" and config.get(key) is not None else values
         settings["original_length"] = integer(outer, key, otherwise=max_length)
     settings["scaling"] = "none" if kind == "default" else kind
-    return Rope(theta=positive(theta, "rope_theta"), **settings)
+    return described("config.json", Rope, theta=positive(theta, "rope_theta"), **settings)
 
 
 def _rope_scaling(rope: Rope) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.folders import read_json, weights_file
-from jaxspec.convert.hf_config import checked_shape, integer, positive
+from jaxspec.convert.hf_config import described, integer, positive
 from jaxspec.convert.names import Row, meta_row, unprefixed
 from jaxspec.convert.readers import Source, Tensor, open_file_or_shards, same
 from jaxspec.model.config import LlamaConfig, Rope
@@ -108,8 +108,9 @@ def _config(params: Mapping[str, Any], source: Source) -> LlamaConfig:
     dim, heads = _integer(params, "dim"), _integer(params, "n_heads")
     embedding = source["tok_embeddings.weight"]
     output = source.get("output.weight")
-    return checked_shape(
+    return described(
         "params.json",
+        LlamaConfig,
         vocab_size=embedding.shape[0] if params.get("vocab_size") in (None, -1) else _integer(params, "vocab_size"),
         hidden_size=dim,
         intermediate_size=_intermediate(params, source),

@@ -136,7 +136,7 @@ def test_some_arrays(model: Llama, saved: Path):
     [
         ({"qkv_bias": False}, r"layers\.0\.attention\.k\.bias \(and 32 more\) is not part of this model"),
         ({"mlp_bias": True}, r"layers\.0\.mlp\.down\.bias \(and 32 more\) is missing"),
-        ({"intermediate_size": 23}, r"layers\.0\.mlp\.\S+ in \S+ has shape .*24.* asks for .*23"),
+        ({"intermediate_size": 23}, r"layers\.0\.mlp\.\S+ in \S+ has shape .*24.* by the config .*23"),
     ],
 )
 def test_another_config_than_the_parameters(change: dict, words: str, saved: Path):
