@@ -40,7 +40,7 @@ SETTINGS = hypothesis.settings(
 def files(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Of a sound head, by name."""
     place = tmp_path_factory.mktemp("sound") / "head"
-    write: dict[str, Callable[[], Path]] = {
+    written: dict[str, Callable[[], Path]] = {
         "eagle": lambda: write(place, eagle(target / "hf"), EAGLE),
         "eagle3": lambda: write(place, eagle3(), EAGLE3),
         "eagle3 speculators": lambda: write(place, eagle3(layer="layers.0"), EAGLE3_SPECULATORS),
@@ -48,7 +48,7 @@ def files(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest
         "dflash": lambda: write(place, dflash(), DFLASH),
         "dflash speculators": lambda: write(place, with_target(dflash(), target / "hf"), DFLASH_SPECULATORS),
     }
-    return {path.name: path.read_bytes() for path in write[request.param]().iterdir()}
+    return {path.name: path.read_bytes() for path in written[request.param]().iterdir()}
 
 
 @st.composite
