@@ -9,7 +9,7 @@ from flax import nnx
 from jax.scipy.stats import norm
 from jaxtyping import Array, Bool, Float, Key
 
-from jaxspec.controllers.acceptance_predictor import AcceptancePredictor, predict
+from jaxspec.controllers.acceptance_predictor import FOLDER, INPUTS, AcceptancePredictor, predict
 from jaxspec.controllers.posterior_update import combine, compared, update_mean
 from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import FLOAT32, Models
@@ -80,9 +80,17 @@ class CaliTS(Controller):
         """Whether it uses a trained predictor."""
         return self.prediction != "sampled"
 
-    def build_weights(self, target_hidden: int, draft_hidden: int, dtype: jnp.dtype = FLOAT32) -> AcceptancePredictor:
+    @property
+    def weights_folder(self) -> str:
+        return FOLDER
+
+    def build_weights(
+        self, target_hidden: int, draft_hidden: int, dtype: jnp.dtype = FLOAT32, inputs: str = INPUTS[0]
+    ) -> AcceptancePredictor:
         """An untrained predictor for hidden states of these widths."""
-        return AcceptancePredictor(target_hidden, draft_hidden, rngs=nnx.Rngs(0), dtype=dtype)
+        if inputs not in INPUTS:
+            raise ValueError(f"has inputs {inputs!r}, which must be one of {', '.join(INPUTS)}")
+        return AcceptancePredictor(target_hidden, draft_hidden, rngs=nnx.Rngs(0), inputs=inputs, dtype=dtype)
 
     def init(self, batch: int) -> CaliState:
         # Separate arrays, because the loop's state is donated and a buffer can be donated only once.

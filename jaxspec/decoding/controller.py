@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import chex
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.decoding.builder import TreeBuilder
@@ -73,15 +74,25 @@ class Controller(Strategy):
 
     @property
     def needs_weights(self) -> bool:
-        """Whether it has weights of its own.
-
-        By default they are the `AcceptancePredictor` in HEAD/calibrator, from `jaxspec-train calibrator`. Other weights
-        are given as `Engine(..., control=)`.
-        """
+        """Whether it has weights of its own: those in HEAD/`weights_folder`, or `Engine(..., control=)`."""
         return False
 
-    def build_weights(self, target_hidden: int, draft_hidden: int, dtype: jnp.dtype = FLOAT32) -> Any:
-        """Random weights for hidden states of these widths. Raises ValueError if it has no weights."""
+    @property
+    def weights_folder(self) -> str:
+        """The folder of its weights inside the folder of the drafter's head."""
+        return self.name
+
+    def build_weights(
+        self, target_hidden: int, draft_hidden: int, dtype: jnp.dtype = FLOAT32, **settings: Any
+    ) -> nnx.Module:
+        """Random weights for hidden states of these widths, into which trained ones are restored.
+
+        Args:
+            settings: the other settings in the `config.json` of the weights.
+
+        Raises:
+            ValueError: it has no weights, or none with these settings.
+        """
         raise ValueError(f"{self.name} has no weights")
 
     def init(self, batch: int) -> State:

@@ -15,7 +15,7 @@ from jaxspec.checkpoint.heads import HeadConfig, check_same_shape, find_head, re
 from jaxspec.checkpoint.loading import Checkpoint, check_same_vocabulary
 from jaxspec.checkpoint.memory import check_fits
 from jaxspec.checkpoint.parameters import load_params
-from jaxspec.controllers.acceptance_predictor import FOLDER, INPUTS, AcceptancePredictor, draft_width
+from jaxspec.controllers.acceptance_predictor import FOLDER, draft_width
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.drafters import DRAFTERS, DraftModel, draft_vocabulary
 from jaxspec.engine.chat_format import spelled
@@ -49,26 +49,27 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
             f"{controller.name}'s weights are in the drafter's head, but {method.drafter.name} has none; give control="
         )
     head = _folder(model, method)
-    path = head / FOLDER
+    path = head / controller.weights_folder
     if not (path / "config.json").exists():
+        command = f"; `jaxspec-train calibrator --target {model.path} --head {head.name}` makes one"
         raise CheckpointError(
-            f"{controller.name} needs a trained predictor, and there is none at {path}; "
-            f"`jaxspec-train calibrator --target {model.path} --head {head.name}` makes one"
+            f"{controller.name} needs a trained predictor, and there is none at {path}"
+            f"{command if controller.weights_folder == FOLDER else ''}"
         )
     config = read_head(path, controller.name)
     check_same_shape(path, config.model, model.config.model)
     target_hidden = model.config.model.hidden_size
     draft_hidden = draft_width(method.drafter, Models(target=model.target, draft=draft))
     ours = {"target_hidden": target_hidden, "draft_hidden": draft_hidden}
-    theirs = {name: width for name, width in config.settings.items() if name != "inputs"}
+    theirs = {name: config.settings.get(name) for name in ours}
     if theirs != ours:
         raise CheckpointError(f"the predictor at {path} was trained for {theirs}, not for {ours}")
-    inputs, widths = config.settings.get("inputs"), (target_hidden, draft_hidden)
-    if inputs not in INPUTS:
-        raise CheckpointError(
-            f"the predictor at {path} has inputs {inputs!r}, which must be one of {', '.join(INPUTS)}"
-        )
-    return _restore(model, path, lambda: AcceptancePredictor(*widths, rngs=nnx.Rngs(0), inputs=inputs))
+    try:
+        return _restore(model, path, lambda: controller.build_weights(**config.settings))
+    except CheckpointError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the predictor at {path} {error}") from error
 
 
 def _folder(model: Checkpoint, method: Method) -> Path:
@@ -167,7 +168,7 @@ def warn_of_chat_args(model: Checkpoint, method: Method, given: Mapping[str, Any
         head = _folder(model, method)
     except CheckpointError:  # its weights were given
         return
-    for path in [head, head / FOLDER] if method.controller.needs_weights else [head]:
+    for path in [head, head / method.controller.weights_folder] if method.controller.needs_weights else [head]:
         config = config_json.read_config(path) if is_checkpoint(path) else heads.read_config(path)
         if config.chat_args is not None and (trained := spelled(config.chat_args)) != (now := spelled(given)):
             _say_once(

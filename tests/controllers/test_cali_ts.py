@@ -2,14 +2,16 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jaxtyping import Array, Bool, Key
 
-from jaxspec import Engine, load
+from jaxspec import Controller, DraftSignals, Engine, Models, load
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig, write_head
 from jaxspec.controllers.acceptance_predictor import (
@@ -224,6 +226,37 @@ class TestEngine:
             CheckpointError, match="has inputs 'stars', which must be one of hidden, both, top-probability"
         ):
             load_control(model, parse_method(f"draft-model@{head}+cali-ts"), draft)
+
+    def test_a_controller_of_ones_own_with_weights(self, model, head: Path):
+        @final
+        @dataclasses.dataclass(frozen=True)
+        class Linear(Controller):
+            name: ClassVar[str] = "linear"
+
+            @property
+            def needs_weights(self) -> bool:
+                return True
+
+            def build_weights(
+                self, target_hidden: int, draft_hidden: int, dtype: jnp.dtype = jnp.dtype("float32"), bias: bool = True
+            ) -> nnx.Linear:
+                return nnx.Linear(target_hidden, 1, use_bias=bias, param_dtype=dtype, rngs=nnx.Rngs(0))
+
+            def keep_drafting(
+                self, models: Models, keys: Key[Array, " B"], state: Any, signals: DraftSignals
+            ) -> Bool[Array, " B"]:
+                return models.control(signals.target_hidden)[:, 0] > 0
+
+        width = model.config.model.hidden_size
+        weights = nnx.Linear(width, 1, use_bias=False, rngs=nnx.Rngs(7))
+        settings = {"target_hidden": width, "draft_hidden": width, "bias": False}
+        (head / "linear").mkdir()
+        write_head(head / "linear", HeadConfig("linear", model.config.model, "float32", "float32", settings), weights)
+        draft_model = parse_method("draft-model+chain")
+        engine = Engine(model, dataclasses.replace(draft_model, controller=Linear(), head=str(head)))
+        assert jnp.array_equal(engine.models.control.kernel, weights.kernel)
+        found = engine.generate("abcabc", max_new_tokens=24)[0]
+        assert found.tokens == Engine(model, "plain").generate("abcabc", max_new_tokens=24)[0].tokens
 
     def test_without_its_predictor(self, model):
         free = f"{self.METHOD},prediction=sampled"
