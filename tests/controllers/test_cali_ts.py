@@ -252,10 +252,10 @@ class TestEngine:
         settings = {"target_hidden": width, "draft_hidden": width, "bias": False}
         (head / "linear").mkdir()
         write_head(head / "linear", HeadConfig("linear", model.config.model, "float32", "float32", settings), weights)
-        draft_model = parse_method("draft-model+chain")
-        engine = Engine(model, dataclasses.replace(draft_model, controller=Linear(), head=str(head)))
-        assert jnp.array_equal(engine.models.control.kernel, weights.kernel)
-        found = engine.generate("abcabc", max_new_tokens=24)[0]
+        method = dataclasses.replace(parse_method("draft-model+chain"), controller=Linear())
+        own = load_control(model, dataclasses.replace(method, head=str(head)), load_head(model, method))
+        assert jnp.array_equal(own.kernel, weights.kernel)
+        found = Engine(model, method, control=own).generate("abcabc", max_new_tokens=24)[0]
         assert found.tokens == Engine(model, "plain").generate("abcabc", max_new_tokens=24)[0].tokens
 
     def test_without_its_predictor(self, model):

@@ -27,7 +27,7 @@ from jaxspec.train.options import Dflash
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies
 from jaxspec.train.run.losses import Summed, divergence
-from jaxspec.train.run.packed import of_target, positions
+from jaxspec.train.run.packed import positions, target_features
 
 _ROWS = 512  # tokens of blocks in each window whose logits are held at once
 
@@ -86,7 +86,7 @@ def loss(
     Args:
         key: draws the anchors; None: they are spread evenly.
     """
-    features, taps = of_target(target, batch, head.options.taps)
+    features, taps = target_features(target, batch, head.options.taps)
     segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
     counted, width = jnp.asarray(batch.counted), head.options.block
     context = head.context(taps, positions(segment))

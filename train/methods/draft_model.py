@@ -23,7 +23,7 @@ from jaxspec.train.options import DraftModel
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies
 from jaxspec.train.run.losses import Summed, distil
-from jaxspec.train.run.packed import hidden_states, of_target
+from jaxspec.train.run.packed import hidden_states, target_features
 
 _SHARED = ("embedding", "head.kernel", "norm")
 
@@ -70,5 +70,5 @@ def loss(model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None
     """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count."""
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     drafts = model.logits(hidden_states(model, tokens, segment))
-    features, _ = of_target(target, batch)
+    features, _ = target_features(target, batch)
     return distil(objective, drafts, target.logits(features), batch)

@@ -20,7 +20,7 @@ from jaxspec.train.hyperparameters import EagleObjective
 from jaxspec.train.options import Eagle
 from jaxspec.train.run import heads
 from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import of_target, positions
+from jaxspec.train.run.packed import positions, target_features
 
 _PUBLISHED_LENGTH = 512
 
@@ -43,7 +43,7 @@ def loss(
     drafts token i + 2. It counts if that token counts and belongs to the same document.
     """
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    features, _ = of_target(target, batch)
+    features, _ = target_features(target, batch)
     given, goal = features[:, :-2], features[:, 1:-1]
     if key is not None and objective.noise:
         longer = _PUBLISHED_LENGTH / tokens.shape[1] if objective.noise_scale == "length" else 1.0

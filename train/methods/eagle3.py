@@ -27,7 +27,7 @@ from jaxspec.train.options import Eagle3
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import of_target, positions
+from jaxspec.train.run.packed import positions, target_features
 
 _ROWS = 4096  # windows that are read at once to count tokens
 
@@ -73,7 +73,7 @@ def loss(
     because documents end. `alpha_k` is the share of step k's rows whose first choice is the target's (n-α of EAGLE,
     Table 2).
     """
-    features, taps = of_target(target, batch, head.options.taps)
+    features, taps = target_features(target, batch, head.options.taps)
     segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
     target_logits = jax.lax.stop_gradient(target.logits(features))
     drafted, best = target_logits[..., head.ids], target_logits.argmax(-1)

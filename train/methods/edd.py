@@ -26,7 +26,7 @@ from jaxspec.train.options import Edd
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies
 from jaxspec.train.run.losses import Summed, distil
-from jaxspec.train.run.packed import of_target, positions
+from jaxspec.train.run.packed import positions, target_features
 
 
 def train(settings: Edd) -> EddHead:
@@ -61,7 +61,7 @@ def loss(head: EddHead, target: Llama, batch: Windows, key: Key[Array, ""] | Non
         key: draws the length of the rounds; None: the middle of their range.
     """
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    features, taps = of_target(target, batch, EddDrafter().taps(Models(target=target, draft=head)))
+    features, taps = target_features(target, batch, EddDrafter().taps(Models(target=target, draft=head)))
     (hidden,) = taps or (features,)
     drafts = predict(head, tokens, hidden, draw_rounds(segment, objective, key))
     return distil(objective, drafts, target.logits(features), batch)

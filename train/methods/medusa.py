@@ -19,7 +19,7 @@ from jaxspec.train.options import Medusa
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import of_target
+from jaxspec.train.run.packed import target_features
 
 
 def train(settings: Medusa) -> MedusaHeads:
@@ -52,7 +52,7 @@ def loss(model: MedusaHeads, target: Llama, batch: Windows, key: Key[Array, ""] 
     logits of one block are alive at a time, as many as one head has. A loop over heads does not achieve this: XLA keeps
     the logits of all heads alive.
     """
-    (features, _), count = of_target(target, batch), len(model.heads)
+    (features, _), count = target_features(target, batch), len(model.heads)
     goal, valid = goals(batch, count)
     missing = -features.shape[1] % count
 

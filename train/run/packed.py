@@ -47,7 +47,7 @@ def features_and_taps(
     return out.hidden, out.taps
 
 
-def of_target(
+def target_features(
     target: Llama, batch: Windows, taps: Sequence[int] = ()
 ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...]]:
     """Features and taps of a batch: those stored in it, otherwise computed here. No gradient flows through them."""

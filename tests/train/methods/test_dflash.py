@@ -21,7 +21,7 @@ from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import DflashObjective
 from jaxspec.train.methods import dflash
-from jaxspec.train.run.packed import of_target, positions
+from jaxspec.train.run.packed import positions, target_features
 from tests.train.command import QUICK, command
 from tests.train.windows import two_windows
 
@@ -63,7 +63,7 @@ def batch() -> Windows:
 @pytest.fixture(scope="module")
 def logits(target: Llama, head: DflashHead, batch: Windows) -> np.ndarray:
     """Of the block that begins at each token, [B, T, levels, V]."""
-    _, taps = of_target(target, batch, head.options.taps)
+    _, taps = target_features(target, batch, head.options.taps)
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     every = jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))
 
@@ -77,7 +77,7 @@ def logits(target: Llama, head: DflashHead, batch: Windows) -> np.ndarray:
 
 def test_trains_what_decodes(target, head, batch, logits):
     """A round after each of some tokens: first ones of a document and later ones."""
-    _, taps = of_target(target, batch, head.options.taps)
+    _, taps = target_features(target, batch, head.options.taps)
     models, drafter = Models(target=target, draft=head), Dflash(block=BLOCK)
     for row, begin, anchor in ((0, 0, 0), (0, 0, 5), (0, 8, 8), (0, 8, 11), (1, 0, 13)):
         whole = lambda x, row=row, begin=begin: jnp.roll(x[row : row + 1], -begin, axis=1)
@@ -111,7 +111,7 @@ def test_loss_is_the_papers(weighting, goal, target, head, batch, logits, monkey
     heat = 0.7 if goal == "forward-kl" else 1.0
     options = {"weighting": weighting, "goal": goal, "teacher_temperature": heat}
     objective = DflashObjective(anchors=ANCHORS, decay_scale=1.5, smoothing=0.3, **options)
-    features, _ = of_target(target, batch, head.options.taps)
+    features, _ = target_features(target, batch, head.options.taps)
     teacher = log_softmax(np.asarray(target.logits(features), np.float64) / heat)
     found, sums = partial(dflash.loss, objective=objective)(head, target, batch, jax.random.key(5))
     blocks = dflash.draw(batch.segment, batch.counted, ANCHORS, jax.random.key(5))
@@ -191,7 +191,7 @@ def test_a_block_sees_nothing_after_its_anchor_but_its_own_place(target, head, b
     """Later tokens change no block that begins before them, nor does another document."""
     other = jnp.asarray(batch.tokens).at[0, 6:8].set(0).at[1, 9:].set(1)
     changed = dataclasses.replace(batch, tokens=other)
-    _, taps = of_target(target, changed, head.options.taps)
+    _, taps = target_features(target, changed, head.options.taps)
     every = jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))
     context = head.context(taps, positions(jnp.asarray(batch.segment)))
     found = target.logits(dflash.draft(head, target, other, jnp.asarray(batch.segment), every, context))
@@ -202,7 +202,7 @@ def test_a_block_sees_nothing_after_its_anchor_but_its_own_place(target, head, b
 
 def test_given_taps_replace_the_targets_own(target, head, batch):
     """As they come from the cache on disk."""
-    features, taps = of_target(target, batch, head.options.taps)
+    features, taps = target_features(target, batch, head.options.taps)
     lost = lambda batch: float(dflash.loss(head, target, batch, None, DflashObjective(anchors=ANCHORS))[0])
     given = dataclasses.replace(batch, features=features, taps=taps)
     assert lost(given) == pytest.approx(lost(batch), rel=1e-5)

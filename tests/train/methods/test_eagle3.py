@@ -21,7 +21,7 @@ from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Eagle3Objective
 from jaxspec.train.methods import eagle3
-from jaxspec.train.run.packed import of_target
+from jaxspec.train.run.packed import target_features
 from tests.drafters.chain import chain
 from tests.train.command import QUICK, command
 from tests.train.windows import two_windows
@@ -52,7 +52,7 @@ def batch() -> Windows:
 @pytest.fixture(scope="module")
 def steps(target: Llama, head: Eagle3Head, batch: Windows) -> list[jax.Array]:
     """What each step makes of each row."""
-    _, taps = of_target(target, batch, head.options.taps)
+    _, taps = target_features(target, batch, head.options.taps)
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     unroll = jax.jit(lambda: eagle3.unroll(head, target, tokens, head.fuse(taps), segment, STEPS))
     return unroll()
@@ -60,7 +60,7 @@ def steps(target: Llama, head: Eagle3Head, batch: Windows) -> list[jax.Array]:
 
 def test_trains_what_decodes(target, head, batch, steps):
     """A row of each document: the logits after its root and along the text, drafted by the decoder."""
-    _, taps = of_target(target, batch, head.options.taps)
+    _, taps = target_features(target, batch, head.options.taps)
     models, drafter = Models(target=target, draft=head), Eagle3()
     for row, begin, end, pair in ((0, 0, 7, 3), (0, 7, LENGTH, 8), (1, 0, LENGTH, 0), (1, 0, LENGTH, 8)):
         whole = lambda x, row=row, begin=begin: jnp.roll(x[row : row + 1], -begin, axis=1)
@@ -83,7 +83,7 @@ def test_trains_what_decodes(target, head, batch, steps):
 
 def test_loss_is_the_papers(target, head, batch, steps):
     """Cross-entropy with the target over the draft vocabulary, where the target's first choice can be drafted."""
-    features, _ = of_target(target, batch, head.options.taps)
+    features, _ = target_features(target, batch, head.options.taps)
     says, total, counts, right = np.asarray(target.logits(features)), 0.0, [0] * STEPS, [0] * STEPS
     for k, row, i in np.ndindex(STEPS, 2, LENGTH):
         drafted, said = i + 2 + k, i + 1 + k
@@ -107,7 +107,7 @@ def test_loss_is_the_papers(target, head, batch, steps):
 
 def test_given_taps_replace_the_targets_own(target, head, batch):
     """As they come from the cache on disk."""
-    features, taps = of_target(target, batch, head.options.taps)
+    features, taps = target_features(target, batch, head.options.taps)
     lost = lambda batch: float(eagle3.loss(head, target, batch, None, Eagle3Objective(draft_steps=1))[0])
     given = dataclasses.replace(batch, features=features, taps=taps)
     assert lost(given) == pytest.approx(lost(batch), rel=1e-5)
