@@ -26,6 +26,7 @@ from tests.convert.published_heads import (
     eagle3,
     medusa,
     with_target,
+    write,
 )
 from tests.convert.test_fuzz import STRANGE, ends_well
 
