@@ -9,13 +9,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.controllers.posterior_update import compared, draw_beta
-from jaxspec.controllers.round_cost import LONGEST, Density, chain_density, costs_by_length, count_density, round_cost
+from jaxspec.controllers.round_cost import (
+    LONGEST,
+    Density,
+    LengthPlanner,
+    chain_density,
+    costs_by_length,
+    count_density,
+    round_cost,
+)
 from jaxspec.decoding.builder import TreeBuilder
-from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.controller import DraftSignals
 from jaxspec.decoding.cost_table import Ratios
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
-from jaxspec.decoding.strategy import COST, VERIFY, Priced
+from jaxspec.decoding.strategy import COST, FITTED, VERIFY
 
 DISCOUNT = 0.98
 """Weight of each round relative to the next one, so that about fifty rounds count."""
@@ -54,7 +62,7 @@ class GainState:
 
 @final
 @dataclasses.dataclass(frozen=True)
-class ExpectedGain(Priced, Controller):
+class ExpectedGain(LengthPlanner):
     """Continues while more levels should increase tokens per second.
 
     It compares the expected tokens per second of further levels with those of recent rounds.
@@ -80,9 +88,10 @@ class ExpectedGain(Priced, Controller):
     """
 
     name: ClassVar[str] = "expected-gain"
-    looks_beyond_row: ClassVar[bool] = True
+    depends_on_batch: ClassVar[bool] = True
     cost: float | None = dataclasses.field(default=None, metadata=COST)
     verify: Ratios | None = dataclasses.field(default=None, metadata=VERIFY)
+    own_levels: int | None = dataclasses.field(default=None, metadata=FITTED)
 
     def __post_init__(self) -> None:
         self.check_costs()

@@ -9,13 +9,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.controllers.posterior_update import BETA_FLOOR, draw_beta
-from jaxspec.controllers.round_cost import LONGEST, Density, chain_density, costs_by_length, count_density
+from jaxspec.controllers.round_cost import (
+    LONGEST,
+    Density,
+    LengthPlanner,
+    chain_density,
+    costs_by_length,
+    count_density,
+)
 from jaxspec.decoding.builder import TreeBuilder
-from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.controller import DraftSignals
 from jaxspec.decoding.cost_table import Ratios
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
-from jaxspec.decoding.strategy import COST, VERIFY, Priced
+from jaxspec.decoding.strategy import COST, FITTED, VERIFY
 
 DISCOUNT = 0.98
 """Weight of each round relative to the next one, so that about fifty rounds count."""
@@ -37,7 +44,7 @@ class LengthState:
 
 @final
 @dataclasses.dataclass(frozen=True)
-class LengthTS(Priced, Controller):
+class LengthTS(LengthPlanner):
     """Thompson sampling of the length with the most tokens per cost.
 
     The draft at position i is accepted with probability theta_i if all drafts before it are. The posterior of theta_i
@@ -60,11 +67,12 @@ class LengthTS(Priced, Controller):
     """
 
     name: ClassVar[str] = "length-ts"
-    looks_beyond_row: ClassVar[bool] = True
+    depends_on_batch: ClassVar[bool] = True
     prior_alpha: float = 3.0
     prior_beta: float = 1.0
     cost: float | None = dataclasses.field(default=None, metadata=COST)
     verify: Ratios | None = dataclasses.field(default=None, metadata=VERIFY)
+    own_levels: int | None = dataclasses.field(default=None, metadata=FITTED)
 
     def __post_init__(self) -> None:
         for name in ("prior_alpha", "prior_beta"):

@@ -1,10 +1,14 @@
 """The cost of a round as a function of its drafted levels, which controllers compare with expected tokens."""
 
+import dataclasses
+from typing import Any
+
 import chex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import Priced
 
@@ -32,25 +36,41 @@ def count_density(density: Density, counts: RoundCounts, discount: float) -> Den
     return Density(nodes=kept * density.nodes + counts.verified, levels=kept * density.levels + levels)
 
 
+class LengthPlanner(Priced, Controller):
+    """A controller that compares the costs of rounds of different lengths.
+
+    Attributes:
+        own_levels: largest number of levels that the drafter's head drafts; None: any number. Levels below them are
+            copies of earlier text, which take no pass of the head.
+    """
+
+    own_levels: int | None
+
+    def beside_history(self, own_levels: int | None) -> "LengthPlanner":
+        planner: Any = self  # a dataclass, as every strategy
+        return dataclasses.replace(planner, own_levels=own_levels)
+
+
 def round_cost(
-    part: Priced, levels: Int[Array, "*lengths"], nodes: Float[Array, "*lengths"]
+    part: LengthPlanner, levels: Int[Array, "*lengths"], nodes: Float[Array, "*lengths"]
 ) -> Float[Array, "*lengths"]:
     """The cost of rounds with these numbers of levels and of verified nodes per row (the root included).
 
     The unit is s_t(1). Verification costs as much as the smallest size in the table that holds a row's nodes; beyond
     the table it is extrapolated from the last two sizes. At least one level is counted, because the loop always drafts
-    after the root.
+    after the root. Levels below `own_levels` cost no pass.
     """
     level, table = part.known
     sizes, costs = (jnp.array(column, jnp.float32) for column in zip(*table, strict=True))
     slope = jnp.maximum(costs[-1] - costs[-2], 0) / (sizes[-1] - sizes[-2]) if len(table) > 1 else 0.0
     fits = sizes >= nodes[..., None] - 1e-3
     verification = jnp.where(fits.any(axis=-1), costs[fits.argmax(axis=-1)], costs[-1] + slope * (nodes - sizes[-1]))
-    return jnp.maximum(levels, 1) * level + verification
+    passes = levels if part.own_levels is None else jnp.minimum(levels, part.own_levels)
+    return jnp.maximum(passes, 1) * level + verification
 
 
 def costs_by_length(
-    part: Priced, builder: TreeBuilder, density: Density, unfinished: Bool[Array, " B"]
+    part: LengthPlanner, builder: TreeBuilder, density: Density, unfinished: Bool[Array, " B"]
 ) -> Float[Array, " lengths"]:
     """The cost of a round of 0, 1, ... levels with the recent density of trees; infinite beyond the builder's depth."""
     levels = jnp.arange(LONGEST + 1)

@@ -64,13 +64,13 @@ class Controller(Strategy):
 
     Attributes:
         stops: it may end drafting before the builder's full depth.
-        looks_beyond_row: its decisions depend on more than the row's own text, such as other rows or measured costs.
+        depends_on_batch: its decisions depend on more than the row's own text, such as other rows or measured costs.
             Above temperature 0 such a method needs Gumbel coupling, under which drafts never change the text
             (`Method.rule`).
     """
 
     stops: ClassVar[bool] = True
-    looks_beyond_row: ClassVar[bool] = False
+    depends_on_batch: ClassVar[bool] = False
 
     @property
     def needs_weights(self) -> bool:
@@ -94,6 +94,13 @@ class Controller(Strategy):
             ValueError: it has no weights, or none with these settings.
         """
         raise ValueError(f"{self.name} has no weights")
+
+    def beside_history(self, own_levels: int | None) -> "Controller":
+        """The same controller for a head with history, which drafts at most `own_levels` levels (None: any number).
+
+        Levels below are copies of earlier text, which take no pass of the head.
+        """
+        return self
 
     def init(self, batch: int) -> State:
         """Initial state of `batch` sequences."""

@@ -135,6 +135,10 @@ class Drafter(Strategy):
         """Number of levels that one pass drafts, also the largest depth of a tree; None: one pass per level."""
         return None
 
+    def own_levels(self, draft: Any) -> int | None:
+        """Largest number of levels that these weights draft; None: any number."""
+        return self.levels_at_once
+
     # --- its weights
 
     def head_for(self, target: LlamaConfig) -> HeadShape:

@@ -39,6 +39,8 @@ class Strategy(abc.ABC):
 COST = {"parse": read_ratio, "show": show_ratio}
 VERIFY = {"parse": read_ratios, "show": show_ratios}
 """Metadata of the settings `cost` and `verify`."""
+FITTED = {"fitted": True}
+"""Metadata of a field that follows from the drafter's weights, which users do not type."""
 
 
 class Priced(Strategy):

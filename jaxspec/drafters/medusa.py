@@ -84,6 +84,9 @@ class Medusa(Drafter):
     has_head: ClassVar[bool] = True
     abstains: ClassVar[bool] = True
 
+    def own_levels(self, draft: MedusaHeads) -> int:
+        return len(draft.heads)
+
     def head_for(self, target: LlamaConfig, heads: int = 5) -> HeadShape:
         """Five heads by default: EDD's paper compares drafters on chains of five tokens."""
         return HeadShape(target, {"heads": heads})

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from jax.sharding import Mesh
 
@@ -18,7 +18,7 @@ from jaxspec.engine.generation import Generation, all_texts, text_of_row
 from jaxspec.engine.head_weights import load_control, load_head, warn_of_chat_args
 from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.program import Program, program_of
-from jaxspec.engine.requests import Prompt, is_conversation, listed, requests_of
+from jaxspec.engine.requests import GenerateSettings, Prompt, is_conversation, listed, requests_of
 from jaxspec.engine.session import UNLIMITED, Session
 from jaxspec.engine.stop_strings import StopStrings, Unfinished, pieces
 from jaxspec.host import compilation
@@ -127,7 +127,7 @@ class Engine:
         log_probs: bool = False,
         record: bool = False,
         keep_state: bool = False,
-        **settings: Any,
+        **settings: Unpack[GenerateSettings],
     ) -> list[Generation]:
         """Generates a text for every prompt. Prompts can have different lengths.
 
@@ -141,9 +141,7 @@ class Engine:
             keep_state: let the controller keep what it has learnt from the previous prompt in the same row. With
                 `batch_size` 1 this is one posterior over all prompts. It changes the speed, not the text. Rejection
                 sampling is the exception: there the sampled text, but not its distribution, depends on earlier prompts.
-            settings: `sampling`, a SamplingParams; or its fields by name, each with one value or one per prompt, such
-                as max_new_tokens=128, temperature=0.0, top_k=0, top_p=1.0 and seed=0; `seeds`, `chat`, `chat_args`,
-                `system` and `truncate`. See `requests_of`.
+            settings: those of `GenerateSettings`, such as max_new_tokens, temperature and chat.
 
         Raises:
             ValueError: a prompt is empty and there is no BOS, or it is too long, or a setting is out of range.
@@ -161,7 +159,7 @@ class Engine:
         log_probs: bool = False,
         record: bool = False,
         keep_state: bool = False,
-        **settings: Any,
+        **settings: Unpack[GenerateSettings],
     ) -> Iterator[tuple[int, Generation]]:
         """Generates as `generate` does, and yields (index of the prompt, result) when each text is finished.
 
@@ -192,7 +190,9 @@ class Engine:
         ahead = ReadingAhead(self.model, program, requests, len(first), keep_state=keep_state)
         yield from refilled(Session(self.model, program, first, later=later), ahead, len(first), stops)
 
-    def stream(self, prompt: Prompt, *, rounds: int = 4, stop: Sequence[str] = (), **settings: Any) -> Iterator[str]:
+    def stream(
+        self, prompt: Prompt, *, rounds: int = 4, stop: Sequence[str] = (), **settings: Unpack[GenerateSettings]
+    ) -> Iterator[str]:
         """Yields the text of one prompt during decoding, every `rounds` rounds; `settings` are those of `generate`."""
         rounds = integer("rounds", rounds, 1)
         (request,) = self.requests([prompt], **settings)
@@ -226,7 +226,7 @@ class Engine:
 
     # --- from requests to results
 
-    def requests(self, prompts: Prompt | Sequence[Prompt], **settings: Any) -> list[Request]:
+    def requests(self, prompts: Prompt | Sequence[Prompt], **settings: Unpack[GenerateSettings]) -> list[Request]:
         """The requests of a call of `generate`; see `requests_of`. Warns of other `chat_args` than in training."""
         requests = requests_of(self.model, prompts, **settings)
         if any(is_conversation(prompt, settings.get("chat", False)) for prompt in listed(prompts)):

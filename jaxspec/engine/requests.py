@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import jax
 import numpy as np
@@ -126,30 +126,55 @@ def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool, chat_for
     return list(tokens)
 
 
+class GenerateSettings(TypedDict, total=False):
+    """Settings of a call of `Engine.generate`.
+
+    Each field of `SamplingParams` is one value for all prompts, or one per prompt (a sequence or an array). It replaces
+    the field of `sampling`. Options of transformers such as repetition_penalty may be given, too, with the value at
+    which they have no effect.
+    """
+
+    sampling: SamplingParams
+    """Sampling parameters of all prompts."""
+    max_new_tokens: int | Sequence[int] | np.ndarray
+    """Largest number of generated tokens; 128 by default."""
+    temperature: float | Sequence[float] | np.ndarray
+    """0, the default, means greedy decoding."""
+    top_k: int | Sequence[int] | np.ndarray
+    """Sample from this many most probable tokens. 0, the default: from all tokens."""
+    top_p: float | Sequence[float] | np.ndarray
+    """Sample from the most probable tokens whose probabilities sum to this value. 1, the default: from all tokens."""
+    seed: int | Sequence[int] | np.ndarray
+    """Prompt i uses the random key fold_in(key(seed), i); 0 by default."""
+    seeds: Sequence[int] | np.ndarray | None
+    """One per prompt. A prompt with seed s uses fold_in(key(s), 0), whatever its index."""
+    chat: bool
+    """Format each prompt with the tokenizer's chat template."""
+    chat_args: Mapping[str, Any] | None
+    """Arguments of the chat template by name, such as {"enable_thinking": False}."""
+    system: str | None
+    """A system prompt before each conversation."""
+    truncate: Literal["left"] | None
+    """`left` cuts a prompt that is too long from the left, its BOS included, so that `max_new_tokens` still fit. None:
+    such a prompt is an error."""
+
+
 def requests_of(
     model: Checkpoint,
     prompts: Prompt | Sequence[Prompt],
     *,
     sampling: SamplingParams = SamplingParams(),
-    seeds: Sequence[int] | None = None,
+    seeds: Sequence[int] | np.ndarray | None = None,
     chat: bool = False,
     chat_args: Mapping[str, Any] | None = None,
     system: str | None = None,
     truncate: Literal["left"] | None = None,
     **fields: Any,
 ) -> list[Request]:
-    """The requests of a call of `Engine.generate` with these settings, one per prompt.
+    """The requests of a call of `Engine.generate` with `GenerateSettings`, one per prompt.
 
     Args:
-        sampling: sampling parameters of all prompts.
-        seeds: one per prompt. A prompt with seed s uses fold_in(key(s), 0), whatever its index.
-        chat: format each prompt with the tokenizer's chat template.
-        chat_args: arguments of the chat template by name, such as {"enable_thinking": False}.
-        system: a system prompt before each conversation.
-        truncate: `left` cuts a prompt that is too long from the left, its BOS included, so that `max_new_tokens` still
-            fit. None: such a prompt is an error.
-        fields: fields of SamplingParams by name, which replace those of `sampling`: one value, or one per prompt (a
-            sequence or an array). Settings such as repetition_penalty may be given with their neutral value (1.0).
+        fields: fields of SamplingParams, and options of transformers without effect.
 
     Raises:
         ValueError: a prompt is empty and there is no BOS, it is too long, a setting is out of range, or the chat

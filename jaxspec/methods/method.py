@@ -83,7 +83,8 @@ class Method:
         if isinstance(builder, Chain) and most is not None:
             kept = self.history and builder.length != self.drafter.levels_at_once
             builder = builder if kept else Chain(min(builder.length, most))
-        return dataclasses.replace(self, drafter=drafter, builder=builder)
+        controller = self.controller.beside_history(drafter.own_levels(draft)) if self.history else self.controller
+        return dataclasses.replace(self, drafter=drafter, builder=builder, controller=controller)
 
     def rule(self, greedy: bool) -> Rule:
         """The lossless verification for this method: greedy at temperature 0, else rejection sampling or coupling.
@@ -97,7 +98,7 @@ class Method:
         if greedy:
             return Greedy()
         chain = self.builder.is_chain and self.builder.depth > 0
-        coupled = not chain or self.builder.prunes or self.controller.looks_beyond_row
+        coupled = not chain or self.builder.prunes or self.controller.depends_on_batch
         coupled |= self.drafter.levels_at_once is not None
         return GumbelCoupling() if coupled else RejectionSampling()
 

@@ -6,9 +6,14 @@ import typing
 from typing import Any
 
 
+def settings_of(part: Any) -> list[dataclasses.Field]:
+    """The fields of a strategy that users type."""
+    return [field for field in dataclasses.fields(part) if not field.metadata.get("fitted")]
+
+
 def build_part(kind: Any, settings: list[str], text: str) -> Any:
     """A strategy with these settings, each written KEY=VALUE. Raises ValueError naming the method's `text`."""
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = {field.name: field for field in settings_of(kind)}
     values = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -46,7 +51,7 @@ def show_settings(part: Any) -> str:
         text = field.metadata["show"](value) if "show" in field.metadata else str(value)
         return f",{field.name}={text.lower() if isinstance(value, bool) else text}"
 
-    return "".join(map(show, dataclasses.fields(part)))
+    return "".join(map(show, settings_of(part)))
 
 
 def describe_settings(kind: Any) -> str:

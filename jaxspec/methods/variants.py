@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspec.methods.method import HISTORY, Method
-from jaxspec.methods.settings import read_value
+from jaxspec.methods.settings import read_value, settings_of
 
 ROLES = ("drafter", "builder", "controller")
 HEAD = "head"
@@ -66,7 +66,7 @@ def _settings(method: Method) -> list[tuple[str, str, str]]:
     if method.drafter.name == "plain":
         return []
     parts = [(role, getattr(method, role)) for role in ROLES]
-    return [(role, part.name, field.name) for role, part in parts for field in dataclasses.fields(part)]
+    return [(role, part.name, field.name) for role, part in parts for field in settings_of(part)]
 
 
 def _variant(method: Method, role: str, name: str, text: str) -> Variant:

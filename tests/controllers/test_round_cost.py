@@ -1,10 +1,15 @@
 """The cost of a round, by hand."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from jaxspec.controllers.length_ts import LengthTS
-from jaxspec.controllers.round_cost import round_cost
+from jaxspec.controllers.round_cost import LengthPlanner, round_cost
+from jaxspec.methods.method import parse_method
+from tests.lossless.harness import models
 
 PRICED = LengthTS(cost=0.1, verify=((1, 1.0), (2, 1.5), (4, 1.6), (8, 2.0)))
 
@@ -21,3 +26,17 @@ PRICED = LengthTS(cost=0.1, verify=((1, 1.0), (2, 1.5), (4, 1.6), (8, 2.0)))
 )
 def test_levels_and_verification_are_added(levels: int, nodes: float, cost: float):
     assert round_cost(PRICED, jnp.array([levels]), jnp.array([nodes]))[0] == pytest.approx(cost)
+
+
+@pytest.mark.parametrize("controller", ["expected-gain", "length-ts"])
+def test_levels_below_the_heads_own_are_copies_which_cost_nothing(controller: str):
+    method = parse_method(f"medusa,history=5+chain,length=8+{controller},cost=0.1,verify=1:1/2:1.5/4:1.6/8:2")
+    shape = method.drafter.head_for(models(11).target.config)
+    draft = nnx.eval_shape(lambda: method.drafter.build_head(shape, nnx.Rngs(0)))
+    fitted = method.fitted(draft)
+    assert isinstance(fitted.controller, LengthPlanner)
+    costs = round_cost(fitted.controller, jnp.arange(9), jnp.full(9, 8.0))
+    assert costs == pytest.approx([2.1, 2.1, 2.2, 2.3, 2.4, 2.5, 2.5, 2.5, 2.5])
+    assert str(fitted) == str(method), "it is no setting"
+    without = dataclasses.replace(method, history=0)
+    assert without.fitted(draft) == without

@@ -22,7 +22,7 @@ class TestGreedy:
 
     def test_rows_draft_as_they_do_among_equals(self, method: Method, target, prompts):
         """Whatever the lengths of its neighbours' prompts, a row drafts and accepts the same."""
-        if method.controller.looks_beyond_row:
+        if method.controller.depends_on_batch:
             return
         spec, asked = speculation(method, True), requests(prompts, NEW)
         _, mixed = run(spec, target, asked)

@@ -86,8 +86,8 @@ def test_the_rule_follows_from_temperature_builder_and_controller():
     assert parse_method("ngram+eagle2,width=1,depth=3,total=4").rule(greedy=False) == GumbelCoupling()  # it prunes
     for name, kind in CONTROLLERS.items():
         method = parse_method(f"ngram+chain+{name}" + (",prediction=sampled" if name == "cali-ts" else ""))
-        assert method.rule(greedy=False) == (GumbelCoupling() if kind.looks_beyond_row else RejectionSampling())
-    assert {name for name, kind in CONTROLLERS.items() if kind.looks_beyond_row} == {"length-ts", "expected-gain"}
+        assert method.rule(greedy=False) == (GumbelCoupling() if kind.depends_on_batch else RejectionSampling())
+    assert {name for name, kind in CONTROLLERS.items() if kind.depends_on_batch} == {"length-ts", "expected-gain"}
 
 
 def test_the_best_head_is_the_default():

@@ -128,8 +128,8 @@ MUTANTS = (
         "the-first-level-is-free",
         f"{CONTROLLERS}/round_cost.py",
         ("tests/controllers/test_length_ts.py", "tests/controllers/test_expected_gain.py"),
-        "jnp.maximum(levels, 1) * level",
-        "jnp.maximum(levels - 1, 0) * level",
+        "jnp.maximum(passes, 1) * level",
+        "jnp.maximum(passes - 1, 0) * level",
     ),
     ByHand(
         "confidences-are-believed-as-they-are",
