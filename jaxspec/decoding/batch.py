@@ -89,7 +89,7 @@ def start_rows(
     top_k = column(lambda r: min(r.sampling.top_k, MOST), np.int32) if any(r.sampling.top_k for r in among) else None
     top_p = column(lambda r: r.sampling.top_p, np.float32) if any(r.sampling.top_p < 1 for r in among) else None
     temperature = column(lambda r: within_float32(r.sampling.temperature), np.float32)
-    # NumPy's arrays as they are: one program takes them all to the device, where each of JAX's would be a call.
+    # NumPy arrays: one program takes all of them to the device, which avoids one transfer per array.
     return new_state(
         spec,
         models,

@@ -10,25 +10,25 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """The signals that came meanwhile, and what would have handled them."""
+    """The held signals, and their handlers by number."""
 
     caught: list[int]
     handlers: dict[int, Any]
 
     @property
     def pending(self) -> bool:
-        """Whether one came."""
+        """Whether a signal is held."""
         return bool(self.caught)
 
     def release(self) -> None:
-        """Lets the first that came through."""
+        """Delivers the first held signal."""
         if self.caught and callable(handler := self.handlers[self.caught[0]]):
             handler(self.caught[0], None)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Held]:
-    """Holds SIGINT and SIGTERM back; one that came is let through at the end, or when asked to."""
+    """Holds SIGINT and SIGTERM; the first is delivered at the end, or by `release`."""
     held = Held([], {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)})
     if threading.current_thread() is not threading.main_thread():
         yield held  # Python delivers signals to the main thread only

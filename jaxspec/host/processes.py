@@ -1,9 +1,9 @@
 """Several processes that run the same program, each with some of the devices: joining them, and what they exchange.
 
 All of them read the same prompts and text and take the same steps, since every step of one waits for the others'. So
-what decides a step and comes from a clock, a signal or a file of one host must be agreed first: by `largest`, which all
-know, or `of_first`. The first process alone prints and writes, into a folder that all of them see; only of a run's
-checkpoints does each write its own part (Orbax).
+values that depend on a clock, a signal or a file of one host must be broadcast first (`largest`, `of_first`). The first
+process alone prints and writes, into a folder that all of them see; only of a run's checkpoints does each write its own
+part (Orbax).
 """
 
 import json
@@ -107,7 +107,7 @@ def is_first() -> bool:
 
 
 def fetch(arrays: T) -> T:
-    """NumPy arrays of what may lie on devices of other processes; all of them must ask."""
+    """Collective: gathers arrays, which may be sharded over all hosts, as NumPy arrays to every host."""
     if jax.process_count() == 1:
         return jax.device_get(arrays)
     from jax.experimental.multihost_utils import process_allgather
@@ -142,12 +142,12 @@ def spread(array: np.ndarray) -> np.ndarray | jax.Array:
 
 
 def put_like(value: np.ndarray, old: jax.Array) -> jax.Array:
-    """The value where `old` lies."""
+    """The value with the sharding of `old`."""
     return put(value, old.sharding) if isinstance(old.sharding, NamedSharding) else jax.numpy.asarray(value)
 
 
 def agreed(text: str) -> str:
-    """The text that the first process has."""
+    """Collective: broadcasts the first process's text to every process."""
     if jax.process_count() == 1:
         return text
     from jax.experimental.multihost_utils import broadcast_one_to_all

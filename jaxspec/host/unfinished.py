@@ -29,7 +29,7 @@ def remove_all() -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder into which interrupted threads may still be writing, until it stays away."""
+    """Removes a folder into which interrupted threads may still be writing, until deletion succeeds."""
     for _ in range(50):
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.05)

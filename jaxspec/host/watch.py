@@ -53,7 +53,7 @@ class Watch:
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     def tell(self, sentence: str, code: int) -> Reason:
-        """Tells all that this process ends, and why. Returns why all end: what was told first.
+        """Tells all that this process ends, and why. Returns the first recorded reason.
 
         The first process prints it. Another one prints it itself where the first does not.
         """
