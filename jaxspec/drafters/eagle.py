@@ -53,9 +53,9 @@ class EagleHead(nnx.Module):
         self.layer = Layer(rngs, config, dtype, input_norm=False)
         table = nnx.Param(jnp.zeros((config.vocab_size, width), dtype), axes=("vocab", "embed"))
         self.embedding = table if own_embedding else None
-        self.lm_head = None
-        if draft_vocabulary is not None:
-            self.lm_head = vocabulary.build_lm_head(width, draft_vocabulary, config.vocab_size, rngs, dtype)
+        whole = draft_vocabulary is None
+        size = config.vocab_size
+        self.lm_head = None if whole else vocabulary.build_lm_head(width, draft_vocabulary, size, rngs, dtype)
 
     @property
     def shifted(self) -> bool:
