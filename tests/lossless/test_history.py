@@ -168,7 +168,7 @@ def with_text(state: DecodeState, rows: list[list[int]]) -> DecodeState:
     return dataclasses.replace(state, tokens=jnp.asarray(padded), length=jnp.array([len(text) for text in rows]))
 
 
-def test_where_all_rows_copy_the_head_is_not_asked(repeating):
+def test_where_all_rows_copy_the_head_takes_no_pass(repeating):
     spec, chosen, state = repeating
     draft = jax.jit(lambda state: loop.draft(spec, chosen, state, state.keys))
     tree, after = draft(with_text(state, [[5, 6, 7] * 4, [1, 2] * 5]))
