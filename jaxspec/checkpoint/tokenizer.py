@@ -207,7 +207,7 @@ def _load(folder: Path) -> Tokenizer:
     checkpoint = _read(folder / "config.json")  # what conversion found in the original folder
     kind = checkpoint.get("tokenizer_class") if checkpoint.get("format") == FORMAT else class_of(folder)
     id_of = backend.token_to_id
-    defaults = {name: token for name, token in _DEFAULTS.get(kind, {}).items() if id_of(token) is not None}
+    defaults = {name: token for name, token in _DEFAULTS.get(str(kind), {}).items() if id_of(token) is not None}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     given = {name: token for name, token in config.items() if name.endswith("_token")}
     given |= extra if isinstance(extra, dict) else {}

@@ -15,7 +15,7 @@ def test_logits_are_those_that_speculators_computed(name: str):
     flags, found = FLAGS[name], head(FLAGS[name])
     case = Case(
         config={},
-        taps=TAPS,
+        taps=tuple(TAPS),
         tap_norm="all" if flags.get("norm_before_fc") else "each" if flags.get("fc_norm") else "none",
         normed_residual=flags.get("norm_before_residual", False),
         fed_back_normed=flags.get("norm_output", False),

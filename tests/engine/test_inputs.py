@@ -109,7 +109,7 @@ class TestSettings:
         assert full.tokens == []
 
     def test_penalties_that_do_nothing_are_taken(self, engine: Engine) -> None:
-        nothing: dict[str, Any] = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": None}
+        nothing: Any = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": None}
         nothing["logits_processor"] = None
         assert engine.generate("ab", max_new_tokens=4, **nothing)[0].tokens
         with pytest.raises(ValueError, match=r"min_length is not supported: it makes the target's distribution"):
