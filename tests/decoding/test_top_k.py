@@ -46,7 +46,7 @@ def test_as_a_tpu_finds_them(count: int, size: int, monkeypatch: pytest.MonkeyPa
 def test_of_a_vocabulary_that_is_cut_in_four(platform: str, monkeypatch: pytest.MonkeyPatch):
     """On one device; tests/lossless/test_meshes.py has those that hold a part each."""
     monkeypatch.setattr(backend, "platform", lambda: platform)
-    monkeypatch.setattr(module, "cuts", lambda name, length: 4)
+    monkeypatch.setattr(module, "num_shards", lambda name, length: 4)
     for values in hard_values(7, 256):
         is_top_k(top_k(jax.numpy.asarray(values), 9), values, 9)
 

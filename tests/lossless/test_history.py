@@ -201,7 +201,9 @@ def test_a_row_copies_where_that_is_worth_as_much_as_the_head(repeating):
     spec, chosen, state = repeating
     state = with_text(state, [[5, 6, 7] * 5, [1, 2] * 7])
     for accepted, asked, copied in (([39, 40], [10, 10], [True, False]), ([0, 80], [0, 20], [True, False])):
-        drafter = dataclasses.replace(state.drafter, asked=jnp.array(asked, float), accepted=jnp.array(accepted, float))
+        drafter = dataclasses.replace(
+            state.drafter, head_rounds=jnp.array(asked, float), accepted=jnp.array(accepted, float)
+        )
         _, after = loop.draft(spec, chosen, dataclasses.replace(state, drafter=drafter), state.keys)
         assert after.drafter.copied.tolist() == copied
 
