@@ -46,7 +46,7 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
         return _KINDS[kind].plan(source, taps)
     if taps is not None:
         raise ValueError(f"--taps is for EAGLE-3 and DFlash heads, and {source} holds none")
-    return _KINDS.get(kind, eagle).plan(source)
+    return _KINDS.get(kind, eagle).plan(source)  # EAGLE's refuses every other kind by name
 
 
 def convert(

@@ -28,11 +28,6 @@ def parameter_count(config: LlamaConfig) -> int:
     return sum(math.prod(leaf.shape) for leaf in module_to_dict(abstract(config)).values())
 
 
-def kv_bytes(config: LlamaConfig, batch: int, rows: int, dtype: Any) -> int:
-    """Bytes of a KV cache of `rows` rows for `batch` sequences."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * batch * rows * jnp.dtype(dtype).itemsize
-
-
 def available_bytes(device: Any) -> int:
     """Free memory of a device; the host's for a CPU."""
     if device.platform != "cpu" and (stats := device.memory_stats()):

@@ -48,7 +48,7 @@ def shapes_ahead(spec: Speculation, requests: Sequence[Request], batch: int) -> 
 
     A chunk takes no longer than about two rounds. On an accelerator, a chunk and a round each read the weights once. On
     a CPU the number of tokens decides. There a chunk has at most 4 tokens for each node that a round verifies, plus 32:
-    by times on a CPU, 64 tokens cost less than two rounds of 8 rows without drafts, and 128 more.
+    on the CPUs that were measured, 64 tokens cost less than two rounds of 8 rows without drafts, and 128 more.
     With one row no other row waits, and the chunk may have any size.
     """
     longest = max(len(r.tokens) for r in requests)
