@@ -56,7 +56,7 @@ TESTS = {  # besides the test file of the same name
     "convert/transfer.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
     "convert/hf_config.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
     "convert/dflash.py": ("tests/convert/test_dflash.py", "tests/convert/test_kinds.py"),
-    "convert/head_kinds.py": ("tests/convert/test_kinds.py",),
+    "convert/head_kinds.py": ("tests/convert/test_kinds.py", "tests/convert/test_head_settings.py"),
     "convert/head_parts.py": ("tests/convert/test_eagle3.py",),
     "convert/heads.py": ("tests/convert/test_eagle.py",),
     "convert/llama.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
