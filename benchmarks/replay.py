@@ -49,8 +49,8 @@ class Replayed(Drafter):
     def taps(self, models: Models) -> tuple[int, ...]:
         return self.head.taps(models)
 
-    def init(self, models: Models, batch: int, rows: int) -> Any:
-        return self.head.init(models, batch, rows)
+    def init(self, models: Models, batch: int, cache_len: int) -> Any:
+        return self.head.init(models, batch, cache_len)
 
     def observe(self, models: Models, state: Any, committed: Committed) -> Any:
         return self.head.observe(models, state, committed)

@@ -121,7 +121,7 @@ def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None)
         packed = pack(ours, array, quantize)
         del array  # frees its memory before the next one is read
         for name in list(packed):
-            yield name, processes.spread(np.asarray(packed.pop(name)))
+            yield name, processes.split_over_hosts(np.asarray(packed.pop(name)))
 
 
 def _check_finite(array: np.ndarray, tensor: Tensor) -> None:

@@ -13,13 +13,13 @@ from jaxspec.builders.confidence_power import ConfidencePower
 from jaxspec.builders.top_paths import TreeLimits
 from jaxspec.decoding.cost_table import Ratios
 from jaxspec.decoding.rule import Propose
-from jaxspec.decoding.strategy import COST, VERIFY, Priced
+from jaxspec.decoding.strategy import COST, VERIFY, CostAware
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_up_to, take
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Budgeted(Priced, ConfidencePower):
+class Budgeted(CostAware, ConfidencePower):
     """The nodes that maximise expected tokens per second.
 
     Their number depends on the draft's confidence and the device's costs.

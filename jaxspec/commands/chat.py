@@ -10,13 +10,14 @@ from typing import Any
 from rich.console import Console
 
 from jaxspec.engine.chat_format import ChatFormat
+from jaxspec.engine.continuous_batching import snapshots
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.generation import Generation, text_of_row
+from jaxspec.engine.generation import Generation
 from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.requests import encode, requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.statistics import statistics_of
-from jaxspec.engine.stop_strings import StopStrings, Unfinished, pieces
+from jaxspec.engine.stop_strings import StopStrings, Unfinished
 from jaxspec.host.terminal import say
 from jaxspec.options.main import Chat
 from jaxspec.report.draft_colours import coloured_pieces, legend
@@ -118,14 +119,13 @@ def answer(talk: Conversation, line: str, settings: Chat, drafts: bool) -> None:
     try:
         session = begin(talk, settings, drafts, chat)
         with until_interrupted() as interrupted:
-            stopped = show(talk.engine, session, drafts, interrupted)
+            *_, (found, final) = shown(session, drafts, interrupted)
     except BaseException:
         talk.messages, talk.memory = before, PromptMemory()
         raise
-    found = text_of_row(session, 0, StopStrings((), talk.engine.model.tokenizer))
     talk.answers.append(found)
     talk.messages.append({"role": "assistant", "content": found.text})
-    if stopped:
+    if not final:
         say("stopped")
 
 
@@ -151,26 +151,25 @@ def begin(talk: Conversation, settings: Chat, record: bool, chat: bool) -> Sessi
     return engine.session(requests, record=record, memory=talk.memory)
 
 
-def show(engine: Engine, session: Session, drafts: bool, interrupted: Callable[[], bool]) -> bool:
-    """Prints an answer while it is decoded. Returns whether it was interrupted."""
-    tokenizer, stops = engine.model.tokenizer, StopStrings((), engine.model.tokenizer)
-    if not drafts:
-        for piece in pieces(session, stops, Unfinished(tokenizer), ROUNDS):
-            print(piece, end="", flush=True)
-            if interrupted():
-                break
-        print()
-        return not session.finished
-    console, shown = Console(highlight=False, soft_wrap=True), 0
-    while not session.finished and not interrupted():
-        session.advance(ROUNDS)
-        texts = coloured_pieces(text_of_row(session, 0, stops), tokenizer, True, console.color_system is not None)
-        for text in texts[shown:]:
-            console.print(text, end="")
-        shown = len(texts)
+def shown(session: Session, drafts: bool, interrupted: Callable[[], bool]) -> Iterator[tuple[Generation, bool]]:
+    """Prints an answer while it is decoded. Yields it after each piece, and whether it is complete."""
+    tokenizer, console = session.model.tokenizer, Console(highlight=False, soft_wrap=True)
+    in_colour, unfinished, printed = console.color_system is not None, Unfinished(tokenizer), 0
+    for found, final in snapshots(session, StopStrings((), tokenizer), ROUNDS):
+        if drafts:
+            texts = coloured_pieces(found, tokenizer, True, in_colour)
+            for text in texts[printed:]:
+                console.print(text, end="")
+            printed = len(texts)
+        else:
+            for piece in unfinished.more(found.text, final=final, hold=0):
+                print(piece, end="", flush=True)
+        yield found, final
+        if interrupted():
+            break
     console.print()
-    say(legend(console.color_system is not None))
-    return not session.finished
+    if drafts:
+        say(legend(in_colour))
 
 
 @contextlib.contextmanager

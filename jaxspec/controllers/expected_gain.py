@@ -137,7 +137,7 @@ class ExpectedGain(LengthPlanner):
         )
         return begun, pays(begun, unfinished, jnp.zeros((), jnp.int32))
 
-    def note(self, state: GainState, signals: DraftSignals) -> GainState:
+    def on_level(self, state: GainState, signals: DraftSignals) -> GainState:
         log_share = jnp.minimum(signals.log_coverage - state.coverage, -1e-6)
         odds = jnp.clip(log_share - jnp.log(-jnp.expm1(log_share)), -MOST, MOST)
         here = jnp.arange(LONGEST) == signals.level - 1

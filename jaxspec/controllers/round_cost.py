@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.round_records import RoundCounts
-from jaxspec.decoding.strategy import Priced
+from jaxspec.decoding.strategy import CostAware
 
 LONGEST = 16
 """Most levels that a controller plans for; it stops deeper builders there."""
@@ -36,7 +36,7 @@ def count_density(density: Density, counts: RoundCounts, discount: float) -> Den
     return Density(nodes=kept * density.nodes + counts.verified, levels=kept * density.levels + levels)
 
 
-class LengthPlanner(Priced, Controller):
+class LengthPlanner(CostAware, Controller):
     """A controller that compares the costs of rounds of different lengths.
 
     Attributes:

@@ -16,7 +16,7 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill_buckets import power_of_two, shapes
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.host import environment
-from jaxspec.host.processes import is_first, of_first
+from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.model.backend import tree_sizes
@@ -45,7 +45,7 @@ def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -
         except ValueError as error:
             return {"missing": str(error)}
 
-    found = of_first(stored)
+    found = broadcast_from_first(stored)
     if "table" in found:
         return table_of(found["table"])
     say(f"{found['missing']}; measuring it once, which takes about a minute")

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int, Key
 from jaxspec.builders.top_paths import TopPaths, TreeLimits, add_level, keep_top
 from jaxspec.controllers import Fixed
 from jaxspec.decoding import loop
-from jaxspec.decoding.batch import start
+from jaxspec.decoding.batch import padded, start
 from jaxspec.decoding.controller import Controller, DraftSignals, draft_signals
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
@@ -52,7 +52,7 @@ def target_job(target: Llama, batch: int, size: int, rows: int) -> Job:
 
 def half_way(spec: Speculation, models: Models, requests: Sequence[Request], rows: int) -> DecodeState:
     """A state in the middle of decoding `requests`, with a half-filled cache."""
-    state = start(spec, models, requests, (), rows)
+    state = start(spec, models, padded(requests), (), rows)
     # The text repeats one token, so that prompt lookup drafts to full depth too.
     return dataclasses.replace(
         state,
@@ -230,7 +230,7 @@ def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int
         # The barrier keeps XLA from computing the decision only once.
         seen, now, kept = jax.lax.optimization_barrier(((tree, newest, root, drafts, state.feature), controller, kept))
         signals = draft_signals(*seen)
-        now = spec.controller.note(now, signals)
+        now = spec.controller.on_level(now, signals)
         return kept + spec.controller.keep_drafting(models, fold(state.keys, at), now, signals)
 
     return jax.lax.fori_loop(0, iterations, once, jnp.zeros_like(state.length))

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, UInt
 
-from jaxspec.decoding import decode_state
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill_buckets import power_of_two
 from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.round_records import empty_trace, no_rounds
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.host.processes import fetch, put_like
+from jaxspec.host.processes import fetch, shard_like
 from jaxspec.model import kv_cache
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.sharding import AnyMesh, Axes, constrain, on_each_device, placed_leaf
@@ -37,48 +37,32 @@ def data_parts() -> int:
     return jax.sharding.get_abstract_mesh().shape.get("data", 1)
 
 
+def padded(requests: Sequence[Request]) -> list[Request]:
+    """The requests, padded with IDLE to a power of two, and then to a multiple of the mesh's axis `data`."""
+    batch = power_of_two(len(requests))
+    return [*requests, *[IDLE] * (batch + -batch % data_parts() - len(requests))]
+
+
 def start(
     spec: Speculation,
     models: Models,
     requests: Sequence[Request],
     eos: Sequence[int],
-    rows: int,
-    later: Sequence[Request] = (),
+    cache_len: int,
+    among: Sequence[Request] | None = None,
     device: jax.sharding.Sharding | None = None,
 ) -> DecodeState:
-    """Puts a batch of requests on the device, or on the current mesh.
-
-    The batch is padded with finished rows to a power of two, and then to a multiple of the mesh's axis `data`.
+    """The state of these requests before prefill, on the device or on the current mesh. Rows of IDLE are finished.
 
     Args:
         eos: token ids that end a text.
-        rows: rows of the caches, S.
-        later: requests that will refill rows of this batch; see `start_rows`.
-        device: as for `start_rows`.
-    """
-    batch = power_of_two(len(requests))
-    batch += -batch % data_parts()
-    filled = [*requests, *[IDLE] * (batch - len(requests))]
-    return start_rows(spec, models, filled, eos, rows, [*requests, *later], device)
-
-
-def start_rows(
-    spec: Speculation,
-    models: Models,
-    requests: Sequence[Request],
-    eos: Sequence[int],
-    rows: int,
-    among: Sequence[Request],
-    device: jax.sharding.Sharding | None = None,
-) -> DecodeState:
-    """The state of exactly these requests; rows of IDLE are finished.
-
-    Args:
+        cache_len: length of the caches, S.
         among: requests whose states must have the same structure: if one of them uses top-k or top-p, all states have
-            an array for it.
+            an array for it. None: only these.
         device: sharding of all arrays if there is no mesh; None: JAX's default.
     """
-    tokens = np.zeros((len(requests), rows), np.int32)
+    among = requests if among is None else among
+    tokens = np.zeros((len(requests), cache_len), np.int32)
     for row, request in enumerate(requests):
         tokens[row, : len(request.tokens)] = request.tokens
 
@@ -112,7 +96,7 @@ def restore_controller(controller: Any, learnt: Sequence[Any]) -> Any:
         if known is not None:
             for leaf, value in zip(jax.tree.leaves(state), jax.tree.leaves(known), strict=True):
                 leaf[row] = value
-    return jax.tree.map(put_like, state, controller)
+    return jax.tree.map(shard_like, state, controller)
 
 
 def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
@@ -128,7 +112,11 @@ def new_state(
     seed: UInt[Array, " B"],
     index: UInt[Array, " B"],
     sampling: Mapping[str, Any],
-    **begin: Any,
+    tokens: Int[Array, "B S"],
+    length: Int[Array, " B"],
+    limit: Int[Array, " B"],
+    done: Bool[Array, " B"],
+    eos: Int[Array, " eos"],
 ) -> DecodeState:
     """The state before prefill, in one program; on a mesh each array has the sharding of `place_state`.
 
@@ -136,10 +124,28 @@ def new_state(
         device: sharding of all arrays if there is no mesh; None: JAX's default.
         seed, index: those of each row's request, from which its key is made.
         sampling: the fields of `Sampling`.
-        begin: the other arguments.
+        tokens: the prompts, left-aligned.
+        length: length of each prompt.
     """
-    keys = jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seed, index)
-    state = decode_state.new_state(spec, models, keys=keys, sampling=Sampling(**sampling), **begin)
+    batch, cache_len = tokens.shape
+    config, dtype = models.target.config, models.target.dtype
+    state = DecodeState(
+        tokens=tokens,
+        length=length,
+        limit=limit,
+        done=done,
+        keys=jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seed, index),
+        eos=eos,
+        sampling=Sampling(**sampling),
+        cache=kv_cache.allocate(config, batch, cache_len, dtype),
+        feature=jnp.zeros((batch, config.hidden_size), dtype),
+        drafter=spec.drafter.init(models, batch, cache_len),
+        controller=spec.controller.init(batch),
+        round=jnp.zeros((), jnp.int32),
+        history=no_rounds(batch, cache_len),
+        log_prob=jnp.zeros((batch, cache_len), jnp.float32) if spec.log_probs else None,
+        trace=empty_trace(batch, cache_len, spec.builder.verified) if spec.record else None,
+    )
     if device is not None:
         return jax.lax.with_sharding_constraint(state, device)
     return _with_axes(lambda leaf, axes: constrain(leaf, *axes), state)
@@ -162,7 +168,7 @@ OF_A_TEXT = ("tokens", "length", "limit", "done", "keys", "sampling", "cache", "
 
 
 @partial(jax.jit, donate_argnames="state")
-def admit(
+def insert(
     state: DecodeState,
     fresh: DecodeState,
     row: Int[Array | np.ndarray, " D"],

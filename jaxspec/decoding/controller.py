@@ -124,7 +124,7 @@ class Controller(Strategy):
         """
         return state, jnp.ones(keys.shape, bool)
 
-    def note(self, state: State, signals: DraftSignals) -> State:
+    def on_level(self, state: State, signals: DraftSignals) -> State:
         """Called after each drafted level. Returns the updated state; rows that drafted no node keep theirs."""
         return state
 

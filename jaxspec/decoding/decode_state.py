@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.decoding.drafter import Drafter, Models, Prefix, State
-from jaxspec.decoding.round_records import RoundCounts, Trace, empty_trace, more_columns, no_rounds
+from jaxspec.decoding.drafter import Drafter, Prefix, State
+from jaxspec.decoding.round_records import RoundCounts, Trace, more_columns
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.model import backend, split_rows
@@ -19,7 +19,7 @@ from jaxspec.model import kv_cache as kv
 
 @chex.dataclass(frozen=True)
 class DecodeState:
-    """The state of a batch between two rounds. Caches have S rows. `tokens` past `length` have no meaning."""
+    """The state of a batch between two rounds. Caches have S positions. `tokens` past `length` have no meaning."""
 
     tokens: Int[Array, "B S"]
     length: Int[Array, " B"]  # committed tokens, the root included
@@ -28,7 +28,7 @@ class DecodeState:
     keys: Key[Array, " B"]
     eos: Int[Array, " eos"]  # token ids that end a text, padded with -1
     sampling: Sampling
-    cache: tuple[kv.KV, ...]  # the target's; length - 1 rows are valid
+    cache: tuple[kv.KV, ...]  # the target's; length - 1 positions are valid
     feature: Float[Array, "B D"]  # the target's feature at the last verified position
     drafter: Any
     controller: Any
@@ -44,76 +44,43 @@ class DecodeState:
 
 
 def margin(spec: Speculation) -> int:
-    """Rows past the length that a round may write: the accepted path, and the tokens that a drafter reads again.
+    """Positions past the length that a round may write: the accepted path, and the tokens that a drafter reads again.
 
-    If rows are split over devices, each device's part of both is rounded up.
+    If positions are split over devices, each device's part of both is rounded up.
     """
     return spec.builder.depth + 3 + 2 * (split_rows.parts() - 1)
 
 
 def needs_room(spec: Speculation, state: DecodeState) -> Bool[Array, ""]:
-    """Whether an unfinished row has too few rows left for another round."""
+    """Whether an unfinished row has too few positions left for another round."""
     return (jnp.where(state.done, 0, state.length).max() + margin(spec)) > state.tokens.shape[1]
 
 
-def new_state(
-    spec: Speculation,
-    models: Models,
-    tokens: Int[Array, "B S"],
-    length: Int[Array, " B"],
-    limit: Int[Array, " B"],
-    done: Bool[Array, " B"],
-    keys: Key[Array, " B"],
-    eos: Int[Array, " eos"],
-    sampling: Sampling,
-) -> DecodeState:
-    """State before prefill. `tokens` holds the prompts, left-aligned; `length` is the length of each."""
-    batch, rows = tokens.shape
-    config, dtype = models.target.config, models.target.dtype
-    return DecodeState(
-        tokens=tokens,
-        length=length,
-        limit=limit,
-        done=done,
-        keys=keys,
-        eos=eos,
-        sampling=sampling,
-        cache=kv.allocate(config, batch, rows, dtype),
-        feature=jnp.zeros((batch, config.hidden_size), dtype),
-        drafter=spec.drafter.init(models, batch, rows),
-        controller=spec.controller.init(batch),
-        round=jnp.zeros((), jnp.int32),
-        history=no_rounds(batch, rows),
-        log_prob=jnp.zeros((batch, rows), jnp.float32) if spec.log_probs else None,
-        trace=empty_trace(batch, rows, spec.builder.verified) if spec.record else None,
-    )
-
-
-def enlarge(drafter: Drafter, state: DecodeState, rows: int) -> DecodeState:
-    """The same state with caches of `rows` rows. Each old cache is deleted as soon as it is replaced."""
-    tokens, log_prob = _with_columns((state.tokens, state.log_prob), rows)
-    history, trace = _with_rounds((state.history, state.trace), rows, state.round)
+def enlarge(drafter: Drafter, state: DecodeState, cache_len: int) -> DecodeState:
+    """The same state with caches of `cache_len` positions. Each old cache is deleted as soon as it is replaced."""
+    tokens, log_prob = _with_columns((state.tokens, state.log_prob), cache_len)
+    history, trace = _with_rounds((state.history, state.trace), cache_len, state.round)
     return dataclasses.replace(
         state,
         tokens=tokens,
-        cache=kv.enlarge(state.cache, rows),
-        drafter=drafter.enlarge(state.drafter, rows),
+        cache=kv.enlarge(state.cache, cache_len),
+        drafter=drafter.enlarge(state.drafter, cache_len),
         history=history,
         log_prob=log_prob,
         trace=trace,
     )
 
 
-@partial(jax.jit, static_argnames="rows")
-def _with_columns(arrays: Any, rows: int) -> Any:
-    """Pads arrays [B S ...] with zeros to `rows` columns."""
-    return jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)]), arrays)
+@partial(jax.jit, static_argnames="cache_len")
+def _with_columns(arrays: Any, cache_len: int) -> Any:
+    """Pads arrays [B S ...] with zeros to `cache_len` columns."""
+    return jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, cache_len - x.shape[1]), *[(0, 0)] * (x.ndim - 2)]), arrays)
 
 
-@partial(jax.jit, static_argnames="rows")
-def _with_rounds(arrays: Any, rows: int, before: Int[Array, ""]) -> Any:
-    """Arrays of rounds [B R ...], enlarged to `rows` columns."""
-    return jax.tree.map(lambda x: more_columns(x, rows, before), arrays)
+@partial(jax.jit, static_argnames="cache_len")
+def _with_rounds(arrays: Any, cache_len: int, before: Int[Array, ""]) -> Any:
+    """Arrays of rounds [B R ...], enlarged to `cache_len` columns."""
+    return jax.tree.map(lambda x: more_columns(x, cache_len, before), arrays)
 
 
 def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:

@@ -162,12 +162,12 @@ class Drafter(Strategy):
         """Target layers whose inputs `observe` needs."""
         return ()
 
-    def init(self, models: Models, batch: int, rows: int) -> State:
-        """State for `batch` sequences of up to `rows` tokens."""
+    def init(self, models: Models, batch: int, cache_len: int) -> State:
+        """State for `batch` sequences of up to `cache_len` tokens."""
         return ()
 
-    def enlarge(self, state: State, rows: int) -> State:
-        """The same state, between rounds, with room for `rows` tokens. The given state must not be used again.
+    def enlarge(self, state: State, cache_len: int) -> State:
+        """The same state, between rounds, with room for `cache_len` tokens. The given state must not be used again.
 
         The default enlarges every KV cache in it, and deletes the old one.
         """
@@ -175,7 +175,7 @@ class Drafter(Strategy):
         def is_kv(leaf):
             return isinstance(leaf, KV)
 
-        return jax.tree.map(lambda leaf: enlarge((leaf,), rows)[0] if is_kv(leaf) else leaf, state, is_leaf=is_kv)
+        return jax.tree.map(lambda leaf: enlarge((leaf,), cache_len)[0] if is_kv(leaf) else leaf, state, is_leaf=is_kv)
 
     def observe(self, models: Models, state: State, committed: Committed) -> State:
         """Updates the state with verified tokens: a chunk of the prompt, or a round's accepted path."""

@@ -27,7 +27,7 @@ from jaxspec.decoding.tree import (
     take,
 )
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.backend import TPU_LOOP_OPTIONS, if_on
+from jaxspec.model.backend import TPU_LOOP_OPTIONS, chosen_options
 
 # Purposes of a round's random numbers; each has its own stream.
 DRAFT, VERIFY, CONTROL, FIRST, BEGIN = range(5)
@@ -53,7 +53,7 @@ class Verified:
     jax.jit,
     static_argnames="spec",
     donate_argnames="state",
-    compiler_options=if_on(TPU_LOOP_OPTIONS),
+    compiler_options=chosen_options(TPU_LOOP_OPTIONS),
 )
 def decode(
     spec: Speculation,
@@ -121,7 +121,7 @@ def draft(
         signals = draft_signals(tree, reached, frontier, drafts, state.feature)
         judged = {"drafted": signals.drafted & ~copied, "active": signals.active & ~copied}
         signals = dataclasses.replace(signals, **judged)
-        controller = select_rows(signals.drafted, spec.controller.note(controller, signals), controller)
+        controller = select_rows(signals.drafted, spec.controller.on_level(controller, signals), controller)
         judge_keys = fold(control_keys, frontier.level)
         active &= copied | spec.controller.keep_drafting(models, judge_keys, controller, signals)
         expand = reached.live & active[:, None]  # a drafter may skip a pass that only stopped rows would need

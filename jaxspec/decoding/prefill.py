@@ -16,7 +16,7 @@ from jaxspec.decoding.sampling import fold, log_prob_of, probabilities, sample
 from jaxspec.decoding.tree import take
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
-from jaxspec.model.backend import TPU_PREFILL_OPTIONS, if_on
+from jaxspec.model.backend import TPU_PREFILL_OPTIONS, chosen_options
 from jaxspec.model.llama import forward
 
 END = 2**30  # beyond the end of any prompt
@@ -77,7 +77,7 @@ def _without_strategy(state: DecodeState) -> DecodeState:
     jax.jit,
     static_argnames=("drafter", "chunk"),
     donate_argnames="state",
-    compiler_options=if_on(TPU_PREFILL_OPTIONS),
+    compiler_options=chosen_options(TPU_PREFILL_OPTIONS),
 )
 def _read(
     drafter: Drafter, models: Models, state: DecodeState, chunk: int, begin: Int[Array, ""], end: Int[Array, ""]

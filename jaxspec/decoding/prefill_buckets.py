@@ -1,4 +1,4 @@
-"""Bucketed shapes, so that few programs are compiled: the chunk length of prefill and the rows of the cache."""
+"""Bucketed shapes, so that few programs are compiled: the chunk length of prefill and the length of the cache."""
 
 from collections.abc import Sequence
 
@@ -14,34 +14,34 @@ TOGETHER = 4096  # most tokens of all sequences in one chunk on an accelerator
 
 
 def shapes(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
-    """Tokens per chunk of prefill, and rows of the first cache."""
+    """Tokens per chunk of prefill, and length of the first cache."""
     longest = max(len(r.tokens) for r in requests)
     on_cpu = backend.time_grows_with_tokens()
     chunk = chunk_for(longest, backend.CPU_CHUNKS) if on_cpu else accelerator_chunk(longest, len(requests))
-    return chunk, power_of_two(rows_needed(spec, requests, chunk), SMALLEST_CACHE)
+    return chunk, power_of_two(cache_len_needed(spec, requests, chunk), SMALLEST_CACHE)
 
 
-def rows_needed(spec: Speculation, requests: Sequence[Request], chunk: int) -> int:
-    """Rows that the first cache needs for these requests."""
+def cache_len_needed(spec: Speculation, requests: Sequence[Request], chunk: int) -> int:
+    """Length that the first cache needs for these requests."""
     longest = max(len(r.tokens) for r in requests)
     ends = (len(r.tokens) + min(r.sampling.max_new_tokens, FIRST_STAGE) for r in requests)
     return max(whole_chunks(longest, chunk), *ends) + margin(spec)
 
 
-def rows_refilled(spec: Speculation, first: Sequence[Request], later: Sequence[Request]) -> int:
-    """Rows of the first cache if later requests refill the rows of the first ones.
+def cache_len_for_all(spec: Speculation, first: Sequence[Request], later: Sequence[Request]) -> int:
+    """Length of the first cache if later requests refill the rows of the first ones.
 
     They are rounded up to eighths of a power of two, not to a power of two: one program decodes all requests, and
-    attention on a CPU reads every row.
+    attention on a CPU reads every position.
     """
     everybody = [*first, *later]
     chunks, _ = shapes_ahead(spec, everybody, len(first))
-    read, refilled = rows_needed(spec, first, shapes(spec, first)[0]), rows_needed(spec, everybody, chunks[0])
+    read, refilled = cache_len_needed(spec, first, shapes(spec, first)[0]), cache_len_needed(spec, everybody, chunks[0])
     return eighths(max(read, refilled))
 
 
 def shapes_ahead(spec: Speculation, requests: Sequence[Request], batch: int) -> tuple[tuple[int, ...], int]:
-    """Chunk sizes, and rows of the cache, for prompts that are prefilled one by one between rounds of `batch` rows.
+    """Chunk sizes, and length of the cache, for prompts that are prefilled one by one between rounds of `batch` rows.
 
     The other rows wait for one chunk at a time. The rest of a prompt is read in chunks of the second size, if there is
     one.
@@ -85,7 +85,7 @@ def accelerator_chunk(longest: int, batch: int) -> int:
 
 
 def eighths(number: int) -> int:
-    """A number of rows rounded up to eighths of a power of two."""
+    """A length rounded up to eighths of a power of two."""
     step = max(SMALLEST_CACHE, power_of_two(number) // 8)
     return -(-number // step) * step
 

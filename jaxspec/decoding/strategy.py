@@ -43,7 +43,7 @@ FITTED = {"fitted": True}
 """Metadata of a field that follows from the drafter's weights, which users do not type."""
 
 
-class Priced(Strategy):
+class CostAware(Strategy):
     """A strategy with two settings in units of s_t(1): `cost` of a drafted level, and `verify` by number of nodes.
 
     None: to be measured on the device.
@@ -70,7 +70,7 @@ class Priced(Strategy):
     def needs_costs(self) -> bool:
         return self.cost is None or self.verify is None
 
-    def with_costs(self, table: CostTable) -> "Priced":
+    def with_costs(self, table: CostTable) -> "CostAware":
         """The same strategy; `cost` and `verify` are taken from the table if they are not given."""
         cost = round_ratio(table.level_cost(self.level_width)) if self.cost is None else self.cost
         measured = tuple((nodes, round_ratio(seconds / table.plain)) for nodes, seconds in table.verify)

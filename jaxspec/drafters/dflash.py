@@ -273,8 +273,8 @@ class Dflash(Drafter):
     def taps(self, models: Models) -> tuple[int, ...]:
         return models.draft.options.taps
 
-    def init(self, models: Models, batch: int, rows: int) -> DflashState:
-        cache = kv.allocate(models.draft.config, batch, rows, models.target.dtype)
+    def init(self, models: Models, batch: int, cache_len: int) -> DflashState:
+        cache = kv.allocate(models.draft.config, batch, cache_len, models.target.dtype)
         return DflashState(cache=cache, logits=None, hidden=None)
 
     def observe(self, models: Models, state: DflashState, committed: Committed) -> DflashState:

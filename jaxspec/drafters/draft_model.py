@@ -57,10 +57,10 @@ class DraftModel(Drafter):
         if shape.settings.get("quantize", "") not in (None, *KINDS):
             raise ValueError(f"must have the setting `quantize`, null or one of {', '.join(KINDS)}")
 
-    def init(self, models: Models, batch: int, rows: int) -> DraftModelState:
+    def init(self, models: Models, batch: int, cache_len: int) -> DraftModelState:
         config, dtype = models.draft.config, models.draft.dtype
         return DraftModelState(
-            cache=kv.allocate(config, batch, rows, dtype),
+            cache=kv.allocate(config, batch, cache_len, dtype),
             logits=jnp.zeros((batch, size_of(models.draft.draft_vocabulary, config.vocab_size)), jnp.float32),
             hidden=jnp.zeros((batch, config.hidden_size), dtype),
             nodes=None,

@@ -115,8 +115,8 @@ class Eagle(Drafter):
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> EagleHead:
         return EagleHead(shape.model, rngs=rngs, dtype=dtype, **shape.settings)
 
-    def init(self, models: Models, batch: int, rows: int) -> PairState:
-        return feature_pairs.empty(models.draft, batch, rows, models.target.dtype)
+    def init(self, models: Models, batch: int, cache_len: int) -> PairState:
+        return feature_pairs.empty(models.draft, batch, cache_len, models.target.dtype)
 
     def observe(self, models: Models, state: PairState, committed: Committed) -> PairState:
         return feature_pairs.observe(models, state, committed, committed.hidden)

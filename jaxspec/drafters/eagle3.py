@@ -185,8 +185,8 @@ class Eagle3(Drafter):
     def taps(self, models: Models) -> tuple[int, ...]:
         return models.draft.options.taps
 
-    def init(self, models: Models, batch: int, rows: int) -> PairState:
-        return feature_pairs.empty(models.draft, batch, rows, models.target.dtype)
+    def init(self, models: Models, batch: int, cache_len: int) -> PairState:
+        return feature_pairs.empty(models.draft, batch, cache_len, models.target.dtype)
 
     def observe(self, models: Models, state: PairState, committed: Committed) -> PairState:
         return feature_pairs.observe(models, state, committed, models.draft.fuse(committed.taps))

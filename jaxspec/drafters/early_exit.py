@@ -112,9 +112,9 @@ class EarlyExit(Drafter):
     def taps(self, models: Models) -> tuple[int, ...]:
         return (models.draft.first,) if models.draft.layers else ()
 
-    def init(self, models: Models, batch: int, rows: int) -> EarlyExitState:
+    def init(self, models: Models, batch: int, cache_len: int) -> EarlyExitState:
         head, dtype = models.draft, models.target.dtype
-        cache = kv.allocate(head.config, batch, rows, dtype, num_layers=len(head.layers))
+        cache = kv.allocate(head.config, batch, cache_len, dtype, num_layers=len(head.layers))
         return EarlyExitState(cache=cache, nodes=None, lower=None)
 
     def observe(self, models: Models, state: EarlyExitState, committed: Committed) -> EarlyExitState:
@@ -150,9 +150,9 @@ class EarlyExit(Drafter):
     ) -> tuple[Drafts, EarlyExitState]:
         assert state.lower is not None and state.nodes is not None, "root comes before expand"
         head, old = models.draft, state.lower
-        node, slots, rows = frontier.node, slots_of(tree, frontier), kv.capacity(prefix.cache)
+        node, slots, cache_len = frontier.node, slots_of(tree, frontier), kv.capacity(prefix.cache)
         at, mask = positions(prefix, take(tree.depth, node)), tree_mask(tree, node)
-        target, seen = models.target, visible(mask, prefix.length - 1, rows, slots)
+        target, seen = models.target, visible(mask, prefix.length - 1, cache_len, slots)
         start, angles = target.embed(take(tree.token, node)), rotary(target.config, at)
         over_lower = over_cache(seen, prefix.cache[: head.first], old.nodes)
         x, known, _ = run_layers(target.layers[: head.first], start, angles, over_lower)
@@ -179,17 +179,17 @@ class EarlyExit(Drafter):
         model, bottom = models.target, state.lower
         first = len(bottom.nodes)
         lower_cache, upper_cache = prefix.cache[:first], prefix.cache[first:]
-        at, cached, rows = positions(prefix, tree.depth), prefix.length - 1, kv.capacity(prefix.cache)
+        at, cached, cache_len = positions(prefix, tree.depth), prefix.length - 1, kv.capacity(prefix.cache)
         missing = tree.live & ~take(bottom.known, slots)
         found, leaf = jax.lax.top_k(missing.astype(jnp.float32), leaves)  # equal values keep their order
         put_at = jnp.where(found > 0, leaf, tree.token.shape[1])
         known = tuple(kv.gather_path(layer, slots) for layer in bottom.nodes)
-        seen, angles = visible(tree_mask(tree, leaf), cached, rows, put_at), rotary(model.config, take(at, leaf))
+        seen, angles = visible(tree_mask(tree, leaf), cached, cache_len, put_at), rotary(model.config, take(at, leaf))
         start = model.embed(take(tree.token, leaf))
         new, lower, _ = run_layers(model.layers[:first], start, angles, over_cache(seen, lower_cache, known))
         put = jax.vmap(lambda old, at, row: old.at[at].set(row, mode="drop"))
         hidden = put(take(bottom.hidden, slots), put_at, new)
-        seen, angles = visible(tree.ancestors, cached, rows), rotary(model.config, at)
+        seen, angles = visible(tree.ancestors, cached, cache_len), rotary(model.config, at)
         x, upper, inputs = run_layers(model.layers[first:], hidden, angles, over_cache(seen, upper_cache))
         taps = tuple(inputs[tap - first] for tap in self.taps(models))
         return Output(hidden=model.final_norm(x), nodes=(*lower, *upper), taps=taps)

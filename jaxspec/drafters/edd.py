@@ -89,9 +89,9 @@ class Edd(Drafter):
         after = models.draft.tap + 1
         return (after,) if after < models.target.config.num_layers else ()
 
-    def init(self, models: Models, batch: int, rows: int) -> EddState:
+    def init(self, models: Models, batch: int, cache_len: int) -> EddState:
         dtype = models.target.dtype
-        return EddState(cache=kv.allocate(models.draft.config, batch, rows, dtype), nodes=None)
+        return EddState(cache=kv.allocate(models.draft.config, batch, cache_len, dtype), nodes=None)
 
     def observe(self, models: Models, state: EddState, committed: Committed) -> EddState:
         (hidden,) = committed.taps or (committed.hidden,)

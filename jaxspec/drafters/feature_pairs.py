@@ -68,11 +68,11 @@ class PairHead(Protocol):
         ...
 
 
-def empty(head: PairHead, batch: int, rows: int, dtype: jnp.dtype) -> PairState:
+def empty(head: PairHead, batch: int, cache_len: int, dtype: jnp.dtype) -> PairState:
     """State before the first pair."""
     tokens = size_of(head.draft_vocabulary, head.config.vocab_size)
     return PairState(
-        cache=kv.allocate(head.config, batch, rows, dtype, num_layers=1),
+        cache=kv.allocate(head.config, batch, cache_len, dtype, num_layers=1),
         logits=jnp.zeros((batch, tokens), jnp.float32),
         hidden=jnp.zeros((batch, head.config.hidden_size), dtype),
         nodes=None,

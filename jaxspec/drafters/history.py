@@ -81,9 +81,9 @@ class WithHistory(Drafter):
     def taps(self, models: Models) -> tuple[int, ...]:
         return self.head.taps(models)
 
-    def init(self, models: Models, batch: int, rows: int) -> HistoryState:
+    def init(self, models: Models, batch: int, cache_len: int) -> HistoryState:
         return HistoryState(
-            head=self.head.init(models, batch, rows),
+            head=self.head.init(models, batch, cache_len),
             ahead=None,
             alone=suffix_match.unmatched(batch, LONGEST),
             against=suffix_match.unmatched(batch, LONGEST),
@@ -93,8 +93,8 @@ class WithHistory(Drafter):
             skipped=jnp.zeros(batch, bool),
         )
 
-    def enlarge(self, state: HistoryState, rows: int) -> HistoryState:
-        return dataclasses.replace(state, head=self.head.enlarge(state.head, rows))
+    def enlarge(self, state: HistoryState, cache_len: int) -> HistoryState:
+        return dataclasses.replace(state, head=self.head.enlarge(state.head, cache_len))
 
     def observe(self, models: Models, state: HistoryState, committed: Committed) -> HistoryState:
         drafted = (committed.count > 0) & ~state.copied & (state.ahead is not None)  # the head, in a round

@@ -207,7 +207,7 @@ class LayerSkip(Drafter):
             raise ValueError(f"is for a target of {theirs} layers, and this one has {target.num_layers}")
         check_layers(dict(shape.settings), target.num_layers)
 
-    def init(self, models: Models, batch: int, rows: int) -> LayerSkipState:
+    def init(self, models: Models, batch: int, cache_len: int) -> LayerSkipState:
         return LayerSkipState(nodes=None)
 
     def observe(self, models: Models, state: LayerSkipState, committed: Committed) -> LayerSkipState:

@@ -94,7 +94,7 @@ class Medusa(Drafter):
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> MedusaHeads:
         return MedusaHeads(shape.model.hidden_size, shape.model.vocab_size, rngs=rngs, dtype=dtype, **shape.settings)
 
-    def init(self, models: Models, batch: int, rows: int) -> MedusaState:
+    def init(self, models: Models, batch: int, cache_len: int) -> MedusaState:
         config, dtype = models.target.config, models.target.dtype
         return MedusaState(feature=jnp.zeros((batch, config.hidden_size), dtype))
 

@@ -43,7 +43,7 @@ class Ngram(Drafter):
         if not 1 < self.sharpness < float("inf"):
             raise ValueError(f"ngram: sharpness must exceed 1, the weight of recency, not {self.sharpness}")
 
-    def init(self, models: Models, batch: int, rows: int) -> MatchState:
+    def init(self, models: Models, batch: int, cache_len: int) -> MatchState:
         return suffix_match.unmatched(batch, self.longest)
 
     def observe(self, models: Models, state: MatchState, committed: Committed) -> MatchState:

@@ -1,4 +1,5 @@
-"""Continuous batching: prompts are prefilled during decoding, and take the slots of finished texts."""
+"""Continuous batching, the driver of all decoding: prompts are prefilled meanwhile, and take the rows of finished
+texts."""
 
 import contextlib
 import dataclasses
@@ -9,14 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.batch import data_parts
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.prefill_buckets import shapes_ahead, whole_chunks
 from jaxspec.decoding.request import Request
 from jaxspec.engine.generation import Generation, text_of_row
-from jaxspec.engine.prefix_cache import Prefix, go_on, kept, worth_keeping
-from jaxspec.engine.program import Program
+from jaxspec.engine.prefix_cache import CachedPrefix, go_on, kept, worth_keeping
 from jaxspec.engine.session import UNLIMITED, Session, Text
 from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.host.processes import fetch
@@ -46,10 +45,10 @@ class Group:
         return max(len(request.tokens) for _, request in self.requests.values()) - self.position
 
 
-class ReadingAhead:
-    """The prompts that wait for a row. For each part of the batch at most one is prefilled ahead.
+class PrefillQueue:
+    """The prompts that wait for a row of a session. For each part of the batch at most one is prefilled ahead.
 
-    So a free row is refilled without an idle round, and other rows wait for at most one chunk at a time. A shared
+    So a free row is filled again without an idle round, and other rows wait for at most one chunk at a time. A shared
     beginning of prompts is read once.
 
     Without a mesh a chunk is read in a thread of its own while the loop runs. A CPU then computes both at once; other
@@ -63,24 +62,22 @@ class ReadingAhead:
         kept: stored prefixes of waiting prompts, the shortest first.
     """
 
-    def __init__(
-        self, model: Checkpoint, program: Program, requests: Sequence[Request], begun: int, *, keep_state: bool
-    ):
+    def __init__(self, session: Session, keep_state: bool = False):
         """Sets up the queue. Nothing is read yet.
 
         Args:
-            requests: all requests of the call; the first `begun` already have rows.
+            session: a new one, in which the first of its requests have rows.
             keep_state: a row's controller keeps its state from the row's last text.
         """
-        self.model, self.program, self.requests, self.keep_state = model, program, requests, keep_state
-        self.waiting = deque(list(enumerate(requests))[begun:])
+        self.session, self.keep_state, self.slots = session, keep_state, len(session.texts)
+        self.waiting = deque(list(enumerate(session.requests))[self.slots :])
         self.group: Group | None = None
         self.ready: dict[int, Group] = {}
-        self.kept: list[Prefix] = []
-        self._thread = ThreadPoolExecutor(1, "prefill") if model.mesh is None else None
-        with model.context():
+        self.kept: list[CachedPrefix] = []
+        self._thread = ThreadPoolExecutor(1, "prefill") if session.model.mesh is None else None
+        with session.model.context():
             self.parts = data_parts()
-            self.chunks, self.rows = shapes_ahead(program.spec, requests, begun)
+            self.chunks, self.cache_len = shapes_ahead(session.program.spec, session.requests, self.slots)
 
     @property
     def pending(self) -> bool:
@@ -120,8 +117,8 @@ class ReadingAhead:
         if 2 * group.left <= chunk:  # smaller chunks need less padding
             chunk = self.chunks[-1]
             end = group.position + whole_chunks(group.left, chunk)
-        with self.model.context():
-            group.state = self.program.read(group.state, chunk, group.position, end)
+        with self.session.model.context():
+            group.state = self.session.program.read(group.state, chunk, group.position, end)
             jax.block_until_ready(group.state.length)
             if end in group.keep:
                 _, request = next(iter(group.requests.values()))
@@ -132,17 +129,22 @@ class ReadingAhead:
             self.ready |= dict.fromkeys(group.requests, group)
             self.group = None
 
-    def hand_over(self, session: Session, rows: int) -> bool:
-        """Refills free rows, among the first `rows`, with prompts that are ready. Returns whether any row was."""
-        size, given = session.done.size // self.parts, dict[int, int]()
-        for row in range(rows):
-            part = row // size
+    def fill(self) -> None:
+        """Fills free rows with prompts that are ready, and reads prompts as long as other rows are free."""
+        while self._insert_ready() and self.chunks_left and len(self.session.texts) < self.slots:
+            self.read_chunk()
+
+    def _insert_ready(self) -> bool:
+        """Fills free rows with prompts that are ready. Returns whether any was filled."""
+        session, given = self.session, dict[int, int]()
+        for row in range(self.slots):
+            part = row // (session.done.size // self.parts)
             if row not in session.texts and part in self.ready and part not in given.values():
                 given[row] = part
         for group in {id(group): group for group in self.ready.values()}.values():
             mine = {row: part for row, part in given.items() if self.ready.get(part) is group}
             if mine:
-                session.admit(group.state, {row: self._text(session, group, part) for row, part in mine.items()}, mine)
+                session.insert(group.state, {row: self._text(group, part) for row, part in mine.items()}, mine)
             for part in mine.values():
                 del self.ready[part]
         return bool(given)
@@ -155,8 +157,9 @@ class ReadingAhead:
         self.kept = [prefix for prefix in fitting if prefix.position in keep]
         # A part without a prompt reads another part's, so that its row has the shared beginning too.
         rows = [requests[part][1] if part in requests else asked[0] for part in range(self.parts)]
-        with self.model.context():
-            state = self.program.start_few(rows, self.model.config.eos, self.rows, self.requests)
+        session = self.session
+        with session.model.context():
+            state = session.program.start(rows, session.model.config.eos, self.cache_len, session.requests)
             position = 0
             if fitting:
                 state, position = go_on(state, fitting[-1]), fitting[-1].position
@@ -164,39 +167,53 @@ class ReadingAhead:
             state = dataclasses.replace(state, controller=None)
         return Group(requests, state, position, [end for end in keep if end > position])
 
-    def _text(self, session: Session, group: Group, part: int) -> Text:
+    def _text(self, group: Group, part: int) -> Text:
         place, request = group.requests[part]
-        return Text(place, request, session.round, group.seconds, session.decode_seconds)
+        return Text(place, request, self.session.round, group.seconds, self.session.decode_seconds)
 
 
 BETWEEN_STOPS = 8  # rounds between two looks for stop strings
 
 
-def refilled(session: Session, ahead: ReadingAhead, rows: int, stops: StopStrings) -> Iterator[tuple[int, Generation]]:
-    """Yields (index of the prompt, result) when each text is finished, in any order.
+def decode(queue: PrefillQueue, stops: StopStrings, rounds: int = UNLIMITED) -> Iterator[list[tuple[int, Generation]]]:
+    """Decodes all requests of a new session and its queue. Every caller of the engine runs this.
 
     Between two calls of the loop, free rows get prompts that are ready. During each call, one chunk of the next prompt
     is read.
 
     Args:
-        session: the batch, which decodes the first prompts.
-        ahead: the waiting prompts.
-        rows: number of used rows, from the first.
+        rounds: most rounds of one call of the loop.
+
+    Yields:
+        Before each call of the loop, and at the end: (index of the request, result) of the texts that are finished
+        since. Between two yields, `session.texts` are the others.
     """
-    while session.texts or ahead.pending:
-        for row in [row for row in session.texts if session.done[row]]:
-            result = text_of_row(session, row, stops)
-            yield session.texts.pop(row).place, result
-        while ahead.hand_over(session, rows) and ahead.chunks_left and len(session.texts) < rows:
-            ahead.read_chunk()
-        if not session.texts and ahead.chunks_left:
-            ahead.read_chunk()
+    session = queue.session
+    rounds = min(rounds, BETWEEN_STOPS if stops else UNLIMITED)
+    while session.texts or queue.pending:
+        ended = [row for row in session.texts if session.done[row]]
+        found = [text_of_row(session, row, stops) for row in ended]
+        yield [(session.release(row).place, result) for row, result in zip(ended, found, strict=True)]
+        queue.fill()
+        if not session.texts and queue.chunks_left:
+            queue.read_chunk()
         elif session.texts and not any(session.done[row] for row in session.texts):  # a first token may end a text
-            waits = ahead.chunks_left > 1 or (ahead.chunks_left and len(session.texts) < rows)
-            rounds = 1 if waits else BETWEEN_STOPS if stops else UNLIMITED
-            with ahead.reading():
-                session.advance(rounds, more=1)
+            waits = queue.chunks_left > 1 or (queue.chunks_left and len(session.texts) < queue.slots)
+            with queue.reading():
+                session.advance(1 if waits else rounds, more=1)
             session.stop(stopped_rows(session, stops) if stops else [])
+
+
+def snapshots(session: Session, stops: StopStrings, rounds: int) -> Iterator[tuple[Generation, bool]]:
+    """Decodes a new session of one request. Yields its result so far, every `rounds` rounds, and whether it is final.
+
+    The first one has the token from prefill.
+    """
+    for ended in decode(PrefillQueue(session), stops, rounds):
+        if not ended and session.texts:
+            yield text_of_row(session, 0, stops), False
+        for _, result in ended:
+            yield result, True
 
 
 def stopped_rows(session: Session, stops: StopStrings) -> list[int]:

@@ -10,7 +10,7 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.costs.calibration import how_run
 from jaxspec.costs.stored import read_speeds, speeds_key
 from jaxspec.engine.head_weights import fitted
-from jaxspec.host.processes import of_first
+from jaxspec.host.processes import broadcast_from_first
 from jaxspec.methods.method import Method, default_method, parse_method
 
 
@@ -54,7 +54,7 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
             return {"missing": str(error)}
         return {"fastest": fastest}
 
-    found = of_first(kept)
+    found = broadcast_from_first(kept)
     if "fastest" in found:
         return Default(parse_method(found["fastest"]), "the fastest by `jaxspec calibrate --all`")
     method = default_method(heads)

@@ -12,15 +12,15 @@ from jaxspec.costs.calibration import costs_of
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
-from jaxspec.engine.continuous_batching import BETWEEN_STOPS, ReadingAhead, refilled, stopped_rows
+from jaxspec.engine.continuous_batching import PrefillQueue, decode, snapshots
 from jaxspec.engine.default_method import default_of
-from jaxspec.engine.generation import Generation, all_texts, text_of_row
+from jaxspec.engine.generation import Generation, text_of_row
 from jaxspec.engine.head_weights import load_control, load_head, warn_of_chat_args
 from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.program import Program, program_of
 from jaxspec.engine.requests import GenerateSettings, Prompt, is_conversation, listed, requests_of
-from jaxspec.engine.session import UNLIMITED, Session
-from jaxspec.engine.stop_strings import StopStrings, Unfinished, pieces
+from jaxspec.engine.session import Session
+from jaxspec.engine.stop_strings import StopStrings, Unfinished
 from jaxspec.host import compilation
 from jaxspec.host.arguments import integer
 from jaxspec.host.compilation import compile_all
@@ -171,24 +171,34 @@ class Engine:
         requests = self.requests(prompts, **settings)
         batch_size = TOGETHER if batch_size is None else integer("batch_size", batch_size, 1)
         stops = StopStrings(stop, self.model.tokenizer)
-        options = {"log_probs": log_probs, "record": record, "keep_state": keep_state}
-        return self.run_refilled(requests, batch_size, stops, **options)
+        return self.decode(requests, batch_size, stops, keep_state=keep_state, log_probs=log_probs, record=record)
 
-    def run_refilled(
+    def decode(
         self,
         requests: Sequence[Request],
         batch_size: int = TOGETHER,
         stops: StopStrings | None = None,
         *,
         keep_state: bool = False,
-        **options: bool,
+        learnt: Sequence[Any] | None = None,
+        log_probs: bool = False,
+        record: bool = False,
     ) -> Iterator[tuple[int, Generation]]:
-        """`generate_iter` for at least one request; `options` are those of `program`."""
+        """`generate_iter` for at least one request.
+
+        Args:
+            learnt: the initial state of each row's controller, a `Generation.controller` or None; None: all start anew.
+        """
         stops = stops or StopStrings((), self.model.tokenizer)
         first, later = requests[:batch_size], requests[batch_size:]
-        program = self.program(requests, **options)
-        ahead = ReadingAhead(self.model, program, requests, len(first), keep_state=keep_state)
-        yield from refilled(Session(self.model, program, first, later=later), ahead, len(first), stops)
+        session = self.session(first, later, learnt=learnt, log_probs=log_probs, record=record)
+        for ended in decode(PrefillQueue(session, keep_state), stops):
+            yield from ended
+
+    def run(self, requests: Sequence[Request], stops: StopStrings | None = None, **options: Any) -> list[Generation]:
+        """The results of one batch, in the order of the requests; `options` are those of `decode`."""
+        found = dict(self.decode(requests, len(requests), stops, **options))
+        return [found[place] for place in range(len(requests))]
 
     def stream(
         self, prompt: Prompt, *, rounds: int = 4, stop: Sequence[str] = (), **settings: Unpack[GenerateSettings]
@@ -197,7 +207,8 @@ class Engine:
         rounds = integer("rounds", rounds, 1)
         (request,) = self.requests([prompt], **settings)
         stops, unfinished = StopStrings(stop, self.model.tokenizer), Unfinished(self.model.tokenizer)
-        yield from pieces(self.session([request]), stops, unfinished, rounds)
+        for found, final in snapshots(self.session([request]), stops, rounds):
+            yield from unfinished.more(found.text, final=final, hold=stops.longest)
 
     def warmup(
         self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True
@@ -268,33 +279,12 @@ class Engine:
     def session(
         self,
         requests: Sequence[Request],
+        later: Sequence[Request] = (),
         *,
-        log_probs: bool = False,
-        record: bool = False,
         learnt: Sequence[Any] | None = None,
         memory: PromptMemory | None = None,
+        **options: bool,
     ) -> Session:
-        """A batch after prefill, to be decoded in calls of the loop; see `Session`."""
-        program = self.program(requests, log_probs=log_probs, record=record)
-        return Session(self.model, program, requests, learnt, memory=memory)
-
-    def run(
-        self,
-        requests: Sequence[Request],
-        stops: StopStrings | None = None,
-        *,
-        log_probs: bool = False,
-        record: bool = False,
-        learnt: Sequence[Any] | None = None,
-    ) -> list[Generation]:
-        """Decodes one batch until every row is finished; benchmarks time this.
-
-        Args:
-            learnt: the initial state of each row's controller, a `Generation.controller` or None; None: all start anew.
-        """
-        stops = stops or StopStrings((), self.model.tokenizer)
-        session = self.session(requests, log_probs=log_probs, record=record, learnt=learnt)
-        while not session.finished:
-            session.advance(BETWEEN_STOPS if stops else UNLIMITED)
-            session.stop(stopped_rows(session, stops) if stops else [])
-        return all_texts(session, stops)
+        """A batch after prefill; the arguments are those of `Session`, and `options` those of `program`."""
+        program = self.program([*requests, *later], **options)
+        return Session(self.model, program, requests, learnt, later, memory)

@@ -72,7 +72,8 @@ class Generation:
         log_probs: [tokens] float, log-probability of each token under the target at temperature 1; None unless
             requested.
         rounds: tree and verdict of every round; None unless recorded.
-        prefill_seconds, decode_seconds: times of the batch that contained this prompt.
+        prefill_seconds: time of the prefill, shared with prompts that were prefilled together.
+        decode_seconds: time of the batch from this prompt's prefill to the end of its text.
         controller: the controller's final state: its arrays, without the axis B. It includes rounds after a stop
             string, but not the rounds of other rows.
     """
@@ -94,31 +95,11 @@ class Generation:
         return statistics_of([self.history])
 
 
-def all_texts(session: Session, stops: StopStrings) -> list[Generation]:
-    """The results of all rows, in their order."""
-    host = fetch(_what_counts(session.state))
-    return [_generation(session, host, row, row, stops) for row in sorted(session.texts)]
-
-
 def text_of_row(session: Session, row: int, stops: StopStrings) -> Generation:
-    """The result of one row. Only this row is copied to the host."""
+    """The result of one row, so far. Only this row is copied to the host."""
     with session.model.context():
         host = fetch(_one_row(_what_counts(session.state), row))
-    return _generation(session, host, 0, row, stops)
-
-
-def _what_counts(state: DecodeState) -> tuple:
-    return state.tokens, state.history, state.log_prob, state.trace, state.controller
-
-
-@jax.jit
-def _one_row(arrays: Any, row: Int[Array, ""] | int) -> Any:
-    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, row, 1), arrays)
-
-
-def _generation(session: Session, host: tuple, at: int, row: int, stops: StopStrings) -> Generation:
-    """The result of a row, whose index in the arrays on the host is `at`."""
-    text, (all_tokens, history, log_prob, trace, controller) = session.texts[row], jax.tree.map(lambda x: x[at], host)
+    text, (all_tokens, history, log_prob, trace, controller) = session.texts[row], jax.tree.map(lambda x: x[0], host)
     begin = len(text.request.tokens)
     kept, decoded, stopped = stops.cut(all_tokens[begin : int(session.length[row])].tolist(), text.request.tokens)
     tokens = all_tokens[begin : begin + kept].tolist()
@@ -138,3 +119,12 @@ def _generation(session: Session, host: tuple, at: int, row: int, stops: StopStr
         decode_seconds=session.decode_seconds - text.decoded_before,
         controller=controller,
     )
+
+
+def _what_counts(state: DecodeState) -> tuple:
+    return state.tokens, state.history, state.log_prob, state.trace, state.controller
+
+
+@jax.jit
+def _one_row(arrays: Any, row: Int[Array, ""] | int) -> Any:
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, row, 1), arrays)

@@ -19,7 +19,7 @@ LOOKED_AT = 32  # number of waiting prompts that are compared
 
 
 @dataclasses.dataclass(frozen=True)
-class Prefix:
+class CachedPrefix:
     """The result of prefilling whole chunks.
 
     Attributes:
@@ -40,12 +40,12 @@ class Prefix:
         return all(prompt[: len(self.tokens)] == self.tokens for prompt in prompts)
 
 
-def kept(state: DecodeState, tokens: Sequence[int], position: int) -> Prefix:
+def kept(state: DecodeState, tokens: Sequence[int], position: int) -> CachedPrefix:
     """The prefix of a state whose rows have all read the same first `position` tokens; its arrays are copies."""
-    return Prefix(list(tokens[: position + 1]), copied((state.cache, state.drafter)))
+    return CachedPrefix(list(tokens[: position + 1]), copied((state.cache, state.drafter)))
 
 
-def go_on(state: DecodeState, prefix: Prefix) -> DecodeState:
+def go_on(state: DecodeState, prefix: CachedPrefix) -> DecodeState:
     """A state before prefill, as if it had read the prefix. The prefix itself stays usable."""
     cache, drafter = copied(prefix.read)
     return dataclasses.replace(state, cache=cache, drafter=drafter)
@@ -93,31 +93,33 @@ class PromptMemory:
 
     Attributes:
         prefix: the stored chunks; None before the first prompt.
-        rows: rows of its caches; the next session needs at least as many.
+        cache_len: length of its caches; the next session needs at least as many.
         reused: tokens of the last prompt that were reused.
     """
 
-    prefix: Prefix | None = None
-    rows: int = 0
+    prefix: CachedPrefix | None = None
+    cache_len: int = 0
     reused: int = 0
 
     def prefill(self, program: Program, state: DecodeState, tokens: Sequence[int], chunk: int) -> DecodeState:
         """`Program.prefill` for one prompt, starting where it differs from the last one.
 
         Args:
-            state: before prefill, with the prompt in each row, and caches of at least `rows` rows.
+            state: before prefill, with the prompt in each row, and caches of at least `cache_len` positions.
             tokens: the prompt.
         """
         self.reused = self._usable(tokens, chunk)
-        rows, prefix = state.tokens.shape[1], self.prefix
+        cache_len, prefix = state.tokens.shape[1], self.prefix
         self.prefix = None  # enlarging deletes its arrays
         if prefix is not None and self.reused:
-            state = go_on(state, _enlarged(program.spec.drafter, prefix, rows) if rows > self.rows else prefix)
+            state = go_on(
+                state, _enlarged(program.spec.drafter, prefix, cache_len) if cache_len > self.cache_len else prefix
+            )
         end = (len(tokens) - 1) // chunk * chunk
         if end > self.reused:
             state = program.read(state, chunk, self.reused, end)
         if end:
-            self.prefix, self.rows = kept(state, tokens, end), rows
+            self.prefix, self.cache_len = kept(state, tokens, end), cache_len
         return program.read(state, chunk, end, END)
 
     def _usable(self, tokens: Sequence[int], chunk: int) -> int:
@@ -127,6 +129,6 @@ class PromptMemory:
         return self.prefix.position
 
 
-def _enlarged(drafter: Drafter, prefix: Prefix, rows: int) -> Prefix:
+def _enlarged(drafter: Drafter, prefix: CachedPrefix, cache_len: int) -> CachedPrefix:
     cache, state = prefix.read
-    return dataclasses.replace(prefix, read=(kv.enlarge(cache, rows), drafter.enlarge(state, rows)))
+    return dataclasses.replace(prefix, read=(kv.enlarge(cache, cache_len), drafter.enlarge(state, cache_len)))

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from jaxspec.decoding import loop
-from jaxspec.decoding.batch import IDLE, place_state, start, start_rows
+from jaxspec.decoding.batch import IDLE, padded, place_state, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill import compile_prefill, on_device, prefill, read
-from jaxspec.decoding.prefill_buckets import rows_refilled, shapes, shapes_ahead
+from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes, shapes_ahead
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import Method
@@ -30,24 +30,16 @@ class Program:
     models: Models
 
     def start(
-        self, requests: Sequence[Request], eos: Sequence[int], rows: int, later: Sequence[Request] = ()
+        self,
+        requests: Sequence[Request],
+        eos: Sequence[int],
+        cache_len: int,
+        among: Sequence[Request] | None = None,
     ) -> DecodeState:
-        """The state before prefill, on the current mesh; `later` as for `decoding.batch.start`."""
-        return start(self.spec, self.models, requests, eos, rows, later, self._alone)
-
-    def start_few(
-        self, requests: Sequence[Request], eos: Sequence[int], rows: int, among: Sequence[Request]
-    ) -> DecodeState:
-        """The state before prefill of exactly these requests; `among` as for `decoding.batch.start_rows`."""
-        return start_rows(self.spec, self.models, requests, eos, rows, among, self._alone)
-
-    @property
-    def _alone(self) -> Any:
-        """The device's sharding without a mesh, else None: the programs' outputs have it, so the first state must too.
-
-        Otherwise the loop would be compiled for two shardings.
-        """
-        return self.device if jax.sharding.get_abstract_mesh().empty else None
+        """The state before prefill, on the current mesh; the arguments are those of `decoding.batch.start`."""
+        # The programs' outputs have the device's sharding; another one here would compile the loop twice.
+        alone = self.device if jax.sharding.get_abstract_mesh().empty else None
+        return start(self.spec, self.models, requests, eos, cache_len, among, alone)
 
     @property
     def device(self) -> Any:
@@ -73,9 +65,9 @@ class Program:
             later: requests that will refill rows of the first ones.
         """
         everybody = [*requests, *later]
-        chunk, rows = shapes(self.spec, requests)
+        chunk, cache_len = shapes(self.spec, requests)
         if later:
-            rows = rows_refilled(self.spec, requests, later)
+            cache_len = cache_len_for_all(self.spec, requests, later)
         weights, drafter = id(self.models.draft), self.spec.drafter
 
         def abstract(begin: Callable[[Models], DecodeState]) -> DecodeState:
@@ -85,23 +77,23 @@ class Program:
             compiled = partial(compile_prefill, drafter, self.models, state, chunk)
             return {("prefill", drafter, weights, state.tokens.shape, chunk): compiled}
 
-        state = abstract(lambda models: start(self.spec, models, requests, eos, rows, later))
+        state = abstract(lambda models: start(self.spec, models, padded(requests), eos, cache_len, everybody))
         loop = lambda: LOOP.lower(self.spec, self.models, state, np.int32(0), np.int32(0)).compile()
         found = {**reading(state, chunk), ("loop", self.spec, weights, state.tokens.shape): loop}
         if later:
-            chunks, few_rows = shapes_ahead(self.spec, everybody, len(requests))
-            few = abstract(lambda models: start_rows(self.spec, models, later[:1], eos, few_rows, everybody))
+            chunks, cache_len = shapes_ahead(self.spec, everybody, len(requests))
+            one = abstract(lambda models: start(self.spec, models, later[:1], eos, cache_len, everybody))
             for each in chunks:
-                found |= reading(few, each)
+                found |= reading(one, each)
         return found
 
     def decode(self, state: DecodeState, rounds: int, enough: int) -> DecodeState:
         """Runs up to `rounds` rounds. It stops earlier if `enough` rows are finished or the cache is too small."""
         return LOOP(self.spec, self.models, state, np.int32(rounds), np.int32(enough))
 
-    def layout(self, batch: int, rows: int, mesh: AnyMesh) -> tuple[Models, DecodeState]:
+    def layout(self, batch: int, cache_len: int, mesh: AnyMesh) -> tuple[Models, DecodeState]:
         """Models and state for `batch` sequences, as `jax.ShapeDtypeStruct`s sharded over a split mesh."""
-        begin = lambda models: start_rows(self.spec, models, [IDLE] * batch, (), rows, [])
+        begin = lambda models: start(self.spec, models, [IDLE] * batch, (), cache_len)
         state = jax.eval_shape(begin, self.models)
         placed = Models(
             target=place(self.models.target, mesh),

@@ -186,12 +186,12 @@ def requests_of(
     for name in fields.keys() - known:
         refuse_stateful(name, fields[name])
     listed = encode(prompts, model, chat, ChatFormat({} if chat_args is None else chat_args, system))
-    spread = {name: one_each(name, value, len(listed)) for name, value in fields.items() if name in known}
+    by_prompt = {name: one_each(name, value, len(listed)) for name, value in fields.items() if name in known}
     if seeds is not None:
-        spread["seed"] = one_each("seeds", seeds, len(listed))
+        by_prompt["seed"] = one_each("seeds", seeds, len(listed))
     room, requests = model.config.model.usable_length, []
     for i, tokens in enumerate(listed):
-        own = dataclasses.replace(sampling, **{name: values[i] for name, values in spread.items()})
+        own = dataclasses.replace(sampling, **{name: values[i] for name, values in by_prompt.items()})
         left = room - own.max_new_tokens
         if len(tokens) > left and (truncate is None or left < 1):
             advice = "shorten the prompt, ask for fewer tokens, or leave out its beginning with truncate left"

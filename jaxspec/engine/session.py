@@ -1,5 +1,4 @@
-"""A batch of requests that is decoded in several calls of the loop. Rows of finished texts can take further
-requests."""
+"""A batch of requests on the device, decoded in several calls of the loop. Free rows can take further requests."""
 
 import dataclasses
 import time
@@ -10,14 +9,14 @@ import jax
 import numpy as np
 
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding.batch import admit, restore_controller
+from jaxspec.decoding.batch import insert, padded, restore_controller
 from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
-from jaxspec.decoding.prefill_buckets import rows_refilled, shapes
+from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes
 from jaxspec.decoding.request import Request
 from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.program import Program
 from jaxspec.host import compilation
-from jaxspec.host.processes import fetch, put_like
+from jaxspec.host.processes import fetch, shard_like
 
 UNLIMITED = 2**30
 
@@ -47,7 +46,8 @@ class Session:
 
     Attributes:
         state: the state after the last call; its arrays are donated to the next call.
-        texts: by row, the texts whose results were not returned yet.
+        texts: by row, the texts that are being decoded, or whose results were not returned yet.
+        requests: all requests of the call; those that have no row yet are the last ones.
         length, done: [B], the state's arrays on the host.
         round: number of rounds so far.
         prefill_seconds, decode_seconds: times so far.
@@ -66,18 +66,18 @@ class Session:
 
         Args:
             learnt: the initial state of each row's controller, a `Generation.controller` or None; None: all start anew.
-            later: requests that may refill a row; the first cache has room for each of them.
+            later: requests that take the rows of finished texts; the first cache has room for each of them.
             memory: for a single request, the stored prefix of the last prompt; it is updated with this prompt.
         """
         compilation.make_room_for_more()
-        self.model, self.program = model, program
+        self.model, self.program, self.requests = model, program, [*requests, *later]
         with model.context():
-            chunk, self.rows = shapes(program.spec, requests)
+            chunk, self.cache_len = shapes(program.spec, requests)
             if later:
-                self.rows = rows_refilled(program.spec, requests, later)
+                self.cache_len = cache_len_for_all(program.spec, requests, later)
             if memory is not None:
-                self.rows = max(self.rows, memory.rows)
-            state = program.start(requests, model.config.eos, self.rows, later)
+                self.cache_len = max(self.cache_len, memory.cache_len)
+            state = program.start(padded(requests), model.config.eos, self.cache_len, self.requests)
             if learnt is not None:
                 state = dataclasses.replace(state, controller=restore_controller(state.controller, learnt))
             jax.block_until_ready(state.length)
@@ -104,9 +104,9 @@ class Session:
         """
         enough = self.done.size if more is None else min(int(self.done.sum()) + more, self.done.size)
         with self.model.context():
-            if np.where(self.done, 0, self.length).max() + margin(self.program.spec) > self.rows:
-                self.rows *= 2
-                self.state = enlarge(self.program.spec.drafter, self.state, self.rows)
+            if np.where(self.done, 0, self.length).max() + margin(self.program.spec) > self.cache_len:
+                self.cache_len *= 2
+                self.state = enlarge(self.program.spec.drafter, self.state, self.cache_len)
             began = time.perf_counter()
             self.state = self.program.decode(self.state, rounds, enough)
             self._look()
@@ -116,13 +116,17 @@ class Session:
         """Marks these rows as finished."""
         if rows:
             self.done = self.done | np.isin(np.arange(len(self.done)), list(rows))
-            self.state = dataclasses.replace(self.state, done=put_like(self.done, self.state.done))
+            self.state = dataclasses.replace(self.state, done=shard_like(self.done, self.state.done))
 
-    def admit(self, fresh: DecodeState, texts: Mapping[int, Text], part_of: Mapping[int, int]) -> None:
-        """Refills rows with prefilled prompts.
+    def release(self, row: int) -> Text:
+        """Makes a row free for another text, and returns its last one."""
+        return self.texts.pop(row)
+
+    def insert(self, fresh: DecodeState, texts: Mapping[int, Text], part_of: Mapping[int, int]) -> None:
+        """Writes prefilled prompts into free rows.
 
         Args:
-            fresh: as for `decoding.batch.admit`.
+            fresh: as for `decoding.batch.insert`.
             texts: the new text of each row.
             part_of: the part of the batch of each row, which is also its row in `fresh`.
         """
@@ -131,7 +135,7 @@ class Session:
         for at, part in part_of.items():
             row[part], chosen[part] = at % (self.done.size // parts), True
         with self.model.context():
-            self.state = admit(self.state, fresh, row, chosen)
+            self.state = insert(self.state, fresh, row, chosen)
         self.texts |= texts
         self._look()
 

@@ -3,9 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxspec.engine.session import Session
-from jaxspec.host.processes import fetch
-
 
 class StopStrings:
     """Strings that end a text at their first occurrence. Its truth value is false without any string.
@@ -76,13 +73,3 @@ class Unfinished:
         if end > self.shown:
             yield text[self.shown : end]
             self.shown = end
-
-
-def pieces(session: Session, stops: StopStrings, unfinished: Unfinished, rounds: int) -> Iterator[str]:
-    """Decodes a batch of one prompt, `rounds` rounds at a time, and yields each new part of its text."""
-    prompt, stopped = session.texts[0].request.tokens, False
-    while not stopped:
-        session.advance(rounds)
-        _, text, stopped = stops.cut(fetch(session.state.tokens)[0, len(prompt) : session.length[0]].tolist(), prompt)
-        stopped |= session.finished
-        yield from unfinished.more(text, final=stopped, hold=stops.longest)

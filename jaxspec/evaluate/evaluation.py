@@ -22,7 +22,7 @@ from jaxspec.evaluate.runner import Workload
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.json_lines import append_lines, flat, to_line
-from jaxspec.host.processes import is_first, of_first
+from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.options.main import Eval
 
@@ -117,7 +117,7 @@ def answered(plan: Workload, engine: Engine, asked: Sequence[Asked], settings: E
             for number, sample in open_
         ]
         engine.compile(requests, settings.batch_size)
-        for place, found in engine.run_refilled(requests, settings.batch_size, stops, keep_state=settings.keep_state):
+        for place, found in engine.decode(requests, settings.batch_size, stops, keep_state=settings.keep_state):
             key = open_[place]
             turns[key].append(found)
             if len(turns[key]) == len(plan.questions[key[0]].turns):
@@ -205,7 +205,7 @@ class AnswerFile:
         """
         if path is None:
             return cls(None, settings, [])
-        lines = of_first(lambda: _resume(path, settings))
+        lines = broadcast_from_first(lambda: _resume(path, settings))
         return cls(path if is_first() else None, settings, lines)
 
     @property

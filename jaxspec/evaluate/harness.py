@@ -228,7 +228,7 @@ class Jaxspec(TemplateLM):
         with progress("answer", len(requests)) as shown:
             for stops, asked in groups.items():
                 self.engine.compile(asked, self.batch_size)
-                texts = self.engine.run_refilled(asked, self.batch_size, StopStrings(stops, self.tokenizer))
+                texts = self.engine.decode(asked, self.batch_size, StopStrings(stops, self.tokenizer))
                 for place, text in texts:
                     found[asked[place].index] = text.text
                     shown.advance()

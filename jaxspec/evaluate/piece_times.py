@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxspec.costs.jobs import Job, half_way, judge_job, learn_job, resume_job, target_job, to_depth
 from jaxspec.costs.timing import RoundPair, round_pair, seconds_per_unit
-from jaxspec.decoding.batch import start
+from jaxspec.decoding.batch import padded
 from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
@@ -55,7 +55,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
             return work(*given)
 
     with engine.model.context():
-        batch = start(specs[next(iter(engines))], engine.models, requests, (), rows).length.shape[0]
+        batch = len(padded(requests))
         jobs: dict[tuple, Job] = {
             ("target", size): target_job(engine.models.target, batch, size, rows) for size in sizes
         }

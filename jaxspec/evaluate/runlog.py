@@ -10,7 +10,7 @@ from typing import Any
 from jaxspec.engine.generation import Round
 from jaxspec.host.atomic import check_folder
 from jaxspec.host.json_lines import LineLog
-from jaxspec.host.processes import is_first, of_first
+from jaxspec.host.processes import broadcast_from_first, is_first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class RunLog:
         self.log = None if path is None else LineLog(path, "the log of a bench run", "another file")
         if self.log is None:
             return
-        self.measured, answers = of_first(partial(_resume, self.log, settings, is_whole))
+        self.measured, answers = broadcast_from_first(partial(_resume, self.log, settings, is_whole))
         self.answers = [_answer(line) for line in answers]
 
     def add(self, answers: Sequence[Answer]) -> None:

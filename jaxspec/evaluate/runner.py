@@ -180,7 +180,7 @@ def measure(
         {name: warm(engine, requests, _of_pass(learnt[name], i)) for name, engine in engines.items()}
         for i in range(repeats)
     ]
-    return {name: [_turn([one[name][row] for one in passes]) for row in range(len(requests))] for name in engines}
+    return {name: [_turn([one[name] for one in passes], row) for row in range(len(requests))] for name in engines}
 
 
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
@@ -210,8 +210,9 @@ def compilations() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def _turn(passes: Sequence[Generation]) -> Turn:
-    first = passes[0]
+def _turn(passes: Sequence[Sequence[Generation]], row: int) -> Turn:
+    """A row of a batch that was decoded once or several times."""
+    first = passes[0][row]
     trees = [tree_to_json(round_) for round_ in first.rounds or ()]
     return Turn(
         prompt=first.prompt_tokens,
@@ -219,9 +220,9 @@ def _turn(passes: Sequence[Generation]) -> Turn:
         text=first.text,
         rounds=to_rows(first.history),
         trees=trees,
-        prefill_seconds=[one.prefill_seconds for one in passes],
-        decode_seconds=[one.decode_seconds for one in passes],
-        learnt=[[leaf.tolist() for leaf in jax.tree.leaves(one.controller)] for one in passes],
+        prefill_seconds=[max(text.prefill_seconds for text in texts) for texts in passes],
+        decode_seconds=[max(text.decode_seconds for text in texts) for texts in passes],
+        learnt=[[leaf.tolist() for leaf in jax.tree.leaves(texts[row].controller)] for texts in passes],
         calibration=tally(trees),
     )
 

@@ -92,7 +92,7 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
 def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
     """The same for several processes that see the same disk and write into one folder; the first looks after it."""
     if not processes.is_first():
-        name, problem = json.loads(processes.agreed(""))
+        name, problem = json.loads(processes.broadcast_text(""))
         if problem:
             raise ValueError(problem)
         yield out.absolute().parent / name
@@ -102,9 +102,9 @@ def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
         try:
             temporary = stack.enter_context(staged(out, needed))
         except (ValueError, DiskFullError) as error:  # the others would wait
-            processes.agreed(json.dumps(["", str(error)]))
+            processes.broadcast_text(json.dumps(["", str(error)]))
             raise
-        processes.agreed(json.dumps([temporary.name, ""]))
+        processes.broadcast_text(json.dumps([temporary.name, ""]))
         yield temporary
         processes.wait()
 

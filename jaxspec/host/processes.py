@@ -1,9 +1,9 @@
 """Several processes that run the same program, each with some of the devices: joining them, and what they exchange.
 
 All of them read the same prompts and text and take the same steps, since every step of one waits for the others'. So
-values that depend on a clock, a signal or a file of one host must be broadcast first (`largest`, `of_first`). The first
-process alone prints and writes, into a folder that all of them see; only of a run's checkpoints does each write its own
-part (Orbax).
+values that depend on a clock, a signal or a file of one host must be broadcast first (`largest`,
+`broadcast_from_first`). The first process alone prints and writes, into a folder that all of them see; only of a run's
+checkpoints does each write its own part (Orbax).
 """
 
 import json
@@ -130,7 +130,7 @@ def _same(value: jax.Array) -> jax.Array:
     return value
 
 
-def spread(array: np.ndarray) -> np.ndarray | jax.Array:
+def split_over_hosts(array: np.ndarray) -> np.ndarray | jax.Array:
     """An array that every process has, cut over them along the first axis that they divide, so that each writes a part
     of it; as it is where there is one process."""
     if (count := jax.process_count()) == 1:
@@ -141,12 +141,12 @@ def spread(array: np.ndarray) -> np.ndarray | jax.Array:
     return put(array, NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "host")))
 
 
-def put_like(value: np.ndarray, old: jax.Array) -> jax.Array:
+def shard_like(value: np.ndarray, old: jax.Array) -> jax.Array:
     """The value with the sharding of `old`."""
     return put(value, old.sharding) if isinstance(old.sharding, NamedSharding) else jax.numpy.asarray(value)
 
 
-def agreed(text: str) -> str:
+def broadcast_text(text: str) -> str:
     """Collective: broadcasts the first process's text to every process."""
     if jax.process_count() == 1:
         return text
@@ -157,7 +157,7 @@ def agreed(text: str) -> str:
     return broadcast_one_to_all(np.resize(ours, length)).astype(np.uint8).tobytes().decode()
 
 
-def of_first(work: Callable[[], Any]) -> Any:
+def broadcast_from_first(work: Callable[[], Any]) -> Any:
     """Calls `work` in the first process only, and returns its result, which must be JSON, in all processes.
 
     Use it for decisions that depend on the files, clocks or libraries of one host.
@@ -169,16 +169,16 @@ def of_first(work: Callable[[], Any]) -> Any:
     if jax.process_count() == 1:
         return work()
     if not is_first():
-        found, problem, is_input = json.loads(agreed(""))
+        found, problem, is_input = json.loads(broadcast_text(""))
         if problem is not None:
             raise (ValueError if is_input else RuntimeError)(problem)
         return found
     try:
         told = json.dumps([work(), None, False])
     except Exception as error:  # the others would wait for ever
-        agreed(json.dumps([None, str(error), isinstance(error, ValueError)]))
+        broadcast_text(json.dumps([None, str(error), isinstance(error, ValueError)]))
         raise
-    return json.loads(agreed(told))[0]
+    return json.loads(broadcast_text(told))[0]
 
 
 def largest(number: float) -> float:

@@ -118,7 +118,7 @@ def has_tpu_options() -> bool:
     return os.environ.get("JAXSPEC_TPU_OPTIONS") == "1"
 
 
-def if_on(options: Mapping[str, str]) -> dict[str, str] | None:
+def chosen_options(options: Mapping[str, str]) -> dict[str, str] | None:
     """The `compiler_options` of a program: None unless the user turned options for TPUs on before importing jaxspec.
 
     Compilers of other devices refuse them.

@@ -43,11 +43,11 @@ NODE_AXES = ("batch", "kv_heads", None, None)
 
 
 def allocate(
-    config: LlamaConfig, batch: int, rows: int, dtype: jnp.dtype, num_layers: int | None = None
+    config: LlamaConfig, batch: int, cache_len: int, dtype: jnp.dtype, num_layers: int | None = None
 ) -> tuple[KV, ...]:
-    """Zeroed keys and values of `rows` rows, for `num_layers` layers (None: all)."""
+    """Zeroed keys and values of `cache_len` positions, for `num_layers` layers (None: all)."""
     heads, dim = config.num_kv_heads, config.head_dim
-    k, v = (batch, heads, dim, rows), (batch, heads, rows, dim)
+    k, v = (batch, heads, dim, cache_len), (batch, heads, cache_len, dim)
     count = config.num_layers if num_layers is None else num_layers
     return tuple(KV(k=jnp.zeros(k, dtype), v=jnp.zeros(v, dtype)) for _ in range(count))
 
@@ -127,22 +127,22 @@ def _write_by_rows(old: Array, new: Array, start: Int[Array, " B"], axis: int) -
     return old
 
 
-def enlarge(cache: tuple[KV, ...], rows: int) -> tuple[KV, ...]:
-    """The same cache with capacity for `rows` rows. Deletes the arrays of the old cache, except while tracing.
+def enlarge(cache: tuple[KV, ...], cache_len: int) -> tuple[KV, ...]:
+    """The same cache with `cache_len` positions. Deletes the arrays of the old cache, except while tracing.
 
     It goes layer by layer, so that at most one layer is held twice.
     """
-    return tuple(_replaced(layer, _enlarged(layer, rows)) for layer in cache)
+    return tuple(_replaced(layer, _enlarged(layer, cache_len)) for layer in cache)
 
 
-@partial(jax.jit, static_argnames="rows")
-def _enlarged(layer: KV, rows: int) -> KV:
-    held = partial(_padded, rows=rows // split_rows.parts())
-    return on_each_device(held, (layer, axes), out=(jax.eval_shape(partial(_padded, rows=rows), layer), axes))
+@partial(jax.jit, static_argnames="cache_len")
+def _enlarged(layer: KV, cache_len: int) -> KV:
+    held = partial(_padded, cache_len=cache_len // split_rows.parts())
+    return on_each_device(held, (layer, axes), out=(jax.eval_shape(partial(_padded, cache_len=cache_len), layer), axes))
 
 
-def _padded(layer: KV, rows: int) -> KV:
-    more, none = (0, rows - capacity((layer,))), (0, 0)
+def _padded(layer: KV, cache_len: int) -> KV:
+    more, none = (0, cache_len - capacity((layer,))), (0, 0)
     return KV(k=jnp.pad(layer.k, (none, none, none, more)), v=jnp.pad(layer.v, (none, none, more, none)))
 
 
@@ -161,5 +161,5 @@ def constrained(cache: tuple[KV, ...]) -> tuple[KV, ...]:
 
 
 def capacity(cache: tuple[KV, ...]) -> int:
-    """Rows of the cache, S."""
+    """Length of the cache, S."""
     return cache[0].v.shape[2]

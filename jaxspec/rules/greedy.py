@@ -48,8 +48,8 @@ def log_sum(logits: Float[Array, "*B V"], peak: Float[Array, "*B 1"]) -> Float[A
 
 def follow(tree: DraftTree, target_tokens: Int[Array, "B N"], depth: int) -> Verdict:
     """Follows the path from the root while a child equals the target's token after its parent."""
-    said = jnp.take_along_axis(target_tokens, jnp.maximum(tree.parent, 0), axis=1)
-    return go_down(tree, tree.token == said, target_tokens, depth)
+    wanted = jnp.take_along_axis(target_tokens, jnp.maximum(tree.parent, 0), axis=1)
+    return go_down(tree, tree.token == wanted, target_tokens, depth)
 
 
 def go_down(tree: DraftTree, agrees: Bool[Array, "B N"], target_tokens: Int[Array, "B N"], depth: int) -> Verdict:

@@ -178,7 +178,7 @@ class Checker:
         compilation.make_room(0.5)
         engine.compile(workload.requests, workload.batch_size)
         stops = StopStrings(workload.stops, self.model.tokenizer)
-        found = dict(engine.run_refilled(workload.requests, workload.batch_size, stops))
+        found = dict(engine.decode(workload.requests, workload.batch_size, stops))
         return [found[place].tokens for place in range(len(workload.requests))]
 
     def _engine(self, name: str) -> Engine:

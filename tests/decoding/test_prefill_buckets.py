@@ -7,8 +7,8 @@ from jaxspec.decoding.decode_state import margin
 from jaxspec.decoding.prefill_buckets import (
     SMALLEST_CACHE,
     accelerator_chunk,
-    rows_needed,
-    rows_refilled,
+    cache_len_for_all,
+    cache_len_needed,
     shapes,
     shapes_ahead,
     whole_chunks,
@@ -40,9 +40,9 @@ def test_a_prompt_that_fills_its_chunks_takes_no_further_one():
 def test_the_longest_prompt_and_the_largest_budget_are_not_added_where_no_text_has_both():
     """Attention reads every row of a cache on a CPU."""
     long, chatty = (Request([0] * tokens, SamplingParams(max_new_tokens=new)) for tokens, new in ((352, 20), (90, 180)))
-    assert rows_needed(PLAIN, [long, chatty], 128) == 384 + margin(PLAIN)
-    assert rows_needed(PLAIN, [long, chatty], 32) == 372 + margin(PLAIN)
-    assert rows_refilled(PLAIN, [long], [chatty]) == 448
+    assert cache_len_needed(PLAIN, [long, chatty], 128) == 384 + margin(PLAIN)
+    assert cache_len_needed(PLAIN, [long, chatty], 32) == 372 + margin(PLAIN)
+    assert cache_len_for_all(PLAIN, [long], [chatty]) == 448
 
 
 def test_a_chunk_that_others_wait_for_is_shorter_where_their_rounds_are():
@@ -56,8 +56,8 @@ def test_a_prompt_that_is_read_ahead_fits_the_batch_that_it_comes_to(sizes: list
     requests = [Request([0] * tokens, SamplingParams(max_new_tokens=new)) for tokens, new in sizes]
     first, later = requests[:batch], requests[batch:]
     chunks, ahead = shapes_ahead(PLAIN, requests, len(first))
-    rows = rows_refilled(PLAIN, first, later)
+    rows = cache_len_for_all(PLAIN, first, later)
     assert rows >= ahead >= max(whole_chunks(tokens, chunks[0]) for tokens, _ in sizes) + margin(PLAIN)
     largest = max(chunks[0], shapes(PLAIN, first)[0])  # the first are read before anybody waits
-    assert rows <= max(1.25 * rows_needed(PLAIN, requests, largest), SMALLEST_CACHE) + SMALLEST_CACHE
+    assert rows <= max(1.25 * cache_len_needed(PLAIN, requests, largest), SMALLEST_CACHE) + SMALLEST_CACHE
     assert rows % SMALLEST_CACHE == 0

@@ -14,9 +14,10 @@ import pytest
 
 from jaxspec import Engine, load
 from jaxspec.decoding import batch
-from jaxspec.decoding.batch import start_rows
+from jaxspec.decoding.batch import start
 from jaxspec.decoding.decode_state import DecodeState
-from jaxspec.engine.continuous_batching import ReadingAhead, refilled
+from jaxspec.engine.continuous_batching import PrefillQueue, decode
+from jaxspec.engine.generation import Generation
 from jaxspec.engine.program import Program
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.session import Session
@@ -28,6 +29,11 @@ from tests.lossless import harness
 METHOD = "draft-model+chain,length=3"
 PROMPTS = ["abcabc", "the first of the two", "x", "yes " * 20, "abcabcabcabc", "a b c d", "zz", "again and again"]
 BUDGETS = [30, 3, 17, 24, 1, 40, 9, 25]
+
+
+def results(queue: PrefillQueue) -> dict[int, Generation]:
+    """By request, the result of a whole session."""
+    return dict(pair for ended in decode(queue, StopStrings((), queue.session.model.tokenizer)) for pair in ended)
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +83,10 @@ def test_prompts_that_fill_their_chunks_and_the_clock_of_their_row(model, engine
     requests = requests_of(model, prompts, max_new_tokens=[4, 9, 7, 12], temperature=1.0, seed=1)
     program = engine.program(requests)
     session = Session(model, program, requests[:1], later=requests[1:])
-    ahead = ReadingAhead(model, program, requests, 1, keep_state=False)
-    assert ahead.chunks == (64, 32)
+    queue = PrefillQueue(session)
+    assert queue.chunks == (64, 32)
     began = time.perf_counter()
-    found = dict(refilled(session, ahead, 1, StopStrings((), model.tokenizer)))
+    found = results(queue)
     took = time.perf_counter() - began
     for place, together in enumerate(engine.run(requests)):
         assert found[place].tokens == together.tokens
@@ -101,7 +107,7 @@ def test_a_refilled_row_is_the_new_text_whole(keeps: bool):
 
     def filled(count: int, rows: int) -> DecodeState:
         asked = harness.requests([[1, 2]] * count, 9, top_k=3, top_p=0.5, temperature=0.7)
-        state = start_rows(spec, harness.weights(spec, known), asked, (), rows, asked)
+        state = start(spec, harness.weights(spec, known), asked, (), rows)
 
         def fill(leaf: jax.Array) -> jax.Array:
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -118,7 +124,7 @@ def test_a_refilled_row_is_the_new_text_whole(keeps: bool):
     if keeps:
         new = dataclasses.replace(new, controller=None)
     before, fresh = numbers(old), numbers(new)
-    after = numbers(batch.admit(old, new, np.array([2]), np.array([True])))
+    after = numbers(batch.insert(old, new, np.array([2]), np.array([True])))
     stays = {"eos", "round", "history", "trace", *["controller"] * keeps}
     for field in dataclasses.fields(after):
         found, was = (jax.tree.leaves(getattr(state, field.name)) for state in (after, before))
@@ -162,14 +168,13 @@ def test_the_cache_grows_while_rows_are_refilled(model):
     program = engine.program(requests)
     brief = requests_of(model, prompts, max_new_tokens=5)  # with no room for the longer texts
     session = Session(model, program, requests[:2], later=brief)
-    ahead = ReadingAhead(model, program, requests, 2, keep_state=False)
-    rows = session.rows
-    found = dict(refilled(session, ahead, 2, StopStrings((), model.tokenizer)))
-    assert session.rows > rows
+    session.requests, before = requests, session.cache_len
+    found = results(PrefillQueue(session))
+    assert session.cache_len > before
     for place, alone in enumerate(expected):
         assert found[place].tokens == alone.tokens
         assert np.array_equal(found[place].history.committed, alone.history.committed)
-    assert session.round > session.rows, "no column was used twice"
+    assert session.round > session.cache_len, "no column was used twice"
 
 
 @pytest.mark.parametrize(
@@ -183,19 +188,19 @@ def test_no_row_idles_while_prompts_wait(rows: int, method: str, longest: int, m
     engine = Engine(model, method)
     program = engine.program(requests)
     session = Session(model, program, requests[:rows], later=requests[rows:])
-    ahead = ReadingAhead(model, program, requests, rows, keep_state=False)
+    queue = PrefillQueue(session)
     idle, waiting_rounds, advance = 0, 0, session.advance
 
     def watched(*given, **named):
         nonlocal idle, waiting_rounds
-        before, waits, free = session.round, ahead.pending, rows - len(session.texts)
+        before, waits, free = session.round, queue.pending, rows - len(session.texts)
         advance(*given, **named)
         if waits:
             waiting_rounds += rows * (session.round - before)
             idle += free * (session.round - before)
 
     monkeypatch.setattr(session, "advance", watched)
-    found = dict(refilled(session, ahead, rows, StopStrings((), model.tokenizer)))
+    found = results(queue)
     assert idle <= 0.03 * waiting_rounds
     free = [0] * rows
     for place in range(40):  # list scheduling in order of arrival
@@ -211,8 +216,8 @@ def test_one_admission_stalls_the_others_for_a_chunk_beside_each_round(model, mo
     engine, rows = Engine(model, "plain"), 4
     program = engine.program(requests)
     session = Session(model, program, requests[:rows], later=requests[rows:])
-    ahead = ReadingAhead(model, program, requests, rows, keep_state=False)
-    chunks, beside, read, reading = [], [], Program.read, ahead.reading
+    queue = PrefillQueue(session)
+    chunks, beside, read, reading = [], [], Program.read, queue.reading
 
     def watched_read(self, state, chunk, begin, end):
         chunks.extend([chunk] * len(range(begin, min(end, len(long)), chunk)))
@@ -226,8 +231,8 @@ def test_one_admission_stalls_the_others_for_a_chunk_beside_each_round(model, mo
         beside.append((chunks[chunks_before:], session.round - rounds_before))
 
     monkeypatch.setattr(Program, "read", watched_read)
-    monkeypatch.setattr(ahead, "reading", watched)
-    found = dict(refilled(session, ahead, rows, StopStrings((), model.tokenizer)))
+    monkeypatch.setattr(queue, "reading", watched)
+    found = results(queue)
     while_reading = [each for each in beside if each[0]]
     assert while_reading[:-1] == [([32], 1)] * 4  # 150 tokens are five chunks, each beside one round
     assert while_reading[-1][0] == [32]
@@ -240,10 +245,10 @@ def test_a_row_is_handed_on_without_a_copy_of_the_cache(model, engine):
     program = engine.program(requests)
     session = Session(model, program, requests)
     with model.context():
-        fresh = program.start_few(requests[:1], (), 64, requests)
+        fresh = program.start(requests[:1], (), 64)
         given = (session.state, fresh, np.zeros(1, np.int32), np.ones(1, bool))
-        admit: Any = batch.admit  # a jitted function has methods that its type does not show
-        text = admit.lower(*given).compile().as_text()
+        insert: Any = batch.insert  # a jitted function has methods that its type does not show
+        text = insert.lower(*given).compile().as_text()
     for leaf in jax.tree.leaves(session.state.cache):
         shape = ",".join(map(str, leaf.shape))
         assert f"f32[{shape}]" in text

@@ -171,8 +171,8 @@ class Mine(jaxspec.Drafter):
     abstains: ClassVar[bool] = True
     reach: int = 3
 
-    def init(self, models: jaxspec.Models, batch: int, rows: int) -> Any:
-        return Ngram(longest=self.reach).init(models, batch, rows)
+    def init(self, models: jaxspec.Models, batch: int, cache_len: int) -> Any:
+        return Ngram(longest=self.reach).init(models, batch, cache_len)
 
     def observe(self, models: jaxspec.Models, state: Any, committed: Committed) -> Any:
         return Ngram(longest=self.reach).observe(models, state, committed)

@@ -11,7 +11,7 @@ import pytest
 import jaxspec
 from jaxspec.checkpoint.parameters import read_arrays, read_shapes
 from jaxspec.convert.llama import export
-from jaxspec.host.processes import check_alone, has_neighbours, join, largest, of_first
+from jaxspec.host.processes import broadcast_from_first, check_alone, has_neighbours, join, largest
 from jaxspec.options.shared import Devices
 from jaxspec.train.run.folder import Run
 from tests.evaluate.tiny import checkpoint
@@ -116,7 +116,7 @@ def test_a_command_looks_for_others(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_one_process_agrees_with_itself():
-    assert of_first(lambda: {"a": [1, None]}) == {"a": [1, None]}
+    assert broadcast_from_first(lambda: {"a": [1, None]}) == {"a": [1, None]}
     assert largest(0.1) == 0.1
     with pytest.raises(FileNotFoundError):
-        of_first(Path("/nowhere/at/all").read_text)
+        broadcast_from_first(Path("/nowhere/at/all").read_text)

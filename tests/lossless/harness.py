@@ -14,7 +14,7 @@ from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
 from jaxspec.convert.draft_cut import cut_params
 from jaxspec.decoding import loop
-from jaxspec.decoding.batch import admit, start, start_rows
+from jaxspec.decoding.batch import insert, padded, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import HeadShape, Models
 from jaxspec.decoding.prefill import prefill
@@ -266,7 +266,7 @@ def run_refilled(
     A state has room for 128 rows, that of a prompt for 64.
     """
     models, room = weights(spec, models), 128
-    state = start(spec, models, requests[:size], eos, room, requests[size:])
+    state = start(spec, models, padded(requests[:size]), eos, room, requests)
     state = prefill(spec.drafter, models, state, CHUNK)
     places, waiting, texts = dict(enumerate(range(size))), list(range(size, len(requests))), {}
     while places:
@@ -279,9 +279,9 @@ def run_refilled(
         free = [row for row in range(size) if row not in places]
         if len(texts) % 2 or len(free) == size:  # else those that are done wait for the next to be
             for row, place in zip(free, waiting[: len(free)], strict=False):
-                fresh = start_rows(spec, models, [requests[place]], eos, 64, requests)
+                fresh = start(spec, models, [requests[place]], eos, 64, requests)
                 fresh = prefill(spec.drafter, models, fresh, CHUNK)
-                state = admit(state, fresh, np.array([row], np.int32), np.array([True]))
+                state = insert(state, fresh, np.array([row], np.int32), np.array([True]))
                 places[row] = place
             waiting = waiting[len(free) :]
     return [texts[place] for place in range(len(requests))]
@@ -308,7 +308,7 @@ def with_nans(state: DecodeState, row: jax.Array) -> DecodeState:
 
 def begun(spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int) -> DecodeState:
     """The state before the first round."""
-    state = start(spec, models, requests, eos, rows)
+    state = start(spec, models, padded(requests), eos, rows)
     return prefill(spec.drafter, models, state, CHUNK)
 
 

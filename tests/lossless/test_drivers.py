@@ -54,13 +54,13 @@ def ample(engine, asked) -> list[Generation]:
 
 @pytest.fixture
 def rows(monkeypatch) -> Iterator[list[int]]:
-    """Rows of the cache after each call of the loop; the first cache is small."""
+    """Length of the cache after each call of the loop; the first cache is small."""
     monkeypatch.setattr(prefill_buckets, "FIRST_STAGE", 24)
     seen, advance = [], Session.advance
 
     def watched(session: Session, *given, **named) -> None:
         advance(session, *given, **named)
-        seen.append(session.rows)
+        seen.append(session.cache_len)
 
     monkeypatch.setattr(Session, "advance", watched)
     yield seen
@@ -89,7 +89,7 @@ def test_run_with_stop_strings(engine, asked, ample, rows):
 
 def test_rows_of_continuous_batching(engine, asked, ample, rows):
     """`generate` and `generate_iter`, whose results come in any order."""
-    found = dict(engine.run_refilled([*asked, *asked[:3]], 4, log_probs=True))
+    found = dict(engine.decode([*asked, *asked[:3]], 4, log_probs=True))
     same([found[place] for place in range(len(found))], [*ample, *ample[:3]])
 
 

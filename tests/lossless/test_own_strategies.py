@@ -36,11 +36,11 @@ class Narrowed(Drafter):
     shared: bool = False
     top: int | None = None
 
-    def init(self, models: Models, batch: int, rows: int) -> State:
-        return INNER.init(models, batch, rows)
+    def init(self, models: Models, batch: int, cache_len: int) -> State:
+        return INNER.init(models, batch, cache_len)
 
-    def enlarge(self, state: State, rows: int) -> State:
-        return INNER.enlarge(state, rows)
+    def enlarge(self, state: State, cache_len: int) -> State:
+        return INNER.enlarge(state, cache_len)
 
     def observe(self, models: Models, state: State, committed: Committed) -> State:
         return INNER.observe(models, state, committed)

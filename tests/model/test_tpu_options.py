@@ -17,7 +17,7 @@ def test_they_are_off_by_default(value: str | None, on: bool, monkeypatch: pytes
     monkeypatch.delenv("JAXSPEC_TPU_OPTIONS", raising=False)
     if value is not None:
         monkeypatch.setenv("JAXSPEC_TPU_OPTIONS", value)
-    assert backend.if_on({"an_option": "1"}) == ({"an_option": "1"} if on else None)
+    assert backend.chosen_options({"an_option": "1"}) == ({"an_option": "1"} if on else None)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")

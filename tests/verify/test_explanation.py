@@ -27,7 +27,7 @@ def plain(path: Path) -> Engine:
 @pytest.fixture(scope="module")
 def texts(plain: Engine) -> list[tuple[Request, list[int]]]:
     requests = [Request([7, 9, 11 + i], how, index=i) for i, how in enumerate(HOWS)]
-    found = dict(plain.run_refilled(requests, 4))
+    found = dict(plain.decode(requests, 4))
     return [(request, found[place].tokens) for place, request in enumerate(requests)]
 
 

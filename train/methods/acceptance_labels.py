@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 from jaxspec.decoding.request import Request
 from jaxspec.engine.engine import Engine
 from jaxspec.host.atomic import write_whole
-from jaxspec.host.processes import fetch, is_first, of_first, wait
+from jaxspec.host.processes import broadcast_from_first, fetch, is_first, wait
 from jaxspec.host.terminal import progress
 from jaxspec.train.methods.recording_drafter import Recording
 
@@ -47,7 +47,7 @@ def collect(engine: Engine, requests: Sequence[Request], batch_size: int, folder
         folder.mkdir(exist_ok=True)
         return [file.name for file in folder.glob("*.npz")]
 
-    there = of_first(names)
+    there = broadcast_from_first(names)
     began, total = time.monotonic(), len(requests)
     with progress("text", total) as shown:
         for first in range(0, total, batch_size):

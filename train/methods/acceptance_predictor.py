@@ -22,7 +22,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import drafter_of, load_head
 from jaxspec.host.atomic import staged_by_all
 from jaxspec.host.interrupts import deferred
-from jaxspec.host.processes import spread
+from jaxspec.host.processes import split_over_hosts
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
@@ -66,7 +66,7 @@ def train(settings: Calibrator) -> AcceptancePredictor:
         width, dtype = model.config.model.hidden_size, settings.save_dtype
         shape = {"target_hidden": width, "draft_hidden": held_out[0].draft_hidden.shape[2], "inputs": trained.inputs}
         with deferred():
-            weights = jax.tree.map(lambda array: spread(np.asarray(array)), trained)
+            weights = jax.tree.map(lambda array: split_over_hosts(np.asarray(array)), trained)
             chat_args = dict(settings.data.format.arguments) if settings.chat else None
             write_head(folder, HeadConfig(NAME, model.config.model, dtype, dtype, shape, chat_args), weights)
     say(

@@ -18,7 +18,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.stop_strings import text_of
 from jaxspec.host.atomic import check_new, write_whole
 from jaxspec.host.json_lines import LineLog, to_line
-from jaxspec.host.processes import is_first, of_first
+from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.train.data.prompts import ChatPrompt, load_chats, load_prompts, load_with_tokenizer
 from jaxspec.train.data.records import ASSISTANT, Message
@@ -38,7 +38,7 @@ def generate(settings: Generate) -> None:
         CheckpointError: there is no such target or head.
     """
     mesh = settings.devices.open(several=True)
-    of_first(lambda: check_new(settings.out))
+    broadcast_from_first(lambda: check_new(settings.out))
     model = load_with_tokenizer(settings.target, settings.dtype, mesh)
     engine = Engine.calibrated(model, settings.method, batch_size=settings.batch_size)
     seed = settings.sampling.seed
@@ -75,7 +75,7 @@ def write(
         log.write(decided, whole)
         return whole
 
-    lines = of_first(resume)
+    lines = broadcast_from_first(resume)
     before, total, tokens, began = len(lines), len(prompts), 0, time.monotonic()
     with progress("text", total, before) as line:
         for first in range(before, total, size):

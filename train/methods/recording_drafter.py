@@ -46,29 +46,29 @@ class RecordingDrafter(Drafter):
     def taps(self, models: Models) -> tuple[int, ...]:
         return self.inner.taps(models)
 
-    def init(self, models: Models, batch: int, rows: int) -> Recording:
+    def init(self, models: Models, batch: int, cache_len: int) -> Recording:
         config, dtype = models.target.config, models.target.dtype
         levels, target = (self.length, draft_width(self.inner, models)), config.hidden_size
         return Recording(
-            inner=self.inner.init(models, batch, rows),
+            inner=self.inner.init(models, batch, cache_len),
             drafting=jnp.zeros(batch, bool),
             hidden=jnp.zeros((batch, *levels), dtype),
             top=jnp.zeros((batch, self.length), jnp.float32),
             feature=jnp.zeros((batch, target), dtype),
             round=jnp.zeros(batch, jnp.int32),
-            draft_hidden=jnp.zeros((batch, rows, *levels), dtype),
-            log_top=jnp.zeros((batch, rows, self.length), jnp.float32),
-            target_hidden=jnp.zeros((batch, rows, target), dtype),
-            committed=jnp.zeros((batch, rows), jnp.int32),
+            draft_hidden=jnp.zeros((batch, cache_len, *levels), dtype),
+            log_top=jnp.zeros((batch, cache_len, self.length), jnp.float32),
+            target_hidden=jnp.zeros((batch, cache_len, target), dtype),
+            committed=jnp.zeros((batch, cache_len), jnp.int32),
         )
 
-    def enlarge(self, state: Recording, rows: int) -> Recording:
+    def enlarge(self, state: Recording, cache_len: int) -> Recording:
         def pad(x):
-            return jnp.pad(x, [(0, 0), (0, rows - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+            return jnp.pad(x, [(0, 0), (0, cache_len - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
 
         return dataclasses.replace(
             state,
-            inner=self.inner.enlarge(state.inner, rows),
+            inner=self.inner.enlarge(state.inner, cache_len),
             draft_hidden=pad(state.draft_hidden),
             log_top=pad(state.log_top),
             target_hidden=pad(state.target_hidden),
@@ -76,9 +76,9 @@ class RecordingDrafter(Drafter):
         )
 
     def observe(self, models: Models, state: Recording, committed: Committed) -> Recording:
-        batch, rows = state.committed.shape
-        # Index `rows` drops the write: nothing was drafted before a chunk of the prompt.
-        at = jnp.arange(batch), jnp.where(state.drafting, state.round, rows)
+        batch, cache_len = state.committed.shape
+        # Index `cache_len` drops the write: nothing was drafted before a chunk of the prompt.
+        at = jnp.arange(batch), jnp.where(state.drafting, state.round, cache_len)
 
         def put(kept, new):
             return kept.at[at].set(new.astype(kept.dtype), mode="drop")

@@ -17,7 +17,7 @@ from jaxspec.drafters.layer_skip import LayerSkip, SkipMask, layers_of
 from jaxspec.host.atomic import staged_by_all, write_whole
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
-from jaxspec.host.processes import is_first, of_first
+from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
@@ -75,7 +75,7 @@ def search(settings: SkipSearch) -> SkipMask:
             log.write(decided, there)
             return there
 
-        first, lines = is_first(), of_first(resume)
+        first, lines = is_first(), broadcast_from_first(resume)
         if not lines:
             lines = [{"costs": measure(model, method, settings.objective, requests)}]
             if first:
@@ -154,7 +154,7 @@ def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, object
 
     with progress("trial", settings.trials, before) as shown:
         for number in range(before, settings.trials):
-            switches = of_first(suggested)
+            switches = broadcast_from_first(suggested)
             skips = SkipMask(attention=tuple(switches[:num_layers]), mlp=tuple(switches[num_layers:]))
             found.append(objective(skips))
             if is_first():
