@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.builders import top_paths
-from jaxspec.builders.confidence_power import ConfidencePower
-from jaxspec.builders.top_paths import TreeLimits
+from jaxspec.builders.top_paths import ConfidencePower, TreeLimits, keep, top_nodes, widest
 from jaxspec.decoding.cost_table import Ratios
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.strategy import COST, VERIFY, CostAware
@@ -22,17 +20,13 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_
 class Budgeted(CostAware, ConfidencePower):
     """The nodes that maximise expected tokens per second.
 
-    Their number depends on the draft's confidence and the device's costs.
-
     A round that drafted D levels and verifies the set K of nodes has the rate
 
         rate(D, K) = (1 + Σ_{i in K} p_i) / (D · cost + verify(smallest compiled size that holds K))
 
-    which is expected tokens, with the bonus token, per time in units of s_t(1). p_i is the probability that the path to
-    node i is accepted: the product of the drafter's probabilities of its nodes, each given its parent. The probability
-    of a first sibling is raised to `power`. These products are the tree's confidences. K is the set with the highest
-    rate among all sets that contain the parents of their nodes: the most confident nodes, as many as fill the best
-    size. Drafting is over by then, but its time counts.
+    which is expected tokens, with the bonus token, per time in units of s_t(1). p_i is the confidence of node i, the
+    probability that the path to it is accepted. K is the set with the highest rate among all sets that contain the
+    parents of their nodes: the most confident nodes, as many as fill the best size.
 
     A row drafts another level if some number of further levels is expected to raise the rate. The expectation assumes
     that a chain follows each node of the frontier, and that each token in it has the geometric mean probability of the
@@ -43,11 +37,9 @@ class Budgeted(CostAware, ConfidencePower):
 
     Attributes:
         width: largest number of nodes expanded at once, and children of each.
-        depth: largest number of levels.
         total: largest number of verified nodes, the root included.
         power, greedy_power: see `ConfidencePower`.
-        cost: s_d / s_t(1), the time of a drafted level; None: measured on the device.
-        verify: s_t(n) / s_t(1) by n, for every compiled tree size; None: measured on the device.
+        cost, verify: see `CostAware`; `verify` has every compiled tree size.
     """
 
     name: ClassVar[str] = "budgeted"
@@ -66,16 +58,12 @@ class Budgeted(CostAware, ConfidencePower):
         self.check_costs()
 
     @property
-    def at_temperature_0(self) -> "Budgeted":
-        return dataclasses.replace(self, power=self.greedy_power)
-
-    @property
     def level_width(self) -> int:
         return self.width
 
     @property
     def limits(self) -> TreeLimits:
-        frontier = top_paths.widest(self.width, self.depth, min(self.width, self.total - 1))
+        frontier = widest(self.width, self.depth, min(self.width, self.total - 1))
         return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
 
     @property
@@ -88,11 +76,9 @@ class Budgeted(CostAware, ConfidencePower):
     def rates(
         self, log_confidence: Float[Array, "B M"], drafted: Int[Array, " B"] | Int[Array, ""]
     ) -> Float[Array, "B sizes"]:
-        """The rate of each compiled size, filled with the most confident of M nodes.
+        """The rate of each compiled size after `drafted` levels, filled with the most confident of M nodes.
 
-        Args:
-            log_confidence: of the nodes, in falling order; the root is the first.
-            drafted: number of drafted levels.
+        The nodes come in falling order of their confidence; the root is the first.
         """
         (level, _), (full, verify) = self.known, zip(*self.buckets, strict=True)
         expected = jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, jnp.array(full) - 1]
@@ -106,8 +92,8 @@ class Budgeted(CostAware, ConfidencePower):
     def grow(
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
     ) -> tuple[DraftTree, Frontier]:
-        tree, reached = top_paths.add_level(self.limits, self.with_power(propose), tree, frontier, active)
-        score, _ = top_paths.top_nodes(tree, self.verified)
+        tree, reached = super().grow(propose, tree, frontier, active)
+        score, _ = top_nodes(tree, self.verified)
         confidence = jnp.where(reached.live, take(tree.log_confidence, reached.node), -jnp.inf)
         now = self.rates(score, reached.level)
         further = jax.vmap(self.expected_rates, in_axes=(None, None, None, 0), out_axes=1)
@@ -131,7 +117,7 @@ class Budgeted(CostAware, ConfidencePower):
         return jnp.where(level + more <= self.depth, self.rates(best, level + more), -jnp.inf)
 
     def prune(self, tree: DraftTree) -> Selection:
-        score, node = top_paths.top_nodes(tree, self.verified)
+        score, node = top_nodes(tree, self.verified)
         sizes = jnp.array([size for size, _ in self.buckets])
         most = sizes[self.rates(score, levels(tree)).argmax(axis=1)]
-        return top_paths.keep(tree, node, (score > -jnp.inf) & (jnp.arange(self.verified) < most[:, None]))
+        return keep(tree, node, (score > -jnp.inf) & (jnp.arange(self.verified) < most[:, None]))

@@ -22,9 +22,6 @@ class Cape(TreeBuilder):
 
     Each level consists of children of the first, most probable node of the level above. Their number depends on the
     largest of their probabilities, p: 7 for p <= 0.3, 5 for p <= 0.6, 3 for p <= 0.8, otherwise 1.
-
-    Attributes:
-        depth: number of levels.
     """
 
     name: ClassVar[str] = "cape"

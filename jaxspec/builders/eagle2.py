@@ -3,12 +3,7 @@
 import dataclasses
 from typing import ClassVar, final
 
-from jaxtyping import Array, Bool
-
-from jaxspec.builders import top_paths
 from jaxspec.builders.top_paths import TopPaths, TreeLimits
-from jaxspec.decoding.rule import Propose
-from jaxspec.decoding.tree import DraftTree, Frontier, Selection
 
 
 @final
@@ -16,13 +11,7 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection
 class Eagle2(TopPaths):
     """EAGLE-2: expands the best `width` nodes, verifies the best `total`.
 
-    Nodes are ranked by the confidence of their path. Each expanded node has `width` children. A level stores only
-    children that can still be among the best `total`.
-
-    Attributes:
-        total: number of verified nodes, the root included.
-        depth: number of levels.
-        width: number of nodes expanded at once, and children of each.
+    Nodes are ranked by the confidence of their path. An expanded node has `width` children. `total` includes the root.
     """
 
     name: ClassVar[str] = "eagle2"
@@ -36,11 +25,3 @@ class Eagle2(TopPaths):
     @property
     def limits(self) -> TreeLimits:
         return TreeLimits(branching=self.width, frontier=self.width, depth=self.depth, total=self.total)
-
-    def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-    ) -> tuple[DraftTree, Frontier]:
-        return top_paths.add_level(self.limits, propose, tree, frontier, active)
-
-    def prune(self, tree: DraftTree) -> Selection:
-        return top_paths.keep_top(tree, self.verified)

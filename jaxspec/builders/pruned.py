@@ -11,9 +11,7 @@ from typing import ClassVar, final
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from jaxspec.builders import top_paths
-from jaxspec.builders.confidence_power import ConfidencePower
-from jaxspec.builders.top_paths import TreeLimits
+from jaxspec.builders.top_paths import ConfidencePower, TreeLimits, widest
 from jaxspec.decoding.cost_table import CostTable, read_ratio, round_ratio, show_ratio
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.strategy import MOST
@@ -27,15 +25,11 @@ TOTAL = 64
 class Pruned(ConfidencePower):
     """PCT: expands likely paths and drops unlikely nodes.
 
-    It expands paths whose confidence is at least `cost`, and drops nodes whose confidence is below `leaf`.
-
-    Each row's tree ends when no path is likely enough. The probabilities of a level sum to at most 1, so at most
-    1 / cost of its nodes are expanded. This bound is static. It is also at most `total` - 1, because no more nodes of a
-    level can be kept. With a power below 1 more nodes may qualify; then the most confident of them are expanded.
+    It expands paths whose confidence is at least `cost`, and drops nodes whose confidence is below `leaf`. The
+    probabilities of a level sum to at most 1, so at most 1 / cost of its nodes are expanded, and at most `total` - 1,
+    because no more can be kept. With a power below 1 more nodes may qualify; then the most confident are expanded.
 
     Attributes:
-        width: children of an expanded node.
-        depth: largest number of levels.
         leaf: smallest confidence of a verified node. 0: every drafted node is verified (the paper's ablation, Table 3).
         cost: s_d / s_t, the time of a drafted level in units of s_t(1); None: measured on the device, for a level with
             the largest number of nodes that are then expanded.
@@ -65,16 +59,11 @@ class Pruned(ConfidencePower):
             )
 
     @property
-    def at_temperature_0(self) -> "Pruned":
-        return dataclasses.replace(self, power=self.greedy_power)
-
-    @property
     def needs_costs(self) -> bool:
         return self.cost is None
 
     def with_costs(self, table: CostTable) -> "Pruned":
-        """The same builder; `cost`, if not given, is the measured one of the narrowest level that holds all nodes which
-        this cost lets expand."""
+        """`cost`, if not given, is that of the narrowest level that holds all nodes which this cost lets expand."""
         if self.cost is not None:
             return self
         widest = table.level[-1][0]
@@ -87,7 +76,7 @@ class Pruned(ConfidencePower):
         total = self.total if self.leaf > 0 else MOST
         worth_it = int(1 / self.cost) if self.cost else self.total
         most = max(1, min(worth_it, total - 1))
-        frontier = top_paths.widest(self.width, self.depth, most)
+        frontier = widest(self.width, self.depth, most)
         return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=total)
 
     def grow(
@@ -97,10 +86,10 @@ class Pruned(ConfidencePower):
             raise ValueError(
                 "pruned: its cost is not measured yet; give cost=, or use Engine.calibrated, which measures it"
             )
-        tree, reached = top_paths.add_level(self.limits, self.with_power(propose), tree, frontier, active)
+        tree, reached = super().grow(propose, tree, frontier, active)
         worth_it = jnp.exp(take(tree.log_confidence, reached.node)) >= self.cost
         return tree, dataclasses.replace(reached, live=reached.live & worth_it)
 
     def prune(self, tree: DraftTree) -> Selection:
         likely = jnp.exp(tree.log_confidence) >= self.leaf
-        return top_paths.keep_top(dataclasses.replace(tree, live=tree.live & likely), self.verified)
+        return super().prune(dataclasses.replace(tree, live=tree.live & likely))

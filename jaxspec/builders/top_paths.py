@@ -1,4 +1,4 @@
-"""The base of EAGLE-2 and similar trees: expands the top paths level by level, and keeps the top nodes.
+"""The bases of EAGLE-2 and similar trees, which expand the top paths level by level and keep the top nodes.
 
 Nodes are ranked by the confidence of their path. A child's confidence is never above its parent's, and parents have
 lower indices. So if the top nodes are kept, and ties go to the lower index, every kept node has its parent.
@@ -7,32 +7,25 @@ lower indices. So if the top nodes are kept, and ties go to the lower index, eve
 import abc
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.decoding.builder import TreeBuilder
-from jaxspec.decoding.rule import Propose
+from jaxspec.decoding.rule import Proposal, Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, add_nodes, take
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeLimits:
-    """The static sizes of such a tree.
+    """The static sizes of such a tree. A level stores only nodes that can still be among those to verify."""
 
-    Attributes:
-        branching: children of an expanded node.
-        frontier: largest number of nodes expanded at once.
-        depth: number of levels.
-        total: number of verified nodes, the root included. A level stores only nodes that can still be among them.
-    """
-
-    branching: int
-    frontier: int
-    depth: int
-    total: int
+    branching: int  # children of an expanded node
+    frontier: int  # largest number of nodes expanded at once
+    depth: int  # number of levels
+    total: int  # number of verified nodes, the root included
 
     @property
     def first_level(self) -> int:
@@ -44,19 +37,8 @@ class TreeLimits:
         """Largest number of nodes in each further level."""
         return min(self.frontier * self.branching, max(self.total - 1, self.frontier))
 
-    @property
-    def size(self) -> int:
-        """Largest number of nodes of all levels, the root included."""
-        return 1 + self.first_level + (self.depth - 1) * self.per_level
-
-    @property
-    def verified(self) -> int:
-        return min(self.total, self.size)
-
 
 class TopPaths(TreeBuilder):
-    """A builder whose trees grow within `limits`."""
-
     prunes: ClassVar[bool] = True
 
     @property
@@ -66,11 +48,80 @@ class TopPaths(TreeBuilder):
 
     @property
     def size(self) -> int:
-        return self.limits.size
+        return 1 + self.limits.first_level + (self.limits.depth - 1) * self.limits.per_level
 
     @property
     def verified(self) -> int:
-        return self.limits.verified
+        return min(self.limits.total, self.size)
+
+    def grow(
+        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
+    ) -> tuple[DraftTree, Frontier]:
+        """Adds a level to the `active` rows. The new frontier has the top nodes of this level, in falling order."""
+        limits, proposal = self.limits, propose(self.limits.branching)
+        batch, expanded, offered = proposal.token.shape
+        live = proposal.live & frontier.live[..., None] & active[:, None, None]
+        log_confidence = take(tree.log_confidence, frontier.node)[..., None] + proposal.log_prob
+
+        def flat(values):
+            return values.reshape(batch, expanded * offered)
+
+        # Slots of later levels begin after the root's `first_level` children.
+        count = min(limits.per_level, expanded * offered)
+        score, best = jax.lax.top_k(flat(jnp.where(live, log_confidence, -jnp.inf)), count)
+
+        def pick(values):
+            return jnp.take_along_axis(flat(values), best, axis=1)
+
+        parent = pick(jnp.broadcast_to(frontier.node[..., None], proposal.token.shape))
+        first = jnp.where(frontier.level == 0, 1, 1 + limits.first_level + (frontier.level - 1) * limits.per_level)
+        slots = first + jnp.arange(count)
+        found = score > -jnp.inf
+        tree = add_nodes(tree, slots, pick(proposal.token), parent, score, found)
+        width = min(limits.frontier, count)
+        node, pad = jnp.broadcast_to(slots[:width], (batch, width)), [(0, 0), (0, limits.frontier - width)]
+        return tree, Frontier(node=jnp.pad(node, pad), live=jnp.pad(found[:, :width], pad), level=frontier.level + 1)
+
+    def prune(self, tree: DraftTree) -> Selection:
+        score, node = top_nodes(tree, self.verified)
+        return keep(tree, node, score > -jnp.inf)
+
+
+class ConfidencePower(TopPaths):
+    """A builder that raises the probability of each node's first child to a power.
+
+    A drafter learns the target's distribution, but greedy decoding always takes the target's first choice. So the most
+    likely child of a node is accepted more often than the drafter predicts, and the other children about as often.
+
+    Attributes:
+        power: exponent above temperature 0. With 1 the probability itself is the estimate of the acceptance rate,
+            which tends to be too low given the shared Gumbel noise (`rules/gumbel_coupling.py`).
+        greedy_power: exponent at temperature 0.
+    """
+
+    power: float
+    greedy_power: float
+
+    def require_powers(self) -> None:
+        """Raises ValueError if a power is not positive and finite."""
+        for name in ("power", "greedy_power"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{self.name}: {name} must be above 0, not {getattr(self, name)}")
+
+    @property
+    def at_temperature_0(self) -> "ConfidencePower":
+        builder: Any = self  # a dataclass, as every strategy
+        return dataclasses.replace(builder, power=self.greedy_power)
+
+    def grow(
+        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
+    ) -> tuple[DraftTree, Frontier]:
+        def proposed(count: int) -> Proposal:
+            found = propose(count)
+            first = jnp.arange(found.log_prob.shape[-1]) == 0
+            return dataclasses.replace(found, log_prob=found.log_prob * jnp.where(first, self.power, 1.0))
+
+        return super().grow(proposed, tree, frontier, active)
 
 
 def widest(branching: int, depth: int, most: int) -> int:
@@ -79,41 +130,8 @@ def widest(branching: int, depth: int, most: int) -> int:
     return most if levels * math.log(branching) > math.log(most) else max(1, min(most, branching**levels))
 
 
-def add_level(
-    limits: TreeLimits, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-) -> tuple[DraftTree, Frontier]:
-    """Adds a level to the `active` rows. The new frontier has the top nodes of this level, in falling order."""
-    proposal = propose(limits.branching)
-    batch, expanded, offered = proposal.token.shape
-    live = proposal.live & frontier.live[..., None] & active[:, None, None]
-    log_confidence = take(tree.log_confidence, frontier.node)[..., None] + proposal.log_prob
-
-    def flat(values):
-        return values.reshape(batch, expanded * offered)
-
-    # Slots of later levels begin after the root's `first_level` children.
-    count = min(limits.per_level, expanded * offered)
-    score, best = jax.lax.top_k(flat(jnp.where(live, log_confidence, -jnp.inf)), count)
-
-    def pick(values):
-        return jnp.take_along_axis(flat(values), best, axis=1)
-
-    parent = pick(jnp.broadcast_to(frontier.node[..., None], proposal.token.shape))
-    first = jnp.where(frontier.level == 0, 1, 1 + limits.first_level + (frontier.level - 1) * limits.per_level)
-    slots = first + jnp.arange(count)
-    found = score > -jnp.inf
-    tree = add_nodes(tree, slots, pick(proposal.token), parent, score, found)
-    next_width = min(limits.frontier, count)
-    node = jnp.broadcast_to(slots[:next_width], (batch, next_width))
-    pad = [(0, 0), (0, limits.frontier - next_width)]
-    return tree, Frontier(node=jnp.pad(node, pad), live=jnp.pad(found[:, :next_width], pad), level=frontier.level + 1)
-
-
 def top_nodes(tree: DraftTree, count: int) -> tuple[Float[Array, "B M"], Int[Array, "B M"]]:
-    """Log confidences and ids of the M = `count` most confident live nodes, in falling order; -inf if there are fewer.
-
-    The root is the first, as its confidence is 1.
-    """
+    """Log confidences and ids of the M = `count` most confident live nodes, the root first; -inf if there are fewer."""
     score, node = jax.lax.top_k(jnp.where(tree.live, tree.log_confidence, -jnp.inf), count)
     return score, node
 
@@ -124,9 +142,3 @@ def keep(tree: DraftTree, node: Int[Array, "B M"], wanted: Bool[Array, "B M"]) -
     order = jnp.sort(jnp.where(wanted, node, size), axis=1)
     live = order < size
     return Selection(node=jnp.where(live, order, 0), live=live)
-
-
-def keep_top(tree: DraftTree, count: int) -> Selection:
-    """The selection of the `count` most confident nodes."""
-    score, node = top_nodes(tree, count)
-    return keep(tree, node, score > -jnp.inf)

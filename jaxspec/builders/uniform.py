@@ -17,8 +17,8 @@ from jaxspec.decoding.tree import DraftTree, Frontier
 def likely_paths(width: int, depth: int, count: int) -> tuple[Path, ...]:
     """The first `count` paths of the uniform tree (all, if it has fewer), parents before children.
 
-    They are ordered by Σ (rank + 1) over a path's levels, then by depth, then by the ranks from the root down. So one
-    more rank is assumed to be as unlikely as one more level.
+    They are ordered by Σ (rank + 1) over a path's levels, as if one more rank were as unlikely as one more level; then
+    by depth, then by the ranks from the root down.
     """
     found: list[Path] = []
     waiting: list[tuple[int, int, Path]] = [(1, 1, (0,))]
@@ -37,14 +37,8 @@ def likely_paths(width: int, depth: int, count: int) -> tuple[Path, ...]:
 class Uniform(TreeBuilder):
     """A tree of fixed width and depth, cut to `total` nodes by rank.
 
-    The papers' tree of width 3 and depth 5 has 363 nodes below the root. By default only the 63 nodes of lowest rank
-    are grown (`likely_paths`), which fills a usual size of verification. The choice of nodes does not depend on their
-    tokens, so children can be sampled.
-
-    Attributes:
-        width: children of a node.
-        depth: number of levels.
-        total: largest number of verified nodes, the root included.
+    The papers' tree of width 3 and depth 5 has 363 nodes below the root. By default only 63 of them are grown
+    (`likely_paths`), which fills a usual size of verification. `total` includes the root.
     """
 
     name: ClassVar[str] = "uniform"
@@ -62,10 +56,6 @@ class Uniform(TreeBuilder):
 
     @property
     def size(self) -> int:
-        return self.tree.size
-
-    @property
-    def verified(self) -> int:
         return self.tree.size
 
     def grow(

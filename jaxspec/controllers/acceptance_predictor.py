@@ -21,9 +21,9 @@ INPUTS = ("hidden", "both", "top-probability")
 
 
 class AcceptancePredictor(nnx.Module):
-    """Weights for logits of (rejected, accepted), linear in hidden states, the log of the top probability, or both.
+    """Logits of (rejected, accepted), linear in hidden states, the log of the top probability, or both: see INPUTS.
 
-    D is `target_hidden` and E is `draft_hidden`. `inputs` is one of INPUTS; the default is the paper's.
+    The probability is their softmax; the paper prints a sigmoid of two numbers.
     """
 
     def __init__(
@@ -35,71 +35,47 @@ class AcceptancePredictor(nnx.Module):
         inputs: str = "hidden",
         dtype: jnp.dtype = FLOAT32,
     ):
-        def vectors() -> nnx.Param:
-            start = jax.random.normal(rngs.params(), (LEVELS, target_hidden, 2), dtype)
-            return nnx.Param(start * target_hidden**-0.5, axes=("level", "embed", "label"))
-
-        def of_draft() -> Linear:
-            return Linear(rngs, (draft_hidden, 2), ("embed", "label"), bias=False, dtype=dtype)
-
         hidden, top = inputs != "top-probability", inputs != "hidden"
-        self.target = vectors() if hidden else None
-        self.draft = of_draft() if hidden else None
+        start = jax.random.normal(rngs.params(), (LEVELS, target_hidden, 2), dtype) * target_hidden**-0.5
+        self.target = nnx.Param(start, axes=("level", "embed", "label")) if hidden else None
+        of_draft = Linear(rngs, (draft_hidden, 2), ("embed", "label"), bias=False, dtype=dtype)
+        self.draft = of_draft if hidden else None
         self.top = nnx.Param(jnp.zeros((2, 2), dtype), axes=(None, "label")) if top else None  # of 1 and the log
 
     @property
     def inputs(self) -> str:
-        """Its inputs, one of INPUTS."""
         if self.target is None:
             return "top-probability"
         return "hidden" if self.top is None else "both"
 
+    def __call__(
+        self,
+        level: Int[Array, ""],
+        target_hidden: Float[Array, "B D"],
+        draft_hidden: Float[Array, "B E"],
+        log_top: Float[Array, " B"],
+    ) -> Float[Array, "B 2"]:
+        """Logits of (rejected, accepted) for the token drafted at `level`, float32.
 
-def classify(
-    weights: AcceptancePredictor,
-    level: Int[Array, ""],
-    target_hidden: Float[Array, "B D"],
-    draft_hidden: Float[Array, "B E"],
-    log_top: Float[Array, " B"],
-) -> Float[Array, "B 2"]:
-    """Logits of (rejected, accepted), float32; `level` counts from 1."""
-    logits = jnp.zeros((len(log_top), 2), jnp.float32)
-    if weights.target is not None and weights.draft is not None:
-        matrix = weights.target[...][jnp.clip(level, 1, LEVELS) - 1]
-        logits += (target_hidden.astype(matrix.dtype) @ matrix).astype(jnp.float32)
-        logits += weights.draft(draft_hidden.astype(matrix.dtype)).astype(jnp.float32)
-    if weights.top is not None:
-        constant, slope = weights.top[...].astype(jnp.float32)
-        logits += constant + log_top[:, None] * slope
-    return logits
-
-
-def predict(
-    weights: AcceptancePredictor,
-    level: Int[Array, ""],
-    target_hidden: Float[Array, "B D"],
-    draft_hidden: Float[Array, "B E"],
-    log_top: Float[Array, " B"],
-) -> Float[Array, " B"]:
-    """theta_M: the predicted probability that the target accepts the token drafted at `level`.
-
-    It is a softmax over two classes. The paper prints a sigmoid of two numbers.
-
-    Args:
-        level: from 1.
-        target_hidden: the target's feature at the last verified position.
-        draft_hidden: the drafter's hidden state that gave the token's distribution.
-        log_top: log of the largest probability in that distribution.
-    """
-    return jax.nn.softmax(classify(weights, level, target_hidden, draft_hidden, log_top))[:, 1]
+        Args:
+            level: from 1.
+            target_hidden: the target's feature at the last verified position.
+            draft_hidden: the drafter's hidden state that gave the token's distribution.
+            log_top: log of the largest probability in that distribution.
+        """
+        logits = jnp.zeros((len(log_top), 2), jnp.float32)
+        if self.target is not None and self.draft is not None:
+            matrix = self.target[...][jnp.clip(level, 1, LEVELS) - 1]
+            logits += (target_hidden.astype(matrix.dtype) @ matrix).astype(jnp.float32)
+            logits += self.draft(draft_hidden.astype(matrix.dtype)).astype(jnp.float32)
+        if self.top is not None:
+            constant, slope = self.top[...].astype(jnp.float32)
+            logits += constant + log_top[:, None] * slope
+        return logits
 
 
 def draft_width(drafter: Drafter, models: Models) -> int:
-    """Width E of the hidden states that give a drafter's logits. It is traced, not computed.
-
-    Raises:
-        ValueError: the drafter has no hidden states.
-    """
+    """Width E of the hidden states that give a drafter's logits, traced. Raises ValueError if it has none."""
 
     def hidden(models: Models) -> Array:
         config, dtype = models.target.config, models.target.dtype

@@ -33,8 +33,7 @@ class Adaptive(Controller):
         gamma ← beta2 gamma + (1 - beta2) (gamma ± epsilon), with + if AR <= alpha
 
     With the default settings gamma moves by 0.001 per round, which is little within one text; `--keep-state` keeps it
-    between prompts. A round without drafts changes nothing. gamma is not limited to [0, 1]: above 1 each round drafts
-    one level, below 0 all levels.
+    between prompts. gamma is not limited to [0, 1]: above 1 each round drafts one level, below 0 all levels.
 
     Attributes:
         gamma: the threshold before the first round.

@@ -7,7 +7,7 @@ import chex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
 
-from jaxspec.controllers.posterior_update import BETA_FLOOR, compared, update_beta
+from jaxspec.controllers.posterior_update import BETA_FLOOR, check_prior, compared
 from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
@@ -29,15 +29,13 @@ class BetaState:
 class BetaTS(Controller):
     """EESD: Thompson sampling of the acceptance rate.
 
-    After each level it draws at random whether to draft another one. The posterior is a Beta distribution.
+    After each level it draws at random whether to draft another one.
 
-    A round in which a of D drafted levels were accepted adds r to alpha and n - r to beta (Eqs. 3 and 4). The paper
-    prints r = |Q_v| - 1 and n = min(|Q_v| + 1, |Q_d|) without defining Q_v exactly. A round without drafts changes
-    nothing.
+    A round in which a of D > 0 drafted levels were accepted adds r to alpha and n - r to beta (Eqs. 3 and 4). The paper
+    prints r = |Q_v| - 1 and n = min(|Q_v| + 1, |Q_d|) without defining Q_v exactly.
 
     The paper draws theta ~ Beta(alpha, beta) and then chi ~ Bernoulli(theta) for every token. No theta is used twice,
-    so the chi of a round are independent with probability E[theta] = alpha / (alpha + beta). A Bernoulli variable with
-    this probability has the same distribution, and needs no Beta sampling in the loop.
+    so chi is drawn from Bernoulli(E[theta]) = Bernoulli(alpha / (alpha + beta)), which is the same.
 
     Attributes:
         prior_alpha, prior_beta: parameters before the first round. The paper gives none. With the defaults the mean
@@ -55,15 +53,11 @@ class BetaTS(Controller):
     def __post_init__(self) -> None:
         if self.reading not in READINGS:
             raise ValueError(f"beta-ts: reading must be one of {', '.join(READINGS)}, not {self.reading!r}")
-        for name in ("prior_alpha", "prior_beta"):
-            if not BETA_FLOOR <= getattr(self, name) < float("inf"):
-                raise ValueError(f"beta-ts: {name} must be at least {BETA_FLOOR}, not {getattr(self, name)}")
+        check_prior(self)
 
     def init(self, batch: int) -> BetaState:
-        def of(prior):
-            return jnp.full(batch, prior, jnp.float32)
-
-        return BetaState(alpha=of(self.prior_alpha), beta=of(self.prior_beta))
+        alpha, beta = (jnp.full(batch, prior, jnp.float32) for prior in (self.prior_alpha, self.prior_beta))
+        return BetaState(alpha=alpha, beta=beta)
 
     def keep_drafting(
         self, models: Models, keys: Key[Array, " B"], state: BetaState, signals: DraftSignals
@@ -74,6 +68,8 @@ class BetaTS(Controller):
         accepted, levels = jnp.asarray(counts.accepted), jnp.asarray(counts.levels)
         successes = accepted - 1 if self.reading == "printed" else accepted
         trials = jnp.minimum(accepted + 2, levels) if self.reading == "bonus" else compared(accepted, levels)
-        alpha, beta = update_beta(state.alpha, state.beta, successes, trials)
-        drafted = levels > 0
-        return BetaState(alpha=jnp.where(drafted, alpha, state.alpha), beta=jnp.where(drafted, beta, state.beta))
+
+        def add(old, new):
+            return jnp.where(levels > 0, jnp.maximum(old + new, BETA_FLOOR), old)
+
+        return BetaState(alpha=add(state.alpha, successes), beta=add(state.beta, trials - successes))

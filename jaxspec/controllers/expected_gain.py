@@ -9,15 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.controllers.posterior_update import compared, draw_beta
-from jaxspec.controllers.round_cost import (
-    LONGEST,
-    Density,
-    LengthPlanner,
-    chain_density,
-    costs_by_length,
-    count_density,
-    round_cost,
-)
+from jaxspec.controllers.round_cost import DISCOUNT, LONGEST, Density, LengthPlanner, chain_density, count_density
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import DraftSignals
 from jaxspec.decoding.cost_table import Ratios
@@ -25,20 +17,10 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import COST, FITTED, VERIFY
 
-DISCOUNT = 0.98
-"""Weight of each round relative to the next one, so that about fifty rounds count."""
-
-PRIOR = (1.0, 0.5)
-"""Prior mean of a and b: log-odds of acceptance = a + b · the draft's own log-odds."""
-
-CERTAINTY = (2.0, 4.0)
-"""Prior precisions of a and b, the inverses of their variances."""
-
-MOST = 6.0
-"""The draft's log-odds are clipped to this absolute value."""
-
-PRIOR_LEVELS = (3.0, 1.0)
-"""Prior numbers of accepted and rejected levels."""
+# Prior mean and precision (inverse variance) of a and b: log-odds of acceptance = a + b · the draft's own log-odds.
+PRIOR, CERTAINTY = (1.0, 0.5), (2.0, 4.0)
+MOST = 6.0  # the draft's log-odds are clipped to this absolute value
+PRIOR_LEVELS = (3.0, 1.0)  # prior numbers of accepted and rejected levels
 
 
 @chex.dataclass(frozen=True)
@@ -65,26 +47,22 @@ class GainState:
 class ExpectedGain(LengthPlanner):
     """Continues while more levels should increase tokens per second.
 
-    It compares the expected tokens per second of further levels with those of recent rounds.
-
     The draft's own probability that a level is accepted, given that the level before is, is the ratio of the sums of
     their confidences. If its log-odds are x, the estimated log-odds are a + b x. a and b are learnt from verdicts
     (logistic regression). The product of these probabilities over the drafted levels is the probability that all of
     them are accepted. Levels that are not drafted yet have the probability theta, which is drawn once per round from
     its Beta posterior. A row drafts another level if for some number of further levels
 
-        expected tokens of these levels > (tokens / time of recent rounds) * (price of drafting and verifying them)
+        expected tokens of these levels > (tokens / time of recent rounds) * (cost of drafting and verifying them)
 
-    Looking only one level ahead is not enough: if two tokens take much longer to verify than one, but eight hardly
-    longer than two, a single level never pays. Every round, also one without drafts, discounts older rounds in favour
-    of the prior. So a row that has stopped drafting tries again.
+    Looking only one level ahead is not enough: see `Budgeted`. Every round, also one without drafts, discounts older
+    rounds in favour of the prior. So a row that has stopped drafting tries again.
 
     A level costs the same for one row as for all. So the rows of a batch decide together: the expected tokens are
     summed over all rows that can draft another level.
 
     Attributes:
-        cost: s_d / s_t(1), the time of a drafted level; None: measured on the device.
-        verify: s_t(n) / s_t(1) by a row's number n of nodes; None: measured on the device.
+        cost, verify: see `CostAware`.
     """
 
     name: ClassVar[str] = "expected-gain"
@@ -100,7 +78,7 @@ class ExpectedGain(LengthPlanner):
         def of(*value):
             return jnp.broadcast_to(jnp.array(value, jnp.float32), (batch, len(value))) + 0
 
-        plain = round_cost(self, jnp.zeros((), jnp.int32), jnp.ones(()))
+        plain = self.round_cost(jnp.zeros((), jnp.int32), jnp.ones(()))
         return GainState(
             weights=of(*PRIOR),
             precision=jnp.broadcast_to(jnp.diag(jnp.array(CERTAINTY)), (batch, 2, 2)) + 0,
@@ -125,7 +103,7 @@ class ExpectedGain(LengthPlanner):
         unfinished: Bool[Array, " B"],
         builder: TreeBuilder,
     ) -> tuple[GainState, Bool[Array, " B"]]:
-        costs = costs_by_length(self, builder, state.density, unfinished)
+        costs = self.costs_by_length(builder, state.density, unfinished)
         earned = jnp.where(unfinished, state.tokens / state.time, 0).sum()
         begun = dataclasses.replace(
             state,
@@ -158,7 +136,7 @@ class ExpectedGain(LengthPlanner):
         seen = committed > 0
         made = compared(accepted, levels)
         nodes = 1.0 + jnp.asarray(counts.verified).max()
-        time = round_cost(self, levels.max(), nodes)
+        time = self.round_cost(levels.max(), nodes)
         weights, precision = learn(state.weights, state.precision, state.odds, accepted, made, seen)
 
         def add(old, new, prior=0.0):
@@ -172,7 +150,7 @@ class ExpectedGain(LengthPlanner):
             rejected=add(state.rejected, made - accepted, PRIOR_LEVELS[1]),
             tokens=add(state.tokens, committed),
             time=add(state.time, time),
-            density=count_density(state.density, counts, DISCOUNT),
+            density=count_density(state.density, counts),
         )
 
 
@@ -205,11 +183,8 @@ def learn(
 ) -> tuple[Float[Array, "B 2"], Float[Array, "B 2 2"]]:
     """Logistic regression on the comparisons of a round: one Newton step on the discounted log-posterior.
 
-    Args:
-        odds: the draft's own log-odds of each level.
-        accepted: number of accepted levels.
-        made: number of comparisons.
-        seen: rows that were not finished; the others do not change.
+    `odds` are the draft's own log-odds of each level, `accepted` and `made` the numbers of accepted levels and of
+    comparisons. Rows that were not `seen` were finished, and do not change.
     """
     position = jnp.arange(odds.shape[1])
     valid = position < made[:, None]

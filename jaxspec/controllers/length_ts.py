@@ -8,15 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.controllers.posterior_update import BETA_FLOOR, draw_beta
-from jaxspec.controllers.round_cost import (
-    LONGEST,
-    Density,
-    LengthPlanner,
-    chain_density,
-    costs_by_length,
-    count_density,
-)
+from jaxspec.controllers.posterior_update import check_prior, draw_beta
+from jaxspec.controllers.round_cost import DISCOUNT, LONGEST, Density, LengthPlanner, chain_density, count_density
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import DraftSignals
 from jaxspec.decoding.cost_table import Ratios
@@ -24,12 +17,8 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import COST, FITTED, VERIFY
 
-DISCOUNT = 0.98
-"""Weight of each round relative to the next one, so that about fifty rounds count."""
-
+# Weight, in comparisons, of the previous position's mean as a prior. In simulation 30 was no better, 4 and 0 worse.
 LIKENESS = 10.0
-"""Weight, in comparisons, of the previous position's mean as a prior. In simulation 30 was no better, 4 and 0 were
-worse."""
 
 
 @chex.dataclass(frozen=True)
@@ -53,17 +42,15 @@ class LengthTS(LengthPlanner):
 
         (1 + theta_1 + theta_1 theta_2 + ... + theta_1 ... theta_L) / (L cost + verify(nodes of L levels))
 
-    which is expected tokens per cost. So positions with few comparisons are tried now and then, and L is 0 if drafting
-    does not pay. Every round, also one without drafts, discounts all earlier rounds. So a row that has stopped drafting
-    returns to the prior and tries again.
+    which is expected tokens per cost. L is 0 if drafting does not pay. Every round, also one without drafts, discounts
+    all earlier rounds, so a row that has stopped drafting returns to the prior and tries again.
 
     A level costs the same for one row as for all. So all rows of a batch draft the same length, which maximises the
     expected tokens of all unfinished rows per cost of the batch.
 
     Attributes:
         prior_alpha, prior_beta: the prior of the first position.
-        cost: s_d / s_t(1), the time of a drafted level; None: measured on the device.
-        verify: s_t(n) / s_t(1) by a row's number n of nodes; None: measured on the device.
+        cost, verify: see `CostAware`.
     """
 
     name: ClassVar[str] = "length-ts"
@@ -75,9 +62,7 @@ class LengthTS(LengthPlanner):
     own_levels: int | None = dataclasses.field(default=None, metadata=FITTED)
 
     def __post_init__(self) -> None:
-        for name in ("prior_alpha", "prior_beta"):
-            if not BETA_FLOOR <= getattr(self, name) < float("inf"):
-                raise ValueError(f"length-ts: {name} must be at least {BETA_FLOOR}, not {getattr(self, name)}")
+        check_prior(self)
         self.check_costs()
 
     def init(self, batch: int) -> LengthState:
@@ -98,7 +83,7 @@ class LengthTS(LengthPlanner):
         builder: TreeBuilder,
     ) -> tuple[LengthState, Bool[Array, " B"]]:
         theta = draw_beta(keys, *self.posterior(state))
-        length = best_length(theta, costs_by_length(self, builder, state.density, unfinished), unfinished)
+        length = best_length(theta, self.costs_by_length(builder, state.density, unfinished), unfinished)
         return dataclasses.replace(state, length=jnp.full_like(state.length, length)), unfinished & (length > 0)
 
     def keep_drafting(
@@ -127,7 +112,7 @@ class LengthTS(LengthPlanner):
         return LengthState(
             accepted=kept * state.accepted + (position < accepted),
             rejected=kept * state.rejected + rejected,
-            density=count_density(state.density, counts, DISCOUNT),
+            density=count_density(state.density, counts),
             length=state.length,
         )
 

@@ -1,4 +1,6 @@
-"""Posterior updates of Thompson sampling, by what a round compared (EESD, arXiv:2406.03853, §3.3)."""
+"""Beta posteriors of Thompson sampling, by what a round compared (EESD, arXiv:2406.03853, §3.3)."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,24 +8,19 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.decoding.sampling import fold
 
-BETA_FLOOR = 0.01
-"""Lower bound of alpha and beta. One reading of the paper can decrease alpha, and a Beta needs both above 0."""
+BETA_FLOOR = 0.01  # of alpha and beta: one reading of the paper can decrease alpha, and a Beta needs both above 0
 
 
 def compared(accepted: Int[Array, " B"], levels: Int[Array, " B"]) -> Int[Array, " B"]:
-    """Number of comparisons in a round: those of all accepted drafts, and of the first rejected one."""
+    """Number of comparisons in a round: of all accepted drafts and the first rejected one."""
     return jnp.minimum(accepted + 1, levels)
 
 
-def update_beta(
-    alpha: Float[Array, " B"], beta: Float[Array, " B"], successes: Int[Array, " B"], trials: Int[Array, " B"]
-) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-    """Beta(alpha + successes, beta + failures) (Eqs. 3 and 4)."""
-
-    def add(old, new):
-        return jnp.maximum(old + new, BETA_FLOOR)
-
-    return add(alpha, successes), add(beta, trials - successes)
+def check_prior(part: Any) -> None:
+    """Raises ValueError unless a controller's `prior_alpha` and `prior_beta` can be parameters of a Beta."""
+    for name in ("prior_alpha", "prior_beta"):
+        if not BETA_FLOOR <= (value := getattr(part, name)) < float("inf"):
+            raise ValueError(f"{part.name}: {name} must be at least {BETA_FLOOR}, not {value}")
 
 
 def draw_beta(
@@ -42,23 +39,3 @@ def draw_beta(
     root = jnp.maximum(1 - third + normal * jnp.sqrt(third), 1e-6)
     log = jnp.log(more) + 3 * jnp.log(root) + jnp.log(uniform) / shape
     return jax.nn.sigmoid(log[:, 0] - log[:, 1])
-
-
-def update_mean(
-    mean: Float[Array, " B"], counted: Float[Array, " B"], successes: Int[Array, " B"], trials: Int[Array, " B"]
-) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-    """The mean over all trials so far, with the prior as one more trial; and the number of trials (Eqs. 8 and 10)."""
-    total = counted + trials
-    return mean + (successes - trials * mean) / (total + 1), total  # exact if there are no new trials
-
-
-def combine(
-    predicted: Float[Array, " B"], mean: Float[Array, " B"], rounds: Float[Array, " B"], model: float, sample: float
-) -> tuple[Float[Array, " B"], Float[Array, " B"]]:
-    """Mean and variance of the normal posterior of a prediction and a mean over `rounds` (Eqs. 6, 7 and 9).
-
-    Args:
-        model, sample: variances of the prediction's error and of a round's mean.
-    """
-    total = rounds * model + sample
-    return (sample * predicted + rounds * model * mean) / total, model * sample / total

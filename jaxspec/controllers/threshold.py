@@ -16,13 +16,10 @@ CONFIDENCES = ("largest", "token")
 class Threshold(Controller):
     """Draft & Verify: stops after a draft of low confidence.
 
-    That last draft is still verified.
-
     Attributes:
         gamma: the threshold. The paper tries 0.2 to 0.8 (Table 4); the best value depends on model and text.
         confidence: `largest`: the largest probability in the draft's distribution at temperature 1, as in Algorithms 3
-            and 4. `token`: the draft's own probability, after temperature and truncation, as in §3.4. For a greedy
-            chain they are equal.
+            and 4. `token`: the draft's own probability, after temperature and truncation, as in §3.4.
     """
 
     name: ClassVar[str] = "threshold"

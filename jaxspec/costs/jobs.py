@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
-from jaxspec.builders.top_paths import TopPaths, TreeLimits, add_level, keep_top
+from jaxspec.builders.top_paths import TopPaths, TreeLimits
 from jaxspec.controllers import Fixed
 from jaxspec.decoding import loop
 from jaxspec.decoding.batch import padded, start
@@ -23,13 +23,10 @@ from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.round_records import RoundCounts
-from jaxspec.decoding.rule import Draws, Propose
+from jaxspec.decoding.rule import Draws
 from jaxspec.decoding.sampling import argmax, fold
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.tree import (
-    DraftTree,
-    Frontier,
-    Selection,
     compaction,
     first_nodes,
     init_tree,
@@ -180,14 +177,6 @@ class FullDepth(TopPaths):
     @property
     def depth(self) -> int:
         return self.within.depth
-
-    def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-    ) -> tuple[DraftTree, Frontier]:
-        return add_level(self.within, propose, tree, frontier, active)
-
-    def prune(self, tree: DraftTree) -> Selection:
-        return keep_top(tree, self.verified)
 
 
 def to_depth(spec: Speculation) -> Speculation:

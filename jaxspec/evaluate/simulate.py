@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.builders.confidence_power import ConfidencePower
+from jaxspec.builders.top_paths import ConfidencePower
 from jaxspec.checkpoint import memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint, compute_dtype

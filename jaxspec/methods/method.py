@@ -21,7 +21,6 @@ from jaxspec.methods.settings import build_part, show_settings
 from jaxspec.rules import Greedy, GumbelCoupling, RejectionSampling
 
 S = TypeVar("S", bound=Strategy)
-CHAIN, FIXED = Chain(), Fixed()
 HISTORY = "history"
 LONGEST = 12  # tokens of a chain without a length, where a controller decides when to stop (Draft & Verify's K)
 
@@ -33,13 +32,13 @@ class Method:
     Attributes:
         builder: a chain of 4 where none is given.
         head: folder under CKPT/heads, or a path; None: the one of the drafter's name, where it has a head.
-        history: if the last `history` tokens of a row, or more, occurred before, the row drafts what followed them, and
-            not what the head says. 0: off. Only for drafters with a head.
+        history: if the last `history` tokens of a row, or more, occurred before, the row drafts what followed them
+            instead of the head's tokens. 0: off. Only for drafters with a head.
     """
 
     drafter: Drafter
-    builder: TreeBuilder = CHAIN
-    controller: Controller = FIXED
+    builder: TreeBuilder = Chain()
+    controller: Controller = Fixed()
     head: str | None = None
     history: int = 0
 
@@ -68,15 +67,15 @@ class Method:
         return any(part.needs_costs for part in (self.drafter, self.builder, self.controller))
 
     def with_costs(self, table: CostTable) -> "Method":
-        """The same with every cost that its parts lack taken from a measured table."""
+        """The same method; every missing cost is taken from a measured table."""
         given = {role: getattr(self, role).with_costs(table) for role in ("drafter", "builder", "controller")}
         return dataclasses.replace(self, **given)
 
     def fitted(self, draft: Any) -> "Method":
         """The same method, with settings reduced to what the drafter's weights allow.
 
-        For a drafter that drafts a block at once, a chain is cut to the block. With history only a chain of the whole
-        block, the default, is cut: copies have any other length that is given.
+        A chain is cut to the block that the drafter drafts at once. With history only a chain of the whole block, the
+        default, is cut: copies have any other length that is given.
         """
         drafter, builder = self.drafter.fitted(draft), self.builder
         most = drafter.levels_at_once
@@ -90,10 +89,9 @@ class Method:
         """The lossless verification for this method: greedy at temperature 0, else rejection sampling or coupling.
 
         Chains take rejection sampling, which accepts more of a single child. Trees take Gumbel coupling, which accepts
-        more of several (`benchmarks/README.md`) and lets nodes be pruned, and so does plain decoding, which has
-        no children: their text for a seed is the same. So do chains whose controller looks beyond the row: under
-        rejection sampling their text would depend on its neighbours and on the machine. Drafters that draft a block at
-        once couple too, so any part of the block may be verified.
+        more of several (`benchmarks/README.md`) and lets nodes be pruned, and so does plain decoding: their text for a
+        seed is the same. So do chains whose controller depends on the batch, because under rejection sampling their
+        text would depend on it too, and drafters of blocks, so any part of the block may be verified.
         """
         if greedy:
             return Greedy()
@@ -116,28 +114,21 @@ class Method:
 def register(kind: type[S]) -> type[S]:
     """Makes a strategy of one's own available by its name, wherever this process reads methods and heads.
 
-    Returns the class, so it can be used as a decorator. A class of the same name is replaced, unless it is jaxspec's.
-
-    Raises:
-        ValueError: a strategy of jaxspec's has this name.
+    Returns the class, so it can be used as a decorator. A class of the same name is replaced. Raises ValueError if a
+    strategy of jaxspec's has this name.
     """
     others = {**DRAFTERS, **BUILDERS, **CONTROLLERS}
     if kind.name in others and others[kind.name].__module__.startswith("jaxspec."):
         raise ValueError(f"a strategy of jaxspec's is named {kind.name!r}; choose another name")
-    registry: dict[str, Any] = next(
-        kinds
-        for base, kinds in ((Drafter, DRAFTERS), (TreeBuilder, BUILDERS), (Controller, CONTROLLERS))
-        if issubclass(kind, base)
-    )
-    registry[kind.name] = kind
+    registries: Any = ((Drafter, DRAFTERS), (TreeBuilder, BUILDERS), (Controller, CONTROLLERS))
+    next(kinds for base, kinds in registries if issubclass(kind, base))[kind.name] = kind
     return kind
 
 
 def parse_method(text: str) -> Method:
     """Reads a method such as `draft-model@small+chain,length=5+fixed`.
 
-    Raises:
-        ValueError: an unknown name or setting, or parts that do not go together; the sound ones are listed.
+    Raises ValueError, listing the sound ones, for an unknown name or setting or parts that do not go together.
     """
     first, *others = text.strip().split("+")
     name, *settings = first.split(",")
@@ -184,7 +175,7 @@ def runnable(heads: Collection[str]) -> list[tuple[str, bool]]:
 
 
 def default_method(heads: Collection[str]) -> Method:
-    """The trained head that is there of the best rank; prompt lookup, which needs none, otherwise."""
+    """That of the head of the best rank; prompt lookup, which needs none, otherwise."""
     ranked = [(kind.rank, name) for name, kind in DRAFTERS.items() if kind.rank is not None and name in heads]
     return parse_method(min(ranked)[1] if ranked else "ngram")
 

@@ -13,13 +13,9 @@ HEAD = "head"
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One value of a setting, and the method that has it.
+    """One value of a setting, and the method that has it."""
 
-    Attributes:
-        value: int, float or bool where the setting is one, else the text that was typed.
-    """
-
-    value: int | float | bool | str
+    value: int | float | bool | str  # the text that was typed where the setting is no number
     method: Method
 
 
@@ -32,11 +28,17 @@ def vary(method: Method, setting: str, values: Sequence[str]) -> list[Variant]:
         values: written as in a method's text.
 
     Raises:
-        ValueError: the method has no such setting (it says which it has), several parts have it, a value does not fit,
-            or there are fewer than two distinct ones.
+        ValueError: the method has no such setting (the message lists its settings), several parts have it, a value does
+            not fit, or there are fewer than two distinct ones.
     """
-    role, name = find_setting(method, setting)
-    variants = [_variant(method, role, name, value) for value in values]
+    known = _settings(method)
+    found = [full for full in known if setting in (full, full.partition(".")[2])]
+    if not found:
+        offers = f"its settings are {', '.join(known)}" if known else "it has none"
+        raise ValueError(f"the method {method} has no setting {setting!r}; {offers}")
+    if len(found) > 1:
+        raise ValueError(f"several parts of {method} have a setting {setting!r}: write {' or '.join(found)}")
+    variants = [_variant(method, *known[found[0]], value) for value in values]
     seen = set[Method]()
     for text, variant in zip(values, variants, strict=True):
         if variant.method in seen:
@@ -47,39 +49,24 @@ def vary(method: Method, setting: str, values: Sequence[str]) -> list[Variant]:
     return variants
 
 
-def find_setting(method: Method, setting: str) -> tuple[str, str]:
-    """The part (a field of `Method`) that has a setting, and its name; `head` and `history` are parts themselves."""
-    known = {f"{part}.{name}": (role, name) for role, part, name in _settings(method)}
-    if method.head is not None:
-        known |= {name: (name, name) for name in (HEAD, HISTORY)}
-    found = [full for full in known if setting in (full, full.partition(".")[2])]
-    if not found:
-        offers = f"its settings are {', '.join(known)}" if known else "it has none"
-        raise ValueError(f"the method {method} has no setting {setting!r}; {offers}")
-    if len(found) > 1:
-        raise ValueError(f"several parts of {method} have a setting {setting!r}: write {' or '.join(found)}")
-    return known[found[0]]
-
-
-def _settings(method: Method) -> list[tuple[str, str, str]]:
-    """(field of `Method`, name of the part, name of the setting) of all settings; plain decoding has none."""
+def _settings(method: Method) -> dict[str, tuple[str | None, dataclasses.Field]]:
+    """The field of each setting and the part that has it, by the name to type; None: the method itself."""
     if method.drafter.name == "plain":
-        return []
+        return {}
     parts = [(role, getattr(method, role)) for role in ROLES]
-    return [(role, part.name, field.name) for role, part in parts for field in settings_of(part)]
+    known: dict[str, tuple[str | None, dataclasses.Field]] = {
+        f"{part.name}.{field.name}": (role, field) for role, part in parts for field in settings_of(part)
+    }
+    own = {} if method.head is None else {field.name: field for field in dataclasses.fields(method)}
+    return known | {name: (None, own[name]) for name in (HEAD, HISTORY) if name in own}
 
 
-def _variant(method: Method, role: str, name: str, text: str) -> Variant:
-    if role == HEAD:
-        if not text:
-            raise ValueError("a head needs a name")
-        return Variant(text, dataclasses.replace(method, head=text))
-    if role == HISTORY:
-        known = {field.name: field for field in dataclasses.fields(Method)}
-        number = read_value(known[HISTORY], text, f"{method.drafter.name},{HISTORY}={text}")
-        return Variant(number, dataclasses.replace(method, history=number))
-    part: Any = getattr(method, role)
-    field = next(field for field in dataclasses.fields(part) if field.name == name)
-    value = read_value(field, text, f"{part.name},{name}={text}")
-    changed: Any = {role: dataclasses.replace(part, **{name: value})}
-    return Variant(value if isinstance(value, int | float) else text, dataclasses.replace(method, **changed))
+def _variant(method: Method, role: str | None, field: dataclasses.Field, text: str) -> Variant:
+    if field.name == HEAD and not text:
+        raise ValueError("a head needs a name")
+    whole: Any = method
+    part, named = (whole, method.drafter) if role is None else (getattr(method, role),) * 2
+    value = text if field.name == HEAD else read_value(field, text, f"{named.name},{field.name}={text}")
+    changed = dataclasses.replace(part, **{field.name: value})
+    found = changed if role is None else dataclasses.replace(whole, **{role: changed})
+    return Variant(value if isinstance(value, int | float) else text, found)

@@ -140,7 +140,7 @@ def test_no_level_is_wider_than_what_is_worth_it():
     assert limits(cost=0.1).frontier == 10
     assert limits(cost=0.001).frontier == 63  # no more of a level can be kept
     assert limits(cost=2.0).frontier == 1
-    assert limits(cost=0.1, width=1).size == 11  # a chain
+    assert Pruned(cost=0.1, width=1).size == 11  # a chain
     assert limits(cost=0.1, width=2, depth=3).frontier == 4
 
 

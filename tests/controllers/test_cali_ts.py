@@ -14,14 +14,7 @@ from jaxtyping import Array, Bool, Key
 from jaxspec import Controller, DraftSignals, Engine, Models, load
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig, write_head
-from jaxspec.controllers.acceptance_predictor import (
-    INPUTS,
-    NAME,
-    AcceptancePredictor,
-    classify,
-    draft_width,
-    predict,
-)
+from jaxspec.controllers.acceptance_predictor import INPUTS, NAME, AcceptancePredictor, draft_width
 from jaxspec.controllers.cali_ts import CaliState, CaliTS, clipped_mean
 from jaxspec.decoding.round_records import to_rows
 from jaxspec.engine.head_weights import load_control, load_head
@@ -34,6 +27,11 @@ from tests.lossless.harness import models, speculation, weights
 NUMBER = 100_000
 NOISE = 5 * np.sqrt(0.25 / NUMBER)
 ROUNDS = [(0, 4), (2, 4), (4, 4), (2, 2), (0, 0), (0, 1), (12, 12)]  # accepted, levels
+
+
+def chance(logits: Array) -> Array:
+    """The probability that the target accepts."""
+    return jax.nn.softmax(logits)[:, 1]
 
 
 class TestEstimate:
@@ -96,7 +94,7 @@ class TestCoin:
         seen = signals(half, half, level=2, target=target, draft=draft[:3])
         assert seen.draft_hidden is not None
         log_top = jnp.log(seen.top_prob)
-        predicted = predict(own, seen.level, seen.target_hidden, seen.draft_hidden, log_top)[0].item()
+        predicted = chance(own(seen.level, seen.target_hidden, seen.draft_hidden, log_top))[0].item()
         assert 0.1 < predicted < 0.9 and abs(predicted - 0.2) > 0.1, "the two say the same, so nothing is tested"
         state = CaliState(
             estimate=jnp.full(NUMBER, 0.2), trials=jnp.zeros(NUMBER), rounds=jnp.full(NUMBER, float(rounds))
@@ -126,14 +124,14 @@ class TestPredictor:
         for level, matrix in ((1, 0), (2, 1), (10, 9), (11, 9), (40, 9)):
             logits = np.concatenate([target @ transform[matrix], draft], axis=1) @ head
             expected = np.exp(logits[:, 1]) / np.exp(logits).sum(axis=1)
-            found = predict(own, jnp.int32(level), jnp.asarray(target), jnp.asarray(draft), jnp.zeros(6))
-            np.testing.assert_allclose(found, expected, rtol=1e-5)
+            found = own(jnp.int32(level), jnp.asarray(target), jnp.asarray(draft), jnp.zeros(6))
+            np.testing.assert_allclose(chance(found), expected, rtol=1e-5)
 
     def test_the_top_probability_adds_to_the_log_odds(self):
         hidden, log_top = jnp.ones((3, 4)), jnp.log(jnp.array([0.1, 0.5, 0.9]))
         both = AcceptancePredictor(4, 4, rngs=nnx.Rngs(0), inputs="both")
         alone = AcceptancePredictor(4, 4, rngs=nnx.Rngs(0), inputs="top-probability")
-        odds = lambda own: jnp.diff(classify(own, jnp.int32(1), hidden, hidden, log_top))[:, 0]
+        odds = lambda own: jnp.diff(own(jnp.int32(1), hidden, hidden, log_top))[:, 0]
         before = odds(both)
         for own in (both, alone):
             assert own.top is not None
@@ -145,7 +143,7 @@ class TestPredictor:
     def test_low_precision_weights_give_a_float32(self):
         own = AcceptancePredictor(4, 4, rngs=nnx.Rngs(0), dtype=jnp.dtype("bfloat16"))
         hidden = jnp.ones((2, 4), jnp.bfloat16)
-        assert predict(own, jnp.int32(1), hidden, hidden, jnp.zeros(2)).dtype == jnp.float32
+        assert own(jnp.int32(1), hidden, hidden, jnp.zeros(2)).dtype == jnp.float32
 
     def test_width_of_every_drafters_hidden_states(self):
         everything = models(5)

@@ -87,7 +87,7 @@ def test_the_chance_of_a_path_is_the_product_of_its_levels():
     drafted = np.array([[0.8, 0.5, 0.9], [0.3, 0.6, 0.2]])
     state = dataclasses.replace(state, weights=jnp.array([[0.0, 1.0], [1.0, 0.5]]))
     for level, path in enumerate(np.cumprod(drafted, axis=1).T, 1):
-        state = CONTROLLER.note(state, signals(path, path, level=level))
+        state = CONTROLLER.on_level(state, signals(path, path, level=level))
     corrected = 1 / (1 + np.exp(-1 - 0.5 * odds(drafted[1])))
     np.testing.assert_allclose(state.chance, [drafted[0].prod(), corrected.prod()], rtol=1e-4)
     np.testing.assert_allclose(state.odds[:, :3], odds(drafted), rtol=1e-3)

@@ -10,9 +10,9 @@ import pytest
 from jaxtyping import Array, Int, Key
 
 from jaxspec.builders import Chain, Static
-from jaxspec.controllers.length_ts import DISCOUNT, LIKENESS, LengthState, LengthTS
+from jaxspec.controllers.length_ts import LIKENESS, LengthState, LengthTS
 from jaxspec.controllers.posterior_update import draw_beta
-from jaxspec.controllers.round_cost import LONGEST, Density, costs_by_length, count_density, round_cost
+from jaxspec.controllers.round_cost import DISCOUNT, LONGEST, Density, count_density
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.drafter import Models
 from jaxspec.methods.method import parse_method
@@ -138,13 +138,14 @@ def test_a_tree_costs_the_nodes_that_it_was_seen_to_have():
     # The densest tree of an unfinished row counts, and no finished row's.
     density = Density(nodes=jnp.array([4.0, 1.0, 9.0]), levels=jnp.ones(3))
     for unfinished, nodes in (([True, True, False], 4), ([False, True, False], 1), ([True, True, True], 9)):
-        costs = costs_by_length(controller, tree, density, jnp.array(unfinished))
-        expected = round_cost(controller, jnp.arange(7), jnp.minimum(1 + jnp.arange(7) * nodes, tree.verified) * 1.0)
+        costs = controller.costs_by_length(tree, density, jnp.array(unfinished))
+        expected = controller.round_cost(jnp.arange(7), jnp.minimum(1 + jnp.arange(7) * nodes, tree.verified) * 1.0)
         np.testing.assert_allclose(costs[:7], expected, rtol=1e-6)
         assert jnp.isinf(costs[7:]).all()
     idle = dataclasses.replace(round_of([0, 0, 0], [0, 2, 0]), verified=jnp.array([0, 5, 3]))
-    later = count_density(density, idle, 0.5)
-    assert later.levels.tolist() == [1, 2.5, 1] and later.nodes.tolist() == [4, 5.5, 12]
+    later = count_density(density, idle)
+    np.testing.assert_allclose(later.levels, [1, DISCOUNT + 2, 1])
+    np.testing.assert_allclose(later.nodes, [4, DISCOUNT + 5, 12])
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (3.0, 1.0), (0.3, 2.0), (40.0, 10.0), (0.01, 0.5)])

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxspec.controllers.length_ts import LengthTS
-from jaxspec.controllers.round_cost import LengthPlanner, round_cost
+from jaxspec.controllers.round_cost import LengthPlanner
 from jaxspec.methods.method import parse_method
 from tests.lossless.harness import models
 
@@ -25,7 +25,7 @@ PRICED = LengthTS(cost=0.1, verify=((1, 1.0), (2, 1.5), (4, 1.6), (8, 2.0)))
     ],
 )
 def test_levels_and_verification_are_added(levels: int, nodes: float, cost: float):
-    assert round_cost(PRICED, jnp.array([levels]), jnp.array([nodes]))[0] == pytest.approx(cost)
+    assert PRICED.round_cost(jnp.array([levels]), jnp.array([nodes]))[0] == pytest.approx(cost)
 
 
 @pytest.mark.parametrize("controller", ["expected-gain", "length-ts"])
@@ -35,7 +35,7 @@ def test_levels_below_the_heads_own_are_copies_which_cost_nothing(controller: st
     draft = nnx.eval_shape(lambda: method.drafter.build_head(shape, nnx.Rngs(0)))
     fitted = method.fitted(draft)
     assert isinstance(fitted.controller, LengthPlanner)
-    costs = round_cost(fitted.controller, jnp.arange(9), jnp.full(9, 8.0))
+    costs = fitted.controller.round_cost(jnp.arange(9), jnp.full(9, 8.0))
     assert costs == pytest.approx([2.1, 2.1, 2.2, 2.3, 2.4, 2.5, 2.5, 2.5, 2.5])
     assert str(fitted) == str(method), "it is no setting"
     without = dataclasses.replace(method, history=0)

@@ -17,7 +17,7 @@ from jaxspec.builders.chain import Chain
 from jaxspec.checkpoint.builtin import FOLDER as BUILTIN
 from jaxspec.checkpoint.heads import HeadConfig, find_head, write_head
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor, classify
+from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import drafter_of, load_head
 from jaxspec.host.atomic import staged_by_all
@@ -136,7 +136,7 @@ def loss(weights: AcceptancePredictor, labels: Labels) -> Float[Array, ""]:
     """Mean cross-entropy over the compared drafts."""
     levels = jnp.arange(1, labels.accepted.shape[1] + 1)
     target, draft, top = map(jnp.asarray, (labels.target_hidden, labels.draft_hidden, labels.log_top))
-    logits = jax.vmap(classify, (None, 0, None, 1, 1), 1)(weights, levels, target, draft, top)
+    logits = jax.vmap(weights, (0, None, 1, 1), 1)(levels, target, draft, top)
     each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels.accepted).astype(jnp.int32))
     compared = jnp.asarray(labels.compared)
     return (each * compared).sum() / jnp.maximum(compared.sum(), 1)
