@@ -21,15 +21,9 @@ _BEGIN, _END = "\ue000\u2062begin\u2063", "\ue000\u2062end\u2063"  # private cha
 
 
 def render(template: str, messages: Messages, variables: Mapping[str, Any]) -> str:
-    """The text that a template makes of a conversation.
+    """The text that a template makes of messages `{"role": …, "content": …}`; keys whose value is None are left out.
 
-    Args:
-        messages: `{"role": …, "content": …}` and further keys; keys whose value is None are left out.
-        variables: what else the template may read, such as `bos_token` and `add_generation_prompt`.
-
-    Raises:
-        ValueError: there are no messages.
-        jinja2.TemplateError: the template is damaged or refuses the conversation.
+    Raises ValueError without messages, jinja2.TemplateError if the template is damaged or refuses the conversation.
     """
     return _rendered(template, False, messages, variables)
 
@@ -63,9 +57,8 @@ def names_read(template: str) -> frozenset[str]:
 
 
 def _rendered(template: str, marks: bool, messages: Messages, variables: Mapping[str, Any]) -> str:
-    return _compiled(template, marks).render(
-        messages=_plain(messages), **{"tools": None, "documents": None, **variables}
-    )
+    given = {"tools": None, "documents": None, **variables, "messages": _plain(messages)}
+    return _compiled(template, marks).render(given)
 
 
 def _plain(messages: Messages) -> list[dict[str, Any]]:
@@ -106,7 +99,6 @@ class _Generation(jinja2.ext.Extension):
     """`{% generation %} … {% endgeneration %}` around what the assistant writes."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja reads it from the class)
-    marks = ("", "")
 
     def parse(self, parser: Any) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -114,12 +106,12 @@ class _Generation(jinja2.ext.Extension):
         return jinja2.nodes.CallBlock(self.call_method("_write"), [], [], body).set_lineno(line)
 
     def _write(self, caller: Any) -> str:
-        begin, end = self.marks
-        return begin + caller() + end
+        return caller()
 
 
 class _MarkedGeneration(_Generation):
-    marks = (_BEGIN, _END)
+    def _write(self, caller: Any) -> str:
+        return _BEGIN + caller() + _END
 
 
 def _refuse(message: str) -> None:

@@ -32,27 +32,22 @@ def write(folder: Path) -> None:
 
 
 def verify(folder: Path, done: Callable[[int], None] = _NOTHING) -> int:
-    """Number of files of parameters in a checkpoint or head, and in the heads under it, all as they were written.
+    """Number of files of parameters in a checkpoint or head and the heads under it; `done` gets the bytes of each.
 
-    Args:
-        done: called with the bytes of each file that was read.
-
-    Raises:
-        CheckpointError: a file is damaged, missing or one too many, or there are no checksums to compare with.
+    Raises CheckpointError for one that is damaged, missing or one too many, and without checksums.
     """
-    return sum(_verify_one(place, done) for place in places(folder))
-
-
-def places(folder: Path) -> list[Path]:
-    """The folder and those below it that have parameters, without hidden ones."""
-    found = [place.parent for place in [folder / "params", *folder.glob("**/params")] if place.is_dir()]
-    visible = lambda place: not any(part.startswith(".") for part in place.relative_to(folder).parts)
-    return sorted({place for place in found if visible(place)})
+    return sum(_verify_one(place, done) for place in _places(folder))
 
 
 def size(folder: Path) -> int:
     """Bytes that `verify` reads."""
-    return sum((place / name).stat().st_size for place in places(folder) for name in _files(place))
+    return sum((place / name).stat().st_size for place in _places(folder) for name in _files(place))
+
+
+def _places(folder: Path) -> list[Path]:
+    """The folder and those below it that have parameters, without hidden ones."""
+    found = [place.parent for place in folder.glob("**/params") if place.is_dir()]
+    return sorted(at for at in found if not any(part.startswith(".") for part in at.relative_to(folder).parts))
 
 
 def _verify_one(folder: Path, done: Callable[[int], None]) -> int:
@@ -69,7 +64,7 @@ def _verify_one(folder: Path, done: Callable[[int], None]) -> int:
 
 
 def _read(file: Path) -> dict[str, str]:
-    """Digest by name. Raises CheckpointError if the file is absent or damaged."""
+    """Digest by name."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -20,33 +20,19 @@ class CheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """The `config.json` of a checkpoint.
+    """The `config.json` of a checkpoint."""
 
-    Attributes:
-        family: what Hugging Face calls `model_type`: llama, mistral, mixtral, qwen2, qwen3.
-        model: shape of the target.
-        dtype: dtype of the parameters on disk.
-        source_dtype: dtype that they had before conversion, and get again on export.
-        source_format: `huggingface`, `meta`, `gguf`, or `jaxspec` where a model was made here.
-        bos, pad: token ids, None if the source names none.
-        eos: every id that ends a sequence.
-        tokenizer_class: the class of tokenizers that transformers takes in the original folder; None: there is no
-            tokenizer.
-        quantize: integers that the kernels are (see `model/quantization.py`); None: all parameters are floats.
-        chat_args: of a draft model, as in the config of a head.
-    """
-
-    family: str
+    family: str  # what Hugging Face calls `model_type`: llama, mistral, mixtral, qwen2, qwen3
     model: LlamaConfig
-    dtype: str
-    source_dtype: str
-    source_format: str
+    dtype: str  # of the parameters on disk
+    source_dtype: str  # before conversion, and on export
+    source_format: str  # `huggingface`, `meta`, `gguf`, or `jaxspec` where a model was made here
     bos: int | None = None
-    eos: tuple[int, ...] = ()
+    eos: tuple[int, ...] = ()  # every id that ends a sequence
     pad: int | None = None
-    quantize: str | None = None
-    tokenizer_class: str | None = None
-    chat_args: dict[str, Any] | None = None
+    quantize: str | None = None  # `int8` or `int4` kernels; None: all parameters are floats
+    tokenizer_class: str | None = None  # the one that transformers takes in the original folder; None: no tokenizer
+    chat_args: dict[str, Any] | None = None  # of a draft model, as in the config of a head
 
     def __post_init__(self) -> None:
         check_dtypes(self.dtype, self.source_dtype)
@@ -77,8 +63,7 @@ def to_text(config: Any, format_name: str) -> str:
 def fields_of(text: str, kind: type, format_name: str, advice: str = "") -> dict[str, Any]:
     """Fields of a config dataclass from its JSON. Raises ValueError naming a missing, unknown or wrong key.
 
-    Args:
-        advice: what to do with a file of another format.
+    `advice` is what to do with a file of another format.
     """
     values = parse_json(text)
     if not isinstance(values, dict) or values.pop("format", None) != format_name:

@@ -15,23 +15,14 @@ FORMAT = "jaxspec-head"
 
 @dataclasses.dataclass(frozen=True)
 class HeadConfig:
-    """The `config.json` of a head.
+    """The `config.json` of a head."""
 
-    Attributes:
-        drafter: the drafter that it is for: `eagle`.
-        model: shape of its decoder layers, the target's where it has none. Vocabulary and hidden size are the target's.
-        dtype: dtype of the parameters on disk.
-        source_dtype: dtype that they get on export.
-        settings: its other settings, from which its drafter builds it, by name.
-        chat_args: arguments of the chat template in its training; None: unknown, or trained on other text.
-    """
-
-    drafter: str
-    model: LlamaConfig
-    dtype: str
-    source_dtype: str
-    settings: dict[str, Any]
-    chat_args: dict[str, Any] | None = None
+    drafter: str  # the name of the drafter that it is for
+    model: LlamaConfig  # shape of its layers (the target's if it has none); vocabulary and hidden size are the target's
+    dtype: str  # of the parameters on disk
+    source_dtype: str  # on export
+    settings: dict[str, Any]  # from which its drafter builds it
+    chat_args: dict[str, Any] | None = None  # of the chat template in training; None: unknown, or other text
 
     def __post_init__(self) -> None:
         check_dtypes(self.dtype, self.source_dtype)
@@ -51,7 +42,7 @@ def read_config(path: Path) -> HeadConfig:
 
 
 def read_head(path: Path, drafter: str) -> HeadConfig:
-    """Reads the config of a head for a drafter. Raises CheckpointError if it is missing, damaged or another's."""
+    """The config of a head for a drafter. Raises CheckpointError if it is missing, damaged or another's."""
     config = read_config(path)
     if config.drafter != drafter:
         raise CheckpointError(f"the head at {path} is for the drafter {config.drafter}, and not for {drafter}")

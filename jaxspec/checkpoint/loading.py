@@ -40,8 +40,7 @@ class Checkpoint:
     def context(self) -> Iterator[None]:
         """The context under which all its programs are compiled and run.
 
-        It sets the mesh. For float32 weights it also sets full precision of matrix products, because accelerators
-        round them to less by default.
+        It sets the mesh, and for float32 weights full precision of matrix products, which accelerators round to less.
         """
         wide = self.target.dtype == jnp.float32
         with jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(), use_mesh(self.mesh):
@@ -69,13 +68,10 @@ def load(
     path = locate(path)
     config = config_json.read_config(path)
     chosen, how = compute_dtype(dtype), parameters.quantization(config, quantize, path)
-    if mesh is None:
-        memory.check_fits(config.model, chosen, quantize=how)
-    else:
-        mesh = split_mesh(mesh, config.model)
-        memory.check_parts_fit(config.model, chosen, mesh, how)
-        if (shared := shared_heads(mesh, config.model)) and jax.process_index() == 0:
-            say(shared)
+    mesh = None if mesh is None else split_mesh(mesh, config.model)
+    memory.check_fits(config.model, chosen, how, mesh)
+    if mesh is not None and (shared := shared_heads(mesh, config.model)) and jax.process_index() == 0:
+        say(shared)
     return Checkpoint(
         path=path,
         config=dataclasses.replace(config, quantize=how),
@@ -98,11 +94,8 @@ def compute_dtype(dtype: str | None) -> jnp.dtype:
 def check_same_vocabulary(target: CheckpointConfig, tokenizer: Any, draft: Path) -> None:
     """Raises CheckpointError where a draft checkpoint's tokens mean something else than the target's.
 
-    Models of one family may pad the vocabulary of one tokenizer to different sizes. Without both tokenizers, only the
-    sizes can be compared.
-
-    Args:
-        tokenizer: the target's, as `load_tokenizer` gives it.
+    Models of one family may pad the vocabulary of one tokenizer to different sizes. Without both tokenizers, of which
+    `tokenizer` is the target's, only the sizes can be compared.
     """
     size, own = config_json.read_config(draft).model.vocab_size, target.model.vocab_size
     other = load_tokenizer(draft)

@@ -39,24 +39,26 @@ def available_bytes(device: Any) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def check_fits(config: LlamaConfig, dtype: Any, quantize: str | None = None) -> None:
-    """Raises CheckpointError, with the arithmetic, where the parameters exceed the default device's free memory."""
-    needed, device = required_bytes(config, dtype, quantize), jax.devices()[0]
-    if needed > (free := available_bytes(device)):
-        each = f"x {jnp.dtype(dtype).itemsize} bytes" if quantize is None else f"as {quantize}"
-        size = filesize.decimal(needed)
-        raise CheckpointError(
-            f"the model needs {size} ({parameter_count(config):,} parameters {each} = {size}) and "
-            f"{device.platform}:{device.id} has {filesize.decimal(free)} free; "
-            "choose a smaller model, dtype, batch or length"
-        )
+def check_fits(config: LlamaConfig, dtype: Any, quantize: str | None = None, mesh: Mesh | None = None) -> None:
+    """Raises CheckpointError where the parameters exceed the free memory of the default device.
 
-
-def check_parts_fit(config: LlamaConfig, dtype: Any, mesh: Mesh, quantize: str | None = None) -> None:
-    """Raises CheckpointError if a device's part of the parameters on a split mesh exceeds its free memory."""
-    needed, device = device_bytes(place(abstract(config, quantize), mesh, dtype=dtype)), mesh.local_devices[0]
-    if needed > (free := available_bytes(device)):
+    On a split mesh each device has to hold its part only.
+    """
+    device = jax.devices()[0] if mesh is None else mesh.local_devices[0]
+    if mesh is None:
+        needed = required_bytes(config, dtype, quantize)
+    else:
+        needed = device_bytes(place(abstract(config, quantize), mesh, dtype=dtype))
+    if needed <= (free := available_bytes(device)):
+        return
+    size, there = filesize.decimal(needed), f"{device.platform}:{device.id} has {filesize.decimal(free)} free"
+    if mesh is not None:
         raise CheckpointError(
-            f"each device needs {filesize.decimal(needed)} for its part of the model and {device.platform}:{device.id} "
-            f"has {filesize.decimal(free)} free; choose a larger axis `model` of the mesh, or a smaller model or dtype"
+            f"each device needs {size} for its part of the model and {there}; choose a larger axis `model` of the "
+            "mesh, or a smaller model or dtype"
         )
+    each = f"x {jnp.dtype(dtype).itemsize} bytes" if quantize is None else f"as {quantize}"
+    raise CheckpointError(
+        f"the model needs {size} ({parameter_count(config):,} parameters {each} = {size}) and {there}; choose a "
+        "smaller model, dtype, batch or length"
+    )

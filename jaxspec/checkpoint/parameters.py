@@ -1,7 +1,6 @@
-"""Parameters on disk (Orbax), as a nested dictionary of arrays that mirrors the module.
+"""Parameters on disk (Orbax), as a nested dictionary of arrays that mirrors any `nnx.Module`.
 
-`layers.0.attention.q.kernel` names one of them, here and in every error. The functions take any `nnx.Module`, so
-heads use them too.
+`layers.0.attention.q.kernel` names one of them, here and in every error.
 """
 
 import contextlib
@@ -28,9 +27,8 @@ from jaxspec.model.quantization import is_quantized, kind_of, pack, quantized
 from jaxspec.model.sharding import move, place
 
 GROUP_BYTES = 256 * 2**20
+# Of a stored array's chunks. Only whole chunks can be read, so small ones let each host read little more than its own.
 CHUNK_BYTES = 4 * 2**20
-"""Size of a stored array's chunks. Only whole chunks can be read, so small ones let each host read little more than
-its own part."""
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -46,22 +44,17 @@ def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quant
     """Loads the target of a checkpoint.
 
     Args:
-        path: a checkpoint folder.
         dtype: dtype of every parameter that is a float; None keeps the one that `config.json` names.
         mesh: as `sharding.split_mesh` gives it, over which each parameter is read in parts; None: the default device.
         quantize: `int8` or `int4` makes the kernels integers as they come; None leaves them as they are on disk.
 
     Raises:
-        CheckpointError: the folder is no checkpoint, a parameter is missing, unexpected or mis-shaped, or the
-            checkpoint is quantised otherwise.
+        CheckpointError: a parameter is missing, unexpected or mis-shaped, or the checkpoint is quantised otherwise.
     """
     config = read_config(path)
     how = quantization(config, quantize, path)
     params, dtype = Path(path) / "params", config.dtype if dtype is None else dtype
-
-    def placed(module):
-        return module if mesh is None else place(module, mesh)
-
+    placed = lambda module: module if mesh is None else place(module, mesh)
     module = placed(abstract(config.model, how))
     if how is None or how == config.quantize:
         return load_params(params, module, dtype)
@@ -87,10 +80,7 @@ def module_to_dict(module: nnx.Module) -> dict[str, Any]:
 
 
 def name_of(keys: Sequence[Any]) -> str:
-    """The dotted name on disk of a parameter, by its place in the module.
-
-    On disk an RMSNorm is one array, and an LM head is called `head`.
-    """
+    """The dotted name on disk of a parameter. There an RMSNorm is one array, and an LM head is called `head`."""
     names = ["head" if key == "lm_head" else str(key) for key in keys]
     is_norm = names[-1] == "scale" and names[-2] != "kernel"  # a quantised kernel has a scale too
     return ".".join(names[:-1] if is_norm else names)
@@ -127,10 +117,9 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_bytes: int = GROUP_BYTES) -> None:
-    """Writes (dotted name, array) pairs as Orbax parameters, holding about `group_bytes` of them at a time.
+    """Collective: writes (dotted name, array) pairs as Orbax parameters, about `group_bytes` of them at a time.
 
     `path` must not exist; it appears when everything is written. Beside it Orbax keeps `NAME.partial_save` until then.
-    Of several processes all call this, and each writes its part of arrays that lie on a mesh.
     """
     path = str(Path(path).absolute())
     # Saving blocks until the bytes are on disk, so Orbax needs no copy of its own to write from.
@@ -146,7 +135,7 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
 
 @contextlib.contextmanager
 def _reading(path: Path | str) -> Iterator[None]:
-    """Raises CheckpointError for whatever goes wrong while parameters are read."""
+    """Turns whatever goes wrong while parameters are read into a CheckpointError."""
     logging.getLogger("asyncio").addFilter(_not_left_by_orbax)
     try:
         yield
@@ -167,8 +156,7 @@ def _not_left_by_orbax(record: logging.LogRecord) -> bool:
 def read_shapes(path: Path | str, module: nnx.Module | None = None) -> dict[str, Any]:
     """Dotted name → metadata with `.shape` and `.dtype` of the parameters that `write_params` wrote.
 
-    Args:
-        module: abstract; if given, CheckpointError is raised unless the parameters are exactly its.
+    Raises CheckpointError unless they are exactly those of the abstract `module`, if given.
     """
     with _reading(path):
         stored = flatten_mapping(ocp.metadata(str(Path(path).absolute())).metadata, sep=".")
@@ -187,8 +175,7 @@ def read_arrays(path: Path | str, names: Collection[str]) -> dict[str, np.ndarra
 def load_params(path: Path | str, module: M, dtype: Any = None) -> M:
     """Fills an abstract module from Orbax parameters, cast to `dtype` tensor by tensor; None keeps each one's own.
 
-    Each goes to the sharding that its `jax.ShapeDtypeStruct` has, of which a process reads its own part; else to the
-    default device.
+    Each goes to the sharding of its `jax.ShapeDtypeStruct`, if any, of which a process reads its own part.
     """
     stored, places = read_shapes(path, module), module_to_dict(module)
     wanted = {name: _wanted(name, meta, dtype, places[name].sharding) for name, meta in stored.items()}
@@ -198,9 +185,7 @@ def load_params(path: Path | str, module: M, dtype: Any = None) -> M:
 def read_packed(path: Path | str, module: nnx.Module, dtype: Any, how: str) -> dict[str, Any]:
     """Dotted name → array of Orbax parameters, quantised in groups as they are read, so that few are there as floats.
 
-    Args:
-        module: abstract, as it is on disk, with the shardings to read it into, if any.
-        dtype: of what stays a float.
+    `module` is abstract, as it is on disk; `dtype` is of what stays a float.
     """
     stored, places = read_shapes(path, module), module_to_dict(module)
     wanted = (
@@ -216,7 +201,7 @@ def read_packed(path: Path | str, module: nnx.Module, dtype: Any, how: str) -> d
 
 
 def _wanted(name: str, meta: Any, dtype: Any, place: Any) -> jax.ShapeDtypeStruct:
-    """Shape, dtype and sharding to restore a parameter with. Integers and their scales keep their dtype."""
+    # Integers and their scales keep their dtype.
     kept = dtype is None or is_quantized(name)
     where = place or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(meta.shape, jnp.dtype(meta.dtype if kept else dtype), sharding=where)

@@ -1,8 +1,7 @@
 """Tokenizers: text to token ids and back, and conversations to text.
 
-`tokenizer.json` decides the ids: its normaliser, pre-tokenizer, model, post-processor and decoder run as they stand,
-through the `tokenizers` library. The special tokens and the chat template come from the files beside it, as
-transformers 5 reads them in the original folder.
+`tokenizer.json` decides the ids, through the `tokenizers` library. The special tokens and the chat template come from
+the files beside it, as transformers 5 reads them in the original folder.
 """
 
 import json
@@ -34,18 +33,11 @@ _DEFAULTS = {
 # Classes that replace the post-processor: whether they then add BOS. The others keep that of tokenizer.json.
 _BOS = {"CodeLlamaTokenizer": True, "GPTNeoXTokenizer": False}
 VOCABULARIES = ("tokenizer.model", "vocab.json", "tekken.json")  # other files that hold a whole vocabulary
+# Every file that may belong to a tokenizer.
 FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    *VOCABULARIES,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-)
-"""Every file that may belong to a tokenizer."""
+    "tokenizer.json", "tokenizer_config.json", *VOCABULARIES, "special_tokens_map.json", "added_tokens.json",
+    "merges.txt", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+)  # fmt: skip
 # How LLaMA 3 and Mistral split text before BPE, from their tokenizer.json.
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -79,8 +71,7 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. The name of a special token in it is that token.
 
-        Args:
-            add_special_tokens: what the post-processor adds, usually BOS in front.
+        `add_special_tokens` adds what the post-processor adds, usually BOS in front.
         """
         with self._lock:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -106,11 +97,9 @@ class Tokenizer:
         return self._backend.decode([int(token) for token in tokens], skip_special_tokens=skip_special_tokens)
 
     def decode_after(self, before: Sequence[int], tokens: Sequence[int]) -> str:
-        """The text that `tokens` add to the tokens before them, without special tokens.
-
-        Decoded alone, the first token loses its space in vocabularies of sentencepiece. Only the end of `before` is
-        decoded, from where a character begins: half of one makes the bytes that follow it unreadable, too.
-        """
+        """The text that `tokens` add to the tokens before them, without special tokens."""
+        # Decoded alone, the first token loses its space in vocabularies of sentencepiece. Only the end of `before` is
+        # decoded, from where a character begins: half of one makes the bytes that follow it unreadable, too.
         read, near = lambda ids: self.decode(ids, skip_special_tokens=True), 1
         while "\ufffd" in (shown := read(before[-near:])) and near < len(before):
             near *= 2
@@ -159,8 +148,7 @@ class Tokenizer:
 def load_tokenizer(folder: str | Path) -> Tokenizer | None:
     """The tokenizer in a checkpoint or a Hugging Face folder, None if there is none. Code in it is never run.
 
-    Raises:
-        CheckpointError: a file is damaged, or there is a tokenizer without a tokenizer.json.
+    Raises CheckpointError if a file is damaged, or there is a tokenizer without a tokenizer.json.
     """
     folder = Path(folder)
     file = folder / "tokenizer.json"
@@ -182,10 +170,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer | None:
 
 
 def class_of(folder: Path) -> str:
-    """The class of tokenizers that transformers takes in a Hugging Face folder that has a tokenizer.json.
-
-    Most are generic (`GENERIC`): tokenizer.json holds all there is to them.
-    """
+    """The class that transformers takes in a Hugging Face folder with a tokenizer.json; of most `GENERIC`."""
     config, own = (_read(folder / name) for name in ("config.json", "tokenizer_config.json"))
     family, file = config.get("model_type"), folder / "tokenizer.json"
     named = str(own.get("tokenizer_class") or config.get("tokenizer_class") or "").removesuffix("Fast")
@@ -227,10 +212,8 @@ def _load(folder: Path) -> Tokenizer:
 def _add_tokens(
     folder: Path, backend: Backend, config: dict[str, Any], special: list[AddedToken], named: set[str]
 ) -> None:
-    """Adds the tokens of the config files that tokenizer.json lacks or has with other flags, by their ids.
-
-    Older files than tokenizer_config.json's list change none of tokenizer.json's tokens.
-    """
+    """Adds the tokens of the config files that tokenizer.json lacks or has with other flags, by their ids."""
+    # Files older than tokenizer_config.json's list change none of tokenizer.json's tokens.
     there = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     if "added_tokens_decoder" in config:
         listed = {int(at): AddedToken(**token) for at, token in config["added_tokens_decoder"].items()}
@@ -279,7 +262,7 @@ def _check_split(folder: Path, backend: Backend, mend: bool) -> None:
 
 
 def _special(token: Any) -> AddedToken | None:
-    """A special token of a config: its text, or an object with its flags. None for other values, such as a null."""
+    """A special token of a config, where it is a text or an object with flags; None for other values."""
     flags = {"content": token} if isinstance(token, str) else token
     if not isinstance(flags, dict) or flags.get("content") is None:
         return None
