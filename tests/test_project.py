@@ -16,6 +16,7 @@ import jaxtyping
 import pytest
 
 import jaxspec
+from benchmarks import tables
 from jaxspec.model import rope
 
 ROOT = Path(__file__).parent.parent
@@ -114,6 +115,14 @@ def test_links_of_pages_lead_to_files_and_headings():
             if not place.exists() or (anchor and anchor not in anchors(place)):
                 dead.append(f"{page.relative_to(ROOT)}: {link}")
     assert dead == []
+
+
+def test_measured_numbers_of_pages_are_those_of_the_committed_results():
+    for name in tables.PAGES:
+        page = (ROOT / name).read_text(encoding="utf-8")
+        assert tables.BLOCK.search(page)
+        assert page == tables.made(page), "run: python benchmarks/tables.py"
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
 
 
 def test_no_file_names_a_path_of_some_machine():
