@@ -1,11 +1,9 @@
 """DFlash heads in the layouts of DFlash's authors and of speculators and vLLM.
 
-The authors' files contain neither embedding nor LM head, which are the target's. Those of speculators and vLLM contain
-both, and sometimes a draft vocabulary. The authors name the layers that a head reads by their outputs, speculators by
-their inputs.
+The authors' files contain neither embedding nor LM head, those of speculators and vLLM both, and sometimes a draft
+vocabulary. The authors name the layers that a head reads by their outputs, speculators by their inputs.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,34 +11,16 @@ from typing import Any
 
 from jaxspec.checkpoint import parameters
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import head_kinds, hf_config
+from jaxspec.convert import head_kinds, head_parts
 from jaxspec.convert.head_kinds import INPUTS, OUTPUTS
-from jaxspec.convert.head_parts import (
-    DRAFT_MAPS,
-    Files,
-    OwnHead,
-    PublishedHead,
-    Taps,
-    check_target_width,
-    draft_maps,
-    is_speculators,
-    layers_config,
-    listed_layers,
-    lm_head_of,
-    read_draft_vocabulary,
-    refuse_window,
-    section,
-    speculators_config,
-    tapped_after,
-)
-from jaxspec.convert.names import theirs, unprefixed
-from jaxspec.convert.readers import check_dtypes, open_directory
+from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead, Taps, is_speculators, section
+from jaxspec.convert.names import theirs
 from jaxspec.drafters.dflash import Dflash, DflashOptions, official_taps
 from jaxspec.model.config import LlamaConfig
 
 _SECTION = "dflash_config"
 _BLOCK = {"block_size": "block", "mask_token_id": "mask_token"}
-_OURS = {"fc.kernel": "fc.weight", "context_norm": "hidden_norm.weight", **{name: name for name in DRAFT_MAPS}}
+_OURS = {"fc.kernel": "fc.weight", "context_norm": "hidden_norm.weight"}
 
 
 def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
@@ -48,19 +28,17 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     raw = head_kinds.read(source, "dflash")
     model, given = _shape_of(raw, source), {**raw, **section(raw, _SECTION, source / "config.json")}
     read_taps, settings = _read_taps(raw, given, source, taps, model.num_layers), _block(raw, given, source)
-    found = unprefixed(open_directory(source), source, ["layers.0.self_attn.q_proj.weight"])
-    check_dtypes({name: tensor for name, tensor in found.items() if name not in DRAFT_MAPS})
+    found = head_parts.open_head(source, ["layers.0.self_attn.q_proj.weight"])
     settings |= {
-        "draft_vocabulary": read_draft_vocabulary(raw, found, model.vocab_size, source),
+        "draft_vocabulary": head_parts.read_draft_vocabulary(raw, found, model.vocab_size, source),
         "own_embedding": "embed_tokens.weight" in found,
         "own_head": "lm_head.weight" in found,
     }
     layout = "the layout of speculators and vLLM" if is_speculators(raw) else "the layout of DFlash's authors"
-    head = PublishedHead(
+    return PublishedHead(
         Dflash(), "DFlash head", model.vocab_size, model.hidden_size, settings, _published,
         model=model, layout=layout, taps=read_taps, target_layers=raw.get("num_target_layers"),
-    )  # fmt: skip
-    return head.with_tensors(found, source)
+    ).with_tensors(found, source)  # fmt: skip
 
 
 def files(head: OwnHead, form: str) -> Files:
@@ -68,12 +46,8 @@ def files(head: OwnHead, form: str) -> Files:
     and LM head; see `heads.export`."""
     config, (target, goal) = head.config, head.with_target()
     options, arrays = DflashOptions.from_settings(config.settings), head.arrays
-    model = dataclasses.replace(goal, family="qwen3", model=config.model, source_dtype=config.source_dtype)
-    layers = {  # those of a Qwen3, whatever the target is
-        **hf_config.from_checkpoint(model),
-        "sliding_window": None,
-        "layer_types": ["full_attention"] * config.model.num_layers,
-    }
+    full = {"sliding_window": None, "layer_types": ["full_attention"] * config.model.num_layers}
+    layers = {**head_parts.as_llama(head), **full}
     if options.markov_rank:
         raise CheckpointError(
             f"the head at {head.path} has a Markov term (--markov-rank {options.markov_rank}), which no published "
@@ -82,7 +56,7 @@ def files(head: OwnHead, form: str) -> Files:
     if form == "speculators":
         arrays = _with_targets(head)
         values = {
-            **speculators_config(head, layers, options.block - 1),
+            **head_parts.speculators_config(head, layers, options.block - 1),
             "architectures": ["DFlashSpeculator"],
             INPUTS: list(options.taps),
             "block_size": options.block,
@@ -108,19 +82,14 @@ def files(head: OwnHead, form: str) -> Files:
             "num_target_layers": goal.model.num_layers,
             _SECTION: {"mask_token_id": options.mask_token, OUTPUTS: [tap - 1 for tap in options.taps]},
         }
-    maps = draft_maps(options.draft_vocabulary, config.model.vocab_size)
     summary = f"DFlash head for {target}, which drafts blocks of {options.block}"
-    return Files(values, {**arrays, **maps}, _published, summary)
+    return Files(values, arrays, _published, summary)
 
 
 def _with_targets(head: OwnHead) -> dict[str, Any]:
-    """The arrays of a head, with the target's embedding and LM head where it has none of its own.
-
-    Raises:
-        CheckpointError: the LM head is quantised.
-    """
+    """The arrays of a head, with the target's embedding and LM head where it has none of its own."""
     target, goal = head.with_target()
-    both = {"embedding": "embedding", "head.kernel": lm_head_of(goal)}
+    both = {"embedding": "embedding", "head.kernel": head_parts.lm_head_of(goal)}
     wanted = {ours: name for ours, name in both.items() if ours not in head.arrays}
     if None in wanted.values():
         raise CheckpointError(
@@ -135,20 +104,14 @@ def _with_targets(head: OwnHead) -> dict[str, Any]:
 
 def _published(ours: str) -> str:
     """Published name of a jaxspec parameter: `layers.0.mlp.up.kernel` → `layers.0.mlp.up_proj.weight`."""
-    return _OURS.get(ours) or theirs(ours, "huggingface").removeprefix("model.")
+    return _OURS.get(ours) or theirs(ours).removeprefix("model.")
 
 
 def _shape_of(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
-    """Shape of the head's layers. They are Qwen3 layers, whatever the target is.
-
-    Raises:
-        CheckpointError: a setting is missing or not supported; the message names it.
-    """
-    file, layers = source / "config.json", layers_config(raw, source)
-    of_head = {"model_type": "qwen3", "architectures": None, "tie_word_embeddings": False, "is_causal": None}
-    shape = hf_config.to_llama({**layers, **of_head})
-    check_target_width(raw, shape, source)
-    refuse_window(layers, file)
+    """Shape of the head's layers. They are Qwen3 layers, whatever the target is."""
+    file, layers = source / "config.json", head_parts.layers_config(raw, source)
+    read_as = {"model_type": "qwen3", "tie_word_embeddings": False, "is_causal": None}
+    shape = head_parts.shape_of(layers, raw, source, **read_as)
     ropes = (section(layers, key, file) for key in ("rope_parameters", "rope_scaling"))
     if not any(where.get("rope_theta") for where in (layers, *ropes)):
         raise CheckpointError(
@@ -161,12 +124,9 @@ def _shape_of(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
 def _read_taps(
     raw: Mapping[str, Any], given: Mapping[str, Any], source: Path, override: Sequence[int] | None, count: int
 ) -> Taps:
-    """The layers whose inputs are fused. Raises CheckpointError for an invalid list.
+    """The layers whose inputs are fused. Without a list, the head reads as many as the `count` of its own layers.
 
-    Args:
-        given: the settings at the top level and in the head's own section.
-        override: the layers that the user names; None: read the config.
-        count: layers of the head; without a list, it reads as many of the target.
+    `given` has the settings at the top level and in the head's own section, `override` what the user names.
     """
     file, default = source / "config.json", functools.partial(official_taps, count=count)
     if override is not None:
@@ -175,9 +135,9 @@ def _read_taps(
     if other in given:
         whose = "speculators and vLLM" if is_speculators(raw) else "DFlash's authors"
         raise CheckpointError(f"{file} has {other}, unlike the layout of {whose}; name the layers with --taps")
-    layers = listed_layers(raw if own == INPUTS else given, own, file)
+    layers = head_parts.listed_layers(raw if own == INPUTS else given, own, file)
     if own == OUTPUTS and layers is not None:
-        return tapped_after(layers, OUTPUTS, default)
+        return head_parts.tapped_after(layers, OUTPUTS, default)
     if own == OUTPUTS:
         return Taps(None, "those of DFlash's own code, since config.json lists none", default)
     if layers is None:

@@ -1,8 +1,6 @@
 """Cuts heads to a draft vocabulary: the LM head keeps only the columns of some tokens (FR-Spec, arXiv:2502.14856).
 
-A drafted level then multiplies with a smaller LM head. Nothing is trained again. The text stays the target's, because
-the target verifies with its whole vocabulary: where it generates a token outside the draft vocabulary, the draft is
-rejected like any other wrong draft.
+Nothing is trained again. The text stays the target's, which verifies with its whole vocabulary.
 """
 
 import dataclasses
@@ -36,14 +34,8 @@ from jaxspec.model.quantization import LM_HEAD, dense, pack, whole_name
 def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.HeadConfig:
     """Writes the head `out`: the head at `source`, but with a draft vocabulary of these tokens and EOS.
 
-    A head that used the target's LM head gets its own copy of the columns. Columns keep their dtype. All other
-    parameters are copied, and so is an acceptance predictor in the head's folder.
-
-    Args:
-        source: a jaxspec head, or a checkpoint that is a draft model.
-        out: folder to make; must not exist.
-        target: the checkpoint that it drafts for.
-        ids: ids of the tokens, in any order.
+    A head that used the target's LM head gets its own copy of the columns. All other parameters are copied, and so is
+    an acceptance predictor in the head's folder. `source` may also be a checkpoint that is a draft model.
 
     Raises:
         CheckpointError: `source` is for another target, already has a draft vocabulary, or has no LM head.
@@ -95,11 +87,9 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
 
 
 def read_ids(path: Path) -> list[int]:
-    """Token ids from a file: a JSON list, numbers separated by white space, or a list or tensor saved by PyTorch, as in
-    FR-Spec's files.
+    """Token ids from a JSON list, numbers separated by white space, or a list or tensor saved by PyTorch (FR-Spec).
 
-    Raises:
-        CheckpointError: the file cannot be read, or holds something else.
+    Raises CheckpointError if the file cannot be read, or holds something else.
     """
     try:
         if path.suffix in (".pt", ".bin"):

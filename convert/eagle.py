@@ -1,7 +1,7 @@
 """Heads of EAGLE-1 and EAGLE-2 in their authors' format.
 
 A published head contains a copy of the target's embedding. If it equals the target's, jaxspec drops it, and export
-writes it again. Neither format contains the LM head, which is the target's.
+writes it again.
 """
 
 import dataclasses
@@ -10,9 +10,8 @@ from pathlib import Path
 from jaxspec.checkpoint import parameters
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import head_kinds
-from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead, as_llama, eagles_rope, one_layer
-from jaxspec.convert.names import theirs, unprefixed
-from jaxspec.convert.readers import check_dtypes, open_directory
+from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead, as_llama, eagles_rope, open_head, shape_of
+from jaxspec.convert.names import theirs
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.host.terminal import say
 
@@ -24,10 +23,9 @@ def plan(source: Path) -> PublishedHead:
     outer = head_kinds.read(source, "eagle")
     wrapped = "model" in outer
     raw = outer["model"] if wrapped else outer
-    found = unprefixed(open_directory(source), source, [f"{_QUERY}.weight"])
-    check_dtypes(found)
-    lm_head = found.pop("lm_head.weight", None) if wrapped else None
-    model, biased = one_layer(raw, source, "an EAGLE head"), "fc.bias" in found
+    found = open_head(source, [f"{_QUERY}.weight"])
+    lm_head, biased = found.pop("lm_head.weight", None) if wrapped else None, "fc.bias" in found
+    model = shape_of(raw, raw, source, "an EAGLE head", model_type="llama")
     # Old configs do not mention the biases of the layer, so the tensors decide.
     model = dataclasses.replace(
         model, qkv_bias=model.qkv_bias or bool(raw.get("qkv_bias")) or f"{_QUERY}.bias" in found
@@ -35,19 +33,16 @@ def plan(source: Path) -> PublishedHead:
     for key, held in {"bias": biased, "eagle_fc_bias": biased, "truncated_vocab_size": model.vocab_size}.items():
         if (given := {**raw, **outer}.get(key)) not in (None, held):
             raise CheckpointError(f"{source / 'config.json'} sets {key!r} to {given!r}, and the files have {held!r}")
-    head = PublishedHead(
+    return PublishedHead(
         Eagle(), "EAGLE head, of EAGLE-1 or EAGLE-2", model.vocab_size, model.hidden_size,
         {"bias": biased, "own_embedding": True}, _published, model=model, lm_head=lm_head,
-    )  # fmt: skip
-    return head.with_tensors(found, source)
+    ).with_tensors(found, source)  # fmt: skip
 
 
 def files(head: OwnHead, form: str) -> Files:
-    """The files of a head in the published format, with the target's embedding; see `heads.export`.
-
-    `architectures` is LlamaForCausalLM, as in the heads of EAGLE's authors; vLLM derives its own name from it. Only
-    SGLang requires LlamaForCausalLMEagle instead.
-    """
+    """The files of a head in the published format, with the target's embedding; see `heads.export`."""
+    # `architectures` is LlamaForCausalLM, as in the heads of EAGLE's authors; vLLM derives its own name from it. Only
+    # SGLang requires LlamaForCausalLMEagle instead.
     config, (target, _) = head.config, head.with_target()
     if (inputs := config.settings.get("inputs")) is not None:
         raise CheckpointError(
@@ -62,6 +57,7 @@ def files(head: OwnHead, form: str) -> Files:
         arrays = {**arrays, "embedding": table.astype(config.source_dtype)}
     values = {
         **eagles_rope(as_llama(head)),
+        "num_hidden_layers": 1,
         "attention_bias": config.model.output_bias,
         "qkv_bias": config.model.qkv_bias,
         "bias": config.settings["bias"],
@@ -73,4 +69,4 @@ def _published(ours: str) -> str:
     """Published name of a jaxspec parameter: `layer.mlp.up.kernel` → `layers.0.mlp.up_proj.weight`."""
     if ours.startswith("fc."):
         return ours.replace("kernel", "weight")
-    return theirs(ours.replace("layer.", "layers.0."), "huggingface").removeprefix("model.")
+    return theirs(ours.replace("layer.", "layers.0.")).removeprefix("model.")

@@ -1,8 +1,7 @@
 """EAGLE-3 heads in their published layouts, which agree on the tensors, but not on the meaning of settings.
 
-EAGLE's authors, SpecForge and SGLang name the layer `midlayer`; speculators and vLLM name it `layers.0`. There are two
-conventions for the tapped layers and two meanings of `norm_output`, and no file names its own: see `_read_taps` and
-`_norms`.
+There are two conventions for the tapped layers and two meanings of `norm_output`, and no file names its own: see
+`_read_taps` and `_norms`.
 """
 
 import dataclasses
@@ -11,29 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import head_kinds
+from jaxspec.convert import head_kinds, head_parts
 from jaxspec.convert.head_kinds import LISTED, NORMS, OUTPUTS, classes_of
-from jaxspec.convert.head_parts import (
-    DRAFT_MAPS,
-    Files,
-    OwnHead,
-    PublishedHead,
-    Taps,
-    as_llama,
-    check_target_width,
-    draft_maps,
-    eagles_rope,
-    is_speculators,
-    layers_config,
-    listed_layers,
-    one_layer,
-    read_draft_vocabulary,
-    section,
-    speculators_config,
-    tapped_after,
-)
-from jaxspec.convert.names import theirs, unprefixed
-from jaxspec.convert.readers import check_dtypes, open_directory
+from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead, Taps, listed_layers, section, tapped_after
+from jaxspec.convert.names import theirs
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Options, official_taps
 from jaxspec.host.terminal import say
 
@@ -45,41 +25,34 @@ _LAYOUTS: dict[Layout, str] = {
     "deepspec": "the layout of DeepSpec",
 }
 _LAYERS = ("midlayer", "layers.0")
-_LEVELS = 3
-"""Default number of tokens that vLLM drafts per round."""
+_LEVELS = 3  # that vLLM drafts per round by default
 
 
 def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     """Reads config and headers of a published head; see `heads.plan`."""
     raw = head_kinds.read(source, "eagle3")
-    layer_config = layers_config(raw, source)
-    model = one_layer(layer_config, source, "an EAGLE-3 head that jaxspec reads")
-    check_target_width(raw, model, source)
+    layers, what = head_parts.layers_config(raw, source), "an EAGLE-3 head that jaxspec reads"
+    model = head_parts.shape_of(layers, raw, source, what, model_type="llama")
     read_taps, norms = _read_taps(raw, source, taps), _norms(raw, source)
-    found = unprefixed(open_directory(source), source, [f"{layer}.self_attn.q_proj.weight" for layer in _LAYERS])
+    found = head_parts.open_head(source, [f"{layer}.self_attn.q_proj.weight" for layer in _LAYERS])
     qk_norm = any(name.endswith(".self_attn.q_norm.weight") for name in found)
     model = dataclasses.replace(model, tie_embeddings=False, qk_norm=qk_norm)  # it has its own LM head
-    check_dtypes({name: tensor for name, tensor in found.items() if name not in DRAFT_MAPS})
     if not norms["final_norm"] and found.pop("norm.weight", None) is not None:
         say(f"{source} has norm_output false, so its norm.weight is unused and left out")
     if "lm_head.weight" not in found:
         raise CheckpointError(f"tensor lm_head.weight is missing in {source}, and an EAGLE-3 head has an LM head")
-    mask = read_draft_vocabulary(raw, found, model.vocab_size, source)
+    mask = head_parts.read_draft_vocabulary(raw, found, model.vocab_size, source)
     settings = {"draft_vocabulary": mask, "own_embedding": "embed_tokens.weight" in found, **norms}
     layer = next((layer for layer in _LAYERS if any(name.startswith(f"{layer}.") for name in found)), _LAYERS[0])
-    head = PublishedHead(
+    return PublishedHead(
         Eagle3(), "EAGLE-3 head", model.vocab_size, model.hidden_size, settings, _published(layer, norms["tap_norm"]),
         model=model, layout=_LAYOUTS[_layout_of(raw)], taps=read_taps, target_layers=raw.get("num_target_layers"),
-    )  # fmt: skip
-    return head.with_tensors(found, source)
+    ).with_tensors(found, source)  # fmt: skip
 
 
 def files(head: OwnHead, form: str) -> Files:
-    """The files of a head for EAGLE's own code and SGLang, or for speculators and vLLM; see `heads.export`.
-
-    An embedding is written only if the head has its own.
-    """
-    options, layer = Eagle3Options.from_settings(head.config.settings), as_llama(head)
+    """The files of a head for EAGLE's own code and SGLang, or for speculators and vLLM; see `heads.export`."""
+    options, layer = Eagle3Options.from_settings(head.config.settings), head_parts.as_llama(head)
     if not options.final_norm:
         raise CheckpointError(
             f"the head at {head.path} has no norm before its LM head, which only SpecForge supports; none of the "
@@ -94,15 +67,14 @@ def files(head: OwnHead, form: str) -> Files:
         "draft_vocab_size": head.arrays["head.kernel"].shape[-1],
     }
     if form == "speculators":
-        values |= speculators_config(head, layer, _LEVELS)
+        values |= head_parts.speculators_config(head, layer, _LEVELS)
         values |= {"architectures": ["Eagle3Speculator"], LISTED: list(options.taps)}
         values["norm_output"] = options.returns_normed
     else:
-        values = {**eagles_rope(layer), **values, **_official(head, options)}
-    maps = draft_maps(options.draft_vocabulary, head.config.model.vocab_size)
+        values = {**head_parts.eagles_rope(layer), **values, **_official(head, options)}
     published = _published("layers.0" if form == "speculators" else "midlayer", options.tap_norm)
     summary = f"EAGLE-3 head for {head.target}, which drafts {values['draft_vocab_size']} tokens"
-    return Files(values, {**head.arrays, **maps}, published, summary)
+    return Files(values, head.arrays, published, summary)
 
 
 def _official(head: OwnHead, options: Eagle3Options) -> dict[str, Any]:
@@ -130,23 +102,16 @@ def _official(head: OwnHead, options: Eagle3Options) -> dict[str, Any]:
 
 
 def _published(layer: str, tap_norm: str) -> Callable[[str], str]:
-    """A function from jaxspec's names to published ones: `layer.mlp.up.kernel` → `midlayer.mlp.up_proj.weight`.
-
-    Args:
-        layer: the published name of the layer.
-        tap_norm: as in `Eagle3Options`.
-    """
+    """A function from jaxspec's names to published ones: `layer.mlp.up.kernel` → `midlayer.mlp.up_proj.weight`."""
 
     def published(ours: str) -> str:
-        if ours in DRAFT_MAPS:
-            return ours
         if ours == "fc.kernel":
             return "fc.weight"
         if ours == "feature_norm":
             return f"{layer}.hidden_norm.weight"
         if ours.startswith("tap_norms."):
             return "input_norm.weight" if tap_norm == "all" else ours.replace("tap_norms", "fc_norm") + ".weight"
-        whole = theirs(ours.replace("layer.", "layers.0.", 1), "huggingface").removeprefix("model.")
+        whole = theirs(ours.replace("layer.", "layers.0.", 1)).removeprefix("model.")
         return whole.replace("layers.0", layer, 1)
 
     return published
@@ -154,7 +119,7 @@ def _published(layer: str, tap_norm: str) -> Callable[[str], str]:
 
 def _layout_of(raw: Mapping[str, Any]) -> Layout:
     """The project whose layout a config has. SpecForge and SGLang have their own class name, or an `eagle_config`."""
-    if is_speculators(raw):
+    if head_parts.is_speculators(raw):
         return "speculators"
     classes = classes_of(raw)
     if "Qwen3Eagle3Model" in classes:
@@ -167,10 +132,7 @@ def _read_taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | N
 
     Speculators and vLLM list these layers at the top level. SpecForge and SGLang list, in `eagle_config`, the layers
     whose outputs are read, so each number is one less; so does DeepSpec, under another name. Without a list, or with an
-    empty one as in Model Optimizer's defaults, EAGLE's own code decides.
-
-    Args:
-        override: the layers that the user names; None: read the config.
+    empty one as in Model Optimizer's defaults, EAGLE's own code decides. `override` is what the user names.
     """
     if override is not None:
         return Taps(tuple(override), "as given by --taps", official_taps)

@@ -34,15 +34,10 @@ _KINDS = (
 
 
 def locate(source: str, revision: str | None, weights: tuple[str, ...] = _WEIGHTS) -> Path:
-    """The folder of an argument: a local one, or that of a hub model's config, tokenizer and weights.
+    """The folder of an argument: a local one, or that of a hub model's config, tokenizer and weights, without code.
 
-    Code files are never downloaded.
-
-    Args:
-        weights: patterns of weight files, of which the first that the model has are fetched.
-
-    Raises:
-        CheckpointError: there is no such model or revision, no access, or no network and the model is not in the cache.
+    Of the patterns in `weights` the first that the model has is fetched. Raises CheckpointError if there is no such
+    model or revision, no access, or no network and the model is not in the cache.
     """
     if not is_hub_id(source):
         if revision is not None:
@@ -133,11 +128,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def instead(path: Path, missing: str) -> str:
-    """A sentence on what a folder lacks, what it holds in its place, and what to do.
-
-    Args:
-        missing: what it lacks, beginning with `no` or `neither`.
-    """
+    """A sentence on what is `missing` in a folder, what it holds in its place, and what to do."""
     if not any(path.iterdir()):
         return f"{path} holds {missing}: it is empty"
     if weights_file(path) is None:

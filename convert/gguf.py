@@ -72,8 +72,7 @@ class Gguf:
 def find(source: Path) -> Path | None:
     """The GGUF file that an argument names: itself, or the only model in a folder without other weights.
 
-    Raises:
-        CheckpointError: the folder holds several.
+    Raises CheckpointError if the folder holds several.
     """
     if source.is_file():
         with source.open("rb") as file:  # Ollama's have no suffix
@@ -91,8 +90,7 @@ def find(source: Path) -> Path | None:
 def open_gguf(path: Path) -> Gguf:
     """The header of a file. Of a split model any shard can be named, and all must be there.
 
-    Raises:
-        CheckpointError: a file is damaged or missing, or has tensors that the gguf package cannot dequantise.
+    Raises CheckpointError if a file is damaged or missing, or has tensors that the gguf package cannot dequantise.
     """
     metadata, tensors = _open_file(path)
     if (count := metadata.get("split.count", 1)) in (0, 1):  # 0: shards were merged
@@ -110,8 +108,7 @@ def open_gguf(path: Path) -> Gguf:
 def to_llama(file: Gguf) -> tuple[LlamaConfig, str, Source]:
     """Shape, family, and the tensors with Hugging Face's names and rotary layout.
 
-    Raises:
-        CheckpointError: another architecture, or a setting that is missing or not supported, by its name.
+    Raises CheckpointError for another architecture, or a setting that is missing or not supported.
     """
     family, path = file.metadata.get("general.architecture"), file.path
     if (kind := file.metadata.get("general.type", "model")) != "model":
@@ -159,10 +156,9 @@ def to_llama(file: Gguf) -> tuple[LlamaConfig, str, Source]:
 
 
 def _renamed(tensor: Tensor, rotated: Mapping[str, int]) -> tuple[str, Tensor]:
-    """A tensor with Hugging Face's name and rotary layout. An unknown one keeps its name, which `match` refuses.
+    """A tensor with Hugging Face's name and rotary layout; an unknown one keeps its name, which `match` refuses.
 
-    Args:
-        rotated: the number of heads of tensors in Meta's rotary layout.
+    `rotated` gives the number of heads of those in Meta's rotary layout.
     """
     if (layer := _OF_LAYER.fullmatch(tensor.name)) is None or layer[2] not in _NAMES:
         return _NAMES.get(tensor.name, tensor.name), tensor

@@ -58,11 +58,7 @@ _ADVICE = "; name a folder with the model's tokenizer by --tokenizer"
 def special_tokens(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Special tokens as arguments of `CheckpointConfig`. As in llama.cpp, all that end an answer count as EOS.
 
-    Args:
-        name: of the file, for error messages.
-
-    Raises:
-        CheckpointError: the lists of the vocabulary do not fit together, or an id is outside it.
+    Raises CheckpointError, with the file's `name`, where the vocabulary's lists or ids do not fit together.
     """
     tokens, ids = _vocabulary(metadata, name)
     eos = [ids[kind] for kind in ("eos", "eot", "eom") if kind in ids]
@@ -73,8 +69,7 @@ def special_tokens(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
 def files(metadata: Mapping[str, Any], name: str) -> dict[str, str]:
     """Contents of tokenizer.json and tokenizer_config.json, by these names; nothing where the file has no tokenizer.
 
-    Raises:
-        CheckpointError: it is of a kind or has a setting that is unknown, or it is damaged.
+    Raises CheckpointError if its kind or a setting is unknown, or it is damaged.
     """
     settings = {key.removeprefix(_KEY): value for key, value in metadata.items() if key.startswith(_KEY)}
     if (kind := settings.get("model")) in (None, "none", "no_vocab"):

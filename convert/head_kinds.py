@@ -15,26 +15,18 @@ from jaxspec.convert.folders import read_config
 from jaxspec.convert.head_parts import section
 from jaxspec.convert.readers import Source, open_directory
 
+# Objects in config.json that hold a head's own settings. Some projects write these settings at the top level.
 SECTIONS = ("dflash_config", "dspark_config", "eagle_config")
-"""Objects in config.json that hold a head's own settings. Some projects write these settings at the top level."""
 
 
 class Row(NamedTuple):
-    """Evidence of a kind: one match in any column is enough. Each pattern has to match the whole text.
+    """Evidence of a kind: one match in any column is enough. Each pattern has to match the whole text."""
 
-    Attributes:
-        kind: one that jaxspec reads, or what to call another.
-        types: of speculators' model type, or SpecForge's `projector_type`.
-        classes: of a name in `architectures`.
-        keys: of a setting, at the top level or in one of `SECTIONS`, that is not false, 0 or empty.
-        tensors: of a tensor's name.
-    """
-
-    kind: str
-    types: str = ""
-    classes: str = ""
-    keys: str = ""
-    tensors: str = ""
+    kind: str  # one that jaxspec reads, or what to call another
+    types: str = ""  # of speculators' model type, or SpecForge's `projector_type`
+    classes: str = ""  # of a name in `architectures`
+    keys: str = ""  # of a setting, at the top level or in one of `SECTIONS`, that is not false, 0 or empty
+    tensors: str = ""  # of a tensor's name
 
 
 _TABLE = (  # the first match counts
@@ -129,8 +121,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# Lists of the target's layers that a head reads.
 LISTED, OUTPUTS, INPUTS = "eagle_aux_hidden_state_layer_ids", "target_layer_ids", "aux_hidden_state_layer_ids"
-"""Lists of the target's layers that a head reads."""
 NORMS = _words("norm_before_residual norm_before_fc fc_norm norm_output")
 _LAYER = _words(  # read or refused by `hf_config`
     """architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
@@ -161,21 +153,13 @@ _OF_LAYERS = {"is_neox_style": True, "input_embedding_scale": 1, "output_multipl
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """The settings of a kind of head, besides those without effect.
+    """The settings of a kind of head, besides those without effect."""
 
-    Attributes:
-        read: those that its conversion reads at the top level.
-        nested: those that it reads in one of `SECTIONS`.
-        fixed: those that must have a value, at either place.
-        classes: what `architectures` may name; empty: anything.
-        layers: the object that describes the head's layers in some layouts. In the others the top level does.
-    """
-
-    read: frozenset[str]
-    nested: frozenset[str]
-    fixed: Mapping[str, Any]
-    classes: tuple[str, ...] = ()
-    layers: str = "transformer_layer_config"
+    read: frozenset[str]  # those that its conversion reads at the top level
+    nested: frozenset[str]  # those that it reads in one of `SECTIONS`
+    fixed: Mapping[str, Any]  # those that must have a value, at either place
+    classes: tuple[str, ...] = ()  # what `architectures` may name; empty: anything
+    layers: str = "transformer_layer_config"  # the object that describes the layers, unless the top level does
 
 
 _LLAMAS = tuple(f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3"))
@@ -212,16 +196,15 @@ _KEYS = {
     ),
     "medusa": Keys(_words("medusa_num_heads base_model_name_or_path"), frozenset(), {"medusa_num_layers": 1}),
 }
+# Settings that may differ between two places: each has its own meaning there, or the files decide.
 _OF_EACH = _words("architectures model_type tie_word_embeddings") | {LISTED}
-"""Settings that may differ between two places: each has its own meaning there, or the files decide."""
 
 
 def read(source: Path, kind: str) -> dict[str, Any]:
     """The config.json of a head, checked; settings of its own that are null are left out.
 
-    Raises:
-        CheckpointError: the folder holds another kind of head, or a setting is unknown, contradicts another, or means
-            something that jaxspec does not compute; the message names it.
+    Raises CheckpointError if the folder holds another kind of head, or a setting is unknown, contradicts another, or
+    means something that jaxspec does not compute.
     """
     raw, file, keys = read_config(source), source / "config.json", _KEYS[kind]
     if (found := kind_of(source, raw)) != kind:

@@ -1,8 +1,7 @@
-"""Shared by the kinds of published heads: their layers' config, the target layers that they read, their draft
-vocabulary, and the format of speculators and vLLM."""
+"""Shared by the kinds of published heads: layers, taps, draft vocabulary, and the format of speculators and vLLM."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,69 +11,49 @@ from flax import nnx
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import hf_config
-from jaxspec.convert.readers import Source, Tensor
+from jaxspec.convert.names import unprefixed
+from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory
 from jaxspec.convert.transfer import match
 from jaxspec.decoding.drafter import Drafter, HeadShape
 from jaxspec.drafters import draft_vocabulary
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 
+# The two tensors that define a draft vocabulary. `d2t` [Vd] int64 holds offsets: column j of the LM head stands for
+# token j + d2t[j]. `t2d` [V] bool is true for target tokens in the draft vocabulary; some files hold 0 and 1 instead.
 DRAFT_MAPS = ("d2t", "t2d")
-"""The two tensors that define a draft vocabulary. `d2t` [Vd] int64 holds offsets: column j of the LM head stands for
-token j + d2t[j]. `t2d` [V] bool is true for target tokens in the draft vocabulary; some files hold 0 and 1 instead."""
-_SPECULATORS_VERSION = "0.9.0"
-"""The version of speculators whose format is written."""
+_SPECULATORS_VERSION = "0.9.0"  # of the format that is written
 
 
 @dataclasses.dataclass(frozen=True)
 class Taps:
-    """The target layers whose inputs a head reads.
+    """The target layers whose inputs a head reads."""
 
-    Attributes:
-        layers: their numbers from 0; None: those of its authors' code.
-        reason: why these layers, as a message for users.
-        default: those of its authors' code, from the target's number of layers.
-    """
-
-    layers: tuple[int, ...] | None
-    reason: str
-    default: Callable[[int], tuple[int, ...]]
+    layers: tuple[int, ...] | None  # from 0; None: those of its authors' code
+    reason: str  # why these layers, as a message for users
+    default: Callable[[int], tuple[int, ...]]  # those of its authors' code, from the target's number of layers
 
     def of(self, target_layers: int) -> tuple[int, ...]:
-        """The layers in a target with so many."""
+        """The layers in a target of `target_layers` layers."""
         return self.default(target_layers) if self.layers is None else self.layers
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedHead:
-    """A published head, whose config and tensors' headers fit each other.
-
-    Attributes:
-        drafter: the drafter that it is for.
-        title: its kind, such as `EAGLE-3 head`.
-        vocab_size, hidden_size: of its target.
-        settings: of the drafter, without the taps.
-        published: maps a jaxspec name to the name in the files.
-        tensors: source tensors by jaxspec's names.
-        model: shape of its decoder layers; None: it has none.
-        layout: the project whose layout the files have, for messages.
-        taps: None: it reads no layers of the target.
-        target_layers: number of layers of its target; None: not in the config.
-        lm_head: the target's LM head, which an older variant of EAGLE's files contains.
-    """
+    """A published head, whose config and tensors' headers fit each other."""
 
     drafter: Drafter
-    title: str
-    vocab_size: int
+    title: str  # its kind, such as `EAGLE-3 head`
+    vocab_size: int  # of its target, as is hidden_size
     hidden_size: int
-    settings: dict[str, Any]
-    published: Callable[[str], str]
-    tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    model: LlamaConfig | None = None
-    layout: str | None = None
-    taps: Taps | None = None
-    target_layers: int | None = None
-    lm_head: Tensor | None = None
+    settings: dict[str, Any]  # of the drafter, without the taps
+    published: Callable[[str], str]  # maps a jaxspec name to the name in the files
+    tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # by jaxspec's names
+    model: LlamaConfig | None = None  # shape of its decoder layers, if it has any
+    layout: str | None = None  # the project whose layout the files have, for messages
+    taps: Taps | None = None  # None: it reads no layers of the target
+    target_layers: int | None = None  # number of layers of its target, if the config gives it
+    lm_head: Tensor | None = None  # the target's, which an older variant of EAGLE's files contains
 
     def with_tensors(self, found: Source, source: Path) -> "PublishedHead":
         """The head with its tensors. Raises CheckpointError where they do not fit its config."""
@@ -98,21 +77,14 @@ class PublishedHead:
 
 @dataclasses.dataclass(frozen=True)
 class OwnHead:
-    """A head of jaxspec's, to be exported.
-
-    Attributes:
-        path: its folder.
-        arrays: its parameters by name, in the source's dtype.
-        target, goal: folder and config of its target; None where the format does not need it.
-        verifier: the target's name in a `speculators` config; None: the target's folder.
-    """
+    """A head of jaxspec's, to be exported."""
 
     path: Path
     config: HeadConfig
-    arrays: dict[str, np.ndarray]
-    target: Path | None
+    arrays: dict[str, np.ndarray]  # parameters by name, in the source's dtype
+    target: Path | None  # folder of its target, and `goal` its config; None where the format does not need it
     goal: CheckpointConfig | None
-    verifier: str | None
+    verifier: str | None  # the target's name in a `speculators` config; None: the target's folder
 
     def with_target(self) -> tuple[Path, CheckpointConfig]:
         """Folder and config of the target, in formats that need it."""
@@ -122,17 +94,12 @@ class OwnHead:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """What is written for a head: config.json, and arrays by jaxspec's names with the names that they get.
+    """What is written for a head."""
 
-    Attributes:
-        summary: for the message that it was written.
-        name: of the file of tensors.
-    """
-
-    config: dict[str, Any]
-    arrays: Mapping[str, np.ndarray]
-    published: Callable[[str], str]
-    summary: str
+    config: dict[str, Any]  # config.json
+    arrays: Mapping[str, np.ndarray]  # by jaxspec's names
+    published: Callable[[str], str]  # maps a jaxspec name to the name in the files
+    summary: str  # for the message that it was written
     name: str = "model.safetensors"
 
 
@@ -149,38 +116,34 @@ def layers_config(raw: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
     return layers
 
 
-def check_target_width(raw: Mapping[str, Any], shape: LlamaConfig, source: Path) -> None:
-    """Raises CheckpointError if the head's target has another width than the head."""
-    if (width := raw.get("target_hidden_size", shape.hidden_size)) != shape.hidden_size:
-        raise CheckpointError(
-            f"{source / 'config.json'} has target_hidden_size {width} and hidden_size {shape.hidden_size}; jaxspec "
-            "only supports heads that are as wide as their target"
-        )
-
-
-def one_layer(raw: Mapping[str, Any], source: Path, what: str) -> LlamaConfig:
-    """Shape of a head's layer. Like EAGLE's own code, it reads every config as a LLaMA's, whatever the target is.
+def shape_of(
+    layers: Mapping[str, Any], raw: Mapping[str, Any], source: Path, single: str | None = None, **read_as: Any
+) -> LlamaConfig:
+    """Shape of the layers that `layers`, a part of the config `raw`, describes, if they are as wide as the target.
 
     Args:
-        what: name of the head for the error message, such as `an EAGLE head`.
-
-    Raises:
-        CheckpointError: the config has more than one layer, or settings that are not supported.
+        single: what to call a head that must have one layer, such as `an EAGLE head`; None: any number.
+        read_as: settings that have these values whatever the target is, such as `model_type`.
     """
-    refuse_window(raw, source / "config.json")
-    model = hf_config.to_llama({**raw, "model_type": "llama", "architectures": None})
-    if model.num_layers != 1:
-        raise CheckpointError(
-            f"{source / 'config.json'} has num_hidden_layers {model.num_layers}, and {what} has one layer"
-        )
-    return model
-
-
-def refuse_window(layer: Mapping[str, Any], file: Path) -> None:
-    """Raises CheckpointError if a head's layers use sliding-window attention."""
-    window = layer.get("sliding_window")
-    if window is not None and layer.get("use_sliding_window") is not False and not layer.get("layer_types"):
+    file, window = source / "config.json", layers.get("sliding_window")
+    if window is not None and layers.get("use_sliding_window") is not False and not layers.get("layer_types"):
         raise CheckpointError(f"{file} sets sliding-window attention (sliding_window {window}), not supported here")
+    shape = hf_config.to_llama({**layers, "architectures": None, **read_as})
+    if single is not None and shape.num_layers != 1:
+        raise CheckpointError(f"{file} has num_hidden_layers {shape.num_layers}, and {single} has one layer")
+    if (width := raw.get("target_hidden_size", shape.hidden_size)) != shape.hidden_size:
+        raise CheckpointError(
+            f"{file} has target_hidden_size {width} and hidden_size {shape.hidden_size}; jaxspec only supports heads "
+            "that are as wide as their target"
+        )
+    return shape
+
+
+def open_head(source: Path, known: Collection[str]) -> dict[str, Tensor]:
+    """The tensors of a head, floats apart from `DRAFT_MAPS`; `known` is as in `unprefixed`."""
+    found = unprefixed(open_directory(source), source, known)
+    check_dtypes({name: tensor for name, tensor in found.items() if name not in DRAFT_MAPS})
+    return found
 
 
 def listed_layers(values: Mapping[str, Any], key: str, file: Path) -> tuple[int, ...] | None:
@@ -205,9 +168,7 @@ def read_draft_vocabulary(
 ) -> str | None:
     """The mask of a head's draft vocabulary, as in `draft_vocabulary`; None for the whole vocabulary.
 
-    Args:
-        found: the head's tensors; `d2t` and `t2d` are removed.
-        vocab_size: size of the target's vocabulary, V.
+    `d2t` and `t2d` are removed from `found`, the head's tensors.
 
     Raises:
         CheckpointError: the maps have wrong sizes or dtypes, were never filled, or contradict each other or the config.
@@ -286,19 +247,16 @@ def lm_head_of(target: CheckpointConfig) -> str | None:
 
 
 def as_llama(head: OwnHead) -> dict[str, Any]:
-    """The config.json of a head's layer as a LLaMA with one layer, or, with norms of queries and keys, as a Qwen3."""
-    layer, (_, goal) = dataclasses.replace(head.config.model, num_layers=1), head.with_target()
-    family = "qwen3" if layer.qk_norm else "llama"
+    """The config.json of a head's layers as a LLaMA or, with norms of queries and keys, as a Qwen3."""
+    (_, goal), config = head.with_target(), head.config
+    family = "qwen3" if config.model.qk_norm else "llama"
     return hf_config.from_checkpoint(
-        dataclasses.replace(goal, family=family, model=layer, source_dtype=head.config.source_dtype)
+        dataclasses.replace(goal, family=family, model=config.model, source_dtype=config.source_dtype)
     )
 
 
 def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:
-    """A config for EAGLE's own code, which only reads `type` and `factor` of rope_scaling.
-
-    Other scalings are left as they are, with a warning that names the projects which can read them.
-    """
+    """A config for EAGLE's own code, which only reads `type` and `factor` of rope_scaling; a warning for others."""
     if (scaling := values["rope_scaling"]) is None:
         return values
     original = scaling.get("original_max_position_embeddings", values["max_position_embeddings"])
@@ -314,9 +272,7 @@ def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:
 def speculators_config(head: OwnHead, layers: dict[str, Any], drafted: int) -> dict[str, Any]:
     """The entries of config.json that heads of every kind have for speculators and vLLM.
 
-    Args:
-        layers: the config.json of the head's layers as a model.
-        drafted: default number of tokens that vLLM drafts per round.
+    `layers` is the config.json of the head's layers as a model, `drafted` what vLLM drafts per round by default.
     """
     (target, goal), kind, verifier = head.with_target(), head.config.drafter, head.verifier
     if verifier is None:
@@ -337,6 +293,5 @@ def speculators_config(head: OwnHead, layers: dict[str, Any], drafted: int) -> d
 
 
 def tapped_after(outputs: Sequence[int], where: str, default: Callable[[int], tuple[int, ...]]) -> Taps:
-    """The layers that read the outputs of the listed ones."""
     layers = tuple(layer + 1 for layer in outputs)
     return Taps(layers, f"{where}, read as layers whose outputs these are, so one more each", default)

@@ -1,10 +1,10 @@
 """Published draft heads of every kind, to jaxspec's format and back, bit for bit.
 
-One file for each kind reads its settings and writes its config: `eagle`, `eagle3`, `dflash`, `medusa`. What they do
-alike is here: the comparison with the target, whose embedding and LM head many files repeat, and the writing.
+`eagle`, `eagle3`, `dflash` and `medusa` read a kind's settings and write its config. Here is what is common to all.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,26 +15,24 @@ from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import dflash, eagle, eagle3, head_kinds, medusa
 from jaxspec.convert.folders import format_of, read_config
-from jaxspec.convert.head_parts import OwnHead, PublishedHead, lm_head_of
+from jaxspec.convert.head_parts import OwnHead, PublishedHead, draft_maps, lm_head_of
 from jaxspec.convert.names import is_kernel
 from jaxspec.convert.readers import Tensor
-from jaxspec.convert.transfer import main_dtype, read_back, write_head, write_json, write_tensors
+from jaxspec.convert.transfer import main_dtype, read_back, total_bytes, write_json, write_params, write_tensors
 from jaxspec.decoding.drafter import HeadShape
-from jaxspec.drafters import Dflash, Eagle, Eagle3, Medusa
+from jaxspec.drafters import DRAFTERS
 from jaxspec.host.atomic import staged
 from jaxspec.host.terminal import say
 
 _KINDS = {"eagle": eagle, "eagle3": eagle3, "dflash": dflash, "medusa": medusa}
-_DRAFTERS = {drafter.name: drafter for drafter in (Eagle(), Eagle3(), Dflash(), Medusa())}
 # Formats to export, with the drafters whose heads they can describe.
 _FORMATS = {**{name: (name,) for name in _KINDS}, "speculators": ("eagle3", "dflash")}
 
 
 def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
-    """A published head, whose config and tensors' headers fit each other.
+    """The published head in a folder, whose config and tensors' headers fit each other.
 
     Args:
-        source: folder of the head.
         taps: the target layers whose inputs an EAGLE-3 or DFlash head reads; None: those in its config.
 
     Raises:
@@ -52,11 +50,9 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
 def convert(
     source: Path, out: Path, target: Path, dtype: str | None = None, taps: Sequence[int] | None = None
 ) -> heads.HeadConfig:
-    """Converts a published head into the head `out`, and reports its layout and taps.
+    """Converts the published head in `source` into the head `out`, and reports its layout and taps.
 
     Args:
-        source: folder of the head.
-        out: folder to make; must not exist.
         target: the checkpoint that the head was trained for.
         dtype: dtype of every parameter; None keeps each tensor's own.
         taps: as in `plan`.
@@ -96,18 +92,19 @@ def convert(
     if head.taps is not None:
         say(f"{source} has {head.layout}")
         say(f"it reads the inputs of layers {', '.join(map(str, settings['taps']))} (from 0): {head.taps.reason}")
-    write_head(source, out, config, tensors, dtype, head.title)
+    with staged(out, total_bytes(tensors, dtype)) as folder:
+        write_params(tensors, dtype, source, folder, out)
+        heads.write_config(folder, config)
+    count = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    say(f"wrote {out}: {head.title}, {count:,} parameters, {config.dtype}")
     return config
 
 
 def export(source: Path, out: Path, form: str, target: Path | None = None, verifier: str | None = None) -> None:
-    """Writes a head in a published format, as safetensors.
+    """Writes the head in `source` in a published format, as safetensors, into a new folder.
 
     Args:
-        source: folder of the head.
-        out: folder to make; must not exist.
-        form: `eagle`, `eagle3`, `dflash` and `medusa` for their authors' own code, and most of them for SGLang and vLLM
-            too; `speculators` for EAGLE-3 and DFlash heads that speculators and vLLM load.
+        form: as in the options of `jaxspec-convert export`.
         target: the head's target; None: the checkpoint whose `heads` folder contains the head.
         verifier: the target's name in a `speculators` config, a hub id or a folder; None: the target's folder.
 
@@ -132,18 +129,20 @@ def export(source: Path, out: Path, form: str, target: Path | None = None, verif
         target = _target_of(source) if target is None else target
         goal = config_json.read_config(target)
         heads.check_same_shape(source, config.model, goal.model)
-    drafter, shape = _DRAFTERS[config.drafter], HeadShape(config.model, config.settings)
+    drafter, shape = DRAFTERS[config.drafter](), HeadShape(config.model, config.settings)
     abstract = nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
     arrays = read_back(source, parameters.read_shapes(source / "params", abstract), config)
     files = _KINDS[config.drafter].files(OwnHead(source, config, arrays, target, goal, verifier), form)
-    with staged(out, sum(array.nbytes for array in files.arrays.values())) as folder:
-        write_tensors(folder / files.name, files.arrays, files.published)
+    maps = draft_maps(config.settings.get("draft_vocabulary"), config.model.vocab_size)
+    arrays, published = {**files.arrays, **maps}, lambda ours: ours if ours in maps else files.published(ours)
+    with staged(out, sum(array.nbytes for array in arrays.values())) as folder:
+        write_tensors(folder / files.name, arrays, published)
         write_json(folder / "config.json", files.config)
     say(f"wrote {out}: {files.summary}, {config.source_dtype}")
 
 
 def _taps(head: PublishedHead, source: Path, target_layers: int) -> list[int]:
-    """The layers that a head reads. Raises CheckpointError if they cannot be those of a target with so many layers."""
+    """The layers that a head reads. Raises CheckpointError if the target cannot be the one of its training."""
     if head.target_layers not in (None, target_layers):
         raise CheckpointError(
             f"the head at {source} was trained for a target of {head.target_layers} layers, and this target has "
@@ -151,7 +150,7 @@ def _taps(head: PublishedHead, source: Path, target_layers: int) -> list[int]:
         )
     assert head.taps is not None
     layers = head.taps.of(target_layers)
-    if isinstance(head.drafter, Dflash) and target_layers in layers:
+    if head.drafter.name == "dflash" and target_layers in layers:
         raise CheckpointError(
             f"the head at {source} reads the output of the target's last layer; projects disagree whether that is "
             "before or after the final norm, so jaxspec does not support it"

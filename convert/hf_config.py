@@ -104,12 +104,9 @@ def described(file: str, kind: Callable[..., Described], **fields: Any) -> Descr
 
 
 def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Special tokens of config.json and generation_config.json, as arguments of `CheckpointConfig`.
+    """Special tokens of config.json and generation_config.json, of which all EOS ids count, for `CheckpointConfig`.
 
-    The EOS ids of both files count.
-
-    Raises:
-        CheckpointError: an id is not a number, or a BOS or EOS id is outside the vocabulary.
+    Raises CheckpointError if an id is not a number, or a BOS or EOS id is outside the vocabulary.
     """
 
     def ids(key: str, most: int) -> list[int]:
@@ -206,11 +203,7 @@ def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
 
 
 def integer(config: Mapping[str, Any], key: str, file: str = "config.json", otherwise: int | None = None) -> int:
-    """A setting that must be a whole number above 0. Raises CheckpointError if it is something else.
-
-    Args:
-        otherwise: the default if it is absent; None: it is required.
-    """
+    """A setting that must be a whole number above 0, or absent if there is an `otherwise`; else a CheckpointError."""
     if (value := config.get(key)) is None and otherwise is not None:
         return otherwise
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
@@ -219,7 +212,7 @@ def integer(config: Mapping[str, Any], key: str, file: str = "config.json", othe
 
 
 def positive(config: Mapping[str, Any], key: str, file: str = "config.json") -> float:
-    """A required setting that must be a finite number above 0. Raises CheckpointError otherwise."""
+    """A required setting that must be a finite number above 0; else a CheckpointError."""
     value = config.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
         raise CheckpointError(f"{file} must give a number above 0 as {key!r}, and it has {reprlib.repr(value)}")

@@ -25,8 +25,7 @@ from jaxspec.model.config import LlamaConfig
 def describe(path: Path) -> str:
     """Lines `key: value`: format, family, shape, dtype, parameters, tokenizer, heads.
 
-    Raises:
-        CheckpointError: the folder holds no known format, or something that cannot be converted.
+    Raises CheckpointError if the folder holds no known format, or something that cannot be converted.
     """
     of_kind: dict[str, Callable[[Path], Iterable[tuple[str, Any]]]] = {
         config_json.FORMAT: _of_checkpoint,
@@ -43,8 +42,7 @@ def describe(path: Path) -> str:
 def verify(path: Path) -> None:
     """Compares the parameters of a checkpoint or head, and of its heads, with their checksums, and reports the result.
 
-    Raises:
-        CheckpointError: a file is damaged, or there are no checksums.
+    Raises CheckpointError if a file is damaged, or there are no checksums.
     """
     if format_of(path) is None:
         raise CheckpointError(f"{path} is not a jaxspec checkpoint or head, and only these have checksums")
@@ -68,7 +66,7 @@ def _of_source(path: Path) -> Iterable[tuple[str, Any]]:
     plan = llama.plan(path)
     yield "format", {"huggingface": "Hugging Face", "meta": "Meta", "gguf": "GGUF"}[plan.config.source_format]
     yield from _of_config(plan.config)
-    yield from _of_files(plan.tensors, lambda ours: theirs(ours, plan.scheme))
+    yield from _of_files(plan.tensors, lambda ours: theirs(ours, plan.config.source_format == "meta"))
     inside = (file := gguf.find(path)) is not None and "tokenizer.ggml.tokens" in gguf.open_gguf(file).metadata
     yield "tokenizer", "yes" if inside or has_tokenizer(path) else "none"
 
@@ -139,7 +137,6 @@ def _of_model(c: LlamaConfig) -> Iterable[tuple[str, Any]]:
 
 
 def _of_tensors(tensors: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Lines for tensors or shapes, by name."""
     dtypes = Counter(str(tensor.dtype) for tensor in tensors.values())
     count = sum(math.prod(tensor.shape) for tensor in tensors.values())
     size = sum(math.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize for tensor in tensors.values())

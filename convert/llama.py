@@ -4,9 +4,11 @@ Everything that can be known without reading a weight is checked before the firs
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from huggingface_hub import split_state_dict_into_shards_factory
@@ -14,20 +16,10 @@ from rich import filesize
 
 from jaxspec.checkpoint import config_json, heads, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import folders, gguf, gguf_tokenizer, hf_config, meta, readers, tokenizer
+from jaxspec.convert import folders, gguf, gguf_tokenizer, hf_config, meta, readers, tokenizer, transfer
 from jaxspec.convert.folders import format_of, read_config, read_json
-from jaxspec.convert.names import Scheme, theirs, unprefixed
+from jaxspec.convert.names import theirs, unprefixed
 from jaxspec.convert.readers import Source, Tensor, open_directory
-from jaxspec.convert.transfer import (
-    join_experts,
-    main_dtype,
-    match,
-    read_back,
-    total_bytes,
-    write_json,
-    write_params,
-    write_tensors,
-)
 from jaxspec.host import processes
 from jaxspec.host.atomic import check_room, staged, staged_by_all
 from jaxspec.host.terminal import progress, say
@@ -35,27 +27,19 @@ from jaxspec.model.config import LlamaConfig
 from jaxspec.model.quantization import check as check_quantization
 
 
-@dataclasses.dataclass(frozen=True)
-class Conversion:
+class Conversion(NamedTuple):
     """The planned checkpoint: its config, and the source tensor of each of jaxspec's parameters."""
 
     config: CheckpointConfig
     tensors: dict[str, Tensor]
-    scheme: Scheme
 
 
 def convert(
-    source: Path,
-    out: Path,
-    dtype: str | None = None,
-    tokenizer_from: Path | None = None,
-    quantize: str | None = None,
+    source: Path, out: Path, dtype: str | None = None, tokenizer_from: Path | None = None, quantize: str | None = None
 ) -> CheckpointConfig:
-    """Converts a folder into the checkpoint `out`. With several processes, all must call this.
+    """Collective: converts a Hugging Face or Meta folder, a GGUF file, or a folder with one, into the checkpoint `out`.
 
     Args:
-        source: a Hugging Face or Meta folder, a GGUF file, or a folder that holds one.
-        out: folder to make; must not exist.
         dtype: dtype of every parameter; None keeps each tensor's own.
         tokenizer_from: folder with a Hugging Face tokenizer to copy in place of the source's.
         quantize: `int8` or `int4` kernels (see `model/quantization.py`); None: floats.
@@ -66,17 +50,17 @@ def convert(
         DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     check_quantization(quantize)
-    planned = plan(source, dtype)
-    config = dataclasses.replace(planned.config, dtype=dtype or planned.config.dtype, quantize=quantize)
+    planned, tensors = plan(source, dtype)
+    config = dataclasses.replace(planned, dtype=dtype or planned.dtype, quantize=quantize)
     for file in tokenizer.files(tokenizer_from or source):
         folders.check_present(file)
     tokenizer.check_readable(tokenizer_from or source)
-    with staged_by_all(out, total_bytes(planned.tensors, dtype, quantize)) as folder:
+    from_meta = planned.source_format == "meta" and tokenizer_from is None and not (source / "tokenizer.json").is_file()
+    with staged_by_all(out, transfer.total_bytes(tensors, dtype, quantize)) as folder:
         if processes.is_first():
-            own = planned.scheme == "meta" and tokenizer_from is None and not (source / "tokenizer.json").is_file()
-            kind = tokenizer.bring(tokenizer_from or source, folder, "meta" if own else "huggingface")
+            kind = tokenizer.bring(tokenizer_from or source, folder, from_meta)
             config = dataclasses.replace(config, tokenizer_class=kind)
-        write_params(planned.tensors, dtype, source, folder, out, quantize)
+        transfer.write_params(tensors, dtype, source, folder, out, quantize)
         if processes.is_first():  # written last: it marks the checkpoint as complete
             config_json.write_config(folder, config)
     kinds = ", ".join(filter(None, (config.dtype, quantize)))
@@ -85,27 +69,26 @@ def convert(
 
 
 def plan(source: Path, dtype: str | None = None) -> Conversion:
-    """Reads configs and headers and checks them against each other. Raises CheckpointError.
+    """The checkpoint's config, and the source tensor of each of its parameters, from configs and headers alone.
 
-    Args:
-        dtype: dtype that parameters will have; with one, float64 is read too.
+    With the `dtype` that parameters will have, float64 is read too. Raises CheckpointError where files are invalid.
     """
     if (file := gguf.find(source)) is not None:
         opened = gguf.open_gguf(file)
         model, family, tensors = gguf.to_llama(opened)
-        tokens, scheme = gguf_tokenizer.special_tokens(opened.metadata, file.name), "huggingface"
+        tokens, form = gguf_tokenizer.special_tokens(opened.metadata, file.name), "gguf"
     elif meta.is_meta(source):
         family, model, tensors = meta.open_meta(source)
-        tokens, scheme = meta.special_tokens(family, model), "meta"
+        tokens, form = meta.special_tokens(family, model), "meta"
     else:
-        model, family, tokens, tensors, scheme = *_huggingface(source), "huggingface"
+        model, family, tokens, tensors = _huggingface(source)
+        form = "huggingface"
     readers.check_dtypes(tensors, () if dtype is None else ("float64",))
-    matched = _match(model, tensors, scheme, source)
-    stored = main_dtype(matched.values())
+    matched = _match(model, tensors, functools.partial(theirs, in_meta=form == "meta"), source)
+    stored = transfer.main_dtype(matched.values())
     if stored == "float64":
         stored = dtype or stored
-    config = CheckpointConfig(family, model, stored, stored, "gguf" if file else scheme, **tokens)
-    return Conversion(config, matched, scheme)
+    return Conversion(CheckpointConfig(family, model, stored, stored, form, **tokens), matched)
 
 
 def _huggingface(source: Path) -> tuple[LlamaConfig, str, dict[str, Any], Source]:
@@ -123,7 +106,7 @@ def _huggingface(source: Path) -> tuple[LlamaConfig, str, dict[str, Any], Source
 
 def _unprefixed(tensors: Source, source: Path) -> dict[str, Tensor]:
     """Tensors by the names of a model with its LM head, also if it was saved from the class without one."""
-    embedding = theirs("embedding", "huggingface")
+    embedding = theirs("embedding")
     if embedding in (found := unprefixed(tensors, source, [embedding])):
         return found
     base = unprefixed(tensors, source, ["embed_tokens.weight"])
@@ -132,18 +115,17 @@ def _unprefixed(tensors: Source, source: Path) -> dict[str, Tensor]:
     return {name if name.startswith("lm_head.") else f"model.{name}": tensor for name, tensor in base.items()}
 
 
-def _match(model: LlamaConfig, found: Source, scheme: Scheme, source: Path) -> dict[str, Tensor]:
-    """The source tensor of each of jaxspec's parameters."""
+def _match(model: LlamaConfig, found: Source, name_of: Callable[[str], str], source: Path) -> dict[str, Tensor]:
     if max(model.num_layers, model.num_experts) > len(found):  # checking so many names would take long
         raise CheckpointError(
             f"{source} has {model.num_layers} layers (and {model.num_experts} experts), and its files hold "
             f"{len(found)} tensors: they are incomplete, or their config is another model's"
         )
     if model.num_experts:
-        found = join_experts(found, model.num_experts, str(source))
+        found = transfer.join_experts(found, model.num_experts, str(source))
     rest = dict(found)
-    head = rest.pop(theirs("head.kernel", scheme), None) if model.tie_embeddings else None
-    matched = match(parameters.abstract(model), rest, lambda ours: theirs(ours, scheme), str(source))
+    head = rest.pop(name_of("head.kernel"), None) if model.tie_embeddings else None
+    matched = transfer.match(parameters.abstract(model), rest, name_of, str(source))
     if head is not None and not np.array_equal(head.read(), matched["embedding"].read()):
         raise CheckpointError(
             f"{source} sets tie_word_embeddings, but its {head.name} differs from the embedding; "
@@ -185,25 +167,22 @@ def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
     )
     title = f"exporting {source.name or source}:"
     with staged(out, total) as folder, progress(title, total, form=filesize.decimal) as shown:
-        write_json(folder / "generation_config.json", _generation(config))
+        values = hf_config.from_checkpoint(config)
+        ids = ("bos_token_id", "eos_token_id", "pad_token_id")  # transformers looks for them in a file of their own
+        given = {key: values[key] for key in ids if values[key] is not None}
+        transfer.write_json(folder / "generation_config.json", given)
         tokenizer.copy(source, folder)
         weight_map = {}
         for file, names in shards.filename_to_tensors.items():
             check_room(out, total - shown.done)
-            arrays = read_back(source, names, config)
-            written = write_tensors(folder / file, arrays, lambda name: theirs(name, "huggingface"))
+            arrays = transfer.read_back(source, names, config)
+            written = transfer.write_tensors(folder / file, arrays, theirs)
             del arrays
             weight_map |= dict.fromkeys(written, file)
             shown.advance(sum(sizes[name] for name in names))
         # EAGLE's own code finds the target's embedding by the index, even if there is only one file.
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        write_json(folder / "model.safetensors.index.json", index)
-        write_json(folder / "config.json", hf_config.from_checkpoint(config))
+        transfer.write_json(folder / "model.safetensors.index.json", index)
+        transfer.write_json(folder / "config.json", values)
     files = f"{len(shards.filename_to_tensors)} safetensors file{'s' * shards.is_sharded}"
     say(f"wrote {out}: {config.family}, {files}, {config.source_dtype}")
-
-
-def _generation(config: CheckpointConfig) -> dict[str, Any]:
-    """The generation_config.json, where transformers looks for EOS ids."""
-    values = hf_config.from_checkpoint(config)
-    return {key: values[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if values[key] is not None}

@@ -1,7 +1,6 @@
 """Medusa heads in their published format.
 
-Their files contain no tensors of the target. The number of heads is counted, because published configs have 2 where
-the files hold 5.
+The number of heads is counted, because published configs have 2 where the files hold 5.
 """
 
 import re

@@ -1,8 +1,5 @@
 """Meta's format: `params.json` and `consolidated.*.pth`, one file per shard of tensor parallelism. Mistral's has other
-settings and `consolidated.safetensors`.
-
-`open_meta` presents the shards as whole tensors in Hugging Face's rotary layout, so the rest of the conversion is the
-same for both formats.
+settings and `consolidated.safetensors`. Both are read as whole tensors in Hugging Face's rotary layout.
 """
 
 import functools
@@ -39,11 +36,7 @@ def is_meta(path: Path) -> bool:
 
 
 def open_meta(path: Path) -> tuple[str, LlamaConfig, Source]:
-    """Family, shape and tensors of a folder of Meta's or Mistral's.
-
-    Raises:
-        CheckpointError: there are no shards, they do not fit together, or a tensor or setting is missing or unknown.
-    """
+    """Family, shape and tensors of a folder of Meta's or Mistral's, or a CheckpointError."""
     params = read_json(path / "params.json")
     _refuse(params)
     torch_files, single = sorted(path.glob("consolidated.*.pth")), path / "consolidated.safetensors"

@@ -13,23 +13,15 @@ import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
 
-Scheme = Literal["huggingface", "meta"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One module of the model.
+    """One module of the model. Names in files are without `.weight` and `.bias`."""
 
-    Attributes:
-        ours: jaxspec's dotted name; `{}` is the number of the layer.
-        huggingface, meta: name in the files, without `.weight` or `.bias`; None: the format has no such module.
-        join: axis of the file's tensor along which Meta's shards are joined; None: each shard holds the whole tensor.
-    """
-
-    ours: str
+    ours: str  # jaxspec's dotted name; `{}` is the number of the layer
     huggingface: str
-    meta: str | None
-    join: Literal[0, 1] | None
+    meta: str | None  # None: the format has no such module
+    join: Literal[0, 1] | None  # axis along which Meta's shards are joined; None: each shard holds the whole tensor
 
 
 TABLE = (
@@ -46,7 +38,7 @@ TABLE = (
     Row("layers.{}.mlp.up", "model.layers.{}.mlp.up_proj", "layers.{}.feed_forward.w3", 0),
     Row("layers.{}.mlp.down", "model.layers.{}.mlp.down_proj", "layers.{}.feed_forward.w2", 1),
     Row("layers.{}.mlp.router", "model.layers.{}.block_sparse_moe.gate", None, None),
-    # The files have one tensor per expert, `experts.0.w1`. experts.py stacks them under the name here.
+    # The files have one tensor per expert, `experts.0.w1`. `transfer.join_experts` stacks them under the name here.
     Row("layers.{}.mlp.experts.gate", "model.layers.{}.block_sparse_moe.experts.w1", None, None),
     Row("layers.{}.mlp.experts.up", "model.layers.{}.block_sparse_moe.experts.w3", None, None),
     Row("layers.{}.mlp.experts.down", "model.layers.{}.block_sparse_moe.experts.w2", None, None),
@@ -69,11 +61,12 @@ def _split(name: str) -> tuple[str, str]:
     return (name, "") if number is None else (name.replace(f"layers.{number[0]}.", "layers.{}."), number[0])
 
 
-def theirs(ours: str, scheme: Scheme) -> str:
-    """Name in the files of a jaxspec parameter: `layers.0.mlp.up.kernel` → `model.layers.0.mlp.up_proj.weight`."""
+def theirs(ours: str, in_meta: bool = False) -> str:
+    """A parameter's name in Hugging Face's or Meta's files: `layers.0.norm` → `model.layers.0.norm.weight`."""
     module, layer = _split(ours.removesuffix(".kernel").removesuffix(".bias"))
-    suffix = "bias" if ours.endswith(".bias") else "weight"
-    return f"{getattr(_BY_OURS[module], scheme).format(layer)}.{suffix}"
+    row, suffix = _BY_OURS[module], "bias" if ours.endswith(".bias") else "weight"
+    name = row.meta if in_meta and row.meta is not None else row.huggingface
+    return f"{name.format(layer)}.{suffix}"
 
 
 def is_kernel(ours: str) -> bool:
@@ -82,7 +75,7 @@ def is_kernel(ours: str) -> bool:
 
 
 def turned(ours: str, array: np.ndarray) -> np.ndarray:
-    """Converts a parameter to the file's layout, or back: kernels (also stacked ones) are transposed."""
+    """A parameter in the file's layout, or back: kernels (also stacked ones) are transposed."""
     return array.swapaxes(-1, -2) if is_kernel(ours) else array
 
 
@@ -94,11 +87,8 @@ def meta_row(name: str) -> Row | None:
 def unprefixed(tensors: Mapping[str, Value], source: Path, known: Collection[str]) -> dict[str, Value]:
     """A source's tensors, without tables of rotary angles, and without what tools add to names, such as `module.`.
 
-    Args:
-        known: names of which the source has one; the text before that name in the files is the prefix.
-
-    Raises:
-        CheckpointError: a tensor occurs with and without the prefix.
+    The source has one of the `known` names; the text before that name in the files is the prefix. Raises
+    CheckpointError for a tensor that occurs with and without the prefix.
     """
     unwrapped = {name: _WRAPPER.sub("", name) for name in tensors}
     ends = tuple(f".{name}" for name in known)

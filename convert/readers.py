@@ -1,7 +1,6 @@
 """Lazy access to tensors: shapes are known at once, and each tensor is read on demand.
 
-A mapped file counts as memory while its touched pages stay mapped. Opening it again for every tensor costs a
-millisecond and keeps the peak at one tensor.
+A file is opened again for every tensor, which takes a millisecond, because touched pages of a mapped file are memory.
 """
 
 import contextlib
@@ -30,10 +29,7 @@ _NESTED = ("state_dict", "model_state_dict", "model", "module")
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A tensor on disk: its name, shape, dtype and file, and a function that reads it.
-
-    The dtype may be unsupported: see `check_dtypes`.
-    """
+    """A tensor on disk, and a function that reads it. The dtype may be unsupported: see `check_dtypes`."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,12 +42,9 @@ Source = Mapping[str, Tensor]
 
 
 def open_directory(path: Path) -> Source:
-    """All tensors of a Hugging Face folder.
+    """All tensors of a Hugging Face folder; as in transformers, of safetensors and of a single file if there are both.
 
-    Safetensors are preferred to `.bin`, and a single file to shards, as in transformers.
-
-    Raises:
-        CheckpointError: there are no weights, the index is invalid, or a shard is missing or unreadable.
+    Raises CheckpointError if there are no weights, the index is invalid, or a shard is missing or unreadable.
     """
     if (file := weights_file(path)) is None:
         raise CheckpointError(
@@ -184,8 +177,7 @@ def _torch_dtype(tensor: Any) -> str:
 def load_torch(path: Path) -> Any:
     """The content of a PyTorch file: memory-mapped tensors and numbers, in lists and dictionaries.
 
-    Raises:
-        CheckpointError: it holds other objects, is damaged, or PyTorch is not installed.
+    Raises CheckpointError if it holds other objects, is damaged, or PyTorch is not installed.
     """
     check_present(path)
     try:
@@ -216,11 +208,7 @@ def _problem(path: Path, error: Exception) -> str:
 
 
 def check_dtypes(tensors: Source, more: tuple[str, ...] = ()) -> None:
-    """Raises CheckpointError, naming a tensor that matters without a supported float dtype.
-
-    Args:
-        more: dtypes that are supported too.
-    """
+    """Raises CheckpointError for a tensor that matters whose dtype is neither in `DTYPES` nor in `more`."""
     for tensor in tensors.values():
         if tensor.dtype in (*DTYPES, *more) or IGNORED.fullmatch(tensor.name):
             continue

@@ -16,19 +16,17 @@ from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import FILES, GENERIC, VOCABULARIES, class_of, load_tokenizer
 from jaxspec.convert import gguf, gguf_tokenizer
-from jaxspec.convert.names import Scheme
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
 
 
-def bring(source: Path, folder: Path, scheme: Scheme) -> str | None:
+def bring(source: Path, folder: Path, from_meta: bool = False) -> str | None:
     """Copies the tokenizer of a model in `source` into `folder`, and writes its tokenizer.json if it has none.
 
-    Returns its class (`checkpoint.tokenizer.class_of`). None: there is no tokenizer that can be read, and a warning
-    gives the reason.
+    Returns its class (`checkpoint.tokenizer.class_of`); None, with a warning, if there is none that can be read.
     """
     try:
-        if scheme == "meta":
+        if from_meta:
             return _convert_meta(source, folder)
         if (file := gguf.find(source)) is not None:
             for name, text in _in_gguf(file).items():
@@ -95,18 +93,16 @@ def check_readable(source: Path) -> None:
         load_tokenizer(source)
 
 
-def replace(source: Path, checkpoint: Path, scheme: Scheme) -> None:
+def replace(source: Path, checkpoint: Path, from_meta: bool) -> None:
     """Replaces the tokenizer of a checkpoint by that of `source`, its original model. No weight is read or written.
 
-    Raises:
-        CheckpointError: `checkpoint` is none of jaxspec's, or `source` has no tokenizer that can be read; then the
-            checkpoint is as before.
+    Raises CheckpointError if `source` has no tokenizer that can be read; then the checkpoint is as before.
     """
     config = config_json.read_config(checkpoint)
     check_readable(source)
     with tempfile.TemporaryDirectory() as temporary:
         new = Path(temporary)
-        if (kind := bring(source, new, scheme)) is None:
+        if (kind := bring(source, new, from_meta)) is None:
             raise CheckpointError(f"{source} holds no tokenizer that can be read, so {checkpoint} keeps its own")
         found = {file.relative_to(new): file.read_bytes() for file in files(new)}
     for file in files(checkpoint):
@@ -185,8 +181,7 @@ def _compare(tokenizer: Any, file: Path) -> None:
 def _write(tokenizer: Any, folder: Path) -> None:
     """Writes the tokenizer.json of a transformers tokenizer, and the names of its special tokens.
 
-    Raises:
-        AttributeError: the tokenizer is Python code, which tokenizer.json cannot hold.
+    Raises AttributeError if it is Python code, which tokenizer.json cannot hold.
     """
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
     file = folder / "tokenizer_config.json"

@@ -18,9 +18,9 @@ from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert.names import is_kernel, turned
 from jaxspec.convert.readers import Source, Tensor
 from jaxspec.host import processes
-from jaxspec.host.atomic import check_room, staged
+from jaxspec.host.atomic import check_room
 from jaxspec.host.interrupts import deferred
-from jaxspec.host.terminal import progress, say
+from jaxspec.host.terminal import progress
 from jaxspec.model.quantization import kind_of, pack
 
 # A model is written in about this many groups: enough to keep each small, few enough for Orbax to merge.
@@ -33,15 +33,9 @@ _EXPERTS = re.compile(r"(.*\.experts)\.(w[123]\.weight)")
 
 
 def match(model: nnx.Module, found: Source, theirs: Callable[[str], str], where: str) -> dict[str, Tensor]:
-    """The source tensor of each parameter of an abstract module.
+    """The source tensor of each parameter of an abstract module; `theirs` maps a jaxspec name to the source's name.
 
-    Args:
-        found: the tensors of the source; all of them must be used.
-        theirs: maps a jaxspec name to the source's name.
-        where: name of the source for error messages.
-
-    Raises:
-        CheckpointError: a tensor is missing, unknown, or has another shape.
+    Raises CheckpointError, naming the source as `where`, for a tensor that is missing, unknown, or has another shape.
     """
     expected = parameters.module_to_dict(model)
     shape = lambda ours, leaf: (*leaf.shape[:-2], *leaf.shape[:-3:-1]) if is_kernel(ours) else leaf.shape
@@ -73,16 +67,16 @@ def total_bytes(tensors: Mapping[str, Tensor], dtype: str | None, quantize: str 
 def write_params(
     tensors: dict[str, Tensor], dtype: str | None, source: Path, folder: Path, out: Path, quantize: str | None = None
 ) -> None:
-    """Writes the parameters of the model in `source` to `folder`, which will become `out`, with checksums.
+    """Writes parameters, cast to `dtype` and with kernels quantised if wanted, and checksums.
 
-    They are cast to `dtype`, if given, and kernels are quantised to `quantize`, if given.
+    `folder` will become `out`; `source` is named in the progress.
     """
     size = total_bytes(tensors, dtype, quantize)
     title = f"converting {source.name or source}:"
     with progress(title, size, form=filesize.decimal) as shown, deferred() as interrupts:
 
         def counted() -> Iterator[tuple[str, Any]]:
-            """Stops before the disk is full, because Orbax's threads would end in tracebacks."""
+            # Stops before the disk is full, because Orbax's threads would end in tracebacks.
             for name, array in _stream(tensors, dtype, quantize):
                 interrupts.release()
                 check_room(out, size - shown.done)
@@ -94,22 +88,10 @@ def write_params(
     checksums.write(folder)
 
 
-def write_head(
-    source: Path, out: Path, config: heads.HeadConfig, tensors: dict[str, Tensor], dtype: str | None, kind: str
-) -> None:
-    """Writes the head `out` from the tensors of `source`, and reports it; `kind` is its name in the message."""
-    with staged(out, total_bytes(tensors, dtype)) as folder:
-        write_params(tensors, dtype, source, folder, out)
-        heads.write_config(folder, config)
-    count = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    say(f"wrote {out}: {kind}, {count:,} parameters, {config.dtype}")
-
-
 def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None) -> Iterator[tuple[str, Any]]:
-    """Yields jaxspec's names and arrays, with one tensor in memory at a time. Quantisation starts from the source's
-    dtype.
+    """Yields jaxspec's names and arrays, with one tensor in memory at a time; of several hosts each keeps its part.
 
-    On several hosts, each reads every tensor and keeps its own part.
+    Quantisation starts from the source's dtype.
     """
     for ours, tensor in tensors.items():
         kept = dtype is None or (quantize is not None and kind_of(ours, quantize) is not None)
@@ -136,8 +118,7 @@ def _check_finite(array: np.ndarray, tensor: Tensor) -> None:
 def join_experts(tensors: Source, count: int, where: str) -> dict[str, Tensor]:
     """The tensors of a source, with those of a layer's `count` experts stacked to [experts, out, in].
 
-    Raises:
-        CheckpointError: an expert is missing, there are too many, or one has another shape.
+    Raises CheckpointError if an expert is missing, there are too many, or one has another shape.
     """
     joined: dict[str, Tensor] = {}
     stacks: dict[str, dict[int, Tensor]] = {}
@@ -187,7 +168,7 @@ def _stacked(name: str, parts: list[Tensor]) -> Tensor:
 def read_back(
     source: Path, names: Collection[str], config: CheckpointConfig | heads.HeadConfig
 ) -> dict[str, np.ndarray]:
-    """Parameters in the source's dtype, or each in its own dtype if conversion did not change them."""
+    """Parameters in the source's dtype, or each in its own if conversion did not change them."""
     arrays = parameters.read_arrays(source / "params", names)
     if config.dtype == config.source_dtype:
         return arrays

@@ -111,7 +111,7 @@ def replace_tokenizer(settings: Tokenizer) -> None:
     from jaxspec.convert import folders, meta, tokenizer
 
     source = folders.locate(settings.src, settings.revision, weights=())
-    tokenizer.replace(source, settings.path, "meta" if meta.is_meta(source) else "huggingface")
+    tokenizer.replace(source, settings.path, meta.is_meta(source))
 
 
 def describe(settings: Inspect) -> None:

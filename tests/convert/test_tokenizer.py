@@ -131,7 +131,7 @@ def test_without_a_tokenizer_json_ids_are_those_of_transformers_in_the_original_
         for name in kept:
             (source / name).write_bytes(files[name])
         folder.mkdir()
-        assert tokenizer.bring(source, folder, "huggingface") == "PreTrainedTokenizerFast"
+        assert tokenizer.bring(source, folder) == "PreTrainedTokenizerFast"
         theirs, ours = transformers.AutoTokenizer.from_pretrained(source), load_tokenizer(folder)
         assert ours is not None
         assert (ours.special_tokens_map, ours.chat_template) == (theirs.special_tokens_map, theirs.chat_template)
@@ -146,7 +146,7 @@ def test_a_reading_that_is_not_sentencepieces_is_named(
 ):
     source = write(tmp_path / "hf", None, {"tokenizer_class": "LlamaTokenizer", **NAMED}, model_type="llama")
     (source / "tokenizer.model").write_bytes(sentencepiece_model)
-    tokenizer.bring(source, tmp_path, "huggingface")
+    tokenizer.bring(source, tmp_path)
     assert "otherwise than sentencepiece does: '  x' becomes [" in capsys.readouterr().err
 
 
@@ -156,8 +156,8 @@ def test_the_package_that_reads_sentencepiece_is_named(
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model)
     (tmp_path / "out").mkdir()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for scheme in ("huggingface", "meta"):
-        assert tokenizer.bring(tmp_path, tmp_path / "out", scheme) is None
+    for from_meta in (False, True):
+        assert tokenizer.bring(tmp_path, tmp_path / "out", from_meta) is None
         assert "pip install sentencepiece protobuf" in capsys.readouterr().err
     assert not list((tmp_path / "out").iterdir())
 
@@ -181,7 +181,7 @@ def test_settings_that_tokenizer_json_contradicts_are_named(tmp_path: Path, caps
         config = {"add_bos_token": add, "add_eos_token": False, **NAMED}
         for bos in (True, False):
             source = write(tmp_path / f"{add}{bos}", of_bytes(bos=bos), config, model_type="llama")
-            tokenizer.bring(source, tmp_path, "huggingface")
+            tokenizer.bring(source, tmp_path)
             error = capsys.readouterr().err
             assert ("sets add_bos_token to" in error) == (add != bos)
             assert "add_eos_token" not in error
