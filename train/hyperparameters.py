@@ -75,8 +75,8 @@ class Distillation:
     """forward-kl: KL(target || draft). cross-entropy: that of the tokens of the text."""
     teacher_temperature: float = 1.0
     """Divides the target's logits before the KL, but not the draft's. 1: the target's own distribution, as in the
-    papers. Below 1: a sharper distribution, for greedy decoding. Greedy decoding always selects the target's first
-    choice, so the draft's confidences then come closer to its acceptance rate. Sampled text is drafted worse."""
+    papers. Below 1: a sharper one, for greedy decoding; confidences then come closer to the acceptance rate, but
+    sampled text is drafted worse."""
 
     def __post_init__(self) -> None:
         check_options(self, lambda value: 0 < value < float("inf"), "be above 0", "teacher_temperature")
@@ -91,10 +91,9 @@ class BlockObjective(Distillation):
     """The same loss for drafters that are trained in blocks: EDD, and layer skipping."""
 
     block_min: int = 5
-    """Shortest block. Each step cuts the text into blocks of a random length. A block corresponds to one round of
-    drafting: it sees the target's hidden states of the blocks before it, and embeddings of its own tokens."""
+    """Shortest block. Each step cuts the text into blocks of a random length; each is one round of drafting."""
     block_max: int = 10
-    """Longest block. If it equals --block-min, all blocks have that length."""
+    """Longest block."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,8 +109,7 @@ class Eagle3Objective:
     """EAGLE-3's loss."""
 
     draft_steps: int = 7
-    """Drafting steps that are unrolled in training (training-time test). Each step reads the output of the step before.
-    1 trains only the first drafted token."""
+    """Drafting steps that are unrolled in training (training-time test). 1 trains only the first drafted token."""
     decay: float = 0.8
     """Weight of a step's loss relative to the step before."""
 
@@ -125,8 +123,8 @@ class DflashObjective(Distillation):
     """DFlash's loss over the tokens of blocks: the text's cross-entropy, or distillation from the target."""
 
     goal: Goal = "cross-entropy"
-    """cross-entropy: that of the tokens of the text, as published. forward-kl: KL(target || draft), which is the better
-    goal for text that the target did not generate."""
+    """cross-entropy: that of the tokens of the text, as published. forward-kl: KL(target || draft), which is better for
+    text that the target did not generate."""
     anchors: int = 512
     """Blocks per training window. Each begins at a random token; all are drawn anew at each step."""
     weighting: Literal["decay", "d-pace"] = "decay"

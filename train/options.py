@@ -15,8 +15,7 @@ RunFolder = Annotated[
     Path | None,
     Option(
         name="run",
-        help="Folder of the run, with checkpoints, metrics and figures. The same command resumes a killed run "
-        "bit-exactly from there. Default: OUT.run.",
+        help="Folder of the run: checkpoints, metrics and figures. The same command resumes from it. Default: OUT.run.",
     ),
 ]
 TryPrompts = Annotated[
@@ -37,8 +36,8 @@ class Data(ChatOptions):
 
     data: Path = Path(STDLIB)
     """Folder of text, such as a source tree; or a file with plain text, JSONL with {"text": ...} or {"messages": ...}
-    per line, or ShareGPT's JSON; or `stdlib`, the source of this Python's standard library. A hash of the name selects
-    one file or record in 40 for measurements; it is not trained on."""
+    per line, or ShareGPT's JSON; or `stdlib`, the source of this Python's standard library. One file or record in 40 is
+    held out for measurements."""
     strict: bool = False
     """Stop at the first bad record. Default: report bad records and skip them."""
 
@@ -48,11 +47,10 @@ class DataMixture(Data):
     """Training data of a head."""
 
     open_data: Path | None = None
-    """Open text to mix with generated text, given as in --data; --data is then the output of `jaxspec-train generate`.
-    One file or record in 40 of the open text is held out, and none of the generated text. So runs with and without
-    generated text are comparable."""
+    """Open text to mix with generated text, given as in --data; --data is then the output of `jaxspec-train generate`,
+    of which nothing is held out."""
     generated_share: float = 0.5
-    """Share of training windows from generated text, if --open-data is given. The rest is open text."""
+    """With --open-data: share of training windows from generated text. The rest is open text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,9 +70,8 @@ class HeadSettings:
     """Tokens of a training window. Default: the target's context, but at most 2048."""
     cache_features: Path | None = None
     """Folder for the target's features, so that only the first epoch computes them. Use it for small runs: a token
-    takes the hidden size times 2 or 4 bytes. EDD takes twice as much, because it reads another layer too, and EAGLE-3
-    four times as much, because it reads three. DFlash reads one layer for each of its own. All hosts must share the
-    folder."""
+    takes the hidden size times 2 or 4 bytes, and as much for each further layer that the head reads. All hosts must
+    share the folder."""
     save_dtype: SaveDtype = "bfloat16"
     devices: Devices = Devices()
     data: DataMixture = DataMixture()
@@ -92,12 +89,10 @@ class Eagle(HeadSettings):
 
     objective: hyper.EagleObjective = hyper.EagleObjective()
     bias: bool = False
-    """Add a bias to `fc`, the layer that fuses token and feature, as in EAGLE's first heads. Later heads have
-    `"bias": false`, and vLLM supports no bias."""
+    """Add a bias to `fc`, the layer that fuses token and feature, as in EAGLE's first heads. vLLM supports no bias."""
     inputs: Literal["shifted", "unshifted", "feature", "token"] = "shifted"
-    """What the head reads, for the paper's ablation (Figures 3 and 9). shifted: a feature and the token after it, which
-    is EAGLE. unshifted: a feature and its own token. feature, token: only one of EAGLE's two, without `fc`. Only heads
-    with shifted tokens can be exported."""
+    """What the head reads, for the paper's ablation. shifted: a feature and the token after it, which is EAGLE.
+    unshifted: a feature and its own token. feature, token: only one of the two. Only shifted heads can be exported."""
     recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=3e-5, weight_decay=0.01, clip=0.5)
 
 
@@ -106,8 +101,7 @@ class Eagle3(HeadSettings):
     """Train an EAGLE-3 head: one decoder layer over features of three of the target's layers, and a small LM head.
 
     The head trains on its own drafts, seven steps deep. It learns the target's distribution over the draft vocabulary:
-    the most frequent tokens among those that count in the loss. In text that the target generated, these are its own
-    answers.
+    the most frequent tokens among those that count in the loss.
 
     For example: jaxspec-train eagle3 --target tinyllama --data generated.jsonl --steps 20000
     """
@@ -148,8 +142,8 @@ class Dflash(HeadSettings):
     mask_token: int | None = None
     """Id of the token that stands for unknown tokens in a block. Default: the last id of the vocabulary."""
     markov_rank: int = 0
-    """Rank of a Markov term (DSpark), which corrects each drafted token's logits by the token before it; 256 in its
-    paper. 0: none, as in DFlash. Heads with one cannot be exported."""
+    """Rank of a Markov term (DSpark), which corrects each drafted token's logits by the token before it. 0: none, as in
+    DFlash. Heads with one cannot be exported."""
     recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=6e-4, weight_decay=0.01, clip=1.0)
 
     def __post_init__(self) -> None:
@@ -172,8 +166,7 @@ class DraftModel(HeadSettings):
     layers: int = 1
     """Decoder layers."""
     hidden_size: int | None = None
-    """Width of the residual stream. Default: the target's; then embedding and LM head start as copies of the
-    target's."""
+    """Width of the residual stream. Default: the target's; embedding and LM head then start as the target's, too."""
     objective: hyper.Distillation = hyper.Distillation()
     recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=1e-4)
 
@@ -191,8 +184,7 @@ class EarlyExit(HeadSettings):
     """
 
     first: int | None = None
-    """Target layers before the exit. Default: 6.5 % of the layers, as in the paper (3 of 40, 5 of 80), but at least
-    one."""
+    """Target layers before the exit. Default: 6.5 % of the layers, as in the paper, but at least one."""
     exit_layers: int = 1
     """Decoder layers of the exit. 0: only a norm and an LM head, the paper's ablation."""
     recipe: hyper.Recipe = hyper.Recipe(steps=6250, batch_size=64, learning_rate=1e-3)
@@ -206,8 +198,7 @@ class EarlyExit(HeadSettings):
 class Edd(HeadSettings):
     """Train an EDD head: a one-layer LLaMA that reads the target's hidden states of verified tokens as a soft prompt.
 
-    It starts from the target's own weights. The defaults are the paper's, for one epoch of ShareGPT. Set --steps for
-    your text.
+    It starts from the target's own weights. The defaults are the paper's; set --steps for your text.
 
     For example: jaxspec-train edd --target tinyllama --data sharegpt.json --steps 20000
     """
@@ -222,15 +213,13 @@ class Edd(HeadSettings):
 class Medusa(HeadSettings):
     """Train Medusa heads. They all read the same feature, and each predicts one token further ahead.
 
-    This is Medusa-1: the target is frozen, and runs inside each step. The loss is the cross-entropy of the text's
-    tokens.
+    This is Medusa-1: the target is frozen. The loss is the cross-entropy of the text's tokens.
 
     For example: jaxspec-train medusa --target tinyllama --data sharegpt.json --steps 20000
     """
 
     heads: int = 5
-    """Number of heads, which limits the length of a drafted path. Each head has a matrix of the LM head's size and
-    starts as a copy of it. EDD's paper compares drafters on chains of five tokens."""
+    """Number of heads, which limits the length of a drafted path. Each head has a matrix of the LM head's size."""
     decay: float = 0.8
     """Weight of a head's loss relative to the head before."""
     recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=1e-3)
@@ -250,11 +239,10 @@ class LayerSkip(HeadSettings):
     """Train the blocks that remain when layers are skipped for drafting (Draft & Verify, Appendix E).
 
     Leaving out many blocks makes drafts fast but bad. Training the remaining blocks to imitate the whole target makes
-    them good again. The head stores the skip set and its own weights: the remaining blocks and the final norm. By
-    default it is TARGET/heads/layer-skip-trained; decode with `layer-skip@layer-skip-trained`.
+    them good again. The head stores the skip set and its own weights. By default it is
+    TARGET/heads/layer-skip-trained; decode with `layer-skip@layer-skip-trained`.
 
-    With --context 512 the default length of training is the paper's best, 60M tokens. Batch size, optimizer, learning
-    rate (not given in the paper) and loss are EDD's. Blocks are as long as drafts with a controller can be.
+    With --context 512 the default length of training is the paper's best, 60M tokens; other defaults are EDD's.
 
     For example: jaxspec-train layer-skip --target tinyllama --aggressive --data ~/src --context 512
     """
@@ -290,8 +278,8 @@ class LayerSkip(HeadSettings):
 class Lm:
     """Train a small LLaMA from scratch, tokenizer included, on text.
 
-    OUT is a checkpoint like a converted one, and appears only when it is complete. The same seed gives the same bits.
-    The same command resumes a killed run bit-exactly from the last checkpoint in RUN.
+    OUT is a checkpoint like a converted one, and appears only when it is complete. The same seed gives the same bits,
+    also if the same command resumes a killed run.
 
     For example: jaxspec-train lm small --data ~/notes --steps 1000
     """
@@ -312,8 +300,8 @@ class Lm:
     context: int = 256
     """Tokens of a training window, and the model's context length."""
     layer_dropout: float = 0.0
-    """Probability that a step leaves out the last layer. It falls to 0 towards the first layer (LayerSkip's schedule).
-    This makes the model usable with early exits and skipped layers."""
+    """Probability that a step leaves out the last layer, falling to 0 towards the first (LayerSkip's schedule). The
+    model can then draft with early exits and skipped layers."""
     save_dtype: SaveDtype = "float32"
     run_dir: RunFolder = None
     recipe: hyper.Recipe = hyper.Recipe(steps=200, batch_size=16, learning_rate=2e-3)
@@ -348,8 +336,8 @@ class Generate(Decoding):
     """File to make; must not exist."""
     prompts: TryPrompts = None
     chat: bool = False
-    """Generate the assistant's answers, with the tokenizer's chat template: to the prompts of --prompts, or to the
-    first turns of the conversations in --data. OUT then has conversations: {"messages": ..., "complete": ...}."""
+    """Generate the assistant's answers, with the tokenizer's chat template: to the prompts of --prompts, or to first
+    turns of the conversations in --data. OUT then has {"messages": ..., "complete": ...} per line."""
     samples: int = 1000
     """Texts to generate: at most one per prompt of --prompts."""
     method: str | None = None
@@ -390,7 +378,7 @@ class Calibrator(Decoding):
     max_new_tokens: NewTokens = 128
     inputs: Literal["hidden", "both", "top-probability"] = "hidden"
     """Inputs of the predictor. hidden: hidden states of target and drafter, as in the paper. top-probability: the log
-    of the drafter's largest probability, with two trained numbers. both: all of these."""
+    of the drafter's largest probability. both: all of these."""
     length: int = 10
     """Tokens of a drafted chain. The predictor has separate parameters for the first ten positions."""
     batch_size: int = 16
@@ -415,9 +403,8 @@ class SkipSearch(Decoding):
     """Search which attention and MLP blocks a model can leave out while drafting (Draft & Verify).
 
     Nothing is trained. The search tries sets of blocks on a few prompts and minimises the time per verified token by
-    Bayesian optimisation. It writes the best set, a small JSON file, where `layer-skip` finds it. It also prints two
-    tables, and puts figures into RUN. One table compares this set with simpler choices of equally many blocks, the
-    other has the best set of the first 50, 100, 200 and more trials. The same
+    Bayesian optimisation. It writes the best set, a small JSON file, where `layer-skip` finds it. Two tables compare
+    it with simpler choices of equally many blocks, and with the best sets of fewer trials; RUN gets figures. The same
     command resumes a killed search, with the same result. To extend a finished search, repeat it with its --run, more
     --trials and another --out.
 
@@ -432,13 +419,12 @@ class SkipSearch(Decoding):
     """Try sets on the assistant's answers, with the tokenizer's chat template: to the prompts of --prompts, or to the
     first turns of the conversations in --data."""
     trials: int = 300
-    """Sets to try. With 80 blocks, the paper reached a speedup of 1.35 after 200 trials, 1.52 after 400, 1.57 after
-    1000."""
+    """Sets to try. With 80 blocks, the paper reached a speedup of 1.35 after 200 trials and 1.57 after 1000."""
     objective: Objectives = "modelled"
-    """modelled: compute the time from the rounds of decoding and the costs of the pieces of a round, which are measured
-    once; other work on the machine does not disturb it. measured: use wall-clock time."""
+    """modelled: compute the time from the rounds of decoding and the costs of their pieces, which are measured once.
+    measured: use wall-clock time, which other work on the machine disturbs."""
     method: str = "layer-skip+adaptive"
-    """Method that drafts with a set in each trial. Give the builder and controller that will be used with the set."""
+    """Method that drafts in each trial, with the builder and controller that will be used with the set."""
     samples: int = 8
     """Prompts per trial."""
     max_new_tokens: NewTokens = 48

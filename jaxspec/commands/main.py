@@ -4,35 +4,21 @@ import sys
 
 import jaxspec
 from jaxspec.commands.console import carry_out, parse, run
-from jaxspec.options.main import (
-    Bench,
-    Calibrate,
-    Chat,
-    Compare,
-    Demo,
-    Env,
-    Eval,
-    Generate,
-    Methods,
-    PlanSettings,
-    Report,
-    Sweep,
-    Verify,
-)
+from jaxspec.options import main as options
 
 COMMANDS = {
-    "generate": (Generate, "commands.generate.run"),
-    "chat": (Chat, "commands.chat.run"),
-    "bench": (Bench, "commands.bench.run"),
-    "verify": (Verify, "verify.run.run"),
-    "eval": (Eval, "evaluate.evaluation.run"),
-    "sweep": (Sweep, "evaluate.sweep.run"),
-    "report": (Report, "report.page.run"),
-    "calibrate": (Calibrate, "evaluate.calibrate.run"),
-    "plan": (PlanSettings, "planning.plan.run"),
-    "methods": (Methods, "commands.methods.run"),
-    "env": (Env, "commands.env.run"),
-    "demo": (Demo, "commands.demo.run"),
+    "generate": (options.Generate, "commands.generate.run"),
+    "chat": (options.Chat, "commands.chat.run"),
+    "bench": (options.Bench, "commands.bench.run"),
+    "verify": (options.Verify, "verify.run.run"),
+    "eval": (options.Eval, "evaluate.evaluation.run"),
+    "sweep": (options.Sweep, "evaluate.sweep.run"),
+    "report": (options.Report, "report.page.run"),
+    "calibrate": (options.Calibrate, "evaluate.calibrate.run"),
+    "plan": (options.PlanSettings, "planning.plan.run"),
+    "methods": (options.Methods, "commands.methods.run"),
+    "env": (options.Env, "commands.env.run"),
+    "demo": (options.Demo, "commands.demo.run"),
 }
 
 
@@ -50,7 +36,7 @@ def compare() -> None:
     """`jaxspec bench --compare`."""
     from jaxspec.evaluate import comparison
 
-    comparison.run(parse(Compare, "jaxspec bench", sys.argv[2:]))
+    comparison.run(parse(options.Compare, "jaxspec bench", sys.argv[2:]))
 
 
 if __name__ == "__main__":

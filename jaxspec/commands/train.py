@@ -1,34 +1,21 @@
 """The command `jaxspec-train`."""
 
 from jaxspec.commands.console import carry_out, run
-from jaxspec.train.options import (
-    Calibrator,
-    Dflash,
-    DraftModel,
-    Eagle,
-    Eagle3,
-    EarlyExit,
-    Edd,
-    Generate,
-    LayerSkip,
-    Lm,
-    Medusa,
-    SkipSearch,
-)
+from jaxspec.train import options
 
 COMMANDS = {
-    "lm": (Lm, "train.methods.lm.train"),
-    "eagle": (Eagle, "train.methods.eagle.train"),
-    "eagle3": (Eagle3, "train.methods.eagle3.train"),
-    "dflash": (Dflash, "train.methods.dflash.train"),
-    "draft-model": (DraftModel, "train.methods.draft_model.train"),
-    "early-exit": (EarlyExit, "train.methods.early_exit.train"),
-    "edd": (Edd, "train.methods.edd.train"),
-    "medusa": (Medusa, "train.methods.medusa.train"),
-    "layer-skip": (LayerSkip, "train.methods.kept_blocks.train"),
-    "skip-search": (SkipSearch, "train.methods.skip_search.search"),
-    "calibrator": (Calibrator, "train.methods.acceptance_predictor.train"),
-    "generate": (Generate, "train.methods.generation.generate"),
+    "lm": (options.Lm, "train.methods.lm.train"),
+    "eagle": (options.Eagle, "train.methods.eagle.train"),
+    "eagle3": (options.Eagle3, "train.methods.eagle3.train"),
+    "dflash": (options.Dflash, "train.methods.dflash.train"),
+    "draft-model": (options.DraftModel, "train.methods.draft_model.train"),
+    "early-exit": (options.EarlyExit, "train.methods.early_exit.train"),
+    "edd": (options.Edd, "train.methods.edd.train"),
+    "medusa": (options.Medusa, "train.methods.medusa.train"),
+    "layer-skip": (options.LayerSkip, "train.methods.kept_blocks.train"),
+    "skip-search": (options.SkipSearch, "train.methods.skip_search.search"),
+    "calibrator": (options.Calibrator, "train.methods.acceptance_predictor.train"),
+    "generate": (options.Generate, "train.methods.generation.generate"),
 }
 
 

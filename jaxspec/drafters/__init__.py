@@ -16,17 +16,3 @@ DRAFTERS: dict[str, type[Drafter]] = {
     kind.name: kind for kind in (Plain, DraftModel, Ngram, Dflash, Eagle, Eagle3, EarlyExit, Edd, Medusa, LayerSkip)
 }
 """Drafters by the name that users type."""
-
-__all__ = [
-    "DRAFTERS",
-    "Dflash",
-    "DraftModel",
-    "Eagle",
-    "Eagle3",
-    "EarlyExit",
-    "Edd",
-    "LayerSkip",
-    "Medusa",
-    "Ngram",
-    "Plain",
-]

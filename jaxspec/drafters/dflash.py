@@ -76,20 +76,9 @@ class DflashOptions:
         """Whether the head has an LM head."""
         return self.own_head or self.draft_vocabulary is not None
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options as JSON values."""
-        return {**dataclasses.asdict(self), "taps": list(self.taps)}
-
 
 class MarkovTerm(nnx.Module):
-    """DSpark's Markov term: a matrix [V, C] of rank R (arXiv:2607.05147).
-
-    For each token it has what is added to the logits of the C tokens that may follow.
-
-    Args:
-        mask: the tokens that can be drafted, from `draft_vocabulary.to_mask`; None: all.
-    """
+    """DSpark's Markov term: a matrix [V, C] of rank R, added to the logits of the C tokens that may follow a token."""
 
     def __init__(self, vocab_size: int, rank: int, mask: str | None, *, rngs: nnx.Rngs, dtype: jnp.dtype):
         rows = jax.random.normal(rngs.params(), (vocab_size, rank), dtype)
@@ -113,16 +102,13 @@ class DflashHead(nnx.Module):
         self.norm = RMSNorm(width, config.norm_eps, dtype)
         table = nnx.Param(jnp.zeros((vocab, width), dtype), axes=("vocab", "embed"))
         self.embedding = table if options.own_embedding else None
-        own = draft_vocabulary.build_lm_head(width, options.draft_vocabulary, vocab, rngs, dtype)
-        self.lm_head = own if options.with_lm_head else None
         rank, mask = options.markov_rank, options.draft_vocabulary
+        own = draft_vocabulary.build_lm_head(width, mask, vocab, rngs, dtype)
+        self.lm_head = own if options.with_lm_head else None
         self.markov = MarkovTerm(vocab, rank, mask, rngs=rngs, dtype=dtype) if rank else None
 
     def context(self, taps: tuple[Float[Array, "B T D"], ...], positions: Int[Array, "B T"]) -> tuple[kv.KV, ...]:
-        """Each layer's keys and values of verified tokens, from the target's hidden states.
-
-        These are fused and normalised once for all layers. They do not pass the layers' input norms.
-        """
+        """Each layer's keys and values of verified tokens, from the target's hidden states."""
         fused, angles = self.fuse(taps), rotary(self.config, positions)
         found = [layer.attention.project(fused, angles) for layer in self.layers]
         return tuple(kv.KV(k=key.mT, v=value) for _, key, value in found)
@@ -167,20 +153,14 @@ class DflashState:
 def official_taps(num_layers: int, count: int) -> tuple[int, ...]:
     """Default taps of a head with `count` layers, as in DFlash's own code: spread from layer 2 to layer n - 2.
 
-    That code names the layer before each, whose output is the tap. If the target has few layers, some taps coincide.
+    If the target has few layers, some coincide.
     """
-    if count == 1:
-        outputs = [num_layers // 2]
-    else:
-        outputs = [round(1 + i * (num_layers - 4) / (count - 1)) for i in range(count)]
+    outputs = [round(1 + i * (num_layers - 4) / (count - 1)) for i in range(count)] if count > 1 else [num_layers // 2]
     return tuple(min(max(layer + 1, 0), num_layers - 1) for layer in outputs)
 
 
 def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int, token: Int[Array, "B W"]) -> Drafts:
-    """The drafts after nodes with these tokens at depth `level`; none beyond the block.
-
-    Without a Markov term they are the same after every node.
-    """
+    """The drafts after nodes with these tokens at depth `level`; none beyond the block."""
     assert state.logits is not None and state.hidden is not None, "root comes before expand"
 
     def at(values: Array) -> Array:  # past the last level, the slice is the last one
@@ -246,7 +226,8 @@ class Dflash(Drafter):
             mask_token=target.vocab_size - 1 if mask_token is None else mask_token,
             markov_rank=markov_rank,
         )
-        return HeadShape(target.bare_layers(layers, qk_norm=True), options.settings)
+        shape = target.bare_layers(layers, qk_norm=True)
+        return HeadShape(shape, {**dataclasses.asdict(options), "taps": list(options.taps)})
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> DflashHead:
         return DflashHead(shape.model, DflashOptions.from_settings(shape.settings), rngs=rngs, dtype=dtype)

@@ -25,8 +25,7 @@ LARGEST = 32_000
 def to_mask(ids: Iterable[int], vocab_size: int) -> str | None:
     """The mask of these ids; None if they are the whole vocabulary.
 
-    Raises:
-        ValueError: there are no ids, an id occurs twice, or is outside the vocabulary.
+    Raises ValueError if there are no ids, an id occurs twice, or is outside the vocabulary.
     """
     given = np.array(list(ids), np.int64)
     if not given.size:
@@ -44,11 +43,7 @@ def to_mask(ids: Iterable[int], vocab_size: int) -> str | None:
 
 @functools.lru_cache(maxsize=16)
 def ids_of(mask: str | None, vocab_size: int) -> np.ndarray:
-    """The ids of a mask, ascending, int32 [Vd], read-only.
-
-    Raises:
-        ValueError: it is not a mask for a vocabulary of this size.
-    """
+    """The ids of a mask, ascending, int32 [Vd], read-only. Raises ValueError if it does not fit the vocabulary."""
     if mask is None:
         ids = np.arange(vocab_size, dtype=np.int32)
     else:
@@ -91,22 +86,13 @@ def drafts_of(
     """Drafts from logits over a draft vocabulary: candidates that share one list of ids. Without a mask: all tokens."""
     if mask is None:
         return Drafts(logits=logits, hidden=hidden)
-    return Drafts(logits=log_probs(logits), token=jnp.asarray(ids_of(mask, vocab_size))[None, None], hidden=hidden)
-
-
-def log_probs(logits: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
-    """Log-probabilities of logits. Rows with only -inf, which propose nothing, are not changed."""
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    return jnp.where(total == -jnp.inf, -jnp.inf, logits - total)
+    log_probs = jnp.where(total == -jnp.inf, -jnp.inf, logits - total)  # a row of only -inf proposes nothing
+    return Drafts(logits=log_probs, token=jnp.asarray(ids_of(mask, vocab_size))[None, None], hidden=hidden)
 
 
 def most_frequent(counts: Int[np.ndarray, " V"], size: int, always: Collection[int] = ()) -> Int[np.ndarray, " C"]:
-    """The `size` ids with the largest counts, ascending. Among equal counts, also 0, the lowest ids are selected.
-
-    Args:
-        counts: the count of each id.
-        always: ids that are always selected, such as EOS.
-    """
+    """The `size` ids with the largest counts, ascending; `always` are among them. Of equal counts, the lowest ids."""
     wanted = counts.astype(np.int64)
     wanted[list(always)] = np.iinfo(np.int64).max
     return np.sort(np.argsort(-wanted, kind="stable")[:size]).astype(np.int32)

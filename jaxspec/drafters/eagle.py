@@ -10,11 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadShape, Models, Prefix
-from jaxspec.decoding.tree import DraftTree, Frontier
-from jaxspec.drafters import draft_vocabulary as vocabulary
-from jaxspec.drafters import feature_pairs
-from jaxspec.drafters.feature_pairs import PairState
+from jaxspec.decoding.drafter import FLOAT32, Committed, HeadShape, Models
+from jaxspec.drafters.draft_vocabulary import build_lm_head
+from jaxspec.drafters.feature_pairs import PairDrafter
 from jaxspec.model.attention import Attend
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.layers import Linear
@@ -47,20 +45,14 @@ class EagleHead(nnx.Module):
         dtype: jnp.dtype = FLOAT32,
     ):
         self.config, self.draft_vocabulary, self.inputs = config, draft_vocabulary, inputs
-        width = config.hidden_size
-        joins = inputs in ("shifted", "unshifted")
+        self.shifted = inputs != "unshifted"
+        width, joins = config.hidden_size, inputs in ("shifted", "unshifted")
         self.fc = Linear(rngs, (2 * width, width), ("input", "embed"), bias=bias, dtype=dtype) if joins else None
         self.layer = Layer(rngs, config, dtype, input_norm=False)
         table = nnx.Param(jnp.zeros((config.vocab_size, width), dtype), axes=("vocab", "embed"))
         self.embedding = table if own_embedding else None
-        whole = draft_vocabulary is None
-        size = config.vocab_size
-        self.lm_head = None if whole else vocabulary.build_lm_head(width, draft_vocabulary, size, rngs, dtype)
-
-    @property
-    def shifted(self) -> bool:
-        """Whether it pairs a feature with the token after it; false: with its own token."""
-        return self.inputs != "unshifted"
+        whole, size = draft_vocabulary is None, config.vocab_size
+        self.lm_head = None if whole else build_lm_head(width, draft_vocabulary, size, rngs, dtype)
 
     def __call__(
         self,
@@ -90,7 +82,7 @@ class EagleHead(nnx.Module):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Eagle(Drafter):
+class Eagle(PairDrafter):
     """EAGLE: one trained layer that predicts the target's features."""
 
     name: ClassVar[str] = "eagle"
@@ -115,19 +107,5 @@ class Eagle(Drafter):
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> EagleHead:
         return EagleHead(shape.model, rngs=rngs, dtype=dtype, **shape.settings)
 
-    def init(self, models: Models, batch: int, cache_len: int) -> PairState:
-        return feature_pairs.empty(models.draft, batch, cache_len, models.target.dtype)
-
-    def observe(self, models: Models, state: PairState, committed: Committed) -> PairState:
-        return feature_pairs.observe(models, state, committed, committed.hidden)
-
-    def root(self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, PairState]:
-        return feature_pairs.root(models, state, tree)
-
-    def widen(self, state: PairState, width: int) -> PairState:
-        return feature_pairs.widen(state, width)
-
-    def expand(
-        self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
-    ) -> tuple[Drafts, PairState]:
-        return feature_pairs.expand(models, state, prefix, tree, frontier)
+    def features(self, models: Models, committed: Committed) -> Float[Array, "B T D"]:
+        return committed.hidden

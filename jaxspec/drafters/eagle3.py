@@ -16,10 +16,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxspec.decoding.drafter import FLOAT32, Committed, Drafter, Drafts, HeadShape, Models, Prefix
-from jaxspec.decoding.tree import DraftTree, Frontier
-from jaxspec.drafters import draft_vocabulary, feature_pairs
-from jaxspec.drafters.feature_pairs import PairState
+from jaxspec.decoding.drafter import FLOAT32, Committed, HeadShape, Models
+from jaxspec.drafters import draft_vocabulary
+from jaxspec.drafters.feature_pairs import PairDrafter
 from jaxspec.model.attention import Attend
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.layers import Linear, RMSNorm
@@ -69,7 +68,7 @@ class Eagle3Head(nnx.Module):
     """
 
     def __init__(self, config: LlamaConfig, options: Eagle3Options, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
-        self.config, self.options = config, options
+        self.config, self.options, self.draft_vocabulary, self.shifted = config, options, options.draft_vocabulary, True
         width, count = config.hidden_size, len(options.taps)
         normed = {"none": [], "each": [width] * count, "all": [count * width]}[options.tap_norm]
 
@@ -89,16 +88,6 @@ class Eagle3Head(nnx.Module):
     def ids(self) -> np.ndarray:
         """Ids of the draft vocabulary, ascending, int32 [Vd]."""
         return draft_vocabulary.ids_of(self.options.draft_vocabulary, self.config.vocab_size)
-
-    @property
-    def draft_vocabulary(self) -> str | None:
-        """Mask of the tokens that it can draft; None: all."""
-        return self.options.draft_vocabulary
-
-    @property
-    def shifted(self) -> bool:
-        """It pairs a feature with the token after it."""
-        return True
 
     def fuse(self, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
         """The fused feature: fc of the target's hidden states, in order."""
@@ -145,7 +134,7 @@ def official_taps(num_layers: int) -> tuple[int, ...]:
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Eagle3(Drafter):
+class Eagle3(PairDrafter):
     """EAGLE-3: one trained layer over features of three target layers."""
 
     name: ClassVar[str] = "eagle3"
@@ -185,19 +174,5 @@ class Eagle3(Drafter):
     def taps(self, models: Models) -> tuple[int, ...]:
         return models.draft.options.taps
 
-    def init(self, models: Models, batch: int, cache_len: int) -> PairState:
-        return feature_pairs.empty(models.draft, batch, cache_len, models.target.dtype)
-
-    def observe(self, models: Models, state: PairState, committed: Committed) -> PairState:
-        return feature_pairs.observe(models, state, committed, models.draft.fuse(committed.taps))
-
-    def root(self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, PairState]:
-        return feature_pairs.root(models, state, tree)
-
-    def widen(self, state: PairState, width: int) -> PairState:
-        return feature_pairs.widen(state, width)
-
-    def expand(
-        self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree, frontier: Frontier
-    ) -> tuple[Drafts, PairState]:
-        return feature_pairs.expand(models, state, prefix, tree, frontier)
+    def features(self, models: Models, committed: Committed) -> Float[Array, "B T D"]:
+        return models.draft.fuse(committed.taps)

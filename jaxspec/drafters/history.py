@@ -93,9 +93,6 @@ class WithHistory(Drafter):
             skipped=jnp.zeros(batch, bool),
         )
 
-    def enlarge(self, state: HistoryState, cache_len: int) -> HistoryState:
-        return dataclasses.replace(state, head=self.head.enlarge(state.head, cache_len))
-
     def observe(self, models: Models, state: HistoryState, committed: Committed) -> HistoryState:
         drafted = (committed.count > 0) & ~state.copied & (state.ahead is not None)  # the head, in a round
         return dataclasses.replace(
@@ -246,7 +243,7 @@ def with_copies(
     if drafts.token is None:
         total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     log_prob = logits - jnp.where(jnp.isneginf(total), 0.0, total)
-    before = _mass(log_prob, own)
+    before = jnp.exp(jnp.where(own, log_prob, -jnp.inf).max(axis=-1))
     raised = (chance > before)[..., None]
     if drafts.token is not None:
         likeliest = argmax(jnp.where(own, jnp.maximum(logits, LEAST), -jnp.inf))  # an id that pads may come again
@@ -261,8 +258,3 @@ def with_copies(
         token=None if drafts.token is None else jnp.where(own & (raised | copied), token[..., None], ids),
         hidden=None if drafts.hidden is None else for_each(drafts.hidden, width),
     )
-
-
-def _mass(log_prob: Float[Array, "B W C"], of: Bool[Array, "B W C"]) -> Float[Array, "B W"]:
-    """The probability of the candidate marked in each row; 0 if none is marked."""
-    return jnp.exp(jnp.where(of, log_prob, -jnp.inf).max(axis=-1))

@@ -36,19 +36,18 @@ C: 24 and 12 of 40). They serve for targets without a search. The cost does not 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class SkipMask:
-    """Whether each of L layers skips its attention, and its MLP. It is static, so each set has its own program."""
+    """Whether each of L layers skips its attention, and its MLP. It is static: each set has its own program."""
 
     attention: tuple[bool, ...]
     mlp: tuple[bool, ...]
 
     def traced(self) -> "TracedSkipMask":
-        """The same set as traced arrays."""
         return TracedSkipMask(attention=jnp.asarray(self.attention), mlp=jnp.asarray(self.mlp))
 
 
 @chex.dataclass(frozen=True)
 class TracedSkipMask:
-    """A `SkipMask` as traced arrays: one program serves all sets that a search tries."""
+    """A `SkipMask` as arrays: one program serves all sets that a search tries."""
 
     attention: Bool[Array, " L"]
     mlp: Bool[Array, " L"]
@@ -56,42 +55,14 @@ class TracedSkipMask:
 
 def skip(num_layers: int, attention: Collection[int], mlp: Collection[int]) -> SkipMask:
     """The set that skips the attention and the MLP of these layers, counted from 0."""
-
-    def among(chosen):
-        return tuple(i in chosen for i in range(num_layers))
-
+    among = lambda chosen: tuple(i in chosen for i in range(num_layers))
     return SkipMask(attention=among(attention), mlp=among(mlp))
-
-
-def numbers(switches: Collection[bool]) -> list[int]:
-    """The indices of true values."""
-    return [i for i, skipped in enumerate(switches) if skipped]
 
 
 def layers_of(skips: SkipMask) -> dict[str, list[int]]:
     """The layers whose attention, and whose MLP, is skipped."""
+    numbers = lambda switches: [i for i, skipped in enumerate(switches) if skipped]
     return {"attention": numbers(skips.attention), "mlp": numbers(skips.mlp)}
-
-
-def evenly_spaced(num_layers: int, attention_share: float, mlp_share: float) -> SkipMask:
-    """The set that skips these shares of attention and of MLP blocks, evenly spread over the layers."""
-
-    def chosen(share):
-        return [i for i in range(num_layers) if int((i + 1) * share) > int(i * share)]
-
-    return skip(num_layers, chosen(attention_share), chosen(mlp_share))
-
-
-def check_layers(settings: dict[str, Any], num_layers: int) -> None:
-    """Raises ValueError if a head's settings are not a skip set of a target with this number of layers."""
-    found = {"trained": False, "draft_vocabulary": None, **settings}
-    are_layers = lambda some: isinstance(some, list) and all(type(i) is int and 0 <= i < num_layers for i in some)
-    lists = [found.get(name) for name in ("attention", "mlp")]
-    if len(found) != 4 or not all(map(are_layers, lists)) or type(found["trained"]) is not bool:
-        raise ValueError(
-            f"must have the settings `attention` and `mlp`, lists of layers from 0 to {num_layers - 1}, and `trained` "
-            f"where it has weights, and has {settings}"
-        )
 
 
 class KeptBlocks(nnx.Module):
@@ -128,12 +99,8 @@ class WithDraftVocabulary(nnx.Module):
         self.lm_head = build_lm_head(config.hidden_size, draft_vocabulary, config.vocab_size, rngs, dtype)
 
 
-@chex.dataclass(frozen=True)
-class LayerSkipState:
-    """Keys and values of this round's root and expanded nodes, one KV for each layer, skipped or not; None outside
-    drafting."""
-
-    nodes: tuple[kv.KV, ...] | None
+Nodes = tuple[kv.KV, ...]
+"""The state: keys and values of this round's root and expanded nodes, one KV for each layer, skipped or not."""
 
 
 def unless(skipped: bool | Array, block: Callable[..., tuple], *stream: Any) -> tuple:
@@ -188,8 +155,9 @@ class LayerSkip(Drafter):
         self, target: LlamaConfig, attention_share: float = SEARCHED[0], mlp_share: float = SEARCHED[1]
     ) -> HeadShape:
         """A skip set with these shares of the blocks, evenly spread, without weights."""
-        skips = evenly_spaced(target.num_layers, attention_share, mlp_share)
-        return HeadShape(target, layers_of(skips))
+        layers = range(target.num_layers)
+        chosen = lambda share: [i for i in layers if int((i + 1) * share) > int(i * share)]
+        return HeadShape(target, {"attention": chosen(attention_share), "mlp": chosen(mlp_share)})
 
     def build_head(
         self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32
@@ -205,35 +173,33 @@ class LayerSkip(Drafter):
     def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
         if (theirs := shape.model.num_layers) != target.num_layers:
             raise ValueError(f"is for a target of {theirs} layers, and this one has {target.num_layers}")
-        check_layers(dict(shape.settings), target.num_layers)
+        found = {"trained": False, "draft_vocabulary": None, **shape.settings}
+        are_layers = lambda some: isinstance(some, list) and all(type(i) is int and 0 <= i < theirs for i in some)
+        lists = [found.get(name) for name in ("attention", "mlp")]
+        if len(found) != 4 or not all(map(are_layers, lists)) or type(found["trained"]) is not bool:
+            raise ValueError(
+                f"must have the settings `attention` and `mlp`, lists of layers from 0 to {theirs - 1}, and `trained` "
+                f"where it has weights, and has {dict(shape.settings)}"
+            )
 
-    def init(self, models: Models, batch: int, cache_len: int) -> LayerSkipState:
-        return LayerSkipState(nodes=None)
+    def observe(self, models: Models, state: Nodes | tuple[()], committed: Committed) -> tuple[()]:
+        return ()
 
-    def observe(self, models: Models, state: LayerSkipState, committed: Committed) -> LayerSkipState:
-        return LayerSkipState(nodes=None)
-
-    def root(
-        self, models: Models, state: LayerSkipState, prefix: Prefix, tree: DraftTree
-    ) -> tuple[Drafts, LayerSkipState]:
+    def root(self, models: Models, state: tuple[()], prefix: Prefix, tree: DraftTree) -> tuple[Drafts, Nodes]:
         batch, size = tree.token.shape
         nodes = kv.allocate(models.target.config, batch, size, models.target.dtype)
-        return self.expand(models, LayerSkipState(nodes=nodes), prefix, tree, root_frontier(batch))
+        return self.expand(models, nodes, prefix, tree, root_frontier(batch))
 
     def expand(
-        self, models: Models, state: LayerSkipState, prefix: Prefix, tree: DraftTree, frontier: Frontier
-    ) -> tuple[Drafts, LayerSkipState]:
-        assert state.nodes is not None, "root comes before expand"
+        self, models: Models, state: Nodes, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, Nodes]:
         target: Llama = models.target
         config, node, head, lm_head, drafted = target.config, frontier.node, models.draft, None, None
         if isinstance(head, WithDraftVocabulary):
             head, lm_head, drafted = head.blocks, head.lm_head, head.draft_vocabulary
         blocks, skips = (head, head.skips) if isinstance(head, KeptBlocks) else (target, head)
         mask, slots = tree_mask(tree, node), slots_of(tree, frontier)
-        attends = over_cache(
-            visible(mask, prefix.length - 1, kv.capacity(prefix.cache), slots), prefix.cache, state.nodes
-        )
+        attends = over_cache(visible(mask, prefix.length - 1, kv.capacity(prefix.cache), slots), prefix.cache, state)
         angles = rotary(config, positions(prefix, take(tree.depth, node)))
-        hidden, nodes = draft(target, blocks, skips, take(tree.token, node), angles, attends, state.nodes)
-        logits = target.logits(hidden, lm_head)
-        return drafts_of(drafted, config.vocab_size, logits, hidden), LayerSkipState(nodes=nodes)
+        hidden, nodes = draft(target, blocks, skips, take(tree.token, node), angles, attends, state)
+        return drafts_of(drafted, config.vocab_size, target.logits(hidden, lm_head), hidden), nodes

@@ -8,10 +8,8 @@ This is Medusa-1: the target stays frozen. The paper's typical acceptance is not
 """
 
 import dataclasses
-from functools import partial
 from typing import ClassVar, final
 
-import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -23,6 +21,8 @@ from jaxspec.drafters.draft_vocabulary import drafts_of, size_of
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.layers import Linear
 from jaxspec.model.sharding import constrain
+
+Feature = Float[Array, "B D"]
 
 
 class MedusaHead(nnx.Module):
@@ -59,24 +59,13 @@ class MedusaHeads(nnx.Module):
         self.heads = nnx.List([MedusaHead(width, tokens, rngs=rngs, dtype=dtype) for _ in range(heads)])
 
 
-@chex.dataclass(frozen=True)
-class MedusaState:
-    """The target's feature at the last verified position."""
-
-    feature: Float[Array, "B D"]
-
-
-def abstain(tokens: int, x: Float[Array, "B D"]) -> tuple[Float[Array, "B V"], Float[Array, "B D"]]:
-    """Logits of -inf: no proposal, for levels beyond the last head."""
-    return jnp.full((x.shape[0], tokens), -jnp.inf), x
-
-
 @final
 @dataclasses.dataclass(frozen=True)
 class Medusa(Drafter):
     """Medusa-1: one trained head for each drafted position.
 
-    Head k drafts level k + 1 of the tree. It runs only if that level is drafted.
+    Head k drafts level k + 1 of the tree. It runs only if that level is drafted. The state is the target's feature at
+    the last verified position.
     """
 
     name: ClassVar[str] = "medusa"
@@ -94,23 +83,23 @@ class Medusa(Drafter):
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> MedusaHeads:
         return MedusaHeads(shape.model.hidden_size, shape.model.vocab_size, rngs=rngs, dtype=dtype, **shape.settings)
 
-    def init(self, models: Models, batch: int, cache_len: int) -> MedusaState:
-        config, dtype = models.target.config, models.target.dtype
-        return MedusaState(feature=jnp.zeros((batch, config.hidden_size), dtype))
+    def init(self, models: Models, batch: int, cache_len: int) -> Feature:
+        return jnp.zeros((batch, models.target.config.hidden_size), models.target.dtype)
 
-    def observe(self, models: Models, state: MedusaState, committed: Committed) -> MedusaState:
+    def observe(self, models: Models, state: Feature, committed: Committed) -> Feature:
         last = last_valid(committed.hidden, committed.count)
-        return MedusaState(feature=jnp.where((committed.count > 0)[:, None], last, state.feature))
+        return jnp.where((committed.count > 0)[:, None], last, state)
 
-    def root(self, models: Models, state: MedusaState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, MedusaState]:
-        return _drafts_of(models, *models.draft.heads[0](state.feature)), state
+    def root(self, models: Models, state: Feature, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, Feature]:
+        return _drafts_of(models, *models.draft.heads[0](state)), state
 
     def expand(
-        self, models: Models, state: MedusaState, prefix: Prefix, tree: DraftTree, frontier: Frontier
-    ) -> tuple[Drafts, MedusaState]:
+        self, models: Models, state: Feature, prefix: Prefix, tree: DraftTree, frontier: Frontier
+    ) -> tuple[Drafts, Feature]:
         # A switch, because a slice of stacked weights would be copied. Levels beyond the last branch take the last one.
-        nothing = partial(abstain, size_of(models.draft.draft_vocabulary, models.target.config.vocab_size))
-        return _drafts_of(models, *jax.lax.switch(frontier.level, [*models.draft.heads, nothing], state.feature)), state
+        tokens = size_of(models.draft.draft_vocabulary, models.target.config.vocab_size)
+        nothing = lambda x: (jnp.full((len(x), tokens), -jnp.inf), x)
+        return _drafts_of(models, *jax.lax.switch(frontier.level, [*models.draft.heads, nothing], state)), state
 
 
 def _drafts_of(models: Models, logits: Float[Array, "B C"], hidden: Float[Array, "B D"]) -> Drafts:

@@ -28,8 +28,7 @@ class Generate:
     chat: shared.Chat = False
     template: ChatOptions = ChatOptions()
     truncate: Literal["left"] | None = None
-    """left: cut a prompt that is too long from the left, so that --max-new-tokens still fit. Default: a prompt that is
-    too long is an error."""
+    """left: cut a long prompt from the left so that --max-new-tokens still fit. Default: such a prompt is an error."""
     stream: bool = False
     """Print the text of a single prompt while it is generated."""
     show_drafts: shared.ShowDrafts = False
@@ -49,8 +48,7 @@ class Generate:
 class Chat:
     """Talk with a model.
 
-    Answers stream, and the conversation's cache is kept between turns. An answer takes at most half of the positions
-    that the model has left, so that others can follow.
+    Answers stream. An answer takes at most half of the positions that the model has left, so that others can follow.
 
     For example: jaxspec chat --target tinyllama --show-drafts
 
@@ -97,8 +95,8 @@ class Answers:
     prompts: shared.Questions
     limit: shared.Limit = None
     shots: int = 0
-    """Put this many worked examples before every question. They are the first questions of the file with an answer
-    ("reference": [...] or "answer": "..."), and are left out of the measurement."""
+    """Put this many worked examples before every question: the first questions of the file with an answer
+    ("reference": [...] or "answer": "..."), which are then not measured."""
     sampling: SamplingParams = SamplingParams()
     batch_size: int = 1
     """Questions decoded together."""
@@ -115,8 +113,7 @@ class Comparison(Answers):
     """Options that `bench` and `sweep` share."""
 
     repeats: int = 3
-    """Timed passes of every method over all questions. Reported times are medians. A controller's state (--keep-state)
-    starts anew in each."""
+    """Timed passes of every method over all questions; times are medians. With --keep-state each starts anew."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,19 +133,17 @@ class Bench(Comparison):
     json: Path | None = None
     """Write the results to this file. OUT.jsonl beside it gets every answer at once; a killed run resumes from it."""
     temperatures: tuple[float, ...] = ()
-    """Run once at each of these temperatures, instead of --temperature. The first run writes OUT.json, the others
-    OUT.t0.8.json and so on."""
+    """Run once at each of these temperatures. The first run writes OUT.json, the others OUT.t0.8.json and so on."""
     batch_sizes: tuple[int, ...] = ()
-    """Run once with each of these batch sizes, instead of --batch-size. Output files are named like OUT.b4.json."""
+    """Run once with each of these batch sizes. Output files are named like OUT.b4.json."""
     prices: bool = True
-    """Time the pieces of a round after the questions. --no-prices compiles less, but then nothing is predicted: neither
-    the modelled speedup nor the breakdown of the time."""
+    """Time the pieces of a round after the questions. --no-prices compiles less, but gives no modelled speedup and no
+    breakdown of the time."""
     report: Path | None = None
     """Write an HTML report to this file, as `jaxspec report` does. Needs --json."""
     simulate: str | None = None
-    """acceptance=P0,P1,...: use random weights, and accept the likeliest draft at position i with probability Pi; other
-    nodes of a tree follow from that. --target gives the shape; a config.json is enough. This predicts the speedup on a
-    device; the text is meaningless."""
+    """acceptance=P0,P1,...: predict the speedup on a device with random weights. The likeliest draft at position i is
+    accepted with probability Pi; other nodes of a tree follow from that. --target can be just a config.json."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,8 +159,8 @@ class Eval(Answers):
 
     method: shared.Method = None
     out: Path | None = None
-    """Write the answers to this .jsonl file and the results to the .json file beside it. For HumanEval, the scorer's
-    input goes to OUT.samples.jsonl."""
+    """Write the answers to this .jsonl file and the results to the .json file beside it. For HumanEval,
+    OUT.samples.jsonl gets the scorer's input."""
     samples: int = 1
     """Independent answers to each question."""
     skip_long: bool = False
@@ -201,14 +196,12 @@ class Sweep(Comparison):
     method: str
     """The method DRAFTER[@HEAD][+BUILDER][+CONTROLLER] whose setting varies."""
     over: str
-    """SETTING=VALUE,VALUE,...: a setting of the drafter, builder or controller, such as length=1,2,3,4. If several
-    parts have a setting of that name, write PART.SETTING, as in chain.length=1,2. head=NAME,NAME,... compares trained
-    heads."""
+    """SETTING=VALUE,VALUE,..., such as length=1,2,3,4; PART.SETTING, as in chain.length=1,2, if several parts have a
+    setting of that name. head=NAME,NAME,... compares trained heads."""
     against: tuple[str, ...] = ()
     """Other methods to compare with. The figure shows them as horizontal lines."""
     out: Path | None = None
-    """Write the results to this .json file, and the figure to the .svg file beside it. OUT.jsonl gets every answer at
-    once; a killed sweep resumes from it."""
+    """Write results to this .json file, a figure to the .svg file beside it. A killed run resumes from OUT.jsonl."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,8 +212,8 @@ class Calibrate:
     For example: jaxspec calibrate --target builtin --head eagle
 
     It times one drafted level at several widths, and the target's verification at each compiled tree size. The table is
-    kept in the user's cache folder, which `jaxspec env` shows. Without a table, the first run of such a method measures
-    one. Calibrate again if the machine was busy the first time.
+    kept in the user's cache folder, which `jaxspec env` shows. Without one, the first run of such a method measures it.
+    Calibrate again if the machine was busy.
 
     With --all, it measures instead the speed of every method that `bench --methods all` means, on a few questions.
     From then on, commands without --method use the fastest at this batch size.
@@ -238,7 +231,7 @@ class Calibrate:
     max_new_tokens: int = 64
     """Tokens of each answer for --all."""
     batch_size: int = 1
-    """Sequences decoded together. Each batch size has its own table, which `generate`, `eval` and `bench` look up."""
+    """Sequences decoded together. Each batch size has its own table."""
     dtype: shared.Dtype = None
     quantize: shared.Quantize = None
     devices: Devices = Devices()
@@ -250,10 +243,9 @@ class Verify:
 
     For example: jaxspec verify --target tinyllama --methods all --minutes 30 --json verdict.json
 
-    It compares greedy text with plain decoding's, token by token. It compares sampled text of trees with plain
-    decoding's for the same seed, and sampled text of chains with the target's probabilities. Prompts, batches,
-    temperatures and token budgets are random. Exit code 0: no unexplained difference. Exit code 1: a failure; the
-    command that repeats it is printed.
+    It compares greedy text with plain decoding's, token by token; sampled text of trees with plain decoding's for the
+    same seed; and sampled text of chains with the target's probabilities. Prompts, batches, temperatures and token
+    budgets are random. Exit code 0: no unexplained difference. 1: a failure; the command that repeats it is printed.
     """
 
     target: shared.Target
@@ -266,13 +258,12 @@ class Verify:
     seed: int = 0
     """Seed of all random choices."""
     json: Annotated[Path | None, Option(aliases=("--out",))] = None
-    """Write the verdict to this file. OUT.jsonl beside it gets every finished case. The same command resumes a killed
-    run; with more --minutes it extends a finished one."""
+    """Write the verdict to this file, and every finished case to OUT.jsonl. The same command resumes a killed run; with
+    more --minutes it extends a finished one."""
     only: str | None = None
     """Repeat single cases, named METHOD/KIND/NUMBER as in a failure. NUMBER can be a list such as 0-7,9."""
     prompts: Path = Path("builtin")
-    """File of questions, as in `bench`. Half of the prompts, and the stop strings, are pieces of these questions; the
-    other prompts are random tokens."""
+    """File of questions, as in `bench`. Half of the prompts are pieces of these questions, the others random tokens."""
     dtype: shared.Dtype = None
     quantize: Literal["int8", "int4"] | None = None
     """Quantise the target's weights while loading. The reference is plain decoding with the quantised weights."""
@@ -285,8 +276,8 @@ class Report:
 
     For example: jaxspec report out.json --out report.html
 
-    The report has the papers' tables with your numbers beside the published ones, figures, and generated texts coloured
-    by round. A click on a token opens the draft tree of its round.
+    It has the papers' tables with your numbers beside the published ones, figures, and generated texts coloured by
+    round. A click on a token opens the draft tree of its round.
     """
 
     runs: Annotated[tuple[Path, ...], Option(metavar="RUN.json ...", positional=True)]
@@ -306,14 +297,13 @@ class PlanSettings:
     For TPUs it compiles the decoding loop that would run there, without weights. This needs pip install
     'jax-specdec[tpu]' but no TPU. Memory and messages between chips come from the compiler. Each time has two values: a
     floor, which is the roofline by the chips' data sheets, and an estimate from XLA's cycle counts.
-    Nothing is measured. For GPUs, after pip install 'jax-specdec[plan-cuda]', it compiles the loop without a GPU; this
-    gives memory, messages and faults but no estimates. Without this package, all GPU values come from sizes and data
-    sheets.
+    For GPUs, pip install 'jax-specdec[plan-cuda]' compiles the loop without a GPU, which gives memory, messages and
+    faults but no estimates. Without it, all GPU values come from sizes and data sheets.
     """
 
     model: str
-    """llama-2-7b, llama-2-13b, llama-2-70b, llama-3.1-8b, llama-3.1-70b, or a checkpoint. A head in the checkpoint has
-    its own shape; any other head has the shape of its paper."""
+    """llama-2-7b, llama-2-13b, llama-2-70b, llama-3.1-8b, llama-3.1-70b, or a checkpoint with its own heads. Other
+    heads have the shapes of their papers."""
     method: str
     """The method DRAFTER[@HEAD][+BUILDER][+CONTROLLER], such as plain or eagle+eagle2. Costs for `pruned` and
     `budgeted` are computed from the plan."""

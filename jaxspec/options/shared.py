@@ -17,23 +17,14 @@ _PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """How a field of options looks on the command line, where its name, type and docstring do not decide it.
+    """How a field of options looks on the command line, where its name, type and docstring do not decide it."""
 
-    Attributes:
-        help: its help text, unless the field has a docstring.
-        name: its name. Empty, for nested options: they stand in the same box of --help as those around them.
-        aliases: further names, with their dashes.
-        metavar: placeholder of its value in --help.
-        positional: whether it is given without a name.
-        repeated: whether the option is given once for each value of a tuple.
-    """
-
-    help: str | None = None
-    name: str | None = None
-    aliases: tuple[str, ...] = ()
-    metavar: str | None = None
-    positional: bool = False
-    repeated: bool = False
+    help: str | None = None  # its help text, unless the field has a docstring
+    name: str | None = None  # empty, for nested options: they stand in the same box of --help as those around them
+    aliases: tuple[str, ...] = ()  # further names, with their dashes
+    metavar: str | None = None  # placeholder of its value in --help
+    positional: bool = False  # given without a name
+    repeated: bool = False  # given once for each value of a tuple
 
 
 Target = Annotated[
@@ -100,11 +91,7 @@ class Hosts:
     def join(self, *, several: bool = True) -> None:
         """Connects to the other processes, if there are any. From then on only the first process prints.
 
-        Args:
-            several: whether the command can run as several processes.
-
-        Raises:
-            ValueError: options that contradict each other.
+        Raises ValueError for options that contradict each other, and if the command cannot run as `several` processes.
         """
         from jaxspec.host import processes
 
@@ -120,17 +107,13 @@ class Devices:
     mesh: str | None = None
     """Shard over several devices, as in data=2,model=4: `model` shards the weights, `data` the batch. `rows` shards the
     weights too, and the rows of the KV cache, where there are more devices than KV heads. Default: one device. On
-    several hosts, run the same command on each; the mesh uses the devices of all hosts, and the first host writes."""
+    several hosts, run the same command on each; the first one writes."""
     hosts: Annotated[Hosts, Option(name="")] = Hosts()
 
     def open(self, *, several: bool = False) -> "Mesh | None":
         """Connects to the other processes, if there are any, and makes the mesh; None for a single device.
 
-        Args:
-            several: whether the command can run as several processes.
-
-        Raises:
-            ValueError: options that contradict each other or the devices; several processes without a mesh.
+        Raises ValueError as `Hosts.join`, and for a mesh that does not fit the devices.
         """
         from jaxspec.host import processes
 
@@ -150,11 +133,9 @@ class ChatOptions:
     """How the tokenizer's chat template formats conversations."""
 
     chat_arg: Annotated[tuple[str, ...], Option(metavar="NAME=VALUE", repeated=True)] = ()
-    """Argument of the chat template, such as enable_thinking=false. The value is JSON, otherwise text. Repeat the
-    option for further arguments."""
+    """Argument of the chat template, such as enable_thinking=false; the value is JSON or text. Can be repeated."""
     system: str | None = None
-    """System prompt: a system message before each conversation. Conversations that have one of their own are
-    refused."""
+    """System prompt before each conversation. Conversations that have one of their own are refused."""
 
     def __post_init__(self) -> None:
         parse_chat_args(self.chat_arg)

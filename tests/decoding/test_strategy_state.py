@@ -19,7 +19,7 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.methods.method import Method, parse_method
-from jaxspec.train.methods.recording_drafter import RecordingDrafter
+from jaxspec.train.methods.acceptance_labels import RecordingDrafter
 from tests.lossless.harness import models, requests, speculation, start, weights
 
 BATCH, LENGTH = 4, 3
@@ -78,6 +78,6 @@ def test_controllers(method: Method, everything: Models):
 
 def test_the_recording_drafter(everything: Models):
     inner = Models(target=everything.target, draft=everything.draft[EarlyExit])
-    spec = speculation(Method(RecordingDrafter(EarlyExit(), LENGTH), Chain(LENGTH)), greedy=True)
+    spec = speculation(Method(RecordingDrafter(EarlyExit(), LENGTH, rounds=8), Chain(LENGTH)), greedy=True)
     for when, state in seen(spec, inner).items():
         assert strays(state.drafter) == [], when

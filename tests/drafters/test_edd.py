@@ -18,7 +18,7 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward
 from jaxspec.train.methods import edd
-from jaxspec.train.run.packed import features_and_taps
+from jaxspec.train.run.packed import read
 from tests import hf_models
 from tests.drafters.chain import chain
 from tests.lossless.harness import models
@@ -54,9 +54,10 @@ def test_the_tap_is_the_hidden_state_of_transformers(tap: int, theirs: int, orac
     cache = kv.allocate(target.config, 2, 1, jnp.dtype("float32"))
     taps = Edd().taps(weights)
     out = forward(target, jnp.asarray(tokens), positions, causal, cache, jnp.zeros(2, jnp.int32), taps=taps)
-    (read,) = out.taps or (out.hidden,)
-    np.testing.assert_allclose(read, hidden_states[theirs], atol=1e-4)
-    features, taps = features_and_taps(target, jnp.asarray(tokens), jnp.zeros((2, LENGTH), jnp.int32), taps)
+    (tapped,) = out.taps or (out.hidden,)
+    np.testing.assert_allclose(tapped, hidden_states[theirs], atol=1e-4)
+    encoded = read(target, jnp.asarray(tokens), jnp.zeros((2, LENGTH), jnp.int32), taps)
+    features, taps = encoded.hidden, encoded.taps
     (trained_on,) = taps or (features,)
     np.testing.assert_allclose(trained_on, hidden_states[theirs], atol=1e-4)
     np.testing.assert_allclose(features, hidden_states[-1], atol=1e-4)
@@ -96,7 +97,8 @@ def test_every_draft_step_is_what_training_computes(tap: int):
     tokens = jax.random.randint(jax.random.key(3), (2, LENGTH), 0, 23)
     padded = jnp.pad(tokens, [(0, 0), (0, ROWS - LENGTH)])
     segment = jnp.zeros((2, LENGTH), jnp.int32)
-    features, taps = features_and_taps(target, tokens, segment, Edd().taps(weights))
+    encoded = read(target, tokens, segment, Edd().taps(weights))
+    features, taps = encoded.hidden, encoded.taps
     (hidden,) = taps or (features,)
     state, known = Edd().init(weights, 2, ROWS), np.zeros(2, int)
     for count in ([6, 4], [1, 3], [2, 0], [1, 6]):

@@ -24,12 +24,7 @@ def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: 
 
     If there are two sources, one that is too small for its share is repeated, and stderr reports how often.
 
-    Args:
-        tokenizer: a transformers tokenizer.
-        length: tokens of a window.
-
-    Raises:
-        ValueError: there is no usable text, or a chat format is given and there are no conversations.
+    Raises ValueError if there is no usable text, or a chat format is given and there are no conversations.
     """
     if sources.chat_format and sources.chat_args is None:
         raise ValueError("the data holds no conversations, to which --chat-arg and --system apply; leave them out")
@@ -61,7 +56,6 @@ def load(place: Path) -> tuple[Windows, Windows | None]:
 
 
 def write(folder: Path, packed: Windows) -> None:
-    """Writes windows atomically."""
     with staged(folder, sum(getattr(packed, name).nbytes for name in _FIELDS)) as place:
         for name in _FIELDS:
             np.save(place / f"{name}.npy", getattr(packed, name))
@@ -73,11 +67,7 @@ def read(folder: Path) -> Windows:
 
 
 def batches(packed: Windows, size: int, seed: int) -> grain.DatasetIterator:
-    """Endless batches of windows, shuffled again in each epoch.
-
-    Raises:
-        ValueError: there are fewer windows than a batch needs.
-    """
+    """Endless batches of windows, shuffled again in each epoch. Raises ValueError if there are too few windows."""
     count, length = packed.tokens.shape
     if count < size:
         raise ValueError(

@@ -52,7 +52,6 @@ def encode(
 def _groups(
     tokenizer: Any, found: Texts, enough: int | None, chat_format: ChatFormat
 ) -> Iterator[list[Encoded] | BadRecord]:
-    """Encodes in order, `_AT_ONCE` at a time, until there are enough tokens."""
     total = 0
     for start in range(0, len(found), _AT_ONCE):
         if enough is not None and total >= enough:
@@ -67,7 +66,6 @@ def _groups(
 
 
 def _texts(tokenizer: Any, documents: list[Document]) -> Iterator[Encoded]:
-    """Encodes documents."""
     rows = tokenizer.encode_as_text([document.text for document in documents])
     eos = tokenizer.eos_token_id
     for document, row in zip(documents, rows, strict=True):
@@ -79,7 +77,6 @@ def _texts(tokenizer: Any, documents: list[Document]) -> Iterator[Encoded]:
 def _chats(
     tokenizer: Any, conversations: list[Conversation], chat_format: ChatFormat
 ) -> Iterator[list[Encoded] | BadRecord]:
-    """Encodes conversations."""
     rendered = [chat.render(tokenizer, conversation, chat_format) for conversation in conversations]
     texts = [text.text for each in rendered if not isinstance(each, BadRecord) for text in each]
     rows = iter(tokenizer.encode_with_offsets(texts))

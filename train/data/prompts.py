@@ -30,60 +30,48 @@ def load_with_tokenizer(target: Path, dtype: str | None, mesh: Mesh | None = Non
 
 
 @dataclasses.dataclass(frozen=True)
-class ChatPrompt:
-    """A conversation that the assistant is to continue, and its token ids by the target's chat template."""
+class Prompt:
+    """A text that the target continues, as token ids; and the conversation that they encode, if it is one."""
 
-    messages: tuple[Message, ...]
     tokens: list[int]
+    messages: tuple[Message, ...] = ()
 
 
 def load_prompts(
     file: Path | None, data: Data, model: Checkpoint, count: int, length: int, seed: int, chat: bool = False
-) -> list[list[int]]:
-    """Token ids of prompts: the first turns of the first `count` questions in a file; without one, cut from the data.
+) -> list[Prompt]:
+    """The first turns of the first `count` questions in a file; without one, `count` pieces of the data.
 
     Args:
-        chat: conversations, as `load_chats` has them.
+        chat: format the questions with the chat template. Without a file, prompts are the first turns of the data's
+            conversations in random order. Those that are held out, or leave no room for a token, are passed over.
 
     Raises:
-        ValueError: the file cannot be read, the data cannot be cut, or a prompt leaves no room for a new token.
+        ValueError: the file cannot be read, the data has no such prompts, a prompt leaves no room for a new token, or
+            the target has no chat template.
     """
-    if chat:
-        return [each.tokens for each in load_chats(file, data, model, count, seed)]
+    if chat and file is None:
+        return _first_turns(data, model, count, seed)
     if file is None:
-        found = cut_prompts(sources.read(data), model.tokenizer, count, length, seed)
+        found: list[Any] = cut_prompts(sources.read(data), model.tokenizer, count, length, seed)
     else:
         found = [question.turns[0] for question in read_questions(file, count)]
-    encoded = encode(found, model, chat=False, chat_format=data.format)
+    encoded = encode(found, model, chat, data.format)
     check_room(encoded, model.config.model.usable_length)
-    return encoded
+    messages = [_messages(data, (Message(USER, text),)) if chat else () for text in found]
+    return list(map(Prompt, encoded, messages))
 
 
-def load_chats(file: Path | None, data: Data, model: Checkpoint, count: int, seed: int) -> list[ChatPrompt]:
-    """Up to `count` first turns, of a file's prompts or, without one, of conversations of the data in random order.
-
-    Conversations that are held out, or whose first turn leaves no room for a token, are passed over.
-
-    Raises:
-        ValueError: as `load_prompts`; data without such a conversation; or a target without a chat template.
-    """
-    chat_format = data.format
-    system = () if chat_format.system is None else (Message(SYSTEM, chat_format.system),)
-    encoded = lambda turns: encode([[dataclasses.asdict(each) for each in turns]], model, True, chat_format)[0]
-    room = model.config.model.usable_length
-    if file is not None:
-        turns = [(Message(USER, question.turns[0]),) for question in read_questions(file, count)]
-        found = [ChatPrompt((*system, *messages), encoded(messages)) for messages in turns]
-        check_room([each.tokens for each in found], room)
-        return found
+def _first_turns(data: Data, model: Checkpoint, count: int, seed: int) -> list[Prompt]:
     kept, _ = sources.split(sources.read(data))
     conversations = [each for each in kept if isinstance(each, Conversation)]
     found = []
     for number in np.random.default_rng(seed).permutation(len(conversations)):
         messages = conversations[number].messages
         begin = messages[: [each.role for each in messages].index(ASSISTANT)]
-        if len(tokens := encoded(begin)) < room:
-            found.append(ChatPrompt((*system, *begin), tokens))
+        (tokens,) = encode([[dataclasses.asdict(each) for each in begin]], model, True, data.format)
+        if len(tokens) < model.config.model.usable_length:
+            found.append(Prompt(tokens, _messages(data, begin)))
         if len(found) == count:
             break
     if not found:
@@ -94,8 +82,14 @@ def load_chats(file: Path | None, data: Data, model: Checkpoint, count: int, see
     return found
 
 
+def _messages(data: Data, begin: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The beginning of a conversation, after the system prompt."""
+    system = data.format.system
+    return begin if system is None else (Message(SYSTEM, system), *begin)
+
+
 def check_room(prompts: Sequence[list[int]], room: int) -> None:
-    """Raises ValueError for a prompt that leaves no room for a new token in a model with `room` positions."""
+    """Raises ValueError for a prompt that leaves no room for a new token in `room` positions."""
     for i, prompt in enumerate(prompts):
         if len(prompt) >= room:
             raise ValueError(
@@ -104,23 +98,19 @@ def check_room(prompts: Sequence[list[int]], room: int) -> None:
             )
 
 
-def greedy_requests(model: Checkpoint, prompts: Sequence[list[int]], max_new_tokens: int) -> list[Request]:
+def greedy_requests(model: Checkpoint, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Request]:
     """Requests for greedy text after each prompt, at most as long as the model's positions permit."""
-    left = lambda prompt: min(max_new_tokens, model.config.model.usable_length - len(prompt))
-    return [Request(prompt, SamplingParams(max_new_tokens=left(prompt))) for prompt in prompts]
+    left = lambda prompt: min(max_new_tokens, model.config.model.usable_length - len(prompt.tokens))
+    return [Request(prompt.tokens, SamplingParams(max_new_tokens=left(prompt))) for prompt in prompts]
 
 
 def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
-    """Token ids of `count` pieces of the data. Each starts at the beginning of a line, usually with BOS.
+    """Token ids of `count` pieces of the data, each of up to `length` tokens and usually BOS.
 
     A piece starts at the line of a random character that is not held out; all characters are equally likely. The first
     pieces are the same for any `count`. A special token's name in the text is ordinary text.
 
-    Args:
-        length: tokens of a piece, without BOS; fewer at the end of a document.
-
-    Raises:
-        ValueError: there are conversations, or all text is held out.
+    Raises ValueError if there are conversations, or all text is held out.
     """
     kept, _ = sources.split(found)
     documents = [each for each in kept if isinstance(each, Document)]

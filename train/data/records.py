@@ -16,14 +16,7 @@ from jaxspec.host.terminal import say
 from jaxspec.train.data.text import Document, document, documents
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
-_ROLES = {
-    "system": SYSTEM,
-    "user": USER,
-    "human": USER,
-    "assistant": ASSISTANT,
-    "gpt": ASSISTANT,
-    "chatgpt": ASSISTANT,
-}
+_ROLES = {SYSTEM: SYSTEM, USER: USER, "human": USER, ASSISTANT: ASSISTANT, "gpt": ASSISTANT, "chatgpt": ASSISTANT}
 _CONVERSATIONS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 _KEYS = (*_CONVERSATIONS, "text")
 _UNREAD = ("reasoning_content", "reasoning", "thinking", "tool_calls")  # further text that the assistant wrote
@@ -68,13 +61,7 @@ def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
     """The documents and conversations of a file or folder, ordered by file name and then as in the file.
 
     If `path` is a `.json` or `.jsonl` file, it holds records. Such a file in a folder holds records if it contains an
-    object with a record's key; otherwise it is plain text, like all other files.
-
-    Args:
-        strict: raise an error for a record that cannot be used. Otherwise it is skipped and named on stderr.
-
-    Raises:
-        ValueError: there is no usable record, or one is not usable and `strict` is set.
+    object with a record's key; otherwise it is plain text, like all other files. Raises as `usable`.
     """
     if path.is_dir():
         return usable(itertools.chain.from_iterable(map(_in_folder, documents(path))), strict)
@@ -137,7 +124,6 @@ def _record(name: str, value: Any) -> Document | Conversation | BadRecord:
 
 
 def _messages(key: str, turns: Any, role: str, content: str) -> tuple[Message, ...]:
-    """The messages of a conversation. Raises ValueError with the reason if it is not valid."""
     if not isinstance(turns, list):
         raise ValueError(f"its {key} are not a list")
     if not turns:
@@ -164,7 +150,7 @@ def _message(number: int, turn: Any, role: str, content: str) -> Message:
 
 
 def _string(what: str, value: Any) -> str:
-    """The value, if it is text that can be encoded. Raises ValueError otherwise."""
+    """The value, if it is text that can be encoded."""
     if not isinstance(value, str):
         raise ValueError(f"{what} is not a string")
     if not value.strip():
@@ -177,13 +163,9 @@ def _string(what: str, value: Any) -> str:
 
 
 def usable(results: Iterable[T | BadRecord], strict: bool) -> list[T]:
-    """The usable results. The others are named in one line on stderr.
+    """The usable results. The others are named in one line on stderr; with `strict`, the first raises ValueError.
 
-    Args:
-        strict: raise an error for the first bad record.
-
-    Raises:
-        ValueError: a record is bad and `strict` is set, or none is usable.
+    Raises ValueError too if none is usable.
     """
     good: list[T] = []
     bad: list[BadRecord] = []

@@ -24,12 +24,7 @@ Array = np.ndarray | jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """The text of a file.
-
-    Attributes:
-        name: its path inside the folder of data, the same on every machine.
-        complete: whether the text is whole; false if it was cut off.
-    """
+    """The text of a file, with its path inside the folder of data; `complete` is false if its end was cut off."""
 
     name: str
     text: str
@@ -38,11 +33,7 @@ class Document:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Encoded:
-    """The tokens of one document or conversation.
-
-    Attributes:
-        counted: whether the prediction of each token counts in the loss.
-    """
+    """The tokens of one document or conversation, and whether the prediction of each counts in the loss."""
 
     tokens: Int32[np.ndarray, " T"]
     counted: Bool[np.ndarray, " T"]
@@ -69,11 +60,7 @@ class Windows:
 
 
 def documents(folder: Path) -> list[Document]:
-    """All text files in a folder and its subfolders, by name. Hidden, empty and non-UTF-8 files are left out.
-
-    Raises:
-        ValueError: it holds no text.
-    """
+    """All text files in a folder and its subfolders, by name. Hidden, empty and non-UTF-8 files are left out."""
     found = _read(folder, "*", lambda parts: not any(part.startswith(".") for part in parts))
     if not found:
         raise ValueError(f"{folder} holds no text: no file in it is UTF-8 and not empty")
@@ -81,11 +68,7 @@ def documents(folder: Path) -> list[Document]:
 
 
 def document(path: Path) -> Document:
-    """One text file, with its file name.
-
-    Raises:
-        ValueError: it is not a file, or holds no text.
-    """
+    """One text file, with its file name. Raises ValueError if it is not a file, or holds no text."""
     if not path.is_file():
         raise ValueError(f"{path} is neither a file nor a folder; name one that holds text")
     if not (content := _text(path)):
@@ -97,9 +80,6 @@ def standard_library() -> list[Document]:
     """The source of the running Python's standard library, without test suites and installed packages.
 
     `encodings` and `pydoc_data` are left out too: they are a sixth of the text, and mostly tables.
-
-    Raises:
-        ValueError: this Python has no source files.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     found = _read(folder, "*.py", _NOT_LIBRARY.isdisjoint)
@@ -137,11 +117,7 @@ def is_held_out(name: str) -> bool:
 def windows(encoded: Sequence[Encoded], length: int, fill: int) -> Windows:
     """Packs encoded documents into windows of `length` tokens. The last is padded with `fill`, which does not count."""
     sizes = [len(each.tokens) for each in encoded]
-    padding = -sum(sizes) % length
-
-    def shape(row, dtype):
-        return row.reshape(-1, length).astype(dtype)
-
+    padding, shape = -sum(sizes) % length, lambda row, dtype: row.reshape(-1, length).astype(dtype)
     return Windows(
         tokens=shape(np.concatenate([*(each.tokens for each in encoded), np.full(padding, fill)]), np.int32),
         segment=shape(np.repeat(np.arange(len(encoded) + 1), [*sizes, padding]), np.int32),
@@ -150,10 +126,8 @@ def windows(encoded: Sequence[Encoded], length: int, fill: int) -> Windows:
 
 
 def join(packed: Sequence[Windows]) -> Windows:
-    """Concatenates windows."""
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *packed)
 
 
 def take(packed: Windows, rows: np.ndarray | slice) -> Windows:
-    """Some of the windows."""
     return jax.tree.map(lambda array: array[rows], packed)

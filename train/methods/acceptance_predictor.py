@@ -26,8 +26,7 @@ from jaxspec.host.processes import split_over_hosts
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
-from jaxspec.train.methods.acceptance_labels import Labels, collect, join
-from jaxspec.train.methods.recording_drafter import RecordingDrafter
+from jaxspec.train.methods.acceptance_labels import Labels, RecordingDrafter, collect, join
 from jaxspec.train.options import Calibrator
 from jaxspec.train.run.folder import as_typed, open_run, run_folder
 
@@ -53,8 +52,8 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     )
     requests = greedy_requests(model, prompts, settings.max_new_tokens)
     weights = load_head(model, Method(drafter, builder, head=settings.head))
-    recording = Method(RecordingDrafter(inner=drafter, length=settings.length), builder)
-    engine = Engine(model, recording, draft=weights)
+    recording = RecordingDrafter(drafter, settings.length, rounds=settings.max_new_tokens)
+    engine = Engine(model, Method(recording, builder), draft=weights)
     with (
         open_run(run_folder(out, settings.run_dir), as_typed("calibrator", settings)) as run,
         staged_by_all(out, 0) as folder,

@@ -11,10 +11,8 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.drafters.dflash import Dflash as DflashDrafter
 from jaxspec.drafters.dflash import DflashHead
 from jaxspec.model.attention import over_context
@@ -25,7 +23,6 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import DflashObjective
 from jaxspec.train.options import Dflash
 from jaxspec.train.run import heads
-from jaxspec.train.run.heads import copies
 from jaxspec.train.run.losses import Summed, divergence
 from jaxspec.train.run.packed import positions, target_features
 
@@ -34,15 +31,10 @@ _ROWS = 512  # tokens of blocks in each window whose logits are held at once
 
 @chex.dataclass(frozen=True)
 class Blocks:
-    """The blocks of each window.
+    """The blocks of each window."""
 
-    Attributes:
-        anchor: index in the window of each block's root.
-        real: whether the block is used; a window may have fewer possible anchors than blocks.
-    """
-
-    anchor: Int[Array, "*chunks B anchors"]
-    real: Bool[Array, "*chunks B anchors"]
+    anchor: Int[Array, "*chunks B anchors"]  # index in the window of each block's root
+    real: Bool[Array, "*chunks B anchors"]  # whether the block is used; there may be fewer anchors than blocks
 
 
 def train(settings: Dflash) -> DflashHead:
@@ -53,27 +45,18 @@ def train(settings: Dflash) -> DflashHead:
         heads.check_taps(settings.taps or (), config)
         if settings.mask_token is not None and not 0 <= settings.mask_token < config.vocab_size:
             raise ValueError(f"--mask-token must be from 0 to {config.vocab_size - 1}, not {settings.mask_token}")
-        shape = drafter.head_for(
-            config,
-            layers=settings.layers,
-            taps=settings.taps,
-            mask_token=settings.mask_token,
-            markov_rank=settings.markov_rank,
-        )
-        random = heads.built(job.target.mesh, lambda: drafter.build_head(shape, nnx.Rngs(settings.recipe.seed)))
-        head = initial(job.target.target, random)
+        chosen = {name: getattr(settings, name) for name in ("layers", "taps", "mask_token", "markov_rank")}
+        shape = drafter.head_for(config, **chosen)
+        head = initial(job.target.target, heads.built(job.target.mesh, drafter, shape, settings.recipe.seed))
         return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
 
 
 def initial(target: Llama, random: DflashHead) -> DflashHead:
-    """A head whose final norm starts as the target's, because the target's LM head reads its output.
-
-    A Markov term starts at zero.
-    """
-    params = {**module_to_dict(random), **copies(module_to_dict(target), {"norm": "norm"})}
-    if random.markov is not None:
-        params["markov.head.kernel"] = jnp.zeros_like(params["markov.head.kernel"])
-    return dict_to_module(random, params)
+    """The head with the target's final norm, whose output the target's LM head reads; a Markov term starts at zero."""
+    head = heads.started(random, target, {"norm": "norm"})
+    if head.markov is not None:
+        head.markov.lm_head.kernel[...] = jnp.zeros_like(head.markov.lm_head.kernel[...])
+    return head
 
 
 def loss(
@@ -133,8 +116,7 @@ def draft(
 ) -> Float[Array, "B anchors levels D"]:
     """The LM head's input at each level of each block.
 
-    Args:
-        context: each layer's keys and values of all tokens. A block sees the tokens of its document before its anchor.
+    `context` has each layer's keys and values of all tokens. A block sees those of its document before its anchor.
     """
     width, (batch, anchors) = head.options.block, anchor.shape
     of_anchor = lambda values: jnp.take_along_axis(values, anchor, axis=1)
@@ -164,12 +146,8 @@ def in_chunks(blocks: Blocks, size: int) -> Blocks:
     """The blocks in equal chunks of at most `size` blocks per window, on a new first axis; the last chunk is padded."""
     batch, count = blocks.anchor.shape
     size = -(-count // -(-count // size))
-    missing = -count % size
-
-    def cut(values: Array) -> Array:
-        return jnp.pad(values, [(0, 0), (0, missing)]).reshape(batch, -1, size).swapaxes(0, 1)
-
-    return Blocks(anchor=cut(blocks.anchor), real=cut(blocks.real))
+    cut = lambda values: jnp.pad(values, [(0, 0), (0, -count % size)]).reshape(batch, -1, size).swapaxes(0, 1)
+    return jax.tree.map(cut, blocks)
 
 
 def weights(
@@ -177,9 +155,7 @@ def weights(
 ) -> Float[Array, "B anchors levels"]:
     """The weight of each level's loss: a fixed decay, or the expected number of accepted tokens from it on (D-PACE).
 
-    Args:
-        entropy: cross-entropy of the text's token at each level.
-        valid: levels that count; all others have weight 0.
+    `entropy` is the cross-entropy of the text's token. Levels that are not `valid` have weight 0.
     """
     if objective.weighting == "decay":
         levels = entropy.shape[-1]

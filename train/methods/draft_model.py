@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Key
 
 from jaxspec.checkpoint import checksums, config_json, parameters
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.convert import tokenizer
 from jaxspec.drafters.draft_model import DraftModel as DraftModelDrafter
 from jaxspec.host.terminal import say
@@ -21,11 +20,8 @@ from jaxspec.train.hyperparameters import Distillation
 from jaxspec.train.methods import lm
 from jaxspec.train.options import DraftModel
 from jaxspec.train.run import heads
-from jaxspec.train.run.heads import copies
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import hidden_states, target_features
-
-_SHARED = ("embedding", "head.kernel", "norm")
 
 
 def train(settings: DraftModel) -> Llama:
@@ -38,17 +34,14 @@ def train(settings: DraftModel) -> Llama:
         target = job.target.config.model
         shape = drafter.head_for(target, layers=settings.layers)
         if settings.hidden_size is not None:
-            small = lm.shape(
-                target.vocab_size, settings.layers, settings.hidden_size, target.head_dim, target.max_length
-            )
-            small = dataclasses.replace(small, rope=target.rope, norm_eps=target.norm_eps)
+            sizes = target.vocab_size, settings.layers, settings.hidden_size, target.head_dim, target.max_length
+            small = dataclasses.replace(lm.shape(*sizes), rope=target.rope, norm_eps=target.norm_eps)
             shape = dataclasses.replace(shape, model=small)
-        model = heads.built(job.target.mesh, lambda: Llama(shape.model, rngs=nnx.Rngs(settings.recipe.seed)))
+        model = heads.built(job.target.mesh, drafter, shape, settings.recipe.seed)
         if shape.model.hidden_size == target.hidden_size:
             say("embedding, final norm and LM head start from the target's")
-            own = module_to_dict(model)
-            shared = {name: name for name in _SHARED if name in own}
-            model = dict_to_module(model, own | copies(module_to_dict(job.target.target), shared))
+            shared = {"embedding", "head.kernel", "norm"} & module_to_dict(model).keys()
+            model = heads.started(model, job.target.target, {name: name for name in shared})
         write = partial(write_checkpoint, job.target, settings.save_dtype, job.sources.chat_args)
         return heads.train(job, drafter, shape, model, partial(loss, objective=settings.objective), write=write)
 
@@ -57,8 +50,10 @@ def write_checkpoint(
     target: Checkpoint, dtype: str, chat_args: dict[str, Any] | None, folder: Path, trained: Llama
 ) -> None:
     """Writes a draft model as a checkpoint in `dtype`, with the target's tokenizer."""
-    described = dataclasses.replace(target.config, model=trained.config, quantize=None, chat_args=chat_args)
-    described = dataclasses.replace(described, dtype=dtype, source_dtype=dtype, source_format="jaxspec")
+    described = dataclasses.replace(
+        target.config, model=trained.config, quantize=None, chat_args=chat_args, dtype=dtype, source_dtype=dtype,
+        source_format="jaxspec",
+    )  # fmt: skip
     tokenizer.copy(target.path, folder)
     params = module_to_dict(trained).items()
     parameters.write_params(folder / "params", ((name, param.astype(dtype)) for name, param in params))

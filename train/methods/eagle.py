@@ -7,7 +7,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jaxtyping import Array, Key
 
 from jaxspec.drafters.eagle import Eagle as EagleDrafter
@@ -22,15 +21,13 @@ from jaxspec.train.run import heads
 from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import positions, target_features
 
-_PUBLISHED_LENGTH = 512
-
 
 def train(settings: Eagle) -> EagleHead:
     """Trains a head with one layer of the target's shape; see `heads.train`."""
     drafter = EagleDrafter()
     with heads.open_job(drafter.name, settings) as job:
         shape = drafter.head_for(job.target.config.model, bias=settings.bias, inputs=settings.inputs)
-        head = heads.built(job.target.mesh, lambda: drafter.build_head(shape, nnx.Rngs(settings.recipe.seed)))
+        head = heads.built(job.target.mesh, drafter, shape, settings.recipe.seed)
         return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
 
 
@@ -46,8 +43,7 @@ def loss(
     features, _ = target_features(target, batch)
     given, goal = features[:, :-2], features[:, 1:-1]
     if key is not None and objective.noise:
-        longer = _PUBLISHED_LENGTH / tokens.shape[1] if objective.noise_scale == "length" else 1.0
-        span = objective.noise * longer
+        span = objective.noise * (512 / tokens.shape[1] if objective.noise_scale == "length" else 1.0)
         given += jax.random.uniform(key, given.shape, given.dtype, -span, span)
     paired, document = tokens[:, 1:-1] if head.shifted else tokens[:, :-2], segment[:, :-2]
     angles = rotary(head.config, positions(document))
@@ -56,10 +52,7 @@ def loss(
     target_logits, drafts = target.logits(goal), target.logits(predicted)
     cross_entropy = optax.softmax_cross_entropy(drafts, jax.nn.softmax(target_logits))
     counted = jnp.asarray(batch.counted)[:, 2:] & (document == segment[:, 2:])
-
-    def total(each):
-        return (each * counted).sum()
-
+    total = lambda each: (each * counted).sum()
     sums = {
         "count": counted.sum().astype(jnp.float32),
         "regression": total(regression),

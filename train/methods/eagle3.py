@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.checkpoint.loading import Checkpoint
@@ -41,8 +40,7 @@ def train(settings: Eagle3) -> Eagle3Head:
         packed, _ = heads.prepared(job)
         ids = chosen(packed, job.target, settings.draft_vocab)
         shape = drafter.head_for(config, ids=ids, taps=settings.taps)
-        random = heads.built(job.target.mesh, lambda: drafter.build_head(shape, nnx.Rngs(settings.recipe.seed)))
-        head = initial(job.target.target, random)
+        head = initial(job.target.target, heads.built(job.target.mesh, drafter, shape, settings.recipe.seed))
         return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
 
 

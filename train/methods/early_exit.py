@@ -69,7 +69,7 @@ def load_initial(path: Path, head: EarlyExitHead, model: LlamaConfig) -> EarlyEx
 
 def initial(target: Llama, head: EarlyExitHead) -> EarlyExitHead:
     """`load_initial` from a target in memory."""
-    return dict_to_module(head, copies(module_to_dict(target), _sources(head, target.config)))
+    return heads.started(head, target, _sources(head, target.config))
 
 
 def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding.drafter import Models
 from jaxspec.drafters.edd import Edd as EddDrafter
 from jaxspec.drafters.edd import EddHead
@@ -24,7 +24,6 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.options import Edd
 from jaxspec.train.run import heads
-from jaxspec.train.run.heads import copies
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import positions, target_features
 
@@ -50,16 +49,11 @@ def initial(target: Llama, tap: int) -> EddHead:
     """
     drafter = EddDrafter()
     head = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target.config, tap=tap), nnx.Rngs(0)))
-    sources = {name: name.removeprefix("decoder.") for name in module_to_dict(head)}
-    return dict_to_module(head, copies(module_to_dict(target), sources))
+    return heads.started(head, target, {name: name.removeprefix("decoder.") for name in module_to_dict(head)})
 
 
 def loss(head: EddHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: BlockObjective) -> Summed:
-    """The objective under a dual-block mask, over the tokens that count: by default Eq. 4, KL(target ‖ draft).
-
-    Args:
-        key: draws the length of the rounds; None: the middle of their range.
-    """
+    """The objective under a dual-block mask, over the tokens that count: by default Eq. 4, KL(target ‖ draft)."""
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     features, taps = target_features(target, batch, EddDrafter().taps(Models(target=target, draft=head)))
     (hidden,) = taps or (features,)

@@ -20,7 +20,7 @@ from jaxspec.host.atomic import check_new, write_whole
 from jaxspec.host.json_lines import LineLog, to_line
 from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
-from jaxspec.train.data.prompts import ChatPrompt, load_chats, load_prompts, load_with_tokenizer
+from jaxspec.train.data.prompts import Prompt, load_prompts, load_with_tokenizer
 from jaxspec.train.data.records import ASSISTANT, Message
 from jaxspec.train.options import Generate
 from jaxspec.train.run.folder import as_typed
@@ -41,20 +41,15 @@ def generate(settings: Generate) -> None:
     broadcast_from_first(lambda: check_new(settings.out))
     model = load_with_tokenizer(settings.target, settings.dtype, mesh)
     engine = Engine.calibrated(model, settings.method, batch_size=settings.batch_size)
-    seed = settings.sampling.seed
-    count, length = settings.samples, settings.prompt_tokens
+    count, length, seed = settings.samples, settings.prompt_tokens, settings.sampling.seed
+    prompts = load_prompts(settings.prompts, settings.data, model, count, length, seed, settings.chat)
     if settings.chat:
-        chats = load_chats(settings.prompts, settings.data, model, count, seed)
         engine.warn_of_chat_args(settings.data.format.arguments)
-        write(engine, settings, [each.tokens for each in chats], chats)
-    else:
-        write(engine, settings, load_prompts(settings.prompts, settings.data, model, count, length, seed))
+    write(engine, settings, prompts)
 
 
-def write(
-    engine: Engine, settings: Generate, prompts: Sequence[list[int]], chats: Sequence[ChatPrompt] | None = None
-) -> None:
-    """Writes the texts of prompts, given as token ids; the conversations that these encode, if they are such.
+def write(engine: Engine, settings: Generate, prompts: Sequence[Prompt]) -> None:
+    """Writes the texts of prompts.
 
     Until all texts are complete they are in OUT.part. The same call resumes from it, and ends with the same bytes.
     Several processes decode together, and the first writes.
@@ -65,7 +60,7 @@ def write(
         "--method": str(engine.method),
         "--dtype": engine.model.target.dtype.name,
         "the hash of the target": fingerprint(engine.model.target),
-        "the hash of the prompts": fingerprint([np.array(prompt, np.int32) for prompt in prompts]),
+        "the hash of the prompts": fingerprint([np.array(prompt.tokens, np.int32) for prompt in prompts]),
     }
     log = LineLog(out.with_name(out.name + ".part"), "what a killed `generate` left", "another OUT")
 
@@ -80,12 +75,8 @@ def write(
     with progress("text", total, before) as line:
         for first in range(before, total, size):
             some = prompts[first : first + size]
-            texts = go_on(engine, settings, some, first)
-            if chats is None:
-                made = [record(engine, prompt, text) for prompt, text in zip(some, texts, strict=True)]
-            else:
-                begun = chats[first : first + size]
-                made = [chat_record(engine, chat, text) for chat, text in zip(begun, texts, strict=True)]
+            texts = go_on(engine, settings, [prompt.tokens for prompt in some], first)
+            made = [record(engine, prompt, text) for prompt, text in zip(some, texts, strict=True)]
             if is_first():
                 log.append(made)
             lines += made
@@ -122,21 +113,14 @@ def is_complete(engine: Engine, text: Sequence[int]) -> bool:
     return bool(text) and text[-1] in engine.model.config.eos
 
 
-def record(engine: Engine, prompt: list[int], generated: list[int]) -> dict[str, Any]:
+def record(engine: Engine, prompt: Prompt, generated: list[int]) -> dict[str, Any]:
     """The line of a text, without special tokens, and without a partial character at the end of an incomplete text."""
-    text, complete = shown(engine, [], prompt, generated)
-    return {"text": text, "prompt": text_of(engine.model.tokenizer, prompt, []), "complete": complete}
-
-
-def chat_record(engine: Engine, chat: ChatPrompt, generated: list[int]) -> dict[str, Any]:
-    """The line of a conversation with its generated answer."""
-    answer, complete = shown(engine, chat.tokens, [], generated)
-    messages = (*chat.messages, Message(ASSISTANT, answer))
-    return {"messages": [dataclasses.asdict(each) for each in messages], "complete": complete}
-
-
-def shown(engine: Engine, before: list[int], prompt: list[int], generated: list[int]) -> tuple[str, bool]:
-    """The text of prompt and generated tokens after the tokens `before`, and whether the target ended it."""
-    complete = is_complete(engine, generated)
-    text = text_of(engine.model.tokenizer, prompt + generated[: len(generated) - complete], before)
-    return (text if complete else text.rstrip("\ufffd")), complete
+    tokenizer, complete = engine.model.tokenizer, is_complete(engine, generated)
+    kept = generated[: len(generated) - complete]
+    whole = lambda text: text if complete else text.rstrip("\ufffd")
+    if prompt.messages:
+        answer = Message(ASSISTANT, whole(text_of(tokenizer, kept, prompt.tokens)))
+        messages = [dataclasses.asdict(each) for each in (*prompt.messages, answer)]
+        return {"messages": messages, "complete": complete}
+    text = whole(text_of(tokenizer, prompt.tokens + kept, []))
+    return {"text": text, "prompt": text_of(tokenizer, prompt.tokens, []), "complete": complete}

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.layer_skip import KeptBlocks, SkipMask, draft, layers_of
 from jaxspec.drafters.layer_skip import LayerSkip as LayerSkipDrafter
@@ -29,17 +29,12 @@ from jaxspec.train.methods.skip_sets import aggressive, read_skip_set, write_ski
 from jaxspec.train.options import LayerSkip
 from jaxspec.train.run import heads
 from jaxspec.train.run.folder import run_folder
-from jaxspec.train.run.heads import copies
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import positions, read
 
 
 def train(settings: LayerSkip) -> KeptBlocks:
-    """Trains the blocks that a skip set keeps; see `heads.train`.
-
-    Raises:
-        ValueError: as `heads.train`; or the run was started with another skip set.
-    """
+    """Trains the blocks that a skip set keeps; see `heads.train`. The set of a resumed run must be the same."""
     drafter = LayerSkipDrafter()
     with heads.open_job("layer-skip-trained", settings) as job:
         target, skips = job.target.config, choose(settings, job.target)
@@ -68,17 +63,13 @@ def choose(settings: LayerSkip, target: Checkpoint) -> SkipMask:
 def initial(target: Llama, skips: SkipMask) -> KeptBlocks:
     """The target's own blocks, float32. Before training they draft exactly as the skip set does."""
     blocks = nnx.eval_shape(lambda: KeptBlocks(target.config, rngs=nnx.Rngs(0), skips=skips))
-    return dict_to_module(blocks, copies(module_to_dict(target), {name: name for name in module_to_dict(blocks)}))
+    return heads.started(blocks, target, {name: name for name in module_to_dict(blocks)})
 
 
 def loss(
     blocks: KeptBlocks, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: BlockObjective
 ) -> Summed:
-    """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count.
-
-    Args:
-        key: draws the length of the rounds; None: the middle of their range.
-    """
+    """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, over the tokens that count."""
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     encoded = jax.lax.stop_gradient(read(target, tokens, segment))
     drafts = predict(blocks, target, tokens, encoded.nodes, draw_rounds(segment, objective, key))
@@ -88,11 +79,7 @@ def loss(
 def predict(
     blocks: KeptBlocks, target: Llama, tokens: Int[Array, "B T"], verified: tuple[KV, ...], rounds: Rounds
 ) -> Float[Array, "B T V"]:
-    """Logits after each token, drafted in these rounds; float32.
-
-    Args:
-        verified: the target's keys and values of each layer.
-    """
+    """Logits after each token, drafted in these rounds, float32, from the target's keys and values of each layer."""
     angles, attends = rotary(target.config, positions(rounds.segment)), [over_rounds(rounds, kv) for kv in verified]
     hidden, _ = draft(target, blocks, blocks.skips, tokens, angles, attends, [None] * len(attends))
     return target.logits(hidden)

@@ -24,9 +24,9 @@ from jaxspec.train.data.records import Conversation
 from jaxspec.train.data.text import Document, Windows
 from jaxspec.train.hyperparameters import Recipe
 from jaxspec.train.options import Lm
-from jaxspec.train.run import figure
 from jaxspec.train.run.folder import as_typed, open_run, run_folder
 from jaxspec.train.run.held_out import measurement
+from jaxspec.train.run.log import draw_figure
 from jaxspec.train.run.losses import Summed, cross_entropy
 from jaxspec.train.run.packed import hidden_states
 from jaxspec.train.run.trainer import fit
@@ -35,11 +35,7 @@ from jaxspec.train.run.trainer import fit
 def shape(
     vocab_size: int, layers: int, hidden_size: int, head_dim: int, context: int, tied: bool = False
 ) -> LlamaConfig:
-    """A LLaMA with the family's proportions: the MLP's width is 8/3 of `hidden_size`, rounded up to a multiple of 32.
-
-    Raises:
-        ValueError: `context` is below 2, or `hidden_size` is not a multiple of `head_dim`.
-    """
+    """A LLaMA with the family's proportions: an MLP 8/3 times as wide, rounded up to a multiple of 32."""
     if context < 2:
         raise ValueError(f"--context must be at least 2, one token to read and one to predict, not {context}")
     if head_dim < 1 or hidden_size < 1 or hidden_size % head_dim:
@@ -58,12 +54,7 @@ def shape(
 
 
 def train(settings: Lm) -> None:
-    """Trains a model on text and writes it atomically as a checkpoint.
-
-    Raises:
-        ValueError: there is too little text, the loss overflows, or `settings.out` exists or its parent does not.
-        DiskFullError: the disk has too little space.
-    """
+    """Trains a model on text and writes it atomically as a checkpoint. Raises as `heads.train_head`."""
     compilation.keep_compilations()
     if settings.data.format:
         raise ValueError("a new model has no chat template, so --chat-arg and --system have no effect; leave them out")
@@ -83,7 +74,7 @@ def train(settings: Lm) -> None:
         initial = Llama(model, rngs=nnx.Rngs(recipe.seed))
         with_dropout = partial(loss, layer_dropout=settings.layer_dropout)
         trained, measured = fit(with_dropout, initial, None, packed, recipe, run, measure=measure)
-        figure.draw(run.metrics, run.figure)
+        draw_figure(run.metrics, run.figure)
 
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(run.data / "tokenizer" / name, folder / name)
@@ -91,7 +82,9 @@ def train(settings: Lm) -> None:
         with deferred():
             parameters.write_params(folder / "params", parameters.module_to_dict(narrow).items())
         checksums.write(folder)
-        config_json.write_config(folder, describe(model, dtype))
+        bos, eos = tokenizer.BOS_ID, (tokenizer.EOS_ID,)
+        config = CheckpointConfig("llama", model, dtype, dtype, "jaxspec", bos, eos, tokenizer_class=GENERIC)
+        config_json.write_config(folder, config)
     said = "no file was held out" if measured is None else f"held-out loss {measured['loss']:.3f}"
     say(f"wrote {out}: llama, {memory.parameter_count(model):,} parameters, {dtype}, {said}")
 
@@ -110,20 +103,6 @@ def learn(place: Path, found: sources.Texts, model: LlamaConfig, recipe: Recipe)
         dataset.prepare(folder, read_again, sources.Sources(found), model.max_length, recipe)
 
 
-def describe(model: LlamaConfig, dtype: str) -> CheckpointConfig:
-    """The `config.json` of a newly trained model."""
-    return CheckpointConfig(
-        family="llama",
-        model=model,
-        dtype=dtype,
-        source_dtype=dtype,
-        source_format="jaxspec",
-        bos=tokenizer.BOS_ID,
-        eos=(tokenizer.EOS_ID,),
-        tokenizer_class=GENERIC,
-    )
-
-
 def loss(model: Llama, frozen: None, batch: Windows, key: Key[Array, ""] | None, layer_dropout: float = 0.0) -> Summed:
     """Cross-entropy of the next token, over the tokens that count."""
     keep = None if key is None or layer_dropout == 0 else kept_layers(key, model.config.num_layers, layer_dropout)
@@ -134,9 +113,8 @@ def loss(model: Llama, frozen: None, batch: Windows, key: Key[Array, ""] | None,
 def kept_layers(key: Key[Array, ""], layers: int, dropout: float) -> Bool[Array, " L"]:
     """The layers to run: layer l is left out with probability `dropout` · (2^(l/(L-1)) - 1).
 
-    This is 0 for the first layer and `dropout` for the last, as in LayerSkip (arXiv:2404.16710, Eq. 2), so that the
-    model works with early exits and skipped layers. There is one draw per batch, which saves the skipped layers' time;
-    LayerSkip has one per row.
+    As in LayerSkip (arXiv:2404.16710, Eq. 2); but there is one draw per batch, which saves the skipped layers' time,
+    and not one per row.
     """
     depth = jnp.arange(layers) / max(layers - 1, 1)
     return jax.random.uniform(key, (layers,)) >= dropout * (2.0**depth - 1)

@@ -1,6 +1,5 @@
 """The search for the blocks to skip in drafting (Draft & Verify, arXiv:2309.08168, §3.3 and Appendix C)."""
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,19 +11,18 @@ from rich.table import Table
 
 from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding.request import Request
 from jaxspec.drafters.layer_skip import LayerSkip, SkipMask, layers_of
 from jaxspec.host.atomic import staged_by_all, write_whole
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
-from jaxspec.methods.method import Method, parse_method
+from jaxspec.methods.method import parse_method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
 from jaxspec.train.methods import suggest, trial
 from jaxspec.train.methods.skip_sets import strategies, write_skip_set
-from jaxspec.train.methods.trial import BlockCosts, Objective, Trial
-from jaxspec.train.options import Objectives, SkipSearch
+from jaxspec.train.methods.trial import Objective, Trial
+from jaxspec.train.options import SkipSearch
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
 from jaxspec.train.run.heads import folder_of
 
@@ -67,7 +65,7 @@ def search(settings: SkipSearch) -> SkipMask:
         decided = {
             "method": str(method),
             **identity(model),
-            "the hash of the prompts": fingerprint([np.array(prompt, np.int32) for prompt in prompts]),
+            "the hash of the prompts": fingerprint([np.array(prompt.tokens, np.int32) for prompt in prompts]),
         }
 
         def resume() -> list[dict[str, Any]]:
@@ -77,10 +75,10 @@ def search(settings: SkipSearch) -> SkipMask:
 
         first, lines = is_first(), broadcast_from_first(resume)
         if not lines:
-            lines = [{"costs": measure(model, method, settings.objective, requests)}]
+            lines = [{"costs": trial.measure(model, method, settings.objective, requests)}]
             if first:
                 log.append(lines)
-        objective = objective_of(model, method, settings.objective, requests, lines[0]["costs"])
+        objective = trial.objective_of(model, method, settings.objective, requests, lines[0]["costs"])
         found = [Trial.from_json(line, layers) for line in lines[1:]]
         run_trials(found, layers, settings, objective, log)
         found = found[: settings.trials]
@@ -120,23 +118,6 @@ def read_trials(folder: Path, model: Checkpoint) -> list[Trial]:
             f"{folder} has no trials: run `jaxspec-train skip-search` first, or name the folder of its run"
         )
     return [Trial.from_json(line, model.config.model.num_layers) for line in lines]
-
-
-def measure(model: Checkpoint, method: Method, kind: Objectives, requests: Sequence[Request]) -> dict[str, Any]:
-    """The measurements on this device that the objective needs, as JSON values."""
-    if kind == "measured":
-        return {"plain": trial.plain_seconds(model, requests)}
-    say("measuring what a block costs on this device, which takes a minute or so")
-    return dataclasses.asdict(trial.measure_costs(model, method, requests[:1]))
-
-
-def objective_of(
-    model: Checkpoint, method: Method, kind: Objectives, requests: Sequence[Request], costs: dict[str, Any]
-) -> Objective:
-    """The objective: a function that runs a trial of a set. `costs` were measured before the first trial."""
-    if kind == "measured":
-        return trial.measured(model, method, requests, costs["plain"])
-    return trial.modelled(model, method, requests, BlockCosts(**costs))
 
 
 def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, objective: Objective, log: LineLog) -> None:

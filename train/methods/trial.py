@@ -20,46 +20,28 @@ from jaxspec.evaluate import piece_times
 from jaxspec.evaluate.cost_model import PieceCosts, run_costs
 from jaxspec.evaluate.runner import warm
 from jaxspec.host.processes import largest
-from jaxspec.methods.method import Method, parse_method
+from jaxspec.host.terminal import say
+from jaxspec.methods.method import Method
+from jaxspec.train.options import Objectives
 
 Corner = Bool[np.ndarray, " D"]
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockCosts:
-    """Seconds of the pieces of a round, for one sequence.
+class BlockCosts(PieceCosts):
+    """Seconds of the pieces of a round for one sequence, where `level` skips no blocks.
 
     Attributes:
-        plain: one forward of the target over one token.
-        verify: verification, by the number of tree nodes, which is a string as in JSON.
-        level: a drafted level without skipped blocks.
         attention, mlp: seconds saved by skipping one block, equal for all layers.
-        control_level, control_round: the controller's decision after a level, and its update after a round.
-        rest, plain_rest: the rest of a round, and of a round of plain decoding.
     """
 
-    plain: float
-    verify: dict[str, float]
-    level: float
-    attention: float
-    mlp: float
-    control_level: float
-    control_round: float
-    rest: float
-    plain_rest: float
+    attention: float = 0.0
+    mlp: float = 0.0
 
     def of_pieces(self, skips: SkipMask) -> PieceCosts:
         """Costs of the pieces of a round if drafting skips this set."""
         saved = sum(skips.attention) * self.attention + sum(skips.mlp) * self.mlp
-        return PieceCosts(
-            plain=self.plain,
-            verify={int(nodes): seconds for nodes, seconds in self.verify.items()},
-            level=self.level - saved,
-            control_level=self.control_level,
-            control_round=self.control_round,
-            rest=self.rest,
-            plain_rest=self.plain_rest,
-        )
+        return dataclasses.replace(self, level=self.level - saved)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +79,14 @@ def engine(model: Checkpoint, method: Method, skips: SkipMask) -> Engine:
     return Engine(model, method, draft=skips.traced())
 
 
+def measure(model: Checkpoint, method: Method, kind: Objectives, requests: Sequence[Request]) -> dict[str, Any]:
+    """The measurements on this device that an objective needs, as JSON values."""
+    if kind == "measured":
+        return {"plain": plain_seconds(model, requests)}
+    say("measuring what a block costs on this device, which takes a minute or so")
+    return dataclasses.asdict(measure_costs(model, method, requests[:1]))
+
+
 def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]) -> BlockCosts:
     """Times the pieces of a round on this device; a drafted level also without all attention or all MLP blocks."""
     layers = model.config.model.num_layers
@@ -110,7 +100,7 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     attention = min(max((whole - no_attention + no_mlp - bare) / 2, 0.0), both)
     return BlockCosts(
         plain=found.target[1],
-        verify={str(nodes): seconds for nodes, seconds in found.target.items()},
+        verify=found.target,
         level=whole,
         attention=attention / layers,
         mlp=(both - attention) / layers,
@@ -121,33 +111,38 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     )
 
 
-def modelled(model: Checkpoint, method: Method, requests: Sequence[Request], costs: BlockCosts) -> Objective:
-    """An objective that computes time from the rounds of decoding and `costs`. Other work on the machine does not
-    disturb it."""
+def objective_of(
+    model: Checkpoint, method: Method, kind: Objectives, requests: Sequence[Request], costs: dict[str, Any]
+) -> Objective:
+    """A function that runs a trial of a set.
+
+    If it is `measured`, the time is wall-clock time, one prompt after another. Otherwise it follows from the rounds of
+    decoding and the costs, so that other work on the machine does not disturb it.
+
+    Args:
+        costs: the result of `measure`, before the first trial.
+    """
 
     def objective(skips: SkipMask) -> Trial:
         drafting = engine(model, method, skips)
-        sizes = method.speculation(greedy=True, tree_sizes=drafting.tree_sizes).verify_sizes
-        found = drafting.run(requests)
-        spent = run_costs([[each.history] for each in found], costs.of_pieces(skips), sizes)  # batches of one
-        return outcome(skips, spent.speedup, found)
-
-    return objective
-
-
-def measured(model: Checkpoint, method: Method, requests: Sequence[Request], plain: float) -> Objective:
-    """An objective that measures wall-clock time, one prompt after another; `plain` is from `plain_seconds`."""
-
-    def objective(skips: SkipMask) -> Trial:
-        found = one_by_one(engine(model, method, skips), requests)
-        return outcome(skips, ratio(plain, seconds_per_token(found)), found)
+        if kind == "measured":
+            found = one_by_one(drafting, requests)
+            speedup = ratio(costs["plain"], seconds_per_token(found))
+        else:
+            verify = {int(nodes): seconds for nodes, seconds in costs["verify"].items()}  # JSON made them strings
+            pieces = BlockCosts(**{**costs, "verify": verify}).of_pieces(skips)
+            sizes = method.speculation(greedy=True, tree_sizes=drafting.tree_sizes).verify_sizes
+            found = drafting.run(requests)
+            speedup = run_costs([[each.history] for each in found], pieces, sizes).speedup  # batches of one
+        counts = statistics_of([each.history for each in found])
+        return Trial(skips, speedup, counts.acceptance_rate, counts.tau)
 
     return objective
 
 
 def plain_seconds(model: Checkpoint, requests: Sequence[Request]) -> float:
     """Wall-clock seconds per token of plain decoding."""
-    return seconds_per_token(one_by_one(Engine(model, parse_method("plain")), requests))
+    return seconds_per_token(one_by_one(Engine(model, "plain"), requests))
 
 
 def one_by_one(decoding: Engine, requests: Sequence[Request]) -> list[Generation]:
@@ -159,9 +154,3 @@ def seconds_per_token(found: Sequence[Generation]) -> float:
     """Seconds of decoding per committed token; with several processes, those of the slowest."""
     tokens = statistics_of([each.history for each in found]).tokens
     return largest(ratio(sum(each.decode_seconds for each in found), tokens))
-
-
-def outcome(skips: SkipMask, speedup: float, found: Sequence[Generation]) -> Trial:
-    """The trial of a set, with acceptance rate and tau over all texts."""
-    counts = statistics_of([each.history for each in found])
-    return Trial(skips, speedup, counts.acceptance_rate, counts.tau)

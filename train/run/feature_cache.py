@@ -20,7 +20,7 @@ from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
 from jaxspec.model.sharding import shard_batch
 from jaxspec.train.data.text import Windows
-from jaxspec.train.run.packed import features_and_taps
+from jaxspec.train.run.packed import target_features
 
 _KNOWN = "known.npy"
 
@@ -35,7 +35,7 @@ class Cache:
         files: file names of the features, then of each tap: [N, T, D], stored as unsigned integers of the same width,
             because NumPy has no bfloat16.
         known: [N] bool, the windows that are stored; the same in all processes, and on disk.
-        compute: (target, tokens, segment) → features and taps.
+        compute: `target_features`, compiled.
     """
 
     folder: Path
@@ -50,7 +50,7 @@ class Cache:
         index = np.asarray(batch.index)
         if not self.known[index].all():
             # All rows are computed, because results may differ in the last bits for another batch size.
-            features, taps = processes.fetch(self.compute(self.target, *shard_batch((batch.tokens, batch.segment))))
+            features, taps = processes.fetch(self.compute(self.target, shard_batch(batch)))
             if processes.is_first():
                 for name, found in zip(self.files, (features, *taps), strict=True):
                     self._write(name, index, found)
@@ -70,11 +70,7 @@ class Cache:
 
 
 def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int] = ()) -> Cache:
-    """The cache in a folder, created if there is none.
-
-    Args:
-        packed: all windows.
-        taps: layers of the target whose inputs are stored too.
+    """The cache of all windows `packed` in a folder, created if there is none; it also stores inputs of layers `taps`.
 
     Raises:
         ValueError: the folder holds features of another target or text, or other taps.
@@ -93,8 +89,7 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
             f"{folder} holds the features of another target or text, or other layers; name another folder with "
             "--cache-features"
         )
-    compute = jax.jit(partial(features_and_taps, taps=tuple(taps)))
-    return Cache(folder, names, target, np.load(folder / _KNOWN), compute)
+    return Cache(folder, names, target, np.load(folder / _KNOWN), jax.jit(partial(target_features, taps=tuple(taps))))
 
 
 def _make(folder: Path, names: Sequence[str], shape: tuple[int, ...], dtype: jnp.dtype) -> None:

@@ -12,19 +12,26 @@ from jaxspec.host import processes
 from jaxspec.host.arguments import option_name
 from jaxspec.host.atomic import write_whole
 
-_PLACES = ("out", "run_dir", "cache_features")
-_FREE = (*_PLACES, "evaluate_every", "save_every", "trials", "coordinator", "processes", "process_id")
+_FREE = (
+    "out", "run_dir", "cache_features", "evaluate_every", "save_every", "trials", "coordinator", "processes",
+    "process_id",
+)  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
 class Run:
-    """The folder of a run, and the paths in it."""
+    """The folder of a run, and the paths in it.
 
-    folder: Path
+    Attributes:
+        data: packed windows.
+        labels: training labels of Cali-TS's predictor, one file for each batch of texts.
+        trials: trials of a search, one line of JSON each.
+        metrics: one line of JSON for each step and each evaluation.
+    """
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
+    def __init__(self, folder: Path):
+        self.folder, self.checkpoints, self.data = folder, folder / "checkpoints", folder / "data"
+        self.labels, self.trials = folder / "labels", folder / "trials.jsonl"
+        self.metrics, self.figure = folder / "metrics.jsonl", folder / "training.svg"
 
     @property
     def started(self) -> bool:
@@ -32,36 +39,9 @@ class Run:
         saved = any(path.name.isdecimal() for path in self.checkpoints.glob("*"))
         return saved or any(self.labels.glob("*.npz")) or self.trials.exists()
 
-    @property
-    def data(self) -> Path:
-        """Packed windows."""
-        return self.folder / "data"
-
-    @property
-    def labels(self) -> Path:
-        """Training labels of Cali-TS's predictor, one file for each batch of texts."""
-        return self.folder / "labels"
-
-    @property
-    def trials(self) -> Path:
-        """Trials of a search, one line of JSON each."""
-        return self.folder / "trials.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """Metrics: one line of JSON for each step and each evaluation."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def figure(self) -> Path:
-        return self.folder / "training.svg"
-
 
 def as_typed(name: str, settings: Any) -> dict[str, Any]:
-    """The settings that determine a run's result, by option.
-
-    A resumed run may change the others: output paths, the intervals of evaluation and saving, and the number of trials.
-    """
+    """The settings that determine a run's result, by option. A resumed run may change the others (`_FREE`)."""
 
     def flat(value: Any) -> dict[str, Any]:
         found = {}

@@ -16,6 +16,7 @@ from jaxspec.checkpoint import loading
 from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.checkpoint.heads import write_head
 from jaxspec.checkpoint.loading import Checkpoint, compute_dtype
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.engine.head_weights import head_config
 from jaxspec.host import compilation, processes
@@ -23,15 +24,17 @@ from jaxspec.host.atomic import check_new, staged, staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import LM_HEAD, dense
 from jaxspec.model.sharding import TRAINING, move, place, use_mesh
 from jaxspec.train.data import dataset
 from jaxspec.train.data.sources import Sources, sources_of
 from jaxspec.train.data.text import Windows
 from jaxspec.train.options import HeadSettings
-from jaxspec.train.run import feature_cache, figure
+from jaxspec.train.run import feature_cache
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
 from jaxspec.train.run.held_out import measure_chain, measurement
+from jaxspec.train.run.log import draw_figure
 from jaxspec.train.run.losses import Loss
 from jaxspec.train.run.trainer import fit
 
@@ -42,14 +45,7 @@ LONGEST = 2048  # most tokens of a window by default
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The inputs and outputs of a head's training.
-
-    Attributes:
-        sources: the training data.
-        out: folder of the new head.
-        run: the run's own folder.
-        settings: the options of the command.
-    """
+    """The inputs and outputs of a head's training; `out` is the folder of the new head."""
 
     target: Checkpoint
     sources: Sources
@@ -60,11 +56,7 @@ class Job:
 
 @contextlib.contextmanager
 def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> Iterator[Job]:
-    """Loads the target by `load`, and opens the run.
-
-    Args:
-        name: the head's default name in TARGET/heads.
-    """
+    """Loads the target by `load`, and opens the run. `name` is the head's default name in TARGET/heads."""
     mesh = settings.devices.open(several=True)
     target = load(settings.target, compute_dtype(settings.recipe.dtype).name, mesh)
     out = folder_of(target.path, name, settings.out)
@@ -87,11 +79,7 @@ def check_taps(taps: Sequence[int], target: LlamaConfig) -> None:
 
 
 def prepared(job: Job) -> tuple[Windows, Windows | None]:
-    """The windows of text for training, and held-out ones. The first process makes them if the run has none yet.
-
-    Raises:
-        ValueError: there is too little text, the target has no tokenizer, or the head exists already.
-    """
+    """The windows of text for training, and held-out ones. The first process makes them if the run has none yet."""
     target, data = job.target, job.run.data
     check_new(job.out)
     if target.tokenizer is None:
@@ -106,12 +94,9 @@ def prepared(job: Job) -> tuple[Windows, Windows | None]:
     return dataset.load(data)
 
 
-def built(mesh: Mesh | None, build: Callable[[], Head]) -> Head:
-    """A head with random weights. On a mesh each is made in parts, because a large head may not fit on one chip.
-
-    Args:
-        build: makes the head.
-    """
+def built(mesh: Mesh | None, drafter: Drafter, shape: HeadShape, seed: int) -> Any:
+    """A head with random weights. On a mesh each is made in parts, because a large head may not fit on one chip."""
+    build = lambda: drafter.build_head(shape, nnx.Rngs(seed))
     if mesh is None:
         return build()
     places = jax.tree.map(lambda leaf: leaf.sharding, place(nnx.eval_shape(build), mesh, TRAINING))
@@ -140,8 +125,7 @@ def train_head(settings: HeadSettings, drafter: Drafter, loss: Loss) -> nnx.Modu
     """
     with open_job(drafter.name, settings) as job:
         shape = drafter.head_for(job.target.config.model)
-        head = built(job.target.mesh, lambda: drafter.build_head(shape, nnx.Rngs(settings.recipe.seed)))
-        return train(job, drafter, shape, head, loss)
+        return train(job, drafter, shape, built(job.target.mesh, drafter, shape, settings.recipe.seed), loss)
 
 
 def train(
@@ -154,20 +138,13 @@ def train(
     decodes: bool = True,
     write: Callable[[Path, Head], None] | None = None,
 ) -> Head:
-    """Trains a head with a frozen target, and writes it atomically to `job.out`.
+    """Trains a head of `drafter` with a frozen target, and writes it atomically to `job.out`; see `train_head`.
 
     Args:
-        drafter: the drafter that uses the head.
-        shape: the head's shape, for its config.json.
         head: initial weights, float32; donated.
-        loss: the training loss.
         decodes: whether the whole target is loaded, so that acceptance can be measured. Then the weights with the
             largest `tau` are kept, otherwise those with the smallest held-out loss.
         write: writes the trained weights into a folder; None: as a head.
-
-    Raises:
-        ValueError: there is too little text, the loss overflows, or `job.out` exists or its parent does not.
-        DiskFullError: the disk has too little space.
     """
     compilation.keep_compilations()
     settings, recipe, run, target = job.settings, job.settings.recipe, job.run, job.target
@@ -188,7 +165,7 @@ def train(
             say("no text is held out, so nothing is measured, and the last weights are kept")
         trained, measured = fit(loss, head, target.target, packed, recipe, run, measure=measure, complete=complete)
         if first:
-            figure.draw(run.metrics, run.figure)
+            draw_figure(run.metrics, run.figure)
         with deferred():
             if write is None:
                 write_head(folder, head_config(drafter, shape, target.config, settings.save_dtype, chat_args), trained)
@@ -207,10 +184,15 @@ def lm_head_of(target: LlamaConfig) -> str:
     return "embedding" if target.tie_embeddings else LM_HEAD
 
 
-def copies(params: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Array]:
-    """Parameters of a head by name, float32, copied from the target's.
+def started(head: Head, target: Llama, sources: Mapping[str, str]) -> Head:
+    """The head, abstract or not, with copies of the target's parameters; see `copies`."""
+    return dict_to_module(head, {**module_to_dict(head), **copies(module_to_dict(target), sources)})
 
-    They are copies because training donates its arrays. An embedding that becomes an LM head is transposed.
+
+def copies(params: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Array]:
+    """Parameters of a head by name, float32, copied from the target's, because training donates its arrays.
+
+    An embedding that becomes an LM head is transposed.
 
     Args:
         params: the target's parameters, quantised or not.

@@ -1,4 +1,4 @@
-"""The log of a run: metrics as JSONL, and progress on stderr."""
+"""The log of a run: metrics as JSONL, progress on stderr, and a figure."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import jax
+import numpy as np
 
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import Progress, progress, say
@@ -23,10 +24,7 @@ class Log:
 
     Metrics stay on the device until they are shown or flushed, so that the device never waits for the host.
 
-    Args:
-        done: steps done before.
-        steps: steps of the whole run.
-        tokens: tokens per step.
+    `done` steps of the run's `steps` were done before; a step has `tokens` tokens.
     """
 
     def __init__(self, file: IO[str], shown: Progress, done: int, steps: int, tokens: int):
@@ -36,11 +34,7 @@ class Log:
         self.began, self.since = time.monotonic(), done
 
     def step(self, step: int, measures: Mapping[str, jax.Array]) -> None:
-        """Takes the metrics of a step.
-
-        Raises:
-            ValueError: the loss is not finite. This is noticed when metrics are shown or flushed.
-        """
+        """Takes the metrics of a step. A loss that is not finite raises ValueError when it is shown or flushed."""
         if self.since == self.done and step == self.done + 1:
             # The first step compiles, so the speed is measured after it.
             jax.block_until_ready(measures)
@@ -77,9 +71,7 @@ class Log:
 def open_log(file: Path | None, done: int, steps: int, tokens: int) -> Iterator[Log]:
     """Opens the log of a run. Lines of steps after `done` are removed, because these steps are repeated.
 
-    Args:
-        file: the file of metrics; None: nothing is written, because another process writes.
-        done, steps, tokens: as for `Log`.
+    If `file` is None nothing is written, because another process writes.
     """
     if file is not None and file.exists():
         write_whole(file, "".join(json.dumps(line) + "\n" for line in read(file) if line["step"] <= done))
@@ -94,6 +86,39 @@ def read(file: Path) -> Iterator[dict[str, Any]]:
     for line in file.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(ValueError):
             yield json.loads(line)
+
+
+def draw_figure(metrics: Path, out: Path) -> None:
+    """Draws loss and acceptance over the steps of a run as SVG. It needs matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        say(f"no figure: matplotlib is not installed (pip install 'jax-specdec[report]'); the numbers are in {metrics}")
+        return
+    lines = list(read(metrics))
+    losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    evaluations = [(line["step"], line["evaluation"]) for line in lines if "evaluation" in line]
+    acceptance = [(step, each["acceptance"]) for step, each in evaluations if each.get("acceptance")]
+    drawn = Figure(figsize=(9, 3.5) if acceptance else (5, 3.5), layout="constrained")
+    axes = drawn.subplots(1, 2 if acceptance else 1, squeeze=False)[0]
+    steps, values = np.array(losses).reshape(-1, 2).T
+    axes[0].plot(steps, values, color="0.8", linewidth=0.7, label="training, a step")
+    width = max(1, len(values) // 50)
+    smooth = np.convolve(values, np.ones(width) / width, "valid")
+    axes[0].plot(steps[width - 1 :], smooth, label=f"training, mean of {width}")
+    if held := [(step, each["loss"]) for step, each in evaluations if "loss" in each]:
+        axes[0].plot(*zip(*held, strict=True), marker="o", markersize=3, label="held out")
+    axes[0].set(xlabel="step", ylabel="loss", title="Loss")
+    axes[0].legend(frameon=False)
+    if acceptance:
+        for position in range(max(len(each) for _, each in acceptance)):
+            points = [(step, each[position]) for step, each in acceptance if position < len(each)]
+            axes[1].plot(*zip(*points, strict=True), marker="o", markersize=3, label=f"{position}-α")
+        axes[1].set(xlabel="step", ylabel="acceptance", ylim=(0, 1), title="Acceptance by position, held out")
+        axes[1].legend(frameon=False)
+    from jaxspec.evaluate.sweep import to_svg  # it imports much
+
+    write_whole(out, to_svg(drawn))
 
 
 def _short(value: Any) -> str:

@@ -30,11 +30,7 @@ def distil(
 ) -> Summed:
     """KL(target ‖ draft) of the next token's distribution, or the text's cross-entropy, by `objective.goal`.
 
-    The KL divides the target's logits by `objective.teacher_temperature`.
-
-    Args:
-        draft_logits: the drafter's logits after each token.
-        target_logits: the target's logits after each token. Cross-entropy does not use them; `jax.jit` removes them.
+    Both logits are those after each token. Cross-entropy does not use the target's; `jax.jit` removes them.
     """
     if objective.goal == "cross-entropy":
         return cross_entropy(draft_logits, batch)
@@ -44,7 +40,7 @@ def distil(
 def divergence(
     objective: Distillation, draft_logits: Float[Array, "*B V"], target_logits: Float[Array, "*B V"]
 ) -> Float[Array, "*B"]:
-    """KL(target ‖ draft) of each token's distribution, from the logits of both."""
+    """KL(target ‖ draft) of each token's distribution; `objective.teacher_temperature` divides the target's logits."""
     taught = jax.nn.softmax(target_logits / objective.teacher_temperature)
     return optax.kl_divergence(jax.nn.log_softmax(draft_logits), taught)
 

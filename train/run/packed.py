@@ -13,11 +13,9 @@ from jaxspec.train.data.text import Windows
 
 
 def read(model: Llama, tokens: Int[Array, "B T"], segment: Int[Array, "B T"], taps: Sequence[int] = ()) -> Output:
-    """The model's forward pass over windows, with the keys and values of all tokens.
+    """The model's forward pass over windows: features, keys and values of all tokens, and inputs of the layers `taps`.
 
-    Args:
-        segment: number of each token's document.
-        taps: layers whose inputs to return.
+    `segment` is the number of each token's document.
     """
     return model(tokens, positions(segment), [over_documents(segment)] * len(model.layers), taps)
 
@@ -27,9 +25,7 @@ def hidden_states(
 ) -> Float[Array, "B T D"]:
     """The hidden states after the final norm; a target's features.
 
-    Args:
-        segment: number of each token's document.
-        keep: whether each layer runs; None: all run. A layer that does not run passes its input on.
+    `keep` tells which layers run (None: all); the others pass their input on.
     """
     if keep is None:
         return read(model, tokens, segment).hidden
@@ -39,29 +35,21 @@ def hidden_states(
     return model.final_norm(x)
 
 
-def features_and_taps(
-    target: Llama, tokens: Int[Array, "B T"], segment: Int[Array, "B T"], taps: Sequence[int] = ()
-) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...]]:
-    """The target's features, and the inputs of the layers `taps`, in one forward."""
-    out = read(target, tokens, segment, taps)
-    return out.hidden, out.taps
-
-
 def target_features(
     target: Llama, batch: Windows, taps: Sequence[int] = ()
 ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B T D"], ...]]:
-    """Features and taps of a batch: those stored in it, otherwise computed here. No gradient flows through them."""
+    """The target's features, and the inputs of the layers `taps`: those stored in the batch, or computed here.
+
+    No gradient flows through them.
+    """
     if batch.features is not None:
         return jnp.asarray(batch.features), tuple(map(jnp.asarray, batch.taps))
-    tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    return jax.lax.stop_gradient(features_and_taps(target, tokens, segment, taps))
+    out = jax.lax.stop_gradient(read(target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment), taps))
+    return out.hidden, out.taps
 
 
 def positions(segment: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """The position of each token in its document, counted from the document's first token in the window.
-
-    The tokens of a document must be contiguous.
-    """
+    """The position of each token in its document, whose tokens are contiguous, from its first one in the window."""
     index = jnp.arange(segment.shape[1])
     begins = jnp.concatenate([jnp.ones_like(segment[:, :1], bool), segment[:, 1:] != segment[:, :-1]], axis=1)
     return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)

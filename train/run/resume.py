@@ -13,20 +13,15 @@ State = TypeVar("State")
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of a run. Each holds the training state, the position in the data, and the measurements.
+    """The checkpoints of a run: training state, position in the data, and measurements.
 
-    A checkpoint that was not complete when the process was killed is ignored.
+    One that was not complete when the process was killed is ignored.
     """
 
     orbax: Any
 
     def save(self, step: int, state: Any, place: Any, measured: dict[str, Any] | None) -> None:
-        """Starts to write a checkpoint. It waits only for the previous one.
-
-        Args:
-            place: position in the data, as JSON values.
-            measured: measurements with a `score` (higher is better); None if nothing was measured.
-        """
+        """Starts to write a checkpoint, after the previous one; `place` is the position in the data, as JSON values."""
         self.wait()
         self.orbax.save_async(step, flat(state), custom_metadata={"data": place}, metrics=measured)
 
@@ -42,10 +37,7 @@ class Checkpoints:
         return self._load(self.orbax.latest.step, state), about["data"]
 
     def best(self, state: State) -> tuple[State, dict[str, Any] | None]:
-        """The state with the best score (the latest of equal ones), and its measurements.
-
-        Returns `state` and None if nothing was measured.
-        """
+        """The state with the best score (the latest of equal ones) and its measurements; `state`, None without any."""
         measured = [each for each in self.orbax.checkpoints if each.metrics]
         if not measured:
             return state, None
@@ -54,8 +46,7 @@ class Checkpoints:
         return self._load(best.step, state), metrics
 
     def _load(self, step: int, state: State) -> State:
-        like = flat(state)
-        loaded = self.orbax.load(step, like)
+        loaded = self.orbax.load(step, like := flat(state))
         return jax.tree.unflatten(jax.tree.structure(state), [loaded[name] for name in like])
 
 

@@ -47,13 +47,11 @@ def fit(
 ) -> tuple[Params, Measured | None]:
     """Trains, or resumes training, and returns the best parameters and their measurements.
 
-    If nothing is measured, it returns the last parameters and None.
-
     Args:
         params: initial parameters; donated.
         frozen: passed to `loss`, such as the target.
-        measure: parameters → measurements on held-out text, for the log. Their `score` (higher is better) selects the
-            best parameters. None: nothing is held out.
+        measure: parameters → measurements on held-out text. Their `score` (higher is better) selects the best
+            parameters. None: nothing is held out, and the last parameters and None are returned.
         complete: completes every batch before its step, such as with cached features.
 
     Raises:
@@ -115,7 +113,6 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
 
 
 def _muon(rate: optax.Schedule, others: optax.GradientTransformation, recipe: Recipe) -> optax.GradientTransformation:
-    """Muon for hidden matrices; `others` for embeddings, LM heads and vectors."""
     from optax import contrib
 
     muon = contrib.muon(rate, weight_decay=recipe.weight_decay, consistent_rms=0.2)

@@ -23,8 +23,7 @@ from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.engine.head_weights import drafter_of
 from jaxspec.methods.method import parse_method
 from jaxspec.train.methods import acceptance_labels, acceptance_predictor
-from jaxspec.train.methods.acceptance_labels import Labels
-from jaxspec.train.methods.recording_drafter import RecordingDrafter
+from jaxspec.train.methods.acceptance_labels import Labels, RecordingDrafter
 from jaxspec.train.options import Calibrator
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head
@@ -50,7 +49,7 @@ def recorded(path: Path) -> tuple[jaxspec.Engine, jaxspec.Engine]:
     model = load(path, "float32")
     head = early_exit_head(model.target)
     method = parse_method(f"early-exit+chain,length={K}")
-    keeps = dataclasses.replace(method, drafter=RecordingDrafter(inner=method.drafter, length=K), builder=Chain(K))
+    keeps = dataclasses.replace(method, drafter=RecordingDrafter(method.drafter, K, rounds=20), builder=Chain(K))
     return jaxspec.Engine(model, keeps, draft=head), jaxspec.Engine(model, method, draft=head)
 
 
@@ -83,8 +82,6 @@ def test_every_leaf_of_the_state_begins_with_the_rows(target):
     assert recording.method.drafter.reuses_drafting  # as the early exit inside of it does
     state = recording.method.drafter.init(recording.models, 3, 16)
     assert {leaf.shape[0] for leaf in jax.tree.leaves(state)} == {3}
-    wider = recording.method.drafter.enlarge(state, 32)
-    assert {leaf.shape[:2] for leaf in (wider.draft_hidden, wider.target_hidden, wider.committed)} == {(3, 32)}
 
 
 def made_up(seed: int, rounds: int = 400) -> Labels:

@@ -13,7 +13,7 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.train.data import dataset, encoding, records
-from jaxspec.train.data.prompts import check_room, cut_prompts, load_chats, load_prompts
+from jaxspec.train.data.prompts import Prompt, check_room, cut_prompts, load_prompts
 from jaxspec.train.data.text import Document
 from jaxspec.train.methods import generation
 from jaxspec.train.options import Data, Generate
@@ -182,7 +182,7 @@ def test_texts_end_with_the_context(model: Checkpoint):
 
 def test_a_line_has_whole_characters_and_no_end_token(model: Checkpoint):
     engine, encode = jaxspec.Engine(model, "plain"), model.tokenizer.encode
-    prompt, accented, end = encode("ab"), encode("é"), model.config.eos[0]
+    prompt, accented, end = Prompt(encode("ab")), encode("é"), model.config.eos[0]
     assert generation.record(engine, prompt, accented) == {"text": "abé", "prompt": "ab", "complete": False}
     assert generation.record(engine, prompt, accented[:1])["text"] == "ab"
     assert generation.record(engine, prompt, [*accented, end]) == {"text": "abé", "prompt": "ab", "complete": True}
@@ -216,11 +216,11 @@ def test_with_chat_it_answers_first_turns(target: Path, model: Checkpoint, tmp_p
         assert answer.startswith(greedy.text.rstrip("\ufffd"))
         ends = f"{answer}<assistant>" if line["complete"] else answer.rstrip()
         assert model.tokenizer.decode(each.tokens) == f"<user>{question}<assistant>{ends}"
-    begun, *_ = load_chats(None, Data(talk, system="be brief"), model, 3, seed=0)
+    begun, *_ = load_prompts(None, Data(talk, system="be brief"), model, 3, 0, seed=0, chat=True)
     assert [message.role for message in begun.messages] == ["system", "user"]  # the output keeps it, for training
     assert model.tokenizer.decode(begun.tokens).startswith("<system>be brief<user>question")
     again = load_prompts(None, Data(talk), model, 3, 0, seed=0, chat=True)
-    assert [model.tokenizer.decode(tokens) for tokens in again] == [
+    assert [model.tokenizer.decode(each.tokens) for each in again] == [
         f"<user>{line['messages'][0]['content']}<assistant>" for line in written
     ]
 

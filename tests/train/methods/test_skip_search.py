@@ -28,7 +28,7 @@ from tests.train.command import command
 
 LAYERS, TRIALS = 2, 13  # past the first fit
 COSTS = BlockCosts(
-    plain=1.0, verify={"1": 1.0, "2": 1.2, "4": 1.5}, level=0.9, attention=0.4, mlp=0.05,
+    plain=1.0, verify={1: 1.0, 2: 1.2, 4: 1.5}, level=0.9, attention=0.4, mlp=0.05,
     control_level=0.01, control_round=0.02, rest=0.0, plain_rest=0.0,
 )  # fmt: skip
 SMALL = (
@@ -133,13 +133,12 @@ def test_what_a_block_costs(model, monkeypatch):
     switches = {name: [kind.tolist() for kind in astuple(engine.models.draft)] for name, engine in asked.items()}
     on, off = [True, True], [False, False]
     assert switches == {"whole": [off, off], "no attention": [on, off], "no mlp": [off, on], "bare": [on, on]}
-    assert (costs.plain, costs.verify, costs.level) == (1.0, {"1": 1.0, "2": 1.2}, 0.9)
+    assert (costs.plain, costs.verify, costs.level) == (1.0, {1: 1.0, 2: 1.2}, 0.9)
     assert (costs.attention, costs.mlp) == pytest.approx((0.2, 0.1))
     assert (costs.rest, costs.plain_rest) == (0.05, 0.04)
     assert (costs.control_level, costs.control_round) == (0.01, 0.02)
     pieces = costs.of_pieces(skip(LAYERS, attention=[0, 1], mlp=[1]))
     assert pieces.level == pytest.approx(0.9 - 0.4 - 0.1)
-    assert pieces.verify == {1: 1.0, 2: 1.2}
 
 
 def test_measured_is_the_clock(model, monkeypatch):
@@ -148,7 +147,8 @@ def test_measured_is_the_clock(model, monkeypatch):
     found = [replace(blank, decode_seconds=seconds) for seconds in (1.0, 3.0)]
     monkeypatch.setattr(trial, "warm", lambda engine, requests, learnt: [found[requests[0].index]])
     requests = [Request([1], SamplingParams(max_new_tokens=4), index) for index in range(2)]
-    found_out = trial.measured(model, parse_method("layer-skip"), requests, plain=0.75)(skip(LAYERS, [], []))
+    objective = trial.objective_of(model, parse_method("layer-skip"), "measured", requests, {"plain": 0.75})
+    found_out = objective(skip(LAYERS, [], []))
     values = found_out.speedup, found_out.acceptance_rate, found_out.tau
     assert values == pytest.approx((0.75 / (4 / 8), 0.5, 2.0))
     assert trial.plain_seconds(model, requests) == pytest.approx(4 / 8)

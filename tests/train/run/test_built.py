@@ -7,15 +7,13 @@ from tests import several_devices
 PROGRAM = """
 import json
 import jax, numpy as np
-from flax import nnx
 from jaxspec.drafters import Eagle
 from jaxspec.model.sharding import make_mesh, split_mesh
 from jaxspec.train.run.heads import built
 from tests.evaluate.tiny import MODEL
 
 drafter, mesh = Eagle(), split_mesh(make_mesh(data=2, model=4), MODEL)
-build = lambda: drafter.build_head(drafter.head_for(MODEL), nnx.Rngs(0))
-whole, cut = (jax.tree.leaves(built(where, build)) for where in (None, mesh))
+whole, cut = (jax.tree.leaves(built(where, drafter, drafter.head_for(MODEL), 0)) for where in (None, mesh))
 print(json.dumps({
     "same": all(np.allclose(ours, theirs, rtol=1e-5) for ours, theirs in zip(whole, cut, strict=True)),
     "random": any(np.std(leaf) for leaf in whole),

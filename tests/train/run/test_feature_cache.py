@@ -20,7 +20,7 @@ from jaxspec.train.hyperparameters import BlockObjective, Recipe
 from jaxspec.train.methods import edd, lm
 from jaxspec.train.run import feature_cache
 from jaxspec.train.run.folder import open_run
-from jaxspec.train.run.packed import features_and_taps, hidden_states
+from jaxspec.train.run.packed import hidden_states, read
 from jaxspec.train.run.trainer import fit
 
 
@@ -125,10 +125,10 @@ def test_edd_runs_the_target_in_the_first_epoch_alone_and_goes_on_bit_for_bit(
 
 def test_taps_are_the_inputs_of_layers(target: Llama, packed: Windows, tmp_path: Path):
     found = feature_cache.open_cache(tmp_path / "cache", target, packed, (0, 2)).complete(packed)
-    features, taps = jax.jit(features_and_taps, static_argnums=3)(target, packed.tokens, packed.segment, (0, 2))
+    encoded = jax.jit(read, static_argnums=3)(target, packed.tokens, packed.segment, (0, 2))
     assert found.features is not None and len(found.taps) == 2
-    np.testing.assert_allclose(found.features, features, atol=1e-6)
-    for ours, theirs in zip(found.taps, taps, strict=True):
+    np.testing.assert_allclose(found.features, encoded.hidden, atol=1e-6)
+    for ours, theirs in zip(found.taps, encoded.taps, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
     np.testing.assert_allclose(found.taps[0], target.embedding[...][packed.tokens], atol=1e-6)
 
