@@ -76,6 +76,11 @@ class DflashOptions:
         """Whether the head has an LM head."""
         return self.own_head or self.draft_vocabulary is not None
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options as JSON values."""
+        return {**dataclasses.asdict(self), "taps": list(self.taps)}
+
 
 class MarkovTerm(nnx.Module):
     """DSpark's Markov term: a matrix [V, C] of rank R, added to the logits of the C tokens that may follow a token."""
@@ -226,8 +231,7 @@ class Dflash(Drafter):
             mask_token=target.vocab_size - 1 if mask_token is None else mask_token,
             markov_rank=markov_rank,
         )
-        shape = target.bare_layers(layers, qk_norm=True)
-        return HeadShape(shape, {**dataclasses.asdict(options), "taps": list(options.taps)})
+        return HeadShape(target.bare_layers(layers, qk_norm=True), options.settings)
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> DflashHead:
         return DflashHead(shape.model, DflashOptions.from_settings(shape.settings), rngs=rngs, dtype=dtype)

@@ -266,6 +266,7 @@ def test_methods():
     with pytest.raises(ValueError, match="block must be at least 2, not 1"):
         parse_method("dflash,block=1")
     assert default_method(["eagle", "eagle3", "dflash"]).drafter == Dflash()
+    assert default_method(["layer-skip", "draft-model"]).head == "draft-model"
 
 
 def test_a_trained_block_bounds_what_is_drafted(tmp_path: Path):

@@ -12,15 +12,13 @@ import pytest
 from flax import nnx
 
 from jaxspec.decoding import loop
-from jaxspec.decoding.batch import start
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.tree import compaction, subtree
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, default_first
 from jaxspec.methods.method import parse_method
 from jaxspec.model import llama
 from jaxspec.train.methods.early_exit import initial
-from tests.lossless.harness import models, requests, run, speculation
+from tests.lossless.harness import begun, models, requests, run, speculation
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 4, 5]]
 
@@ -93,8 +91,7 @@ def test_every_live_node_passes_every_layer_once(builder: str, exit_layer: bool)
     head = EarlyExitHead(config, rngs=nnx.Rngs(1), first=2, exit_layer=exit_layer)
     weights = Models(target=target, draft=head)
     spec = speculation(parse_method(f"early-exit+{builder}"), greedy=True)
-    state = start(spec, weights, requests(PROMPTS, 8), (), 64)
-    state = prefill(spec.drafter, weights, state, 8)
+    state = begun(spec, weights, requests(PROMPTS, 8), (), 64)
     passes = Passes(target)
     prefix = state.prefix
     with mock.patch.object(llama, "decoder_layer", passes.layer):

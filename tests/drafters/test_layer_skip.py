@@ -19,19 +19,17 @@ from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.controllers.acceptance_predictor import draft_width
 from jaxspec.convert import inspect
 from jaxspec.decoding import tree as trees
-from jaxspec.decoding.batch import start
 from jaxspec.decoding.drafter import HeadShape, Models, Prefix
-from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.tree import Frontier
 from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip, SkipMask, layers_of, skip
 from jaxspec.engine.head_weights import head_config, restore_head
-from jaxspec.methods.method import default_method, parse_method
+from jaxspec.methods.method import parse_method
 from jaxspec.model.llama import Llama, forward
 from jaxspec.train.methods import kept_blocks as training
 from jaxspec.train.methods.edd import rounds_of
 from jaxspec.train.run import packed
 from tests.drafters.chain import chain
-from tests.lossless.harness import kept_blocks, models, requests, run, speculation
+from tests.lossless.harness import begun, kept_blocks, models, requests, run, speculation
 
 VOCAB, LAYERS = 50, 3
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 4, 5]]
@@ -53,8 +51,7 @@ def read(target: Llama, prompts: list[list[int]], rows: int) -> Prefix:
     """What the target has read: all but the last tokens, which are the roots."""
     spec = speculation(parse_method("plain"), True)
     weights = Models(target=target, draft=None)
-    state = prefill(spec.drafter, weights, start(spec, weights, requests(prompts, 8), (), rows), 8)
-    return state.prefix
+    return begun(spec, weights, requests(prompts, 8), (), rows).prefix
 
 
 def silenced(target: Llama, skips: SkipMask) -> Llama:
@@ -246,8 +243,3 @@ class TestFile:
             CheckpointError, match=r"must have the settings `attention` and `mlp`, lists .* from 0 to 2"
         ):
             restore_head(model, LayerSkip(), model.path)
-
-
-def test_the_default_method_takes_it_where_nothing_is_trained():
-    assert default_method(["layer-skip"]).drafter == LayerSkip()
-    assert default_method(["draft-model", "layer-skip"]).head == "draft-model"

@@ -15,7 +15,6 @@ from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.decoding.tree import Frontier
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.engine.head_weights import head_config, restore_head
-from jaxspec.methods.method import default_method
 from tests.evaluate import tiny
 from tests.lossless.harness import models
 
@@ -90,7 +89,3 @@ def test_heads_of_another_target_are_refused(tmp_path: Path):
         else:
             with pytest.raises(CheckpointError, match=word):
                 restore_head(model, Medusa(), folder)
-
-
-def test_the_default_method_prefers_it_to_a_draft_model():
-    assert default_method(["draft-model", "medusa"]).drafter == Medusa()

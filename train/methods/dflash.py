@@ -13,15 +13,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.drafters.dflash import Dflash as DflashDrafter
-from jaxspec.drafters.dflash import DflashHead
+from jaxspec.drafters.dflash import Dflash, DflashHead
 from jaxspec.model.attention import over_context
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.llama import Llama
 from jaxspec.model.rope import rotary
+from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import DflashObjective
-from jaxspec.train.options import Dflash
 from jaxspec.train.run import heads
 from jaxspec.train.run.losses import Summed, divergence
 from jaxspec.train.run.packed import positions, target_features
@@ -37,9 +36,9 @@ class Blocks:
     real: Bool[Array, "*chunks B anchors"]  # whether the block is used; there may be fewer anchors than blocks
 
 
-def train(settings: Dflash) -> DflashHead:
+def train(settings: options.Dflash) -> DflashHead:
     """Trains a head; see `heads.train`."""
-    drafter = DflashDrafter(block=settings.block)
+    drafter = Dflash(block=settings.block)
     with heads.open_job(drafter.name, settings) as job:
         config = job.target.config.model
         heads.check_taps(settings.taps or (), config)

@@ -12,24 +12,24 @@ from jaxspec.checkpoint import checksums, config_json, parameters
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.convert import tokenizer
-from jaxspec.drafters.draft_model import DraftModel as DraftModelDrafter
+from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
+from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Distillation
 from jaxspec.train.methods import lm
-from jaxspec.train.options import DraftModel
 from jaxspec.train.run import heads
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import hidden_states, target_features
 
 
-def train(settings: DraftModel) -> Llama:
+def train(settings: options.DraftModel) -> Llama:
     """Trains a LLaMA with the target's vocabulary; see `heads.train`.
 
     If it is as wide as the target, embedding, final norm and LM head start from the target's.
     """
-    drafter = DraftModelDrafter()
+    drafter = DraftModel()
     with heads.open_job(drafter.name, settings) as job:
         target = job.target.config.model
         shape = drafter.head_for(target, layers=settings.layers)

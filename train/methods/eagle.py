@@ -9,22 +9,21 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key
 
-from jaxspec.drafters.eagle import Eagle as EagleDrafter
-from jaxspec.drafters.eagle import EagleHead
+from jaxspec.drafters.eagle import Eagle, EagleHead
 from jaxspec.model.attention import over_documents
 from jaxspec.model.llama import Llama
 from jaxspec.model.rope import rotary
+from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import EagleObjective
-from jaxspec.train.options import Eagle
 from jaxspec.train.run import heads
 from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import positions, target_features
 
 
-def train(settings: Eagle) -> EagleHead:
+def train(settings: options.Eagle) -> EagleHead:
     """Trains a head with one layer of the target's shape; see `heads.train`."""
-    drafter = EagleDrafter()
+    drafter = Eagle()
     with heads.open_job(drafter.name, settings) as job:
         shape = drafter.head_for(job.target.config.model, bias=settings.bias, inputs=settings.inputs)
         head = heads.built(job.target.mesh, drafter, shape, settings.recipe.seed)

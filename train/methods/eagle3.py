@@ -15,14 +15,13 @@ from jaxtyping import Array, Float, Int, Key
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.drafters import draft_vocabulary
-from jaxspec.drafters.eagle3 import Eagle3 as Eagle3Drafter
-from jaxspec.drafters.eagle3 import Eagle3Head
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head
 from jaxspec.model.attention import over_steps
 from jaxspec.model.llama import Llama
 from jaxspec.model.rope import rotary
+from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Eagle3Objective
-from jaxspec.train.options import Eagle3
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
@@ -31,9 +30,9 @@ from jaxspec.train.run.packed import positions, target_features
 _ROWS = 4096  # windows that are read at once to count tokens
 
 
-def train(settings: Eagle3) -> Eagle3Head:
+def train(settings: options.Eagle3) -> Eagle3Head:
     """Trains a head; see `heads.train`."""
-    drafter = Eagle3Drafter()
+    drafter = Eagle3()
     with heads.open_job(drafter.name, settings) as job:
         config = job.target.config.model
         heads.check_taps(settings.taps or (), config)

@@ -19,25 +19,24 @@ from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.checkpoint.tokenizer import load_tokenizer
-from jaxspec.drafters.early_exit import EarlyExit as EarlyExitDrafter
-from jaxspec.drafters.early_exit import EarlyExitHead, default_first
+from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, default_first
 from jaxspec.model.attention import over_documents
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, run_layers
 from jaxspec.model.quantization import LM_HEAD, is_quantized, whole_name
 from jaxspec.model.rope import rotary
 from jaxspec.model.sharding import move, place, split_mesh
+from jaxspec.train import options
 from jaxspec.train.data.text import Windows
-from jaxspec.train.options import EarlyExit
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed, cross_entropy
 from jaxspec.train.run.packed import positions
 
 
-def train(settings: EarlyExit) -> EarlyExitHead:
+def train(settings: options.EarlyExit) -> EarlyExitHead:
     """Trains an exit; see `heads.train`. The whole target is not loaded, so decoding is not measured."""
-    drafter, exits = EarlyExitDrafter(), settings.exit_layers
+    drafter, exits = EarlyExit(), settings.exit_layers
     with heads.open_job(drafter.name, settings, partial(load, first=settings.first)) as job:
         model, first = job.target.config.model, job.target.target.config.num_layers
         if not 0 <= exits <= model.num_layers:

@@ -16,21 +16,20 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding.drafter import Models
-from jaxspec.drafters.edd import Edd as EddDrafter
-from jaxspec.drafters.edd import EddHead
+from jaxspec.drafters.edd import Edd, EddHead
 from jaxspec.model.attention import Rounds, over_rounds
 from jaxspec.model.llama import Llama
+from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective
-from jaxspec.train.options import Edd
 from jaxspec.train.run import heads
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import positions, target_features
 
 
-def train(settings: Edd) -> EddHead:
+def train(settings: options.Edd) -> EddHead:
     """Trains a head; see `heads.train`."""
-    drafter = EddDrafter()
+    drafter = Edd()
     with heads.open_job(drafter.name, settings) as job:
         target = job.target.target
         shape = drafter.head_for(target.config, tap=settings.tap)
@@ -47,7 +46,7 @@ def initial(target: Llama, tap: int) -> EddHead:
     trained on embeddings. On the builtin model it leads to a held-out loss of 1.22 after 100 steps; a random layer to
     1.56, the layer after the tap to 2.72, the last layer to 2.64.
     """
-    drafter = EddDrafter()
+    drafter = Edd()
     head = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target.config, tap=tap), nnx.Rngs(0)))
     return heads.started(head, target, {name: name.removeprefix("decoder.") for name in module_to_dict(head)})
 
@@ -55,7 +54,7 @@ def initial(target: Llama, tap: int) -> EddHead:
 def loss(head: EddHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: BlockObjective) -> Summed:
     """The objective under a dual-block mask, over the tokens that count: by default Eq. 4, KL(target ‖ draft)."""
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
-    features, taps = target_features(target, batch, EddDrafter().taps(Models(target=target, draft=head)))
+    features, taps = target_features(target, batch, Edd().taps(Models(target=target, draft=head)))
     (hidden,) = taps or (features,)
     drafts = predict(head, tokens, hidden, draw_rounds(segment, objective, key))
     return distil(objective, drafts, target.logits(features), batch)

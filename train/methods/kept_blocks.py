@@ -14,28 +14,27 @@ from jaxtyping import Array, Float, Int, Key
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding.drafter import HeadShape
-from jaxspec.drafters.layer_skip import KeptBlocks, SkipMask, draft, layers_of
-from jaxspec.drafters.layer_skip import LayerSkip as LayerSkipDrafter
+from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip, SkipMask, draft, layers_of
 from jaxspec.host import processes
 from jaxspec.model.attention import Rounds, over_rounds
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.llama import Llama
 from jaxspec.model.rope import rotary
+from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.methods import skip_search
 from jaxspec.train.methods.edd import draw_rounds
 from jaxspec.train.methods.skip_sets import aggressive, read_skip_set, write_skip_set
-from jaxspec.train.options import LayerSkip
 from jaxspec.train.run import heads
 from jaxspec.train.run.folder import run_folder
 from jaxspec.train.run.losses import Summed, distil
 from jaxspec.train.run.packed import positions, read
 
 
-def train(settings: LayerSkip) -> KeptBlocks:
+def train(settings: options.LayerSkip) -> KeptBlocks:
     """Trains the blocks that a skip set keeps; see `heads.train`. The set of a resumed run must be the same."""
-    drafter = LayerSkipDrafter()
+    drafter = LayerSkip()
     with heads.open_job("layer-skip-trained", settings) as job:
         target, skips = job.target.config, choose(settings, job.target)
         begun = job.run.folder / "set"  # stored, because a search that was extended since may give another set
@@ -51,9 +50,9 @@ def train(settings: LayerSkip) -> KeptBlocks:
         return heads.train(job, drafter, shape, blocks, partial(loss, objective=settings.objective))
 
 
-def choose(settings: LayerSkip, target: Checkpoint) -> SkipMask:
+def choose(settings: options.LayerSkip, target: Checkpoint) -> SkipMask:
     """The skip set to train: one on disk, or with --aggressive one from the trials of a search."""
-    searched = target.path / "heads" / LayerSkipDrafter.name
+    searched = target.path / "heads" / LayerSkip.name
     if not settings.aggressive:
         return read_skip_set(settings.skip_set or searched, target.config)
     trials = skip_search.read_trials(run_folder(searched, settings.search), target)

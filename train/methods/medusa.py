@@ -11,20 +11,19 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.drafters.medusa import Medusa as MedusaDrafter
-from jaxspec.drafters.medusa import MedusaHead, MedusaHeads
+from jaxspec.drafters.medusa import Medusa, MedusaHead, MedusaHeads
 from jaxspec.model.llama import Llama
+from jaxspec.train import options
 from jaxspec.train.data.text import Windows
-from jaxspec.train.options import Medusa
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import target_features
 
 
-def train(settings: Medusa) -> MedusaHeads:
+def train(settings: options.Medusa) -> MedusaHeads:
     """Trains heads; see `heads.train`."""
-    drafter = MedusaDrafter()
+    drafter = Medusa()
     with heads.open_job(drafter.name, settings) as job:
         shape = drafter.head_for(job.target.config.model, heads=settings.heads)
         begun = initial(job.target.target, settings.heads)
@@ -33,7 +32,7 @@ def train(settings: Medusa) -> MedusaHeads:
 
 def initial(target: Llama, count: int) -> MedusaHeads:
     """Heads that start as the target's LM head. Their residual blocks start as the identity: W and b are 0."""
-    drafter = MedusaDrafter()
+    drafter = Medusa()
     blank = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target.config, heads=count), nnx.Rngs(0)))
     leaves = module_to_dict(blank)
     lm_heads = {name: lm_head_of(target.config) for name in leaves if name.endswith(".head.kernel")}

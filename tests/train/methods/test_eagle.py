@@ -97,15 +97,6 @@ def test_noise_is_uniform_and_on_the_features_only(target, head, batch):
     )
 
 
-def test_given_features_replace_the_targets_own(target, head, batch):
-    given = hidden_states(target, batch.tokens, batch.segment)
-    with_them = Windows(tokens=batch.tokens, segment=batch.segment, counted=batch.counted, features=given)
-    loss = lambda batch: float(eagle.loss(head, target, batch, None, EagleObjective())[0])
-    assert loss(with_them) == loss(batch)
-    twice = Windows(tokens=batch.tokens, segment=batch.segment, counted=batch.counted, features=2 * given)
-    assert loss(twice) != loss(batch)
-
-
 @pytest.mark.parametrize("inputs", INPUTS)
 def test_trains_what_decodes(inputs: str, target):
     """The first draft of a round is what training computed there; later ones go on from predicted features."""

@@ -14,10 +14,8 @@ from flax import nnx
 import jaxspec
 from jaxspec.checkpoint import config_json, parameters
 from jaxspec.checkpoint.parameters import module_to_dict
-from jaxspec.decoding.batch import start
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import decode
-from jaxspec.decoding.prefill import prefill
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead
 from jaxspec.methods.method import parse_method
 from jaxspec.model.attention import over_documents
@@ -27,8 +25,8 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import early_exit
 from jaxspec.train.run.packed import positions
 from tests.evaluate import tiny
-from tests.lossless.harness import early_exit_head, models, requests
-from tests.train.command import QUICK, command
+from tests.lossless.harness import begun, early_exit_head, models, requests
+from tests.train.command import QUICK, command, trained
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +40,8 @@ def test_trains_what_decodes():
     head = early_exit_head(target)
     weights = Models(target=target, draft=head)
     spec = parse_method("early-exit+chain,length=1").speculation(True, record=True)
-    state = start(spec, weights, requests([[1, 2, 3, 4, 5, 6, 7, 8, 9, 3]], 20), (), 64)
-    state = decode(spec, weights, prefill(spec.drafter, weights, state, 4), jnp.int32(64))
+    state = begun(spec, weights, requests([[1, 2, 3, 4, 5, 6, 7, 8, 9, 3]], 20), (), 64)
+    state = decode(spec, weights, state, jnp.int32(64))
     rounds, trace = int(state.round), state.trace
     assert trace is not None and rounds > 5
     segment = jnp.zeros(state.tokens.shape, jnp.int32)
@@ -136,33 +134,9 @@ def test_an_exit_without_a_layer_drafts_by_norm_and_lm_head(target, data, tmp_pa
 
 def test_an_exit_is_trained_and_used(target, data, tmp_path):
     copy = shutil.copytree(target, tmp_path / "ckpt")
-    code, err = command("early-exit", "--target", copy, "--data", data, *QUICK)
-    assert code == 0, err
-    assert err.splitlines()[-1].startswith(f"wrote {copy}/heads/early-exit: early-exit, ")
-    lines = (copy / "heads/early-exit.run/metrics.jsonl").read_text().splitlines()
-    first, last = (json.loads(line)["evaluation"]["loss"] for line in lines if "evaluation" in line)
-    assert last < first
-    model = jaxspec.load(copy)
-    engine = jaxspec.Engine(model)
+    engine, _ = trained("early-exit", copy, "--data", data)
     assert isinstance(engine.method.drafter, EarlyExit)
-    plain = jaxspec.Engine(model, "plain").generate(["def f", "return"], max_new_tokens=30)
-    drafted = engine.generate(["def f", "return"], max_new_tokens=30)
-    assert [each.tokens for each in drafted] == [each.tokens for each in plain]
     config = json.loads((copy / "heads/early-exit/config.json").read_text())
     (copy / "heads/early-exit/config.json").write_text(json.dumps({**config, "settings": {"first": 9}}))
     with pytest.raises(config_json.CheckpointError, match="exits after 9 layers and this target has 2"):
-        jaxspec.Engine(model, "early-exit")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--first", 2), "--first must be from 1 to 1 for this target, not 2"),
-        (("--exit-layers", 3), "--exit-layers must be from 0 to 2 for this target, not 3"),
-        (("--cache-features", "x"), "--cache-features has no use here"),
-    ],
-)
-def test_what_cannot_be_is_refused(options, said, target, tmp_path):
-    code, err = command("early-exit", "--target", target, "--out", tmp_path / "head", *QUICK, *options)
-    assert code == 2 and said in err.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
+        jaxspec.Engine(engine.model, "early-exit")

@@ -25,7 +25,7 @@ from jaxspec.train.run.losses import distil
 from jaxspec.train.run.packed import hidden_states, read
 from tests.evaluate import tiny
 from tests.lossless.harness import models
-from tests.train.command import QUICK, command
+from tests.train.command import trained
 from tests.train.windows import two_windows
 
 LENGTH, VOCAB = 24, 23
@@ -131,42 +131,12 @@ def ckpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_head_is_trained_and_used(ckpt, data, tmp_path):
-    copy = tmp_path / "ckpt"
-    shutil.copytree(ckpt, copy)
-    code, err = command("edd", "--target", copy, "--data", data, *QUICK, "--cache-features", tmp_path / "features")
-    assert code == 0, err
-    assert (tmp_path / "features/tap-1.npy").exists()
-    assert err.splitlines()[-1].startswith(f"wrote {copy}/heads/edd: edd, ")
-    lines = (copy / "heads/edd.run/metrics.jsonl").read_text().splitlines()
-    first, last = (json.loads(line)["evaluation"] for line in lines if "evaluation" in line)
-    assert last["loss"] < first["loss"]
-    assert last["tau"] > 1 and len(last["acceptance"]) == 5
-
-    model = jaxspec.load(copy)
-    plain = jaxspec.Engine(model, "plain").generate(["def f", "return"], max_new_tokens=30)
-    drafted = jaxspec.Engine(model, "edd+chain").generate(["def f", "return"], max_new_tokens=30)
-    assert [each.tokens for each in drafted] == [each.tokens for each in plain]
-    assert drafted[0].statistics.tau > 1
+    copy, features = shutil.copytree(ckpt, tmp_path / "ckpt"), tmp_path / "features"
+    engine, lines = trained("edd", copy, "--data", data, "--cache-features", features, method="edd+chain")
+    assert (features / "tap-1.npy").exists()
+    assert lines[-1]["evaluation"]["tau"] > 1 and len(lines[-1]["evaluation"]["acceptance"]) == 5
     config = json.loads((copy / "heads/edd/config.json").read_text())
     assert config["settings"] == {"tap": 0}
     (copy / "heads/edd/config.json").write_text(json.dumps({**config, "settings": {"tap": 2}}))
     with pytest.raises(config_json.CheckpointError, match=r"reads layer 2 \(from 0\) and this target has 2"):
-        jaxspec.Engine(model, "edd")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--tap", 2), "--tap must be from 0 to 1 for this target, not 2"),
-        (("--block-min", 6, "--block-max", 5), "not --block-min 6 --block-max 5"),
-        (("--teacher-temperature", 0), "--teacher-temperature must be above 0, not 0.0"),
-        (
-            ("--goal", "cross-entropy", "--teacher-temperature", 0.5),
-            "--teacher-temperature applies only to --goal forward-kl, not to --goal cross-entropy",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused(options, said, ckpt, tmp_path):
-    code, err = command("edd", "--target", ckpt, "--out", tmp_path / "head", *QUICK, *options)
-    assert code == 2 and said in err.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []
+        jaxspec.Engine(engine.model, "edd")

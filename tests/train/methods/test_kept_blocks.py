@@ -1,18 +1,15 @@
 """`jaxspec-train layer-skip`: the skipped blocks, the loss of the kept blocks, and a head that drafts with them."""
 
 import dataclasses
-import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxspec
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.drafters.layer_skip import KeptBlocks, SkipMask, layers_of, skip
@@ -30,7 +27,7 @@ from jaxspec.train.run.packed import read
 from tests.evaluate import tiny
 from tests.lossless.harness import kept_blocks as shaken
 from tests.lossless.harness import models
-from tests.train.command import QUICK, command
+from tests.train.command import QUICK, command, trained
 
 LENGTH, VOCAB, LAYERS = 24, 23, 2
 
@@ -126,36 +123,20 @@ def ckpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_blocks_are_trained_and_used(ckpt, tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    for name in ("a.py", "shutil.py"):
-        (data / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
-    copy = tmp_path / "ckpt"
-    shutil.copytree(ckpt, copy)
-    share = ("--aggressive", "--attention-share", 0.5, "--mlp-share", 0.5)
-    code, err = command("layer-skip", "--target", copy, "--data", data, *QUICK, *share)
-    assert code == 0, err
-    assert err.splitlines()[-1].startswith(f"wrote {copy}/heads/layer-skip-trained: layer-skip, ")
-    lines = (copy / "heads/layer-skip-trained.run/metrics.jsonl").read_text().splitlines()
-    first, last = (json.loads(line)["evaluation"] for line in lines if "evaluation" in line)
-    assert last["loss"] < first["loss"]
-    assert last["tau"] > 1 and len(last["acceptance"]) == 5
-
-    model = jaxspec.load(copy)
-    assert model.heads == ("layer-skip", "layer-skip-trained")
-    engine = jaxspec.Engine(model, "layer-skip@layer-skip-trained+chain")
+def test_blocks_are_trained_and_used(ckpt, data, tmp_path):
+    copy = shutil.copytree(ckpt, tmp_path / "ckpt")
+    options = ("--data", data, "--aggressive", "--attention-share", 0.5, "--mlp-share", 0.5)
+    name = "layer-skip-trained"
+    engine, lines = trained("layer-skip", copy, *options, head=name, method=f"layer-skip@{name}+chain")
+    assert lines[-1]["evaluation"]["tau"] > 1 and len(lines[-1]["evaluation"]["acceptance"]) == 5
+    assert engine.model.heads == ("layer-skip", name)
     blocks = engine.models.draft
     assert isinstance(blocks, KeptBlocks)
     assert layers_of(blocks.skips) == {"attention": [0], "mlp": [1]}
-    plain = jaxspec.Engine(model, "plain").generate(["def f", "return"], max_new_tokens=30)
-    drafted = engine.generate(["def f", "return"], max_new_tokens=30)
-    assert [each.tokens for each in drafted] == [each.tokens for each in plain]
-    assert drafted[0].statistics.tau > 1
 
     log = copy / "heads/layer-skip.run/trials.jsonl"
     log.write_text(log.read_text() + to_line(trial(skip(LAYERS, [1], [0]), 9.0).to_json()))
-    code, err = command("layer-skip", "--target", copy, "--data", data, *QUICK, *share)
+    code, err = command("layer-skip", "--target", copy, *QUICK, *options)
     assert code == 2 and "layer-skip-trained.run was started with another set" in err.splitlines()[-1]
 
 
@@ -171,24 +152,3 @@ def test_which_set_is_trained(ckpt):
     other = dataclasses.replace(model, target=jax.tree.map(lambda x: x + 1, model.target))
     with pytest.raises(ValueError, match="the hash of the target is"):
         skip_search.read_trials(moved, other)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--mlp-share", 1.5), "--mlp-share must be from 0 to 1, not 1.5"),
-        (
-            ("--aggressive", "--set", "x"),
-            "--aggressive selects a set from the trials of a search",
-        ),
-        (("--search", "x"), "--search has a meaning only with --aggressive"),
-        (("--aggressive", "--search", "/nowhere"), "/nowhere has no trials: run `jaxspec-train skip-search` first"),
-        (("--set", "/nowhere"), "there is no readable head at /nowhere"),
-        (("--cache-features", "x"), "--cache-features stores only the target's last features"),
-        (("--block-min", 0), "--block-min must be at least 1"),
-    ],
-)
-def test_what_cannot_be_is_refused(options: tuple[Any, ...], said: str, ckpt, tmp_path):
-    code, err = command("layer-skip", "--target", ckpt, "--out", tmp_path / "head", *QUICK, *options)
-    assert code == 2 and said in err.splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []

@@ -1,8 +1,5 @@
 """`jaxspec-train lm`, from a folder of text to a checkpoint that generates."""
 
-import contextlib
-import io
-import sys
 from pathlib import Path
 
 import jax
@@ -13,13 +10,13 @@ from flax import nnx
 
 import jaxspec
 from jaxspec.checkpoint.parameters import module_to_dict
-from jaxspec.commands import train
 from jaxspec.model.llama import Llama
 from jaxspec.train.data import text
 from jaxspec.train.data.text import Encoded, Windows
 from jaxspec.train.methods import lm
 from jaxspec.train.run.held_out import mean_loss
 from jaxspec.train.run.packed import hidden_states
+from tests.train.command import command
 
 TINY = ("--layers", 1, "--hidden-size", 16, "--head-dim", 8, "--vocab-size", 280, "--context", 32, "--batch-size", 4)
 MODEL = lm.shape(40, layers=2, hidden_size=16, head_dim=8, context=12)
@@ -34,16 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def command(*args: object) -> tuple[int, str]:
-    """Exit code and stderr of `jaxspec-train lm ARGS`."""
-    err = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(err):
-        patch.setattr(sys, "argv", ["jaxspec-train", "lm", *map(str, args)])
-        with pytest.raises(SystemExit) as exit_:
-            train.main()
-    return int(exit_.value.code or 0), err.getvalue()
-
-
 def parameters(path: Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in module_to_dict(jaxspec.load(path).target).items()}
 
@@ -56,7 +43,7 @@ def random_windows(batch: int, length: int) -> Windows:
 
 
 def test_from_text_to_a_checkpoint_that_generates(folder: Path, tmp_path: Path):
-    code, err = command(tmp_path / "one", "--data", folder, *TINY, "--steps", 50, "--learning-rate", 1e-2)
+    code, err = command("lm", tmp_path / "one", "--data", folder, *TINY, "--steps", 50, "--learning-rate", 1e-2)
     assert code == 0, err
     lines = err.splitlines()
     assert lines[0] == "learning a vocabulary of 280 tokens from 2 files"
@@ -72,12 +59,12 @@ def test_from_text_to_a_checkpoint_that_generates(folder: Path, tmp_path: Path):
     assert generated.prompt_tokens[0] == 0
     assert 0 < len(generated.tokens) <= 8
 
-    assert command(tmp_path / "two", "--data", folder, *TINY, "--steps", 50, "--learning-rate", 1e-2)[0] == 0
+    assert command("lm", tmp_path / "two", "--data", folder, *TINY, "--steps", 50, "--learning-rate", 1e-2)[0] == 0
     first, second = parameters(tmp_path / "one"), parameters(tmp_path / "two")
     assert all(first[name].tobytes() == second[name].tobytes() for name in first)
     assert (tmp_path / "one/tokenizer.json").read_bytes() == (tmp_path / "two/tokenizer.json").read_bytes()
 
-    assert command(tmp_path / "one", "--data", folder)[0] == 2
+    assert command("lm", tmp_path / "one", "--data", folder)[0] == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "one.run", "two", "two.run"]
     assert (tmp_path / "one.run/metrics.jsonl").read_bytes() == (tmp_path / "two.run/metrics.jsonl").read_bytes()
     assert (tmp_path / "one.run/training.svg").stat().st_size > 1000
@@ -102,7 +89,9 @@ def test_from_text_to_a_checkpoint_that_generates(folder: Path, tmp_path: Path):
     ],
 )
 def test_bad_input_ends_in_one_sentence(arguments: list[object], words: str, folder: Path, tmp_path: Path):
-    code, err = command(tmp_path / "out", *(folder if argument == "FOLDER" else argument for argument in arguments))
+    code, err = command(
+        "lm", tmp_path / "out", *(folder if argument == "FOLDER" else argument for argument in arguments)
+    )
     assert code == 2
     assert words in err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
@@ -113,14 +102,14 @@ def test_interrupt_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pyt
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lm, "fit", interrupted)
-    code, err = command(tmp_path / "out", "--data", folder, *TINY)
+    code, err = command("lm", tmp_path / "out", "--data", folder, *TINY)
     assert (code, err.splitlines()[-1]) == (130, "interrupted")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_held_out_files(tmp_path: Path):
     (tmp_path / "shutil.py").write_text("x = 1\n")
-    code, err = command(tmp_path / "out", "--data", tmp_path)
+    code, err = command("lm", tmp_path / "out", "--data", tmp_path)
     assert code == 2
     assert "every file is held out" in err.splitlines()[-1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shutil.py"]

@@ -1,7 +1,6 @@
 """`jaxspec-train medusa`: its loss by hand, its logits against those of decoding, and its memory."""
 
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import jaxspec
-from jaxspec.decoding.batch import start
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import decode
-from jaxspec.decoding.prefill import prefill
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.methods.method import parse_method
 from jaxspec.model.config import LlamaConfig
@@ -23,9 +19,8 @@ from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import medusa
 from jaxspec.train.run.packed import hidden_states
-from tests.evaluate import tiny
-from tests.lossless.harness import medusa_heads, models, requests
-from tests.train.command import QUICK, command
+from tests.lossless.harness import begun, medusa_heads, models, requests
+from tests.train.command import trained
 from tests.train.windows import two_windows
 
 CONFIG = LlamaConfig(
@@ -73,16 +68,6 @@ def test_loss_is_the_papers(count: int, decay: float, target: Llama):
     assert (float(sums["count"]), float(sums["agreement"])) == (number, right)
 
 
-def test_given_features_replace_the_targets_own(target: Llama):
-    windows, heads = batch(), shaken(target, 2)
-    given = known(target, windows)
-    loss = lambda features: float(
-        medusa.loss(heads, target, dataclasses.replace(windows, features=features), None, 0.8)[0]
-    )
-    assert loss(given) == loss(None)
-    assert loss(2 * given) != loss(None)
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_heads_begin_as_the_lm_head(tied: bool):
     target = Llama(dataclasses.replace(CONFIG, tie_embeddings=tied), rngs=nnx.Rngs(0))
@@ -97,8 +82,8 @@ def test_trains_what_decodes():
     heads = medusa_heads(target)
     weights = Models(target=target, draft=heads)
     spec = parse_method("medusa+chain,length=4").speculation(True, record=True)
-    state = start(spec, weights, requests([[1, 2, 3, 4, 5, 6, 7, 8, 9, 3]], 30), (), 64)
-    state = decode(spec, weights, prefill(spec.drafter, weights, state, 4), jnp.int32(64))
+    state = begun(spec, weights, requests([[1, 2, 3, 4, 5, 6, 7, 8, 9, 3]], 30), (), 64)
+    state = decode(spec, weights, state, jnp.int32(64))
     rounds, trace = int(state.round), state.trace
     assert trace is not None and rounds > 5
     features = hidden_states(target, state.tokens, jnp.zeros(state.tokens.shape, jnp.int32))[0]
@@ -133,38 +118,8 @@ def test_logits_of_all_heads_are_never_alive_together():
     assert needed(5) < needed(1) + 2 * weights
 
 
-def test_heads_are_trained_measured_and_used(tmp_path: Path):
-    data = tmp_path / "data"
-    data.mkdir()
-    for name in ("a.py", "shutil.py"):
-        (data / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
-    path = tiny.checkpoint(tmp_path / "ckpt")
-    options = ("--heads", 3, "--cache-features", tmp_path / "features")
-    code, err = command("medusa", "--target", path, "--data", data, *QUICK, *options)
-    assert code == 0, err
-    assert err.splitlines()[-1].startswith(f"wrote {path}/heads/medusa: medusa, ")
-    lines = map(json.loads, (path / "heads/medusa.run/metrics.jsonl").read_text().splitlines())
-    first, last = (line["evaluation"] for line in lines if "evaluation" in line)
-    assert last["loss"] < first["loss"] and last["tau"] >= 1
-    assert len(last["acceptance"]) <= 3
-    model = jaxspec.load(path)
-    engine = jaxspec.Engine(model)
+def test_heads_are_trained_measured_and_used(ckpt: Path, data: Path, tmp_path: Path):
+    options = ("--data", data, "--heads", 3, "--cache-features", tmp_path / "features")
+    engine, lines = trained("medusa", ckpt, *options)
+    assert lines[-1]["evaluation"]["tau"] >= 1 and len(lines[-1]["evaluation"]["acceptance"]) <= 3
     assert isinstance(engine.method.drafter, Medusa) and len(engine.models.draft.heads) == 3
-    plain = jaxspec.Engine(model, "plain").generate(["def f", "return"], max_new_tokens=30)
-    drafted = engine.generate(["def f", "return"], max_new_tokens=30)
-    assert [each.tokens for each in drafted] == [each.tokens for each in plain]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--heads", 0), "--heads must be at least 1, not 0"),
-        (("--decay", 0), "--decay must be above 0 and at most 1, not 0"),
-        (("--context", 6), "--context 6 is too short for 5 heads"),
-    ],
-)
-def test_what_cannot_be_is_refused(options: tuple, said: str, tmp_path: Path):
-    path = tiny.checkpoint(tmp_path / "ckpt")
-    code, err = command("medusa", "--target", path, "--out", tmp_path / "head", *QUICK, *options)
-    assert code == 2 and said in err.splitlines()[-1]
-    assert [each.name for each in tmp_path.iterdir()] == ["ckpt"]

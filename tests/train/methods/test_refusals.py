@@ -1,0 +1,63 @@
+"""Options of `jaxspec-train` that cannot be: one sentence, exit code 2, and nothing on disk."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.evaluate import tiny
+from tests.train.command import QUICK, command
+
+REFUSED = {
+    "medusa": {
+        ("--heads", 0): "--heads must be at least 1, not 0",
+        ("--decay", 0): "--decay must be above 0 and at most 1, not 0",
+        ("--context", 6): "--context 6 is too short for 5 heads",
+    },
+    "eagle3": {
+        ("--taps", 9): "--taps must be from 0 to",
+        ("--draft-vocab", 0): "draft-vocab",
+        ("--context", 8, "--draft-steps", 7): "--context 8 is too short for --draft-steps 7",
+    },
+    "early-exit": {
+        ("--first", 2): "--first must be from 1 to 1 for this target, not 2",
+        ("--exit-layers", 3): "--exit-layers must be from 0 to 2 for this target, not 3",
+        ("--cache-features", "x"): "--cache-features has no use here",
+    },
+    "dflash": {
+        ("--taps", 9): "--taps must be from 0 to",
+        ("--mask-token", 256): "--mask-token must be from 0 to 255",
+        ("--block", 1): "--block must be at least 2",
+        ("--anchors", 0): "--anchors must be at least 1",
+        ("--smoothing", 2): "--smoothing must be from 0 to 1",
+        ("--markov-rank", -1): "--markov-rank must be at least 0",
+    },
+    "edd": {
+        ("--tap", 2): "--tap must be from 0 to 1 for this target, not 2",
+        ("--block-min", 6, "--block-max", 5): "not --block-min 6 --block-max 5",
+        ("--teacher-temperature", 0): "--teacher-temperature must be above 0, not 0.0",
+        ("--goal", "cross-entropy", "--teacher-temperature", 0.5): "applies only to --goal forward-kl, not to --goal",
+    },
+    "layer-skip": {
+        ("--mlp-share", 1.5): "--mlp-share must be from 0 to 1, not 1.5",
+        ("--aggressive", "--set", "x"): "--aggressive selects a set from the trials of a search",
+        ("--search", "x"): "--search has a meaning only with --aggressive",
+        ("--aggressive", "--search", "/nowhere"): "/nowhere has no trials: run `jaxspec-train skip-search` first",
+        ("--set", "/nowhere"): "there is no readable head at /nowhere",
+        ("--cache-features", "x"): "--cache-features stores only the target's last features",
+        ("--block-min", 0): "--block-min must be at least 1",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.checkpoint(tmp_path_factory.mktemp("target") / "ckpt", num_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"), [(name, *case) for name, cases in REFUSED.items() for case in cases.items()]
+)
+def test_what_cannot_be_is_refused(name: str, options: tuple, words: str, target: Path, data: Path, tmp_path: Path):
+    code, err = command(name, "--target", target, "--data", data, "--out", tmp_path / "head", *QUICK, *options)
+    assert code == 2 and words in err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
