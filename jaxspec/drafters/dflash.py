@@ -39,25 +39,15 @@ LAYERS, BLOCK = 5, 16
 
 @dataclasses.dataclass(frozen=True)
 class DflashOptions:
-    """Options of a head, besides the shape of its layers.
+    """Options of a head, besides the shape of its layers."""
 
-    Attributes:
-        taps: layers of the target whose inputs are fused, in order.
-        block: tokens of a block in training, the root included. Drafting cannot use longer blocks.
-        mask_token: id whose embedding stands for each unknown token.
-        draft_vocabulary: mask of the tokens that it can draft, from `draft_vocabulary.to_mask`; None: all.
-        own_embedding: it has its own embedding instead of the target's.
-        own_head: it has its own LM head instead of the target's. A head with a draft vocabulary always has one.
-        markov_rank: rank of its Markov term; 0: it has none.
-    """
-
-    taps: tuple[int, ...]
-    block: int
-    mask_token: int
-    draft_vocabulary: str | None = None
-    own_embedding: bool = False
-    own_head: bool = False
-    markov_rank: int = 0
+    taps: tuple[int, ...]  # layers of the target whose inputs are fused, in order
+    block: int  # tokens of a block in training, the root included; drafting cannot use longer blocks
+    mask_token: int  # id whose embedding stands for each unknown token
+    draft_vocabulary: str | None = None  # mask of the tokens that it can draft, from `to_mask`; None: all
+    own_embedding: bool = False  # it has its own embedding instead of the target's
+    own_head: bool = False  # it has its own LM head instead of the target's; with a draft vocabulary always
+    markov_rank: int = 0  # rank of its Markov term; 0: it has none
 
     def __post_init__(self) -> None:
         if not self.taps:
@@ -132,10 +122,7 @@ class DflashHead(nnx.Module):
     ) -> Float[Array, "B W D"]:
         """The LM head's input for blocks of tokens: each predicts the token at its own position.
 
-        That of a block's root is not used.
-
-        Args:
-            attends: the attention of each layer: of every token to its whole block and to the context.
+        That of a block's root is not used. In each layer every token `attends` to its whole block and to the context.
         """
         x = target.embed(tokens, self.embedding).astype(self.norm.scale[...].dtype)
         x, _, _ = run_layers(self.layers, x, angles, attends)
@@ -185,8 +172,7 @@ def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int, 
 class Dflash(Drafter):
     """Drafts a whole block in one pass. Without a Markov term, all nodes of a level share one distribution (DFlash).
 
-    Attributes:
-        block: most tokens of a block, the root included. The head's own limit applies too.
+    `block` is the largest number of tokens of a block, the root included. The head's own limit applies too.
     """
 
     name: ClassVar[str] = "dflash"

@@ -18,8 +18,7 @@ from jaxspec.decoding.drafter import Drafts
 from jaxspec.model.layers import Linear
 from jaxspec.model.llama import Llama
 
-LARGEST = 32_000
-"""Size of the draft vocabularies of the heads that EAGLE's authors publish."""
+LARGEST = 32_000  # as in the heads that EAGLE's authors publish
 
 
 def to_mask(ids: Iterable[int], vocab_size: int) -> str | None:

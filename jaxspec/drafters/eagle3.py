@@ -28,25 +28,16 @@ from jaxspec.model.sharding import constrain
 
 @dataclasses.dataclass(frozen=True)
 class Eagle3Options:
-    """Options of a head, besides the shape of its layer.
+    """Options of a head, besides the shape of its layer."""
 
-    Attributes:
-        taps: layers of the target whose inputs are fused, in order.
-        draft_vocabulary: mask of the tokens that it can draft, from `draft_vocabulary.to_mask`; None: all.
-        own_embedding: it has its own embedding instead of the target's.
-        tap_norm: RMSNorm of the taps before fusion: of each, or of all as one vector (`fc_norm`, `norm_before_fc`).
-        norm_before_residual: the residual stream starts with the normed feature, not with the feature itself.
-        final_norm: there is an RMSNorm before the LM head.
-        returns_normed: the next feature is that norm's output, not its input (`norm_output` of speculators and vLLM).
-    """
-
-    taps: tuple[int, ...]
-    draft_vocabulary: str | None = None
-    own_embedding: bool = False
+    taps: tuple[int, ...]  # layers of the target whose inputs are fused, in order
+    draft_vocabulary: str | None = None  # mask of the tokens that it can draft, from `to_mask`; None: all
+    own_embedding: bool = False  # it has its own embedding instead of the target's
     tap_norm: Literal["none", "each", "all"] = "none"
-    norm_before_residual: bool = False
-    final_norm: bool = True
-    returns_normed: bool = False
+    """RMSNorm of the taps before fusion: of each, or of all as one vector (`fc_norm`, `norm_before_fc`)."""
+    norm_before_residual: bool = False  # the residual stream starts with the normed feature, not with the feature
+    final_norm: bool = True  # there is an RMSNorm before the LM head
+    returns_normed: bool = False  # the next feature is that norm's output (`norm_output` of speculators and vLLM)
 
     def __post_init__(self) -> None:
         if not self.taps:

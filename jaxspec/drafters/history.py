@@ -53,18 +53,16 @@ class HistoryState:
 class WithHistory(Drafter):
     """Copies earlier text if at least `history` of the last tokens match it; otherwise drafts with the head.
 
-    A copy is a chain: each token is the only child of the one before. It ends at the builder's depth, or where the
-    builder finds it too unlikely. A row copies only if it expects as many accepted drafts from that, by the success of
-    matches in its text, as the head had on average.
+    A copy is a chain: each token is the only child of the one before. Its confidence is the estimated probability that
+    it follows. A row copies only if it expects as many accepted drafts from that, by the success of matches in its
+    text, as the head had on average.
 
     If a row does not copy, the head drafts, but the match raises probabilities: at nodes that continue like the earlier
     text, the earlier next token gets at least the rate at which such matches were right in this text when the head
     preferred another token. The same holds below the head's last level, where it is the only draft.
 
-    So the confidence of a copied token is the estimated probability that it follows.
-
-    `observe` always runs, so the head's keys and values have no gaps. The head's pass runs if any row needs it. This
-    does not change the drafts of any row.
+    `observe` always runs, so the head's keys and values have no gaps. The head's pass runs if any row needs it, which
+    does not change the drafts of other rows.
     """
 
     name: ClassVar[str] = "history"
@@ -167,8 +165,7 @@ class WithHistory(Drafter):
 def run_if(needed: Bool[Array, ""], run: Callable[[State], tuple[Drafts, State]], state: State) -> tuple[Drafts, State]:
     """Runs the head's pass if it is needed; otherwise returns zeros and the old state.
 
-    Arrays that the pass does not change do not go through the branches of the conditional: XLA would copy a cache that
-    a branch returns.
+    Arrays that the pass does not change bypass the conditional, because XLA would copy a cache that a branch returns.
     """
     traced, shapes = jax.make_jaxpr(run, return_shape=True)(state)
     drafted, after = shapes
@@ -177,17 +174,14 @@ def run_if(needed: Bool[Array, ""], run: Callable[[State], tuple[Drafts, State]]
     old, structure = jax.tree.flatten(state)
     begins = jax.tree.structure(after) != structure  # the round's first pass adds what is of the round alone
 
-    def changed(leaves: list[Array]) -> list[Array]:
-        return [leaf for leaf, place in zip(leaves, source, strict=True) if place is None]
+    changed = lambda leaves: [leaf for leaf, place in zip(leaves, source, strict=True) if place is None]
+    zeros = lambda shape: jnp.zeros(shape.shape, shape.dtype)
 
     def here() -> tuple[Drafts, list[Array]]:
         drafts, state_after = run(state)
         return drafts, changed(jax.tree.leaves(state_after))
 
     def skipped() -> tuple[Drafts, list[Array]]:
-        def zeros(shape: jax.ShapeDtypeStruct) -> Array:
-            return jnp.zeros(shape.shape, shape.dtype)
-
         return jax.tree.map(zeros, drafted), changed(list(map(zeros, jax.tree.leaves(after))) if begins else old)
 
     drafts, new = jax.lax.cond(needed, here, skipped)

@@ -66,10 +66,7 @@ def layers_of(skips: SkipMask) -> dict[str, list[int]]:
 
 
 class KeptBlocks(nnx.Module):
-    """The blocks that a skip set keeps, trained further: each with its norm, and the final norm.
-
-    Parameters have the names of the target's. Embedding and LM head are the target's.
-    """
+    """The blocks that a skip set keeps, trained further, with their norms and the final norm, named as the target's."""
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, skips: SkipMask, dtype: jnp.dtype = FLOAT32):
         self.config, self.skips = config, skips
@@ -123,7 +120,6 @@ def draft(
 
     Args:
         blocks: the target itself, or the trained blocks that draft in its place.
-        attends: the attention of each layer, skipped or not.
         nodes: what a layer keeps if its attention is skipped.
     """
     x, kept = target.embed(tokens), []
@@ -143,8 +139,7 @@ def draft(
 class LayerSkip(Drafter):
     """Draft & Verify: the target without some of its blocks.
 
-    `models.draft` is a skip mask, static or traced, or the trained blocks that a mask keeps; either may have a draft
-    vocabulary.
+    `models.draft` is a skip mask or the trained blocks that it keeps; either may have a draft vocabulary.
     """
 
     name: ClassVar[str] = "layer-skip"

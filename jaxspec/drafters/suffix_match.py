@@ -65,7 +65,7 @@ def match_lengths(
 
 
 def continuation(text: Int[Array, "B S"], length: Int[Array, " B"], longest: int, ahead: int) -> Continuation:
-    """The `ahead` tokens after the longest earlier match of the last tokens, which compares up to `longest` tokens.
+    """The `ahead` tokens after the longest earlier match of up to `longest` of the last tokens.
 
     If fewer tokens follow the match, they are repeated: the text is assumed to be periodic.
     """
@@ -82,10 +82,6 @@ def chance(state: MatchState, matched: Int[Array, "B *W"], share: float = 1.0) -
     """The estimated probability that the token after a match of this length follows again; 0 without a match.
 
     It is the rate in this text so far, with `share * expectation` as prior.
-
-    Args:
-        matched: lengths of matches.
-        share: factor of the prior, for states that compare only some matches.
     """
     longest = state.came.shape[1]
     expected = share * expectation(jnp.arange(1, longest + 1))

@@ -129,8 +129,8 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(talk, path, monkeypatch):
                 pressed.append(os.kill(os.getpid(), signal.SIGINT))
             yield piece
 
-    real, pressed = chat.pieces, []
-    monkeypatch.setattr(chat, "pieces", pieces)
+    real, pressed = chat.snapshots, []
+    monkeypatch.setattr(chat, "snapshots", pieces)
     monkeypatch.setattr(chat, "ROUNDS", 1)
     code, out, remarks = talk("abcabc", "/reset", "abcabc")
     (answer,) = answers(path, ["abcabc"])

@@ -39,10 +39,6 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     """Collects labels for a trained head, fits the predictor, and writes it atomically.
 
     Several processes decode together. Then each fits the whole predictor from the same labels, because it is small.
-
-    Raises:
-        CheckpointError: there is no such target or head.
-        ValueError: the output exists, a prompt leaves no room for a new token, or all labels are equal.
     """
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
     out = folder_of(model, settings.head, settings.out)
@@ -76,12 +72,7 @@ def train(settings: Calibrator) -> AcceptancePredictor:
 
 
 def folder_of(model: Checkpoint, head: str, out: Path | None) -> Path:
-    """The folder of a predictor: `out`, or a folder inside the head's.
-
-    Raises:
-        ValueError: the head is a builtin one, and there is no `out`.
-        CheckpointError: there is no such head.
-    """
+    """The folder of a predictor: `out`, or a folder inside the head's."""
     folder = find_head(model.path, head)
     if out is None and BUILTIN in folder.parents:
         raise ValueError("a predictor for a builtin head needs --out, because the package itself is never changed")
@@ -94,9 +85,6 @@ def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[Accepta
     Returns:
         the predictor, and its `loss` on `held_out`, the `share` of accepted comparisons there, and `base`, the entropy
         of that share.
-
-    Raises:
-        ValueError: all drafts were accepted, or all were rejected.
     """
     accepted, compared = np.asarray(labels.accepted), np.asarray(labels.compared)
     if not 0 < accepted[compared].sum() < compared.sum():

@@ -108,10 +108,7 @@ def unroll(
     segment: Int[Array, "B T"],
     count: int,
 ) -> list[Float[Array, "B T D"]]:
-    """The outputs of `count` drafting steps. At step k, row i reads token i + 1 + k and its own output of step k - 1.
-
-    It attends as in `over_steps`. Its rotary position is i + k, counted in its document.
-    """
+    """The outputs of `count` drafting steps: in step k, row i reads token i + 1 + k and its output of step k - 1."""
     at, steps, made = positions(segment), (), []
     for k in range(count):
         token = jnp.pad(tokens[:, 1 + k :], [(0, 0), (0, 1 + k)])

@@ -27,16 +27,7 @@ from jaxspec.train.run.folder import as_typed
 
 
 def generate(settings: Generate) -> None:
-    """Writes `settings.out`, one text per line: {"text": prompt and generated text, "prompt": …, "complete": whether it
-    ended}.
-
-    With `chat` a line has {"messages": [...]} for "text".
-
-    Raises:
-        ValueError: the output exists or has no folder, the target has no tokenizer, there is no such method, a prompt
-            leaves no room for a new token, or OUT.part belongs to a run with other settings.
-        CheckpointError: there is no such target or head.
-    """
+    """Writes `settings.out`, one text per line; see `record`."""
     mesh = settings.devices.open(several=True)
     broadcast_from_first(lambda: check_new(settings.out))
     model = load_with_tokenizer(settings.target, settings.dtype, mesh)
@@ -114,7 +105,10 @@ def is_complete(engine: Engine, text: Sequence[int]) -> bool:
 
 
 def record(engine: Engine, prompt: Prompt, generated: list[int]) -> dict[str, Any]:
-    """The line of a text, without special tokens, and without a partial character at the end of an incomplete text."""
+    """The line of a text: {"text": prompt and generated text, "prompt": …, "complete": whether it ended}.
+
+    A conversation has {"messages": [...]} instead. Special tokens are left out, and a partial character at the end.
+    """
     tokenizer, complete = engine.model.tokenizer, is_complete(engine, generated)
     kept = generated[: len(generated) - complete]
     whole = lambda text: text if complete else text.rstrip("\ufffd")

@@ -27,8 +27,6 @@ from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
 from jaxspec.train.run.heads import folder_of
 
 LOG = "the log of a skip search"
-KEPT, ATTENTION, MLP = "0.85", "tab:red", "tab:blue"
-"""Colours of the figure."""
 
 
 def search(settings: SkipSearch) -> SkipMask:
@@ -36,10 +34,6 @@ def search(settings: SkipSearch) -> SkipMask:
 
     The run stores every trial. A killed search resumes from the trials and ends with the same set. A finished search
     can be extended in the same way.
-
-    Raises:
-        ValueError: the drafter is not layer-skip, a package is not installed, a prompt leaves no room for a new token,
-            the output exists, or the log belongs to a search with another target or other prompts.
     """
     method = parse_method(settings.method)
     if not isinstance(method.drafter, LayerSkip):
@@ -107,11 +101,7 @@ def identity(model: Checkpoint) -> dict[str, str]:
 
 
 def read_trials(folder: Path, model: Checkpoint) -> list[Trial]:
-    """The trials of a search, from the folder of its run.
-
-    Raises:
-        ValueError: there are no trials, or they are for another target or dtype.
-    """
+    """The trials of a search, from the folder of its run. Raises ValueError if there are none for this target."""
     lines = LineLog(Run(folder).trials, LOG, "another --search").read(identity(model))[1:]  # costs come first
     if not lines:
         raise ValueError(
@@ -194,9 +184,9 @@ def draw_figure(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
     above.axhline(1, color="0.8", linewidth=1, zorder=0)
     above.set(xlabel="blocks left out", ylabel="speedup over plain decoding", title="Trials of the search")
     above.legend(frameon=False, fontsize="small")
-    for row, (switches, colour) in enumerate(((best.mlp, MLP), (best.attention, ATTENTION))):
+    for row, (switches, colour) in enumerate(((best.mlp, "tab:blue"), (best.attention, "tab:red"))):
         for layer, off in enumerate(switches):
-            below.add_patch(Rectangle((layer - 0.45, row - 0.45), 0.9, 0.9, facecolor=colour if off else KEPT))
+            below.add_patch(Rectangle((layer - 0.45, row - 0.45), 0.9, 0.9, facecolor=colour if off else "0.85"))
     below.set(
         xlim=(-0.6, len(best.mlp) - 0.4), ylim=(-0.6, 1.6), aspect="equal", xlabel="layer", title="Blocks left out"
     )

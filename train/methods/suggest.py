@@ -32,13 +32,10 @@ Corners = Bool[np.ndarray, "N D"]
 def suggest(tried: Sequence[Trial], size: int, seed: int, kernel: Any) -> Corner:
     """The next set of `size` switches to try. The first is empty, the next are random.
 
-    It depends on the arguments only, so that a resumed search continues as an uninterrupted one.
+    It depends on the arguments only, so that a resumed search continues as an uninterrupted one. `kernel` is the result
+    of `fit` on the trials at the last multiple of REFIT; None before `FIRST` trials.
 
-    Args:
-        kernel: the result of `fit` on the trials at the last multiple of REFIT; None before `FIRST` trials.
-
-    Raises:
-        ValueError: all sets were tried.
+    Raises ValueError if all sets were tried.
     """
     rng = np.random.default_rng((seed, len(tried)))
     if not tried:

@@ -65,11 +65,7 @@ def run_folder(out: Path, chosen: Path | None) -> Path:
 def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
     """Opens the run in a folder, new or resumed. The folder stays, unless the run ends before its first checkpoint.
 
-    Args:
-        settings: from `as_typed`.
-
-    Raises:
-        ValueError: the folder belongs to a run with other settings, or is not the folder of a run.
+    Raises ValueError if the folder belongs to a run with other settings (from `as_typed`), or is not that of a run.
     """
     run = Run(folder)
     if not processes.is_first():
