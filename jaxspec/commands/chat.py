@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.continuous_batching import snapshots
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
@@ -32,16 +31,10 @@ Ctrl-C   stops an answer, but not the conversation"""
 
 @dataclasses.dataclass
 class Conversation:
-    """A conversation and the cache of its prompt.
-
-    Attributes:
-        messages: questions and answers in turn.
-        answers: the answers with their statistics.
-        memory: the cache of the last prompt.
-    """
+    """A conversation, with the statistics of its answers and the cache of its last prompt."""
 
     engine: Engine
-    messages: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    messages: list[dict[str, str]] = dataclasses.field(default_factory=list)  # questions and answers in turn
     answers: list[Generation] = dataclasses.field(default_factory=list)
     memory: PromptMemory = dataclasses.field(default_factory=PromptMemory)
 
@@ -61,8 +54,11 @@ def run(settings: Chat) -> None:
     if engine.model.tokenizer is None:
         raise ValueError(f"{settings.target} has no tokenizer, which a chat needs")
     say(f"{settings.target}, {engine.method}; /help lists the commands")
-    check_format(engine, settings.template.format)
-    if not engine.model.tokenizer.chat_template:
+    if settings.template.format:  # an error if the chat template does not take it
+        encode([[{"role": "user", "content": "x"}]], engine.model, True, settings.template.format)
+    if engine.model.tokenizer.chat_template:
+        engine.warn_of_chat_args(settings.template.format.arguments)
+    else:
         say("the tokenizer has no chat template: the model continues the text of the conversation")
     talk, drafts = Conversation(engine), settings.show_drafts
     for line in lines():
@@ -87,14 +83,6 @@ def run(settings: Chat) -> None:
                 say("stopped")
 
 
-def check_format(engine: Engine, chat_format: ChatFormat) -> None:
-    """Raises ValueError if the model's chat template does not take the format."""
-    if chat_format:
-        encode([[{"role": "user", "content": "x"}]], engine.model, True, chat_format)
-    if engine.model.tokenizer.chat_template:
-        engine.warn_of_chat_args(chat_format.arguments)
-
-
 def lines() -> Iterator[str]:
     """The lines of stdin; a terminal gets a prompt for each."""
     if sys.stdin.isatty():
@@ -108,11 +96,7 @@ def lines() -> Iterator[str]:
 
 
 def answer(talk: Conversation, line: str, settings: Chat, drafts: bool) -> None:
-    """Answers one line. An answer that fails leaves the messages as they were.
-
-    Raises:
-        ValueError: the model has no room for the conversation.
-    """
+    """Answers one line. An answer that fails leaves the messages as they were."""
     before = list(talk.messages)
     chat = bool(talk.engine.model.tokenizer.chat_template)
     talk.messages.append({"role": "user", "content": line if chat else line + "\n"})
@@ -130,11 +114,7 @@ def answer(talk: Conversation, line: str, settings: Chat, drafts: bool) -> None:
 
 
 def begin(talk: Conversation, settings: Chat, record: bool, chat: bool) -> Session:
-    """Reads the conversation. An answer takes at most half of the model's free positions, so that others can follow.
-
-    Raises:
-        ValueError: the model has no room for the conversation.
-    """
+    """Reads the conversation. An answer takes at most half of the model's free positions, so that others can follow."""
     engine, prompt = talk.engine, talk.prompt
     (tokens,) = encode([prompt], engine.model, chat, settings.template.format)
     positions = engine.model.config.model.usable_length

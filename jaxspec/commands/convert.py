@@ -17,7 +17,6 @@ COMMANDS = {
 
 
 def convert_llama(settings: Llama) -> None:
-    """`jaxspec-convert llama`."""
     from jaxspec.convert import folders, llama, tokenizer
 
     settings.hosts.join()
@@ -28,7 +27,6 @@ def convert_llama(settings: Llama) -> None:
 
 
 def convert_head(settings: Head) -> None:
-    """`jaxspec-convert head`."""
     from jaxspec.convert import folders, heads
 
     target, taps = locate(settings.target), settings.taps
@@ -89,7 +87,6 @@ def _most_frequent(target: Path, size: int, data: Path) -> list[int]:
 
 
 def export(settings: Export) -> None:
-    """`jaxspec-convert export`."""
     from jaxspec.convert import heads, llama
 
     path, out, form = locate(settings.path), settings.out, settings.format
@@ -107,7 +104,6 @@ def export(settings: Export) -> None:
 
 
 def replace_tokenizer(settings: Tokenizer) -> None:
-    """`jaxspec-convert tokenizer`."""
     from jaxspec.convert import folders, meta, tokenizer
 
     source = folders.locate(settings.src, settings.revision, weights=())
@@ -115,7 +111,6 @@ def replace_tokenizer(settings: Tokenizer) -> None:
 
 
 def describe(settings: Inspect) -> None:
-    """`jaxspec-convert inspect`."""
     from jaxspec.convert import inspect
 
     path = locate(settings.path)

@@ -138,8 +138,8 @@ class DflashState:
     """Each layer's keys and values of the context, and during drafting the outputs of the block."""
 
     cache: tuple[kv.KV, ...]  # one row for each committed token, except the root
-    logits: Float[Array, "B levels C"] | None  # logits of each level, over the tokens that the head can draft
-    hidden: Float[Array, "B levels D"] | None  # hidden states that gave the logits
+    logits: Float[Array, "B levels C"] | None = None  # logits of each level, over the tokens that the head can draft
+    hidden: Float[Array, "B levels D"] | None = None  # hidden states that gave the logits
 
 
 def official_taps(num_layers: int, count: int) -> tuple[int, ...]:
@@ -245,14 +245,13 @@ class Dflash(Drafter):
         return models.draft.options.taps
 
     def init(self, models: Models, batch: int, cache_len: int) -> DflashState:
-        cache = kv.allocate(models.draft.config, batch, cache_len, models.target.dtype)
-        return DflashState(cache=cache, logits=None, hidden=None)
+        return DflashState(cache=kv.allocate(models.draft.config, batch, cache_len, models.target.dtype))
 
     def observe(self, models: Models, state: DflashState, committed: Committed) -> DflashState:
         new = models.draft.context(committed.taps, committed.position)
         # The context depends on the verdict, and so on the reads of the cache.
-        cache = kv.append(state.cache, new, committed.start, after=committed.taps[0][:, 0].argmax(-1))
-        return DflashState(cache=cache, logits=None, hidden=None)
+        after = committed.taps[0][:, 0].argmax(-1)
+        return DflashState(cache=kv.append(state.cache, new, committed.start, after=after))
 
     def root(self, models: Models, state: DflashState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, DflashState]:
         head: DflashHead = models.draft

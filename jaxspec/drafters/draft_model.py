@@ -29,7 +29,7 @@ class DraftModelState:
     cache: tuple[kv.KV, ...]
     logits: Float[Array, "B C"]  # over the tokens that it can draft
     hidden: Float[Array, "B E"]  # hidden state that gave the logits
-    nodes: tuple[kv.KV, ...] | None  # keys and values of this round's nodes; None outside drafting
+    nodes: tuple[kv.KV, ...] | None = None  # keys and values of this round's nodes; None outside drafting
 
 
 @final
@@ -63,7 +63,6 @@ class DraftModel(Drafter):
             cache=kv.allocate(config, batch, cache_len, dtype),
             logits=jnp.zeros((batch, size_of(models.draft.draft_vocabulary, config.vocab_size)), jnp.float32),
             hidden=jnp.zeros((batch, config.hidden_size), dtype),
-            nodes=None,
         )
 
     def observe(self, models: Models, state: DraftModelState, committed: Committed) -> DraftModelState:
@@ -79,7 +78,6 @@ class DraftModel(Drafter):
             cache=kv.append(state.cache, out.nodes, committed.start, after=logits.argmax(-1)),
             logits=jnp.where(learns, logits, state.logits),
             hidden=jnp.where(learns, root, state.hidden),
-            nodes=None,
         )
 
     def root(

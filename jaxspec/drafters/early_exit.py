@@ -53,10 +53,7 @@ class EarlyExitHead(nnx.Module):
     def __call__(
         self, x: Float[Array, "B W D"], angles: Angles, attends: Sequence[Attend]
     ) -> tuple[Float[Array, "B W C"], Float[Array, "B W D"], tuple[Any, ...]]:
-        """Logits (float32) from the output of the first layers (Eq. 1), and the hidden states that gave them.
-
-        It also returns what the attention of each exit layer keeps.
-        """
+        """Logits (float32, Eq. 1) from the first layers' output, their hidden states, and what attention keeps."""
         x, kept, _ = run_layers(self.layers, x, angles, attends)
         hidden = self.norm(x)
         return self.lm_head(hidden).astype(jnp.float32), hidden, kept
@@ -76,8 +73,8 @@ class EarlyExitState:
     """The exit layers' cache of committed tokens, without the root, and during drafting this round's nodes."""
 
     cache: tuple[kv.KV, ...]  # one per exit layer
-    nodes: tuple[kv.KV, ...] | None  # keys and values of expanded nodes, one per exit layer
-    lower: LowerLayers | None
+    nodes: tuple[kv.KV, ...] | None = None  # keys and values of expanded nodes, one per exit layer
+    lower: LowerLayers | None = None
 
 
 def default_first(num_layers: int) -> int:
@@ -114,19 +111,17 @@ class EarlyExit(Drafter):
 
     def init(self, models: Models, batch: int, cache_len: int) -> EarlyExitState:
         head, dtype = models.draft, models.target.dtype
-        cache = kv.allocate(head.config, batch, cache_len, dtype, num_layers=len(head.layers))
-        return EarlyExitState(cache=cache, nodes=None, lower=None)
+        return EarlyExitState(cache=kv.allocate(head.config, batch, cache_len, dtype, num_layers=len(head.layers)))
 
     def observe(self, models: Models, state: EarlyExitState, committed: Committed) -> EarlyExitState:
         head: EarlyExitHead = models.draft
         if not head.layers:
-            return EarlyExitState(cache=(), nodes=None, lower=None)
+            return EarlyExitState(cache=())
         seen = visible(causal_mask(*committed.token.shape), committed.start, kv.capacity(state.cache))
         (x,), angles, *layers, last = committed.taps, rotary(head.config, committed.position), *head.layers
         x, new, _ = run_layers(layers, x, angles, over_cache(seen, state.cache[:-1]))
         new = (*new, last.keys_and_values(x, angles))  # of the last exit layer nothing else is needed
-        cache = kv.append(state.cache, new, committed.start, after=x[:, 0].argmax(-1))
-        return EarlyExitState(cache=cache, nodes=None, lower=None)
+        return EarlyExitState(cache=kv.append(state.cache, new, committed.start, after=x[:, 0].argmax(-1)))
 
     def root(
         self, models: Models, state: EarlyExitState, prefix: Prefix, tree: DraftTree

@@ -49,7 +49,7 @@ class EddState:
     """Keys and values of verified tokens, computed from hidden states; during drafting also of this round's nodes."""
 
     cache: tuple[kv.KV, ...]  # one layer, one row for each committed token, except the root
-    nodes: tuple[kv.KV, ...] | None  # keys and values of expanded nodes, the root included
+    nodes: tuple[kv.KV, ...] | None = None  # keys and values of expanded nodes, the root included
 
 
 def default_tap(num_layers: int) -> int:
@@ -90,14 +90,12 @@ class Edd(Drafter):
         return (after,) if after < models.target.config.num_layers else ()
 
     def init(self, models: Models, batch: int, cache_len: int) -> EddState:
-        dtype = models.target.dtype
-        return EddState(cache=kv.allocate(models.draft.config, batch, cache_len, dtype), nodes=None)
+        return EddState(cache=kv.allocate(models.draft.config, batch, cache_len, models.target.dtype))
 
     def observe(self, models: Models, state: EddState, committed: Committed) -> EddState:
         (hidden,) = committed.taps or (committed.hidden,)
         new = models.draft.soft_prompt(hidden, committed.position)
-        cache = kv.append(state.cache, (new,), committed.start, after=hidden[:, 0].argmax(-1))
-        return EddState(cache=cache, nodes=None)
+        return EddState(cache=kv.append(state.cache, (new,), committed.start, after=hidden[:, 0].argmax(-1)))
 
     def root(self, models: Models, state: EddState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, EddState]:
         batch, size = tree.token.shape

@@ -27,9 +27,9 @@ class PairState:
     cache: tuple[kv.KV, ...]  # one layer, one row per pair: one fewer than committed tokens
     logits: Float[Array, "B C"]  # logits after the root, over the tokens that the head can draft
     hidden: Float[Array, "B D"]  # the predicted feature of the root
-    nodes: tuple[kv.KV, ...] | None  # keys and values of this round's expanded nodes; None outside drafting
-    expanded: Int[Array, "B W"] | None  # slots of the nodes expanded last, at first the root's; None outside drafting
-    features: Float[Array, "B W D"] | None  # their predicted features
+    nodes: tuple[kv.KV, ...] | None = None  # keys and values of this round's expanded nodes; None outside drafting
+    expanded: Int[Array, "B W"] | None = None  # slots of the nodes expanded last, at first the root's
+    features: Float[Array, "B W D"] | None = None  # their predicted features
 
 
 class PairDrafter(Drafter):
@@ -51,9 +51,6 @@ class PairDrafter(Drafter):
             cache=kv.allocate(config, batch, cache_len, dtype, num_layers=1),
             logits=jnp.zeros((batch, tokens), jnp.float32),
             hidden=jnp.zeros((batch, config.hidden_size), dtype),
-            nodes=None,
-            expanded=None,
-            features=None,
         )
 
     def observe(self, models: Models, state: PairState, committed: Committed) -> PairState:
@@ -69,9 +66,6 @@ class PairDrafter(Drafter):
             cache=kv.append(state.cache, (new,), committed.start, after=logits.argmax(-1)),
             logits=jnp.where(learns, logits, state.logits),
             hidden=jnp.where(learns, root, state.hidden),
-            nodes=None,
-            expanded=None,
-            features=None,
         )
 
     def root(self, models: Models, state: PairState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, PairState]:

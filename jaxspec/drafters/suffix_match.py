@@ -27,14 +27,13 @@ class MatchState:
 
     compared: Int[Array, "B matched"]  # number of comparisons, by match length
     came: Int[Array, "B matched"]  # number of them in which the same token followed
-    ahead: Continuation | None  # the guess; None outside drafting
+    ahead: Continuation | None = None  # the guess; None outside drafting
 
 
 def unmatched(batch: int, longest: int) -> MatchState:
     """Initial state of `batch` sequences, for matches of up to `longest` tokens."""
-    return MatchState(
-        compared=jnp.zeros((batch, longest), jnp.int32), came=jnp.zeros((batch, longest), jnp.int32), ahead=None
-    )
+    none = jnp.zeros((batch, longest), jnp.int32)
+    return MatchState(compared=none, came=none)
 
 
 def last_tokens(text: Int[Array, "B S"], length: Int[Array, " B"], count: int) -> Int[Array, "B 1 count"]:

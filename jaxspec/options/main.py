@@ -186,8 +186,7 @@ class Compare:
 class Sweep(Comparison):
     """Benchmark one method with several values of a setting, and plot the results.
 
-    For example: jaxspec sweep --target builtin --method eagle+chain --over length=1,2,3,4 --against ngram --prompts
-    builtin --limit 4 --out sweep.json
+    For example: jaxspec sweep --target builtin --method eagle+chain --over length=1,2,3,4 --prompts builtin --limit 4
 
     It runs as `bench` does, with one method per value, and gives the same table and JSON. The figure shows speedup, tau
     and harmonic mean over the values.

@@ -18,14 +18,10 @@ Span = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """A conversation as text, or the part of one that a model reads at once.
-
-    Attributes:
-        spans: (start, end) in characters of answers that the model generated, including their end-of-turn tokens.
-    """
+    """A conversation as text, or the part of one that a model reads at once."""
 
     text: str
-    spans: tuple[Span, ...]
+    spans: tuple[Span, ...]  # in characters: answers that the model generated, including their end-of-turn tokens
 
 
 def render(

@@ -58,8 +58,12 @@ def load_prompts(
         found = [question.turns[0] for question in read_questions(file, count)]
     encoded = encode(found, model, chat, data.format)
     check_room(encoded, model.config.model.usable_length)
-    messages = [_messages(data, (Message(USER, text),)) if chat else () for text in found]
+    messages = [(*_system(data), Message(USER, text)) if chat else () for text in found]
     return list(map(Prompt, encoded, messages))
+
+
+def _system(data: Data) -> tuple[Message, ...]:
+    return () if data.format.system is None else (Message(SYSTEM, data.format.system),)
 
 
 def _first_turns(data: Data, model: Checkpoint, count: int, seed: int) -> list[Prompt]:
@@ -71,7 +75,7 @@ def _first_turns(data: Data, model: Checkpoint, count: int, seed: int) -> list[P
         begin = messages[: [each.role for each in messages].index(ASSISTANT)]
         (tokens,) = encode([[dataclasses.asdict(each) for each in begin]], model, True, data.format)
         if len(tokens) < model.config.model.usable_length:
-            found.append(Prompt(tokens, _messages(data, begin)))
+            found.append(Prompt(tokens, (*_system(data), *begin)))
         if len(found) == count:
             break
     if not found:
@@ -80,12 +84,6 @@ def _first_turns(data: Data, model: Checkpoint, count: int, seed: int) -> list[P
             "plain text"
         )
     return found
-
-
-def _messages(data: Data, begin: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The beginning of a conversation, after the system prompt."""
-    system = data.format.system
-    return begin if system is None else (Message(SYSTEM, system), *begin)
 
 
 def check_room(prompts: Sequence[list[int]], room: int) -> None:

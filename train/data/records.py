@@ -37,16 +37,11 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-    """Alternating turns of a user and an assistant, optionally after a system message.
+    """Alternating turns of a user and an assistant, optionally after a system message."""
 
-    Attributes:
-        name: the file's name with `:line` (from 1) or `#index` (from 0); the same on every machine.
-        complete: whether the last turn is whole; false if it was cut off.
-    """
-
-    name: str
+    name: str  # the file's name with `:line` (from 1) or `#index` (from 0); the same on every machine
     messages: tuple[Message, ...]
-    complete: bool = True
+    complete: bool = True  # false if the last turn was cut off
 
 
 @dataclasses.dataclass(frozen=True)

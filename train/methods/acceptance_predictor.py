@@ -1,7 +1,4 @@
-"""Trains Cali-TS's predictor: will the target accept the token just drafted? (EESD, arXiv:2406.03853, Eq. 5)
-
-This is `jaxspec-train calibrator`. It needs a trained head.
-"""
+"""`jaxspec-train calibrator`: will the target accept the token just drafted? (EESD, arXiv:2406.03853, Eq. 5)"""
 
 from pathlib import Path
 from typing import Any

@@ -4,17 +4,19 @@ A round of drafting reads the target's keys and values of the verified tokens, a
 drafted tokens. Training does the same, with EDD's dual-block mask.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding.drafter import HeadShape
-from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip, SkipMask, draft, layers_of
+from jaxspec.drafters.layer_skip import KeptBlocks, LayerSkip, SkipMask, draft, layers_of, skip
 from jaxspec.host import processes
 from jaxspec.model.attention import Rounds, over_rounds
 from jaxspec.model.kv_cache import KV
@@ -23,9 +25,9 @@ from jaxspec.model.rope import rotary
 from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective
-from jaxspec.train.methods import skip_search
 from jaxspec.train.methods.edd import draw_rounds
-from jaxspec.train.methods.skip_sets import aggressive, read_skip_set, write_skip_set
+from jaxspec.train.methods.skip_search import read_skip_set, read_trials, write_skip_set
+from jaxspec.train.methods.trial import Trial
 from jaxspec.train.run import heads
 from jaxspec.train.run.folder import run_folder
 from jaxspec.train.run.losses import Summed, distil
@@ -55,8 +57,35 @@ def choose(settings: options.LayerSkip, target: Checkpoint) -> SkipMask:
     searched = target.path / "heads" / LayerSkip.name
     if not settings.aggressive:
         return read_skip_set(settings.skip_set or searched, target.config)
-    trials = skip_search.read_trials(run_folder(searched, settings.search), target)
+    trials = read_trials(run_folder(searched, settings.search), target)
     return aggressive(trials, settings.attention_share, settings.mlp_share)
+
+
+def aggressive(trials: Sequence[Trial], attention: float, mlp: float) -> SkipMask:
+    """The set that skips these shares (rounded) of attention and of MLP blocks, those with the largest gains.
+
+    It skips more blocks than the best set of a search (Draft & Verify, Appendix E). The paper ranks blocks by
+    "probabilities" of its optimiser, without details; here the ranking is by `gains` over all trials.
+    """
+    layers = len(trials[0].skips.attention)
+    first = lambda gain, share: np.argsort(-gain, kind="stable")[: round(share * layers)].tolist()
+    of_attention, of_mlp = np.split(gains(trials), 2)
+    return skip(layers, first(of_attention, attention), first(of_mlp, mlp))
+
+
+def gains(trials: Sequence[Trial]) -> np.ndarray:
+    """[2 L], the gain in speedup from skipping each attention block, then each MLP block, the others unchanged.
+
+    These are the slopes of a linear regression of the trials' speedups on their switches. A difference of means would
+    not do: a search mostly tries sets near its best ones, so blocks are skipped together, and each would be credited
+    with the gain of the others. A ridge term, like one trial in which a block made no difference, keeps the solution
+    unique when there are few trials.
+    """
+    switches = np.array([each.corner for each in trials], float)
+    speedups = np.array([each.speedup for each in trials])
+    switches -= switches.mean(axis=0)
+    normal = switches.T @ switches + np.eye(switches.shape[1])
+    return np.linalg.solve(normal, switches.T @ (speedups - speedups.mean()))
 
 
 def initial(target: Llama, skips: SkipMask) -> KeptBlocks:

@@ -1,7 +1,10 @@
-"""The search for the blocks to skip in drafting (Draft & Verify, arXiv:2309.08168, §3.3 and Appendix C)."""
+"""The search for the blocks to skip in drafting (Draft & Verify, arXiv:2309.08168, §3.3 and Appendix C).
+
+On disk a skip set is a head without weights. Its config.json lists the skipped blocks.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxspec.checkpoint.checksums import fingerprint
+from jaxspec.checkpoint.config_json import CheckpointConfig
+from jaxspec.checkpoint.heads import write_config
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.drafters.layer_skip import LayerSkip, SkipMask, layers_of
+from jaxspec.decoding.drafter import HeadShape
+from jaxspec.drafters.layer_skip import LayerSkip, SkipMask, layers_of, skip
+from jaxspec.engine.head_weights import head_config, read_shape
 from jaxspec.host.atomic import staged_by_all, write_whole
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
@@ -20,7 +27,6 @@ from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import parse_method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
 from jaxspec.train.methods import suggest, trial
-from jaxspec.train.methods.skip_sets import strategies, write_skip_set
 from jaxspec.train.methods.trial import Objective, Trial
 from jaxspec.train.options import SkipSearch
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
@@ -82,8 +88,11 @@ def search(settings: SkipSearch) -> SkipMask:
             compared[name] = objective(skips)
             if first:
                 write_skip_set(run.folder / "sets" / name, model.config, skips, chat_args)
-        show(compared, settings.objective, Console())
-        show_progress(found, Console())
+        numbers = lambda skips: [" ".join(map(str, chosen)) or "–" for chosen in layers_of(skips).values()]
+        counts = lambda skips: [str(sum(skips.attention)), str(sum(skips.mlp))]
+        rows = [(name, numbers(each.skips), each) for name, each in compared.items()]
+        show("blocks left out", f"speedup,\n{settings.objective}", rows)
+        show("trials", "speedup", [(str(count), counts(each.skips), each) for count, each in best_so_far(found)])
         if first:
             draw_figure(found, best.skips, run.folder / "search.svg")
             with deferred():
@@ -108,6 +117,35 @@ def read_trials(folder: Path, model: Checkpoint) -> list[Trial]:
             f"{folder} has no trials: run `jaxspec-train skip-search` first, or name the folder of its run"
         )
     return [Trial.from_json(line, model.config.model.num_layers) for line in lines]
+
+
+def write_skip_set(
+    path: Path, target: CheckpointConfig, skips: SkipMask, chat_args: dict[str, Any] | None = None
+) -> None:
+    """Writes a set into the folder `path`, which may exist. A method can refer to it by its path."""
+    path.mkdir(parents=True, exist_ok=True)
+    shape = HeadShape(target.model, layers_of(skips))
+    write_config(path, head_config(LayerSkip(), shape, target, chat_args=chat_args))
+
+
+def read_skip_set(path: Path, target: CheckpointConfig) -> SkipMask:
+    """The set at `path`, trained or not. Raises CheckpointError if there is none, or it is for another target."""
+    shape = read_shape(path, LayerSkip(), target.model)
+    return skip(target.model.num_layers, shape.settings["attention"], shape.settings["mlp"])
+
+
+def strategies(best: SkipMask, seed: int) -> dict[str, SkipMask]:
+    """Other sets with as many skipped blocks as `best`: those of the paper's Table 8, and evenly spread blocks."""
+    layers, rng = len(best.attention), np.random.default_rng(seed)
+    choose: dict[str, Callable[[int], Sequence[int]]] = {
+        "first": lambda count: range(count),
+        "middle": lambda count: range((layers - count) // 2, (layers + count) // 2),
+        "last": lambda count: range(layers - count, layers),
+        "random": lambda count: rng.permutation(layers)[:count].tolist(),
+        "uniform": lambda count: [(2 * i + 1) * layers // (2 * count) for i in range(count)],
+    }
+    counts = sum(best.attention), sum(best.mlp)
+    return {name: skip(layers, *map(chosen, counts)) for name, chosen in choose.items()}
 
 
 def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, objective: Objective, log: LineLog) -> None:
@@ -142,28 +180,18 @@ def describe(best: Trial) -> str:
     return f"{best.speedup:.3f}x plain without {attention} of {count} attention and {mlp} of {count} MLP blocks"
 
 
-def show(compared: dict[str, Trial], objective: str, console: Console) -> None:
-    """Prints the paper's Table 8: the searched set, and simpler choices of equally many blocks."""
-    shown = Table("blocks left out", "attention", "MLP", "acceptance", "tau", f"speedup,\n{objective}", box=None)
-    for name, each in compared.items():
-        layers = [" ".join(map(str, chosen)) or "–" for chosen in layers_of(each.skips).values()]
-        shown.add_row(name, *layers, f"{each.acceptance_rate:.3f}", f"{each.tau:.2f}", f"{each.speedup:.3f}")
-    console.print(shown)
+def show(title: str, speedup: str, rows: Iterable[tuple[str, list[str], Trial]]) -> None:
+    """Prints a table with the name, the blocks and the results of each trial."""
+    shown = Table(title, "attention", "MLP", "acceptance", "tau", speedup, box=None)
+    for name, blocks, each in rows:
+        shown.add_row(name, *blocks, f"{each.acceptance_rate:.3f}", f"{each.tau:.2f}", f"{each.speedup:.3f}")
+    Console().print(shown)
 
 
 def best_so_far(trials: Sequence[Trial]) -> list[tuple[int, Trial]]:
     """The best of the first 50, 100, 200, 300 and so on, and of all (the paper's Table 9)."""
     counts = [*(count for count in (50, *range(100, len(trials), 100)) if count < len(trials)), len(trials)]
     return [(count, max(trials[:count], key=lambda each: each.speedup)) for count in counts]
-
-
-def show_progress(trials: Sequence[Trial], console: Console) -> None:
-    """Prints the paper's Table 9: what the search had found by then."""
-    shown = Table("trials", "attention", "MLP", "acceptance", "tau", "speedup", box=None)
-    for count, best in best_so_far(trials):
-        blocks = [str(sum(switches)) for switches in (best.skips.attention, best.skips.mlp)]
-        shown.add_row(str(count), *blocks, f"{best.acceptance_rate:.3f}", f"{best.tau:.2f}", f"{best.speedup:.3f}")
-    console.print(shown)
 
 
 def draw_figure(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:

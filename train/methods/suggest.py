@@ -3,9 +3,8 @@
 The switches are relaxed to [0, 1]. A Gaussian process models the results so far on this cube. Only its corners are
 tried, because all points that round to the same corner are the same set.
 
-A standard implementation refits the process at every trial and optimises the acquisition function from many starting
-points, which takes seconds in 32 dimensions. Here the length scale is refitted at every tenth trial, and the
-acquisition is compared at random corners: of any density, and near the best sets so far.
+To save time, the length scale is refitted at every tenth trial only, and the acquisition is compared at random corners:
+of any density, and near the best sets so far.
 """
 
 import importlib.util

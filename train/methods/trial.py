@@ -74,15 +74,10 @@ class Trial:
 Objective = Callable[[SkipMask], Trial]
 
 
-def engine(model: Checkpoint, method: Method, skips: SkipMask) -> Engine:
-    """An engine that drafts with the set, as traced values."""
-    return Engine(model, method, draft=skips.traced())
-
-
 def measure(model: Checkpoint, method: Method, kind: Objectives, requests: Sequence[Request]) -> dict[str, Any]:
     """The measurements on this device that an objective needs, as JSON values."""
     if kind == "measured":
-        return {"plain": plain_seconds(model, requests)}
+        return {"plain": timed(Engine(model, "plain"), requests)[1]}
     say("measuring what a block costs on this device, which takes a minute or so")
     return dataclasses.asdict(measure_costs(model, method, requests[:1]))
 
@@ -92,7 +87,7 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     layers = model.config.model.num_layers
     none, all_ = (), range(layers)
     sets = {"whole": (none, none), "no attention": (all_, none), "no mlp": (none, all_), "bare": (all_, all_)}
-    engines = {name: engine(model, method, skip(layers, *each)) for name, each in sets.items()}
+    engines = {name: Engine(model, method, draft=skip(layers, *each).traced()) for name, each in sets.items()}
     found = piece_times.measure({**engines, "plain": Engine(model, "plain")}, requests)
     whole, no_attention, no_mlp, bare = (found.level[name] for name in sets)
     # Each kind is measured twice, with and without the other kind. Their sum must not exceed the time of both.
@@ -124,10 +119,10 @@ def objective_of(
     """
 
     def objective(skips: SkipMask) -> Trial:
-        drafting = engine(model, method, skips)
+        drafting = Engine(model, method, draft=skips.traced())
         if kind == "measured":
-            found = one_by_one(drafting, requests)
-            speedup = ratio(costs["plain"], seconds_per_token(found))
+            found, seconds = timed(drafting, requests)
+            speedup = ratio(costs["plain"], seconds)
         else:
             verify = {int(nodes): seconds for nodes, seconds in costs["verify"].items()}  # JSON made them strings
             pieces = BlockCosts(**{**costs, "verify": verify}).of_pieces(skips)
@@ -140,17 +135,11 @@ def objective_of(
     return objective
 
 
-def plain_seconds(model: Checkpoint, requests: Sequence[Request]) -> float:
-    """Wall-clock seconds per token of plain decoding."""
-    return seconds_per_token(one_by_one(Engine(model, "plain"), requests))
+def timed(decoding: Engine, requests: Sequence[Request]) -> tuple[list[Generation], float]:
+    """Decodes each request alone, and measures the seconds per committed token, without compilation.
 
-
-def one_by_one(decoding: Engine, requests: Sequence[Request]) -> list[Generation]:
-    """Decodes each request alone; times exclude compilation."""
-    return [warm(decoding, [request], [None])[0] for request in requests]
-
-
-def seconds_per_token(found: Sequence[Generation]) -> float:
-    """Seconds of decoding per committed token; with several processes, those of the slowest."""
+    With several processes, these are the seconds of the slowest.
+    """
+    found = [warm(decoding, [request], [None])[0] for request in requests]
     tokens = statistics_of([each.history for each in found]).tokens
-    return largest(ratio(sum(each.decode_seconds for each in found), tokens))
+    return found, largest(ratio(sum(each.decode_seconds for each in found), tokens))

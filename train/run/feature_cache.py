@@ -29,20 +29,15 @@ _KNOWN = "known.npy"
 class Cache:
     """The target's features of N windows of T tokens, and the inputs of tapped layers, computed on first use.
 
-    The first process writes; all processes must see the folder.
-
-    Attributes:
-        files: file names of the features, then of each tap: [N, T, D], stored as unsigned integers of the same width,
-            because NumPy has no bfloat16.
-        known: [N] bool, the windows that are stored; the same in all processes, and on disk.
-        compute: `target_features`, compiled.
+    The first process writes; all processes must see the folder. Features and taps are [N, T, D], stored as unsigned
+    integers of the same width, because NumPy has no bfloat16.
     """
 
     folder: Path
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # file names of the features, then of each tap
     target: Llama
-    known: np.ndarray
-    compute: Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]]
+    known: np.ndarray  # [N] bool, the windows that are stored; the same in all processes, and on disk
+    compute: Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]]  # `target_features`
 
     def complete(self, batch: Windows) -> Windows:
         """The batch with its features and taps. Those that are not stored yet are computed and stored."""

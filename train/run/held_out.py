@@ -45,10 +45,7 @@ def measurement(
 
 
 def mean_loss(loss: Loss, packed: Windows, batch_size: int) -> Callable[[Params, Any], float]:
-    """A function (parameters, frozen) → mean loss over all windows, without noise. It is compiled once.
-
-    Rows that pad the last batch do not count.
-    """
+    """A function (parameters, frozen) → mean loss over all windows, without noise. Rows that pad do not count."""
     compiled = jax.jit(lambda params, frozen, batch: loss(params, frozen, batch, None))
 
     def measure(params: Params, frozen: Any) -> float:

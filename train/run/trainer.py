@@ -151,10 +151,7 @@ def make_step(
             gradient, sums = of_part(state.params, frozen, batch, keys[0])
         else:
             cut = jax.tree.map(lambda rows: rows.reshape(parts, -1, *rows.shape[1:]), batch)
-
-            def part_of(i):
-                return jax.tree.map(lambda rows: rows[i], cut)
-
+            part_of = lambda i: jax.tree.map(lambda rows: rows[i], cut)
             first = of_part(state.params, frozen, part_of(0), keys[0])
             add = lambda i, so_far: jax.tree.map(jnp.add, so_far, of_part(state.params, frozen, part_of(i), keys[i]))
             gradient, sums = jax.lax.fori_loop(1, parts, add, first)

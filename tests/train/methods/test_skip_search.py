@@ -20,7 +20,7 @@ from jaxspec.evaluate import piece_times
 from jaxspec.host.json_lines import LineLog
 from jaxspec.methods.method import parse_method
 from jaxspec.train.methods import skip_search, trial
-from jaxspec.train.methods.skip_sets import read_skip_set, strategies
+from jaxspec.train.methods.skip_search import read_skip_set, strategies
 from jaxspec.train.methods.trial import BlockCosts, Trial
 from jaxspec.train.options import SkipSearch
 from tests.evaluate import tiny
@@ -147,11 +147,11 @@ def test_measured_is_the_clock(model, monkeypatch):
     found = [replace(blank, decode_seconds=seconds) for seconds in (1.0, 3.0)]
     monkeypatch.setattr(trial, "warm", lambda engine, requests, learnt: [found[requests[0].index]])
     requests = [Request([1], SamplingParams(max_new_tokens=4), index) for index in range(2)]
-    objective = trial.objective_of(model, parse_method("layer-skip"), "measured", requests, {"plain": 0.75})
-    found_out = objective(skip(LAYERS, [], []))
+    method = parse_method("layer-skip")
+    found_out = trial.objective_of(model, method, "measured", requests, {"plain": 0.75})(skip(LAYERS, [], []))
     values = found_out.speedup, found_out.acceptance_rate, found_out.tau
     assert values == pytest.approx((0.75 / (4 / 8), 0.5, 2.0))
-    assert trial.plain_seconds(model, requests) == pytest.approx(4 / 8)
+    assert trial.measure(model, method, "measured", requests) == {"plain": pytest.approx(4 / 8)}
 
 
 def test_the_best_of_the_first_trials():
