@@ -46,10 +46,14 @@ def train(settings: options.EarlyExit) -> EarlyExitHead:
         return heads.train(job, drafter, shape, load_initial(job.target.path, head, model), loss, decodes=False)
 
 
+def bottom_config(model: LlamaConfig, first: int) -> LlamaConfig:
+    """The shape of the target's embedding and first layers, without LM head."""
+    return dataclasses.replace(model, num_layers=first, tie_embeddings=True)
+
+
 def load_bottom(path: Path, config: CheckpointConfig, first: int, dtype: jnp.dtype) -> Llama:
     """Reads only the embedding and the first layers of a checkpoint."""
-    shape = dataclasses.replace(config.model, num_layers=first, tie_embeddings=True)  # tied, so without LM head
-    cut = parameters.abstract(shape, config.quantize)
+    cut = parameters.abstract(bottom_config(config.model, first), config.quantize)
     found = parameters.read_arrays(path / "params", module_to_dict(cut).keys())
     as_wanted = lambda name, array: jnp.asarray(array, None if is_quantized(name) else dtype)
     return dict_to_module(cut, {name: as_wanted(name, array) for name, array in found.items()})
