@@ -104,12 +104,6 @@ def statistics_of(histories: Sequence[RoundCounts]) -> Statistics:
     )
 
 
-def histogram(values: Sequence[np.ndarray]) -> dict[int, int]:
-    """How often each value occurs, by value."""
-    found, counts = np.unique(np.concatenate([np.zeros(0, int), *values]), return_counts=True)
-    return dict(zip(found.tolist(), counts.tolist(), strict=True))
-
-
 def ratio(part: float | int, whole: float | int) -> float:
     """part / whole; 0 if whole is 0."""
     return part / whole if whole else 0.0

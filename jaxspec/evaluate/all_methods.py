@@ -16,9 +16,7 @@ ALL = "all"
 CHAIN = "chain,length=5"
 """EAGLE's n-α has five positions, and EDD's Table 1 drafts five tokens."""
 
-LENGTHS = (2, 8)
-"""Further lengths of a chain, to show the effect of the length."""
-
+LENGTHS = (2, 8)  # of further chains
 MATCH = 5
 """Tokens that must match before a draft is copied from the text: SAM decoding's threshold (arXiv:2411.10666)."""
 
@@ -26,10 +24,9 @@ MATCH = 5
 def all_methods(target: Path) -> tuple[str, ...]:
     """Methods of a checkpoint, `plain` first.
 
-    Each head and prompt lookup run as a chain. The best head also runs with every other builder, with every
-    controller, with history beside it, and as a shorter and a longer chain. Heads with an acceptance predictor also run
-    with `beta-ts` and `cali-ts`. Unusable heads are left out. Of methods that are the same for a head, because it
-    drafts blocks of limited length, only the first is listed.
+    Each usable head and prompt lookup run as a chain. The best head also runs with every other builder and controller,
+    with history, and as a shorter and a longer chain. Heads with an acceptance predictor also run with `beta-ts` and
+    `cali-ts`. Of methods that are the same for a head, because it drafts short blocks, only the first is listed.
     """
     first: dict[str, str] = {}
     for name in _methods(target):

@@ -1,7 +1,6 @@
 """`jaxspec bench`: compares methods on the same questions."""
 
 import dataclasses
-import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -22,14 +21,13 @@ from jaxspec.engine.head_weights import load_head
 from jaxspec.evaluate import divergence, piece_times, quality, results, runner, simulate, table
 from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
 from jaxspec.evaluate.description import describe, weight_bytes
-from jaxspec.evaluate.piece_times import PieceTimes
 from jaxspec.evaluate.results import Form, Measured
-from jaxspec.evaluate.runlog import RunLog, check_out, log_of, read_finished
+from jaxspec.evaluate.runlog import RunLog, answers_by_method, check_out, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.host import compilation
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.processes import is_first
-from jaxspec.host.terminal import progress, say
+from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.options.main import Bench
 from jaxspec.planning.counting import Parts
@@ -46,7 +44,7 @@ def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
         shape: the target's configuration, for a simulation only.
 
     Returns:
-        The files of results, written by the first process.
+        The files of results, which the first process has written.
     """
     runs = conditions(settings)
     for one in runs:
@@ -58,27 +56,25 @@ def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
                 write_whole(file, text)
             write_whole(one.json, to_json(found))
         if len(runs) > 1:
-            temperature, size = one.sampling.temperature, one.batch_size
-            print(f"\n{_label(one, ', ')}temperature {temperature:g}, batch size {size}:")
+            print(f"\n{_label(one, ', ')}temperature {one.sampling.temperature:g}, batch size {one.batch_size}:")
         show(found, Console())
     return [one.json for one in runs if one.json is not None]
 
 
 def conditions(settings: Bench) -> list[Bench]:
     """The settings of one run for each temperature and batch size, each with its own result file."""
-    temperatures = settings.temperatures or (settings.sampling.temperature,)
-    pairs = list(itertools.product(temperatures, settings.batch_sizes or (settings.batch_size,)))
-    return [
-        dataclasses.replace(
-            settings,
-            sampling=dataclasses.replace(settings.sampling, temperature=temperature),
-            batch_size=batch_size,
-            temperatures=(),
-            batch_sizes=(),
-            json=settings.json and _out(settings, temperature, batch_size, (temperature, batch_size) == pairs[0]),
-        )
-        for temperature, batch_size in pairs
-    ]
+    found: list[Bench] = []
+    for temperature in settings.temperatures or (settings.sampling.temperature,):
+        for batch_size in settings.batch_sizes or (settings.batch_size,):
+            out = settings.json
+            if out is not None and found:  # OUT.t0.8.b4.json; a value that all conditions share is left out
+                heat = f".t{temperature:g}" if len(settings.temperatures) > 1 else ""
+                size = f".b{batch_size}" if len(settings.batch_sizes) > 1 else ""
+                out = out.with_suffix(f"{heat}{size}{out.suffix}")
+            sampling = dataclasses.replace(settings.sampling, temperature=temperature)
+            one = {"sampling": sampling, "batch_size": batch_size, "json": out}
+            found.append(dataclasses.replace(settings, **one, temperatures=(), batch_sizes=()))
+    return found
 
 
 def check(settings: Bench) -> None:
@@ -99,10 +95,11 @@ def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
     if found["settings"].get("suite") != quality.CODE:
         return {}
     _, answers, _ = read_finished(log_of(out))
-    file = lambda name: out.with_suffix(f".{re.sub(UNSAFE, '_', name)}.samples.jsonl")
     return {
-        file(name): quality.samples((a.question_id, a.turns[0].text) for a in answers if a.method == name)
-        for name in found["methods"]
+        out.with_suffix(f".{re.sub(UNSAFE, '_', name)}.samples.jsonl"): quality.samples(
+            (answer.question_id, answer.turns[0].text) for answer in ours
+        )
+        for name, ours in answers_by_method(answers).items()
     }
 
 
@@ -113,7 +110,6 @@ def show(found: dict[str, Any], console: Console) -> None:
         table.show_weights(found, console)
         if any(values["divergences"] is None for values in found["methods"].values()):
             console.print("Sampled texts differ by design, so divergences are not counted.")
-        table.show_groups(found["methods"], console)
         return
     chances = found["settings"]["simulate"]
     console.print(
@@ -126,11 +122,7 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 
 def run_methods(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str, Any]:
-    """Runs all methods on all questions that OUT.jsonl does not have yet. Returns the values of bench's JSON.
-
-    Args:
-        shape: the target's configuration, for a simulation only.
-    """
+    """Runs all methods on all questions that OUT.jsonl does not have yet. Returns the values of bench's JSON."""
     check(settings)
     mesh = settings.devices.open(several=settings.simulate is None)
     label = _label(settings, ": ")
@@ -141,8 +133,8 @@ def run_methods(settings: Bench, shape: CheckpointConfig | None = None) -> dict[
     runner.warn(plan, engines.values())
 
     about = describe(settings, plan, engines)
-    is_whole = lambda answers: len(answers) == len(plan.batches[answers[0].batch]) * len(engines)
-    log = RunLog(None if settings.json is None else log_of(settings.json), about, is_whole)
+    sizes = [len(batch) * len(engines) for batch in plan.batches]
+    log = RunLog(None if settings.json is None else log_of(settings.json), about, sizes)
     if log.answers:
         say(f"{label}questions already answered by an earlier run: {len(log.answers) // len(engines)}")
     if plan.questions[0].suite in quality.SUMMARIES and not quality.has_rouge():
@@ -152,8 +144,7 @@ def run_methods(settings: Bench, shape: CheckpointConfig | None = None) -> dict[
             f"{label}compiling {len(engines)} methods, and again for longer prompts: the first questions take minutes, "
             "unless the programs are cached from an earlier run"
         )
-    with progress(f"{label}batch", len(plan.batches)) as shown:
-        runner.run(plan, engines, log, lambda: shown.show(shown.done + 1))
+    runner.run(plan, engines, log, f"{label}batch")
     if log.measured is None:
         compilation.make_room(0.25)  # decoding is done, and measuring compiles much
         log.finish(dataclasses.asdict(measure(settings, plan, engines, log)))
@@ -184,8 +175,7 @@ def build(
 
 
 def build_engines(model: Checkpoint, methods: Mapping[str, Method], batch_size: int = 1) -> dict[str, Engine]:
-    """An engine for each method. Methods with the same drafter and head share its weights and its cost table, which is
-    for this batch size."""
+    """An engine for each method. Methods with the same drafter and head share its weights and its cost table."""
     weights: dict[tuple[Drafter, str | None], Any] = {}
     tables: dict[tuple[Drafter, str | None], CostTable] = {}
     engines = {}
@@ -200,17 +190,16 @@ def build_engines(model: Checkpoint, methods: Mapping[str, Method], batch_size: 
 
 
 def measure(settings: Bench, plan: Workload, engines: Mapping[str, Engine], log: RunLog) -> Measured:
-    """Measurements of a run after its answers: noise, divergences, and the times of the pieces of a round."""
-    engine, forms = engines[REFERENCE], forms_of(plan, engines)
-    plain = {answer.question: answer for answer in log.answers if answer.method == REFERENCE}
-    seconds: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(PieceTimes))
+    """Measurements of a run after its answers."""
+    engine, forms, answers = engines[REFERENCE], forms_of(plan, engines), answers_by_method(log.answers)
+    plain = {answer.question: answer for answer in answers[REFERENCE]}
+    pieces = None
     if settings.prices:
         # Attention on a CPU reads all rows of the cache, so times depend on the prompt's length: take a median batch.
         longest = lambda batch: max(len(turn.prompt) for number in batch for turn in plain[number].turns)
         by_length = sorted(plan.batches, key=longest)
         middle = by_length[len(by_length) // 2]
-        costs = piece_times.measure(engines, [plan.request(engine, number, ()) for number in middle])
-        seconds = json.loads(json.dumps(dataclasses.asdict(costs)))  # sizes become strings, as they are read back
+        pieces = piece_times.measure(engines, [plan.request(engine, number, ()) for number in middle])
     noise, divergences = None, dict[str, list[dict[str, Any]] | None].fromkeys(engines)
     if settings.simulate is None:
         sizes = {size for form in forms.values() for size in form.sizes}
@@ -221,21 +210,15 @@ def measure(settings: Bench, plan: Workload, engines: Mapping[str, Engine], log:
         for name in engines:
             found = (
                 divergence.diverges(engine.model.target, answer.question, i, (turn.prompt, turn.tokens), ours.tokens)
-                for answer in log.answers
-                if answer.method == name
+                for answer in answers[name]
                 for i, (turn, ours) in enumerate(zip(plain[answer.question].turns, answer.turns, strict=True))
             )
             divergences[name] = [{**dataclasses.asdict(d), "explained": d.explained(noise)} for d in found if d]
-    return Measured(
-        noise=noise,
-        **{f"{name}_seconds": values for name, values in seconds.items()},
-        divergences=divergences,
-        forms=forms,
-    )
+    return Measured(noise, pieces, divergences, forms)
 
 
 def _named_methods(settings: Bench, label: str) -> tuple[str, ...]:
-    """The methods to run, as typed, the reference first. `all` is expanded, and the expansion is reported."""
+    """The methods to run, as typed, the reference first; `all` is expanded."""
     names = settings.methods
     if ALL in names:
         target = locate(settings.target)
@@ -253,18 +236,8 @@ def _label(settings: Bench, after: str) -> str:
     return f"{simulate.LABEL}{after}" if settings.simulate else ""
 
 
-def _out(settings: Bench, temperature: float, batch_size: int, is_first: bool) -> Path:
-    """OUT for the first condition, OUT.t0.8.b4.json for another. A value that all conditions share is left out."""
-    assert settings.json is not None
-    if is_first:
-        return settings.json
-    heat = f".t{temperature:g}" if len(settings.temperatures) > 1 else ""
-    size = f".b{batch_size}" if len(settings.batch_sizes) > 1 else ""
-    return settings.json.with_suffix(f"{heat}{size}{settings.json.suffix}")
-
-
 def forms_of(plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Form]:
-    """The forms of the methods. Bytes read by drafting do not depend on the tree, so they are counted once per head."""
+    """The forms of the methods. Bytes that drafting reads are counted once per head: they do not depend on the tree."""
     reads: dict[tuple[Drafter, str | None], Parts] = {}
     forms = {}
     for name, engine in engines.items():

@@ -18,10 +18,9 @@ from jaxspec.engine.head_weights import drafter_of, load_head
 from jaxspec.evaluate import bench, results, runner
 from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.questions import read_questions
-from jaxspec.evaluate.runlog import RunLog
+from jaxspec.evaluate.runlog import RunLog, answers_by_method
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.host.arguments import integer
-from jaxspec.host.terminal import progress
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.options.main import Calibrate
 
@@ -30,7 +29,7 @@ QUESTIONS, REPEATS = 8, 3
 
 
 def run(settings: Calibrate) -> None:
-    """Measures the table of costs, or the speeds of all methods; stores and prints it."""
+    """Carries out the command."""
     if (settings.head is None) != settings.all:
         raise ValueError("give either --head NAME, whose costs are measured, or --all, for the speeds of all methods")
     integer("batch_size", settings.batch_size, 1)
@@ -50,10 +49,7 @@ def run(settings: Calibrate) -> None:
 
 
 def speeds_of_all(settings: Calibrate, model: Checkpoint) -> dict[str, float]:
-    """Tokens a second of each method of the checkpoint, with all its settings: the median over a few passes, greedy.
-
-    Costs that a method needs are measured too, unless they are kept.
-    """
+    """Tokens a second of each method, named with all its settings: the median over a few passes, greedy."""
     size = settings.batch_size
     engines = bench.build_engines(model, {name: parse_method(name) for name in all_methods(model.path)}, size)
     plan = Workload(
@@ -64,15 +60,14 @@ def speeds_of_all(settings: Calibrate, model: Checkpoint) -> dict[str, float]:
         chat=False,
     )
     runner.check(plan, engines[REFERENCE])
-    log = RunLog(None, {}, lambda answers: True)
-    with progress(f"{len(engines)} methods: batch", len(plan.batches)) as shown:
-        runner.run(plan, engines, log, lambda: shown.show(shown.done + 1))
-    answers = {name: [answer for answer in log.answers if answer.method == name] for name in engines}
+    log = RunLog(None, {}, ())
+    runner.run(plan, engines, log, f"{len(engines)} methods: batch")
+    answers = answers_by_method(log.answers)
     return {str(engines[name].method): statistics.median(results.speeds(found)) for name, found in answers.items()}
 
 
 def show_speeds(speeds: Mapping[str, float], console: Console) -> None:
-    """Prints the methods from the fastest on, with whole names, and the fastest again as the default."""
+    """Prints the methods, the fastest first, and the fastest again as the default."""
     shown = Table(Column("method", overflow="fold"), "tokens/s", "speedup", box=None, pad_edge=False)
     ranked = sorted(speeds, key=speeds.__getitem__, reverse=True)
     for name in ranked:
@@ -82,10 +77,7 @@ def show_speeds(speeds: Mapping[str, float], console: Console) -> None:
 
 
 def method_of(path: Path, head: str) -> Method:
-    """The method to measure for a head.
-
-    Args:
-        head: a head's name or path, or DRAFTER[@HEAD] with optional settings.
+    """The method to measure for a head's name or path, or DRAFTER[@HEAD] with optional settings.
 
     Raises:
         ValueError: it is none of these, or `plain`, which does not draft.
@@ -99,7 +91,7 @@ def method_of(path: Path, head: str) -> Method:
 
 
 def show(table: CostTable, console: Console) -> None:
-    """Prints the table, in milliseconds and in units of s_t(1), the target's forward over one token per sequence."""
+    """Prints the table in milliseconds and in units of s_t(1), the target's forward over one token per sequence."""
     shown = Table("piece", "nodes", "ms", "s_t(1)", box=None, pad_edge=False)
     rows = [("one token", 1, table.plain)]
     rows += [("a level drafted", nodes, seconds) for nodes, seconds in table.level]

@@ -9,15 +9,17 @@ import numpy as np
 from rich.console import Console
 
 from jaxspec.engine.statistics import ratio
-from jaxspec.evaluate.runlog import Answer, log_of, read_finished
+from jaxspec.evaluate.runlog import Answer, answers_by_method, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.evaluate.table import print_lines, print_table
 from jaxspec.evaluate.uncertainty import PerQuestion, RatioOfSums, in_words, p_in_words, per_question
+from jaxspec.host.json_lines import flat
 from jaxspec.options.main import Compare
 
 COLUMNS = {"tok/s": ("tokens_per_second", ".1f"), "speedup": ("speedup", ".2f"), "tau": ("tau", ".2f")}
+COMPARED = ("device", "dtype", "settings", "versions")
 LEFT_OUT = ("methods", "resolved", "questions_sha256", "target_sha256", "params_sha256", "heads_sha256")
-"""Settings that are not compared, because they only repeat other ones."""
+"""Settings that only repeat other ones."""
 
 
 def run(settings: Compare) -> None:
@@ -89,21 +91,15 @@ def show_tests(first: Sequence[Answer], second: Sequence[Answer], console: Conso
 
 def on_shared_questions(*runs: Sequence[Answer]) -> list[dict[str, PerQuestion]]:
     """For each run, the results of each method on the questions that all runs answered, in the same order."""
-    methods = [
-        {
-            name: [answer for answer in answers if answer.method == name]
-            for name in dict.fromkeys(a.method for a in answers)
-        }
-        for answers in runs
+    methods = list(map(answers_by_method, runs))
+    # In a run, every method has the questions in the same order. The text is compared too: files may differ.
+    asked = [
+        [(answer.question, *(turn.asked for turn in answer.turns)) for answer in run[REFERENCE]] for run in methods
     ]
-    # In a run, every method has the questions in the same order.
-    places = [{_asked(answer): at for at, answer in enumerate(run[REFERENCE])} for run in methods]
-    shared = [asked for asked in places[0] if all(asked in others for others in places)]
+    shared = [question for question in asked[0] if all(question in others for others in asked)]
+    places = [np.array([questions.index(question) for question in shared], int) for questions in asked]
     return [
-        {
-            name: per_question(answers).take(np.array([at[asked] for asked in shared], int))
-            for name, answers in run.items()
-        }
+        {name: per_question(answers).take(at) for name, answers in run.items()}
         for run, at in zip(methods, places, strict=True)
     ]
 
@@ -112,32 +108,15 @@ def ratios(first: Mapping[str, PerQuestion], second: Mapping[str, PerQuestion], 
     """Ratios second / first of a method's tokens per second, speedup and tau, over the same questions."""
     one, other = first[name], second[name]
     batch = min(one.batch, other.batch, key=lambda batches: len(np.unique(batches)))  # the one with the larger batches
-
-    def faster(name):
-        return second[name].speed(batch) / first[name].speed(batch)
-
+    faster = lambda name: second[name].speed(batch) / first[name].speed(batch)
     return [faster(name), faster(name) / faster(REFERENCE), other.tau / one.tau]
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Device, dtype, versions and settings that differ: (first, second) by name."""
-
-    def flat(run):
-        return {
-            "device": run.get("device"),
-            "dtype": run.get("dtype"),
-            **{name: value for name, value in run.get("settings", {}).items() if name not in LEFT_OUT},
-            **run.get("versions", {}),
-        }
-
-    ours, theirs = flat(first), flat(second)
-    names = dict.fromkeys((*ours, *theirs))
+    ours, theirs = (flat({key: run.get(key) for key in COMPARED}) for run in (first, second))
+    names = [name for name in dict.fromkeys((*ours, *theirs)) if name not in LEFT_OUT]
     return {name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)}
-
-
-def _asked(answer: Answer) -> tuple[int | str, ...]:
-    """A key that identifies a question in any run: its number, and the text of its turns."""
-    return answer.question, *(turn.asked for turn in answer.turns)
 
 
 def _tested(found: RatioOfSums) -> tuple[str, str]:

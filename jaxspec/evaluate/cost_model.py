@@ -1,6 +1,7 @@
 """The decoding time that follows from a run's counts and costs, without the noise of timing whole runs."""
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,11 @@ class PieceCosts:
     """Seconds of each piece of a method's rounds.
 
     Attributes:
-        plain: s_t(1): one forward of the target over one token.
-        verify: by n: verification of n tree nodes. It is s_t(n), or less if verification reuses layers of drafting.
-        level: s_d: one drafted level.
-        rest: a round without its levels, verification and controller.
-        plain_rest: the same for a round of plain decoding.
-        control_level: the controller's decision after a level.
+        plain: s_t(1), one forward of the target over one token.
+        verify: verification of n tree nodes, by n: s_t(n), or less if it reuses layers of drafting.
+        level: s_d, one drafted level as it occurs in a round, without the controller.
+        rest, plain_rest: a round without its levels, verification and controller, and one of plain decoding.
+        control_level: the controller's decision after a level, and its inputs.
         control_round: the controller's update after a round.
     """
 
@@ -35,7 +35,7 @@ class PieceCosts:
 
 @dataclasses.dataclass(frozen=True)
 class RunCosts:
-    """Seconds of a run's pieces, and `plain`, those of plain decoding for the same tokens; and its number of rounds."""
+    """Rounds of a run, seconds of its pieces, and `plain`, the seconds of plain decoding for the same tokens."""
 
     rounds: int
     plain: float
@@ -51,7 +51,7 @@ class RunCosts:
 
     @property
     def speedup(self) -> float:
-        """Speedup over plain decoding; 0 if nothing was decoded."""
+        """Speedup over plain decoding."""
         return ratio(self.plain, self.whole)
 
 
@@ -64,8 +64,8 @@ def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, size
         control       Σ_rounds (levels · control_level + control_round)
         rest          Σ_rounds rest
 
-    The rows of a batch run their rounds together. So a batch has the tokens of its longest row, and a round has the
-    levels and nodes of the row with the most.
+    The rows of a batch run their rounds together: a batch has the tokens of its longest row, and a round has the levels
+    and nodes of the row with the most.
 
     Args:
         batches: for each batch, the round counts of each row.
@@ -91,19 +91,15 @@ def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, size
 
 
 def _most(rows: Sequence[Any]) -> np.ndarray:
-    """For each round, the largest count of all rows. Rows may have different numbers of rounds."""
-    together = np.zeros(max(map(len, rows)), int)
-    for row in rows:
-        np.maximum(together[: len(row)], row, out=together[: len(row)])
-    return together
+    """The largest count of all rows in each round. Rows may have different numbers of rounds."""
+    return np.array([max(counts) for counts in itertools.zip_longest(*rows, fillvalue=0)], int)
 
 
 def eq14_speedup(counts: Statistics, alpha: float) -> float:
-    """The speedup of a chain by EESD's Eq. 14, v_d / ((alpha - v_d) r_d + v_d). It ignores the cost of verification.
-
-    It is computed with r_d / v_d = drafted / tokens, so that it is defined if nothing was accepted.
+    """The speedup of a chain by EESD's Eq. 14, v_d / ((alpha - v_d) r_d + v_d), which ignores the cost of verification.
 
     Args:
         alpha: T_d / T_t, the time of one drafted token in units of a forward of the target.
     """
+    # By r_d / v_d = drafted / tokens it is defined even if nothing was accepted.
     return ratio(counts.tokens, alpha * counts.drafted + counts.tokens - counts.accepted)

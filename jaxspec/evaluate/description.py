@@ -19,10 +19,8 @@ from jaxspec.options.main import Bench, Eval
 
 LEFT_OUT = ("json", "dtype", "devices", "report", "temperatures", "batch_sizes")
 """Options that are not settings of a run, or that have another key there."""
-
 NOT_OF_ANSWERS = ("out", "batch_size")
 """Options of `eval` that do not change answers."""
-
 HEAD = ("config.json", "params", FOLDER)
 """Files of a head that its hash covers. Its folder may also hold logs, or further heads."""
 
@@ -35,56 +33,60 @@ def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> 
         **where(model),
         "weights": weight_bytes(model.target),
         "settings": {
-            **_options(settings),
+            **_shared_settings(settings, plan, model),
             "mesh": settings.devices.mesh,
-            "target": str(settings.target if settings.target.name.strip(".") else settings.target.resolve()),
-            "quantize": model.config.quantize,
             "target_sha256": hashlib.sha256(shape).hexdigest(),
             **({} if settings.simulate else weights_of(model.path, heads)),
             "methods": list(engines),
             "resolved": [str(engine.method) for engine in engines.values()],
-            "prompts": str(settings.prompts),
-            "suite": plan.questions[0].suite,
-            **_questions(plan),
         },
     }
 
 
 def where(model: Checkpoint) -> dict[str, Any]:
-    """What else the numbers of a run depend on: device, dtype and versions."""
+    """Device, dtype and versions."""
     dtype = str(model.target.dtype)
     return {"device": environment.device(), "dtype": dtype, "versions": environment.versions()}
 
 
 def describe_eval(settings: Eval, plan: Workload, engine: Engine) -> dict[str, Any]:
-    """The same for `eval`, without the device: answers differ between devices by rounding only, so any device may
-    resume."""
-    options = {name: value for name, value in _options(settings).items() if name not in NOT_OF_ANSWERS}
+    """The same for `eval`, without the device: between devices, answers differ by rounding only, so any may resume."""
+    shared = _shared_settings(settings, plan, engine.model)
     return {
         "settings": {
             "dtype": str(engine.model.target.dtype),
-            **options,
-            "target": str(settings.target),
-            "prompts": str(settings.prompts),
-            "quantize": engine.model.config.quantize,
+            **{name: value for name, value in shared.items() if name not in NOT_OF_ANSWERS},
             **weights_of(engine.model.path, [engine.method.head]),
             "method": str(engine.method),
-            "suite": plan.questions[0].suite,
-            **_questions(plan),
         },
     }
 
 
-def _questions(plan: Workload) -> dict[str, Any]:
+def _shared_settings(settings: Bench | Eval, plan: Workload, model: Checkpoint) -> dict[str, Any]:
+    """The options, with those of sampling and of the chat template, and a hash of the questions."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        if field.name in ("sampling", "template"):
+            found |= dataclasses.asdict(getattr(settings, field.name))
+        elif field.name not in LEFT_OUT:
+            found[field.name] = getattr(settings, field.name)
     content = repr([(question.examples, question.turns) for question in plan.questions]).encode()
-    return {"questions": len(plan.questions), "questions_sha256": hashlib.sha256(content).hexdigest()}
+    return {
+        **found,
+        "target": str(settings.target if settings.target.name.strip(".") else settings.target.resolve()),
+        "quantize": model.config.quantize,
+        "prompts": str(settings.prompts),
+        "suite": plan.questions[0].suite,
+        "questions": len(plan.questions),
+        "questions_sha256": hashlib.sha256(content).hexdigest(),
+    }
 
 
 def weight_bytes(target: Llama) -> dict[str, int]:
     """Bytes of the weights: `bytes` of all, `read_bytes` of those that each forward reads, `expert_bytes` of experts.
 
-    `read_bytes` bound the speed of decoding on an accelerator. An embedding that is not also the LM head is left out,
-    because a token reads one row of it. All experts are counted, although a forward over few tokens reads only some.
+    `read_bytes` include all experts, although a forward over few tokens reads only some, but no embedding that is not
+    also the LM head, because a token reads one row of it.
     """
     sizes = {name: leaf_bytes(array.shape, array.dtype) for name, array in module_to_dict(target).items()}
     total = sum(sizes.values())
@@ -94,10 +96,7 @@ def weight_bytes(target: Llama) -> dict[str, int]:
 
 
 def weights_of(target: Path, heads: Iterable[str | None]) -> dict[str, Any]:
-    """Hashes of weights: the target's, and each head's by its name as typed.
-
-    A path alone does not identify weights: they may have been trained again.
-    """
+    """Hashes of weights: the target's, and each head's by its name as typed. A path alone does not identify weights."""
     named = dict.fromkeys(head for head in heads if head is not None)
     found = {head: head_sha256(find_head(target, head)) for head in named}
     return {"params_sha256": params_sha256(target), "heads_sha256": found}
@@ -114,10 +113,8 @@ def head_sha256(folder: Path) -> str:
 
 
 def params_sha256(folder: Path) -> str:
-    """SHA-256 of the names and sizes of a target's parameter files. Contents are not read: there may be hundreds of GB.
-
-    Every save gives the array files new random names, so the hash differs between saves.
-    """
+    """SHA-256 of the names and sizes of a target's parameter files. Every save gives the files new random names, and
+    their contents may be hundreds of GB."""
     lines = (f"{file.relative_to(folder).as_posix()} {file.stat().st_size}\n" for file in _files(folder, ("params",)))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -125,14 +122,3 @@ def params_sha256(folder: Path) -> str:
 def _files(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
     for name in names:
         yield from sorted(file for file in [folder / name, *(folder / name).rglob("*")] if file.is_file())
-
-
-def _options(settings: Bench | Eval) -> dict[str, Any]:
-    """The options by name, with those of sampling and of the chat template, in the order of the command line."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        if field.name in ("sampling", "template"):
-            found |= dataclasses.asdict(getattr(settings, field.name))
-        elif field.name not in LEFT_OUT:
-            found[field.name] = getattr(settings, field.name)
-    return found

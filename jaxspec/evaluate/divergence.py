@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 from jaxspec.decoding.decode_state import write_block
+from jaxspec.decoding.prefill_buckets import power_of_two
 from jaxspec.host.processes import fetch
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
@@ -30,9 +31,7 @@ class Divergence:
     """The first difference between a text and plain decoding's text.
 
     Attributes:
-        prompt: number of the question in the file, from 0.
-        turn: number of the turn of that question, from 0.
-        position: index in the generated text, from 0.
+        prompt, turn, position: numbers of the question, its turn, and the token in the generated text, from 0.
         gap: difference of the target's two largest logits at this position, in float32.
         behind: difference between the largest logit and the worse of the two tokens' logits. At a near-tie of two
             tokens this is the gap. None if one text ends here, which rounding cannot explain.
@@ -72,16 +71,12 @@ def diverges(target: Llama, prompt: int, turn: int, plain: Text, tokens: Sequenc
 
 def next_logits(target: Llama, prefix: Sequence[int]) -> np.ndarray:
     """[V] float32, the logits of the token after `prefix`, computed in float32 whatever the weights' dtype."""
-    chunk = min(CHUNK, _power_of_two(len(prefix)))
-    padded = np.zeros((1, -(-len(prefix) // chunk) * chunk), np.int32)
-    padded[0, : len(prefix)] = prefix
-    cache = kv.allocate(target.config, 1, padded.shape[1], jnp.dtype("float32"))
-    hidden = None
+    block = np.zeros((1, power_of_two(len(prefix))), np.int32)
+    block[0, : len(prefix)] = prefix
     with jax.default_matmul_precision("highest"):
-        for at in range(0, len(prefix), chunk):
-            hidden, cache = _read_in_float32(target, padded[:, at : at + chunk], cache, np.full(1, at, np.int32))
-        assert hidden is not None
-        return np.asarray(fetch(target.logits(hidden[0, (len(prefix) - 1) % chunk].astype(jnp.float32))))
+        hidden, _ = _read_prompts(target, block, len(prefix), jnp.dtype("float32"))
+        last = hidden[0, (len(prefix) - 1) % hidden.shape[1]]
+        return np.asarray(fetch(target.logits(last.astype(jnp.float32))))
 
 
 def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[int]) -> float:
@@ -95,7 +90,8 @@ def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[in
     """
     worst = 0.0
     for texts in filter(None, map(_decoded, batches)):
-        block, cache, begin, end = _prefilled(target, texts, max(sizes))
+        block, begin, end = _in_one_block(texts, max(sizes))
+        _, cache = _read_prompts(target, block, int(begin.max()), target.dtype)
         ones = _features(target, block, cache, begin, end, 1)
         for size in sizes:
             if size > 1:
@@ -109,12 +105,14 @@ def batch_noise(target: Llama, batch: Sequence[Text]) -> float:
     texts = _decoded(batch)
     if not texts:
         return 0.0
-    block, cache, begin, end = _prefilled(target, texts, 1)
-    together, alone = _features(target, block, cache, begin, end, 1), []
-    for row, own in enumerate(block):
-        cache, at = _read_prompts(target, np.asarray(own)[None], int(begin.max())), slice(row, row + 1)
-        alone.append(_features(target, own[None], cache, begin[at], end[at], 1))
-    return float(_difference(target, jnp.concatenate(alone), together, begin, end, 1))
+    block, begin, end = _in_one_block(texts, 1)
+
+    def features(at: slice) -> Array:
+        _, cache = _read_prompts(target, block[at], int(begin.max()), target.dtype)
+        return _features(target, block[at], cache, begin[at], end[at], 1)
+
+    alone = jnp.concatenate([features(slice(row, row + 1)) for row in range(len(block))])
+    return float(_difference(target, alone, features(slice(None)), begin, end, 1))
 
 
 def _decoded(batch: Sequence[Text]) -> list[Text]:
@@ -122,35 +120,28 @@ def _decoded(batch: Sequence[Text]) -> list[Text]:
     return [(prompt, tokens) for prompt, tokens in batch if len(tokens) > 1]
 
 
-def _prefilled(
-    target: Llama, texts: Sequence[Text], more: int
-) -> tuple[Int[Array, "B S"], tuple[kv.KV, ...], np.ndarray, np.ndarray]:
-    """Texts in one array, a cache with their prompts, and the first index and the end of each generated part.
-
-    Args:
-        more: rows to leave free after the longest text.
-    """
+def _in_one_block(texts: Sequence[Text], more: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Texts in one array [B, S] with `more` free columns, and the first index and the end of each generated part."""
     begin = np.array([len(prompt) for prompt, _ in texts], np.int32)
     end = begin + np.array([len(tokens) for _, tokens in texts], np.int32)
-    rows = _power_of_two(int(begin.max()) + int((end - begin).max()) + more)
-    block = np.zeros((len(texts), rows), np.int32)
+    block = np.zeros((len(texts), power_of_two(int(begin.max() + (end - begin).max()) + more)), np.int32)
     for row, (prompt, tokens) in zip(block, texts, strict=True):
         row[: len(prompt) + len(tokens)] = [*prompt, *tokens]
-    return jnp.asarray(block), _read_prompts(target, block, int(begin.max())), begin, end
+    return block, begin, end
 
 
-def _read_prompts(target: Llama, block: np.ndarray, longest: int) -> tuple[kv.KV, ...]:
-    """A cache with at least the first `longest` tokens of each text in a block [B, S]."""
+def _read_prompts(
+    target: Llama, block: np.ndarray, longest: int, dtype: np.dtype
+) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
+    """Reads at least the first `longest` tokens of each text in a block [B, S]. Returns the features of the last chunk,
+    and the cache."""
     batch, rows = block.shape
-    chunk = min(CHUNK, _power_of_two(longest))
-    cache = kv.allocate(target.config, batch, rows, target.dtype)
+    chunk = min(CHUNK, power_of_two(longest))
+    cache, hidden = kv.allocate(target.config, batch, rows, dtype), None
     for at in range(0, longest, chunk):
-        _, cache = _read(target, block[:, at : at + chunk], cache, np.full(batch, at, np.int32))
-    return cache
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+        hidden, cache = _read(target, block[:, at : at + chunk], cache, np.full(batch, at, np.int32))
+    assert hidden is not None
+    return hidden, cache
 
 
 def _advance(
@@ -162,14 +153,15 @@ def _advance(
     return out.hidden, kv.append(cache, out.nodes, cached)
 
 
-_read = jax.jit(_advance)
-
-
 @jax.jit
-def _read_in_float32(
+def _read(
     target: Llama, tokens: Int[Array, "B W"], cache: tuple[kv.KV, ...], cached: Int[Array, " B"]
 ) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
-    return _advance(jax.tree.map(lambda x: x.astype(jnp.float32), target), tokens, cache, cached)
+    """The same, computed in the cache's dtype."""
+    dtype = cache[0].k.dtype
+    if dtype != target.dtype:
+        target = jax.tree.map(lambda x: x.astype(dtype), target)
+    return _advance(target, tokens, cache, cached)
 
 
 @partial(jax.jit, static_argnames="size")

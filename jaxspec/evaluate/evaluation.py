@@ -8,6 +8,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,18 @@ from jaxspec.evaluate.description import describe_eval
 from jaxspec.evaluate.runner import Workload
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_folder, write_whole
-from jaxspec.host.json_lines import append_lines, flat, to_line
+from jaxspec.host.json_lines import append_lines, to_line
 from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.options.main import Eval
 
 Asked = tuple[int, int]
 """Number of a question, and of its answer (`--samples`)."""
+asked_of = itemgetter("index", "sample")  # of a line
 
 
 def run(settings: Eval) -> None:
-    """Answers the questions without an answer from an earlier run, writes the results and prints them."""
+    """Answers the questions that an earlier run did not answer, writes the results and prints them."""
     check(settings)
     mesh = settings.devices.open(several=True)
     plan = Workload.of(settings, repeats=1)
@@ -42,9 +44,9 @@ def run(settings: Eval) -> None:
         say(f"method: {engine.method}")
     numbers = asked_numbers(plan, engine, settings.skip_long)
     runner.warn(plan, [engine])
-    about = describe_eval(settings, plan, engine)
-    file = AnswerFile.open(settings.out, about)
-    done = {(line["index"], line["sample"]) for line in file.lines}
+    about, out = describe_eval(settings, plan, engine), settings.out
+    lines = [] if out is None else broadcast_from_first(lambda: resume(out, about))
+    done = set(map(asked_of, lines))
     if done:
         say(f"answers of an earlier run: {len(done)}")
     asked = [(number, sample) for number in numbers for sample in range(settings.samples)]
@@ -52,7 +54,9 @@ def run(settings: Eval) -> None:
     began = time.perf_counter()
     with progress("answer", len(asked), len(asked) - len(left)) as shown:
         for line in answered(plan, engine, left, settings):
-            file.add(line)
+            lines.append(line)
+            if out is not None and is_first():
+                append_lines(out, [line])
             shown.advance()
     seconds = time.perf_counter() - began
     if not is_first():
@@ -61,12 +65,15 @@ def run(settings: Eval) -> None:
         "device": environment.device(),
         "versions": environment.versions(),
         "left_out": len(plan.questions) - len(numbers),
-        **summary(file.lines, file.lines[len(done) :], seconds),
+        **summary(lines, lines[len(done) :], seconds),
     }
-    if settings.out is not None and plan.questions[0].suite == quality.CODE:
-        texts = ((line["question_id"], line["turns"][0]["text"]) for line in file.sorted_lines)
-        write_whole(settings.out.with_suffix(".samples.jsonl"), quality.samples(texts))
-    file.finish(lambda settings: to_json(settings | found))
+    if out is not None:
+        lines.sort(key=asked_of)
+        write_whole(out, "".join(map(to_line, lines)))
+        write_whole(out.with_suffix(".json"), to_json(about | found))
+        if plan.questions[0].suite == quality.CODE:
+            texts = ((line["question_id"], line["turns"][0]["text"]) for line in lines)
+            write_whole(out.with_suffix(".samples.jsonl"), quality.samples(texts))
     show(found)
 
 
@@ -88,15 +95,12 @@ def asked_numbers(plan: Workload, engine: Engine, skip_long: bool) -> list[int]:
     if not skip_long:
         runner.check(plan, engine)
         return list(range(len(plan.questions)))
-    kept = []
-    for number in range(len(plan.questions)):
-        if why := runner.too_long(plan, engine, number):
-            say(f"left out: {why}")
-        else:
-            kept.append(number)
-    if not kept:
+    reasons = [runner.too_long(plan, engine, number) for number in range(len(plan.questions))]
+    for why in filter(None, reasons):
+        say(f"left out: {why}")
+    if all(reasons):
         raise ValueError("every question is too long for this model")
-    return kept
+    return [number for number, why in enumerate(reasons) if why is None]
 
 
 def answered(plan: Workload, engine: Engine, asked: Sequence[Asked], settings: Eval) -> Iterator[dict[str, Any]]:
@@ -150,8 +154,8 @@ def summary(lines: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any
     """The results.
 
     Args:
-        lines: answers of this run and of the runs that it resumes.
-        timed: answers of this run only.
+        lines: all answers.
+        timed: answers of this run, without those of the run that it resumes.
         seconds: time of this run, compilation and prefill included.
     """
     turns = [turn for line in lines for turn in line["turns"]]
@@ -182,54 +186,14 @@ def show(found: Mapping[str, Any]) -> None:
             print(f"{name}: {form(value)}")
 
 
-@dataclasses.dataclass
-class AnswerFile:
-    """The two output files of one run.
+def resume(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The answers of an earlier run, without an incomplete last line. Rewrites both files, with these answers only.
 
-    Attributes:
-        path: the file of answers; None: nothing is written. Only the first process has a path.
-        settings: the settings that the answers depend on.
-        lines: the answers so far, in order of completion.
+    Raises:
+        ValueError: the files belong to another run, or are not files of `eval`.
     """
-
-    path: Path | None
-    settings: dict[str, Any]
-    lines: list[dict[str, Any]]
-
-    @classmethod
-    def open(cls, path: Path | None, settings: dict[str, Any]) -> "AnswerFile":
-        """Opens the files, with the answers of an earlier run in every process. An incomplete last line is dropped.
-
-        Raises:
-            ValueError: the files belong to another run, or are not files of `eval`.
-        """
-        if path is None:
-            return cls(None, settings, [])
-        lines = broadcast_from_first(lambda: _resume(path, settings))
-        return cls(path if is_first() else None, settings, lines)
-
-    @property
-    def sorted_lines(self) -> list[dict[str, Any]]:
-        """The answers in the order of the questions."""
-        return sorted(self.lines, key=lambda line: (line["index"], line["sample"]))
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Adds an answer and writes it to disk."""
-        self.lines.append(line)
-        if self.path is not None:
-            append_lines(self.path, [line])
-
-    def finish(self, results: Callable[[dict[str, Any]], str]) -> None:
-        """Sorts the answers on disk, and writes `results(settings)` to the .json file beside them."""
-        if self.path is not None:
-            write_whole(self.path, "".join(map(to_line, self.sorted_lines)))
-            write_whole(self.path.with_suffix(".json"), results(self.settings))
-
-
-def _resume(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The answers of an earlier run. Rewrites both files, with these answers only."""
     lines = _read(path, settings) if path.exists() else []
-    write_whole(path.with_suffix(".json"), json.dumps(settings, indent=2) + "\n")
+    write_whole(path.with_suffix(".json"), to_json(settings))
     write_whole(path, "".join(map(to_line, lines)))
     return lines
 
@@ -246,7 +210,7 @@ def _read(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
         raise ValueError(
             f"{path} exists, but it and {beside.name} are not results of `jaxspec eval`: choose another --out"
         ) from error
-    for name, ours in flat(json.loads(json.dumps({"settings": settings["settings"]}))).items():
+    for name, ours in json.loads(json.dumps(settings["settings"])).items():
         if (theirs := there.get(name)) != ours:
             raise ValueError(
                 f"{path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); delete it or "

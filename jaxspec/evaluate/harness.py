@@ -68,20 +68,16 @@ class Jaxspec(TemplateLM):
         """Loads the model. The arguments are the keys of `--model_args`, and `--batch_size`.
 
         Args:
-            target, method, mesh, dtype, quantize, seed, coordinator, processes, process_id: the options of
-                `jaxspec eval`.
-            batch_size: rows of the batch.
+            target, method, batch_size, mesh, dtype, quantize, seed, coordinator, processes, process_id, system: the
+                options of `jaxspec eval`.
             max_length: most positions of a text; None: the model's.
             add_bos_token: False: no special tokens are added to texts; otherwise the tokenizer decides.
             prefix_token_id: the token that replaces an empty context; None: the tokenizer's BOS, or EOS without one.
-            chat_args: arguments of the chat template: `chat_args=enable_thinking=false`, or a JSON object where
-                `--model_args` is JSON.
-            system: system prompt of conversations, without the harness's own --system_instruction.
-            device, max_batch_size: ignored. The harness passes them to every model; JAX chooses the device itself.
+            chat_args: arguments of the chat template: `enable_thinking=false`, or a JSON object.
+            device, max_batch_size: ignored. The harness passes them to every model.
 
         Raises:
-            ValueError: options contradict each other, the checkpoint has no tokenizer or one without the tokens that
-                are needed, its chat template does not read an argument, or several processes have no mesh.
+            ValueError: options contradict each other or the checkpoint, or several processes have no mesh.
         """
         super().__init__()
         if not str(batch_size).isdecimal() or int(batch_size) < 1:
@@ -124,7 +120,7 @@ class Jaxspec(TemplateLM):
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> "Jaxspec":
-        """The model of `--model_args`. These take precedence over the harness's additional options."""
+        """The model of `--model_args`, which take precedence over the harness's additional options."""
         besides = {name: value for name, value in (additional_config or {}).items() if value is not None}
         return cls(**{**besides, **arg_dict})
 
@@ -142,17 +138,17 @@ class Jaxspec(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """A name for the harness's cache of prompts, which depend on the tokenizer's chat template."""
+        """The harness caches prompts under this name. They depend on the chat template."""
         return f"{self.engine.model.path} {self.chat_format}" if self.chat_format else str(self.engine.model.path)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Token ids of a text. By default special tokens are added, unless the text begins with the prefix already."""
+        """Token ids of a text; by default with special tokens, unless it begins with the prefix already."""
         if add_special_tokens is None:
             return self._encode_after(self.prefix_token_id, string)
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
 
     def _encode_after(self, token: int | None, text: str) -> list[int]:
-        """Token ids of a text, to which special tokens are added unless it begins with `token` already."""
+        """Token ids of a text, with special tokens unless it begins with `token` already."""
         begins = token is not None and has_bos_prefix(text, self.tokenizer.decode([token]) or None)
         return self.tokenizer.encode(text, add_special_tokens=not begins and self.add_bos_token is not False)
 
@@ -164,7 +160,6 @@ class Jaxspec(TemplateLM):
         return self.chat_format.render(self.tokenizer, chat_history, **rest)
 
     def _warn_of_unused_format(self) -> None:
-        """Warns once if a format is given, and no conversation was formatted."""
         if self.format_unused:
             say("warning: chat_args and system have no effect without --apply_chat_template")
             self.format_unused = False
@@ -178,7 +173,7 @@ class Jaxspec(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        """(log p, whether greedy decoding gives it) of each continuation, the third element of its request."""
+        """(log p, whether it is greedy decoding's) of each request's last element."""
         return self._scores([(context, continuation) for _, context, continuation in requests])
 
     def _scores(self, texts: Sequence[Text]) -> list[tuple[float, bool]]:
@@ -192,7 +187,7 @@ class Jaxspec(TemplateLM):
         return [found[place] for place in range(len(texts))]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """log p of each whole text; a long text is split into windows of `max_length` tokens."""
+        """log p of each whole text, in windows of `max_length` tokens."""
         windows, owner = [], []
         for number, request in enumerate(requests):
             tokens = self.tok_encode(request.args[0])
@@ -236,11 +231,7 @@ class Jaxspec(TemplateLM):
 
 
 def sampling_of(settings: dict[str, Any], seed: int) -> tuple[tuple[str, ...], SamplingParams]:
-    """Stop strings and sampling parameters from a task's `generation_kwargs`.
-
-    Raises:
-        ValueError: a setting is not supported, or out of range.
-    """
+    """Stop strings and sampling parameters from a task's `generation_kwargs`. Raises ValueError for other settings."""
     given = dict(normalize_gen_kwargs(settings, NEW_TOKENS))
     stops = tuple(dict.fromkeys(stop for stop in given.pop("until") if stop))
     sampled, temperature = given.pop("do_sample"), float(given.pop("temperature", 0.0))
@@ -257,7 +248,7 @@ def sampling_of(settings: dict[str, Any], seed: int) -> tuple[tuple[str, ...], S
 
 
 def _typed(command: Sequence[str]) -> list[str]:
-    """The command as it was typed. For `python -m MODULE`, sys.argv has only the module's file."""
+    """The command as typed. For `python -m MODULE`, sys.argv has only the module's file."""
     is_own = Path(command[0]) == Path(__file__)
     return [*(("python", "-m", "jaxspec.evaluate.harness") if is_own else command[:1]), *command[1:]]
 

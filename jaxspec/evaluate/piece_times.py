@@ -12,36 +12,15 @@ from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.engine import Engine
+from jaxspec.evaluate.cost_model import PieceCosts
+from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.host.compilation import compile_all
 
 
-@dataclasses.dataclass(frozen=True)
-class PieceTimes:
-    """Seconds of each piece of a round.
+def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[str, PieceCosts]:
+    """Times the pieces of each method's rounds at the shapes of one batch, `requests`. `engines` include the reference.
 
-    Attributes:
-        target: s_t(n) by n: one forward of the target over n tree nodes, and their logits.
-        resumed: by method and n, instead of s_t(n), for methods whose verification resumes from drafting's layers. It
-            is timed at the largest size; other sizes are assumed to save the same share of s_t(n).
-        level: s_d by method: one drafted level as it occurs in a round, without the controller.
-        rest: by method: a round without its levels, verification and controller.
-        control_level: by method: the controller's decision after a level, and its inputs.
-        control_round: by method: the controller's update after a round.
-    """
-
-    target: Mapping[int, float]
-    resumed: Mapping[str, Mapping[int, float]]
-    level: Mapping[str, float]
-    rest: Mapping[str, float]
-    control_level: Mapping[str, float]
-    control_round: Mapping[str, float]
-
-
-def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> PieceTimes:
-    """Times every method's pieces at the shapes of one batch, `requests`.
-
-    Times are medians over several calls, which alternate between the pieces. A method with history is timed without it,
-    so its times do not include what history saves.
+    Times are medians over several calls, which alternate between the pieces. Methods with history are timed without it.
     """
     greedy = all(request.sampling.temperature == 0 for request in requests)
     heads = {name: dataclasses.replace(engine.method, history=0) for name, engine in engines.items()}
@@ -50,7 +29,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
     rows = max(shapes(spec, requests)[1] for spec in specs.values())
     engine = next(iter(engines.values()))
 
-    def in_context(work: Callable[..., Any], *given: Any) -> Any:
+    def in_context(work: Callable[..., Any], *given: Any) -> Any:  # in the threads of `compile_all`
         with engine.model.context():
             return work(*given)
 
@@ -78,30 +57,18 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> Piece
                 jobs["control round", name] = learn_job(spec, state)
         compile_all({key: partial(in_context, job, 0) for key, job in jobs.items()}, lambda key: str(key[0]))
         seconds = dict(zip(jobs, seconds_per_unit(list(jobs.values())), strict=True))
-    target = {size: seconds["target", size] for size in sizes}
-    resumed = {}
+    target, found = {size: seconds["target", size] for size in sizes}, {}
     for name, spec in specs.items():
+        verify = target
         # Plain decoding drafts nothing, so its verification cannot resume from a draft.
         if spec.builder.depth and (key := resumed_key(engines[name], spec)) in jobs:
             saved = seconds[key] / target[max(spec.verify_sizes)]  # the same share of the layers, whatever the size
-            resumed[name] = {size: saved * target[size] for size in spec.verify_sizes}
-    split = {}
-    for name, spec in specs.items():
+            verify = {size: saved * target[size] for size in spec.verify_sizes}
         pair = pairs[key := round_key(engines[name], spec)]
-        verification = resumed.get(name, target)[pair.nodes]
-        split[name] = pair.split(seconds["short", key], seconds["full", key], verification)
-
-    def by_method(piece):
-        return {name: seconds.get((piece, name), 0.0) for name in specs}
-
-    return PieceTimes(
-        target=target,
-        resumed=resumed,
-        level={name: level for name, (level, _) in split.items()},
-        rest={name: rest for name, (_, rest) in split.items()},
-        control_level=by_method("control level"),
-        control_round=by_method("control round"),
-    )
+        level, rest = pair.split(seconds["short", key], seconds["full", key], verify[pair.nodes])
+        control = {f"control_{piece}": seconds.get((f"control {piece}", name), 0.0) for piece in ("level", "round")}
+        found[name] = PieceCosts(target[1], verify, level, rest, **control)
+    return {name: dataclasses.replace(costs, plain_rest=found[REFERENCE].rest) for name, costs in found.items()}
 
 
 def round_key(engine: Engine, spec: Speculation) -> tuple:

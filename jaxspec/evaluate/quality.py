@@ -6,12 +6,9 @@
 | `exact_match_flexible` | GSM8K | the last number of the text | lm-evaluation-harness, flexible-extract |
 | `rouge1`, `rouge2`, `rougeL` | XSum, CNN/DM | F-measures, stemmed | Lin 2004; Draft & Verify, Tables 1 and 17 |
 
-Numbers of GSM8K are compared as text, without commas, dollar signs and one dot at the end: 18.0 is not 18. An answer
-without "#### ", as most chat models give without `--shots`, is wrong by `exact_match`. GSM8K's own reader
-(`grade_school_math/dataset.py`) differs from `exact_match` only in that it keeps a dot at the end.
-
-HumanEval's tests run code that a model wrote, so jaxspec does not run them. It writes the answers in the format that
-HumanEval's scorer reads (arXiv:2107.03374; `evaluate_functional_correctness SAMPLES.jsonl`).
+Numbers of GSM8K are compared as text, without commas, dollar signs and one dot at the end: 18.0 is not 18. HumanEval's
+tests run code that a model wrote, so jaxspec only writes the answers in the format that its scorer reads
+(arXiv:2107.03374; `evaluate_functional_correctness SAMPLES.jsonl`).
 """
 
 import functools
@@ -41,7 +38,7 @@ def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, 
     """Scores of one answer, from 0 to 1, by name; empty if its suite has none, or rouge-score is not installed.
 
     Args:
-        worked: the suite's own answers; the first is used.
+        worked: the suite's own answers, of which the first is used.
     """
     if suite == "gsm8k":
         answer, expected = _before(answer, GSM8K_ENDS), _digits(FINAL.findall(worked[0])[-1])

@@ -1,7 +1,7 @@
 """Prompt files: how they are found and read, their published formats, and the prompts of their questions.
 
 A file is JSON lines, a JSON list, either of them gzipped, or Parquet, here or on the hub. Formats are recognised
-by their keys. None of their text comes with jaxspec.
+by their keys.
 
 | suite | keys of a question | as published by |
 |---|---|---|
@@ -39,9 +39,8 @@ class Question:
 
     Attributes:
         turns: the user's messages; each gets one answer.
-        question_id: the file's id; None without one.
-        category: its name; None without one.
-        worked: the file's own answers to the first turns; often none.
+        question_id, category: from the file.
+        worked: the file's own answers to the first turns.
         examples: (turn, answer) of other questions, to put before the first turn.
         suite: the name of its published format; None for the general formats.
     """
@@ -63,10 +62,9 @@ class Format:
         keys: keys that every question has; their values are strings.
         turn: makes the user's message. Summaries and GSM8K use the papers' few-shot form, in which a label precedes
             the answer.
-        answer: the key of the worked answer; None without one.
-        id: the key of the question's id.
+        answer, id: the keys of the worked answer and of the question's id.
         ends: a pattern that the end of the worked answer must match.
-        more: keys that a question may have besides; their values are strings too.
+        more: optional keys; their values are strings too.
     """
 
     suite: str
@@ -109,18 +107,19 @@ def parse_question(values: Any, where: str) -> Question:
     Raises:
         ValueError: the line has no known format.
     """
+    general = f'{where}: a question is {{"turns": ["..."]}} or {{"prompt": "..."}}'
     if not isinstance(values, dict):
-        raise ValueError(f'{where}: a question is {{"turns": ["..."]}} or {{"prompt": "..."}}')
+        raise ValueError(general)
     for form in FORMATS:
         if form.holds(values):
             worked = (values[form.answer],) if form.answer else ()
             name = _name(values, form.id, where)
             return Question((form.turn(values),), name, _category(values), worked, suite=form.suite)
     if not values.keys() & {"turns", "prompt"}:
+        published = "; ".join(f"{form.suite}: {', '.join(form.keys)}" for form in FORMATS)
         raise ValueError(
-            f'{where}: a question is {{"turns": ["..."]}} or {{"prompt": "..."}}, or has the keys of a published '
-            f"format ({'; '.join(f'{form.suite}: ' + ', '.join(form.keys) for form in FORMATS)}; an answer of GSM8K "
-            "ends in #### and a number)"
+            f"{general}, or has the keys of a published format ({published}; an answer of GSM8K ends in #### and a "
+            "number)"
         )
     turns: Any = values["turns"] if "turns" in values else [values["prompt"]]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
@@ -137,7 +136,7 @@ def parse_question(values: Any, where: str) -> Question:
 
 
 def _name(values: Values, key: str, where: str) -> int | str | None:
-    """The id of a line; None without one. Raises ValueError unless it is a string or a whole number."""
+    """The id of a line. Raises ValueError unless it is a string or a whole number."""
     given: Any = values.get(key)
     if not isinstance(given, int | str | None):
         raise ValueError(f"{where}: {key} must be a string or a whole number, not {reprlib.repr(given)}")
@@ -145,13 +144,12 @@ def _name(values: Values, key: str, where: str) -> int | str | None:
 
 
 def _category(values: Values) -> str | None:
-    """The category of a line, as text; None if there is none, or it is not a string or a number."""
     given: Any = values.get("category")
     return str(given) if isinstance(given, str | int | float) else None
 
 
 def _worked(values: Values) -> tuple[str, ...]:
-    """The worked answers of a line; () if there are none, or they are not text."""
+    """The worked answers of a line; () unless all are text."""
     given: Any = values.get("reference", values.get("answer"))
     given = [given] if isinstance(given, str) else given
     filled = isinstance(given, list) and all(isinstance(answer, str) and answer.strip() for answer in given)
@@ -169,7 +167,7 @@ def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
         prompts: a path; `builtin`; or a hub id OWNER/NAME, with /FILE if the data set has several suitable files.
 
     Raises:
-        ValueError: the file cannot be read, or a line is not JSON; the message names the line.
+        ValueError: the file cannot be read, or a line is not JSON.
     """
     path = locate(prompts)
     if path.suffix == ".parquet":
@@ -199,13 +197,11 @@ def locate(prompts: str | Path) -> Path:
 
 
 def download(name: str, file: str | None = None) -> Path:
-    """Downloads a file of a data set on the hub to huggingface-hub's cache.
-
-    Args:
-        file: its path in the data set; None: the only suitable file, or the only one of the test split.
+    """Downloads a file of a data set on the hub to huggingface-hub's cache; by default its only suitable file, or the
+    only one of the test split.
 
     Raises:
-        ValueError: no such data set or file, no network, or several suitable files; the message lists them.
+        ValueError: no such data set or file, no network, or several suitable files, which the message lists.
     """
     from httpx2 import TransportError  # huggingface-hub uses httpx2, and does not wrap all of its errors
     from huggingface_hub import HfApi, hf_hub_download
@@ -223,7 +219,6 @@ def download(name: str, file: str | None = None) -> Path:
 
 
 def _choose(name: str, hub: Any) -> str:
-    """The only file of questions in a data set, or the only one of its test split."""
     there = [file for file in hub.list_repo_files(name, repo_type="dataset") if file.endswith(SUFFIXES)]
     found = [file for file in there if "test" in file] or there
     if len(found) != 1:
@@ -256,30 +251,26 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
     format.
 
     A line may have worked answers: `"reference": [...]`, one per turn, or `"answer": "..."`. Other keys are ignored.
-    `builtin` is the package's own file of held-out Python.
 
     Args:
-        path: a path, or a hub id.
+        path: a path, a hub id, or `builtin`, the package's own file of held-out Python.
         limit: number of questions; None: all.
-        shots: number of worked examples before every question. They are the first questions with an answer; these are
-            not asked, and do not count in `limit`.
+        shots: number of worked examples before every question. They are the first questions with an answer, and do not
+            count in `limit`.
 
     Raises:
-        ValueError: the file cannot be read or has no question, a line has another format (the message names it), or
-            there are too few questions for the examples.
+        ValueError: the file cannot be read, has no question, a line of another format, or too few examples.
     """
     if shots < 0:
         raise ValueError(f"--shots must be 0 or above, not {shots}")
     if limit is not None and limit < 1:
         raise ValueError(f"--limit must be at least 1, not {limit}")
     questions = (parse_question(values, where) for where, values in records(path))
-    first = next(questions, None)
-    if first is None:
+    # Without examples, lines after the last question are not read, and may have another format.
+    found = list(questions) if shots else list(itertools.islice(questions, limit))
+    if not found:
         raise ValueError(f"the prompt file {path} holds no questions")
-    questions = itertools.chain([first], questions)
-    if shots:
-        questions = _with_examples(list(questions), shots, path)
-    return list(itertools.islice(questions, limit))
+    return _with_examples(found, shots, path)[:limit] if shots else found
 
 
 def next_prompt(question: Question, answers: Sequence[str], chat: bool) -> Prompt:
@@ -295,8 +286,7 @@ def next_prompt(question: Question, answers: Sequence[str], chat: bool) -> Promp
 
 
 def _with_examples(questions: Sequence[Question], shots: int, path: str | Path) -> list[Question]:
-    """The questions with `shots` examples each. The examples are the first questions with a worked answer, which are
-    removed."""
+    """The questions with `shots` examples each, without the examples themselves."""
     worked = [question for question in questions if question.worked][:shots]
     if len(worked) < shots:
         raise ValueError(

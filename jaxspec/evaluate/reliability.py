@@ -1,9 +1,8 @@
 """Calibration of the drafts' confidence: a reliability table and the expected calibration error.
 
-EDD's Figure 3b (section 3.2, "Analysis") plots the same: the drafter's confidence in a single token, not in the path to
-it, against the share of such tokens that the target accepts. The paper drafts chains and leaves out all drafts after
-the first rejection (its footnote 1), because the target does not judge them. Here, for chains and trees, a draft counts
-if its parent was accepted. Siblings of an accepted draft count as rejected.
+As in EDD's Figure 3b (section 3.2), it is the drafter's confidence in a single token, not in the path to it, against
+the share of such tokens that the target accepts. A draft counts if its parent was accepted. Siblings of an accepted
+draft count as rejected.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,13 +5,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxspec.decoding.round_records import RoundCounts, from_rows
-from jaxspec.engine.statistics import Statistics, ratio, statistics_of
+import numpy as np
+
+from jaxspec.decoding.round_records import RoundCounts
+from jaxspec.engine.statistics import ratio, statistics_of
 from jaxspec.evaluate import quality, reliability
-from jaxspec.evaluate.cost_model import PieceCosts, RunCosts, eq14_speedup, run_costs
-from jaxspec.evaluate.runlog import Answer, Turn
+from jaxspec.evaluate.cost_model import PieceCosts, eq14_speedup, run_costs
+from jaxspec.evaluate.runlog import Answer, Turn, answers_by_method
 from jaxspec.evaluate.runner import REFERENCE
-from jaxspec.evaluate.uncertainty import PerQuestion, per_question
+from jaxspec.evaluate.uncertainty import PerQuestion, per_question, seconds_of
 
 COUNTS = (
     *("tokens", "rounds", "tau", "tau_uncut", "tau_drafted", "acceptance_rate", "draft_accuracy", "draft_share"),
@@ -24,15 +26,13 @@ PREDICTED = ("modelled_speedup", "predicted_seconds", "eq14_speedup", "draft_cos
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """Properties of a method that the results need.
+    """A method's properties.
 
     Attributes:
         resolved: the method with all its settings.
         sizes: tree sizes for which verification is compiled.
-        is_chain: whether it drafts a single path.
         read_bytes: bytes of the target's weights that a round reads, without drafting.
-        draft_bytes: bytes that drafting reads in a round with one level.
-        level_bytes: bytes that each further level reads.
+        draft_bytes, level_bytes: bytes that drafting reads in a round with one level, and for each further level.
     """
 
     resolved: str
@@ -49,152 +49,138 @@ class Measured:
 
     Attributes:
         noise: see `divergence.noise`; None if no text is compared.
-        target_seconds: s_t(n) by n, which is a string as in JSON. This and all other seconds are None if the pieces
-            were not timed.
-        resumed_seconds: by method and n, for methods whose verification resumes from drafting's layers.
-        level_seconds, rest_seconds, control_level_seconds, control_round_seconds: by method, see
-            `piece_times.PieceTimes`.
+        pieces: by method; None if they were not timed.
         divergences: by method, fields of `divergence.Divergence`, and `explained`; None for sampled texts, which differ
             by design.
         forms: by method.
     """
 
     noise: float | None
-    target_seconds: dict[str, float] | None
-    resumed_seconds: dict[str, dict[str, float]] | None
-    level_seconds: dict[str, float] | None
-    rest_seconds: dict[str, float] | None
-    control_level_seconds: dict[str, float] | None
-    control_round_seconds: dict[str, float] | None
+    pieces: dict[str, PieceCosts] | None
     divergences: dict[str, list[dict[str, Any]] | None]
     forms: dict[str, Form]
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Measured":
-        """The measurements in the last line of a log. Raises KeyError or TypeError for another version's."""
+        """The measurements in a log. Raises KeyError or TypeError for another version's."""
         forms = {name: Form(**{**form, "sizes": tuple(form["sizes"])}) for name, form in values["forms"].items()}
-        return cls(**{**values, "forms": forms})
+        if (pieces := values["pieces"]) is not None:
+            by_size = lambda verify: {int(size): seconds for size, seconds in verify.items()}
+            pieces = {
+                name: PieceCosts(**{**costs, "verify": by_size(costs["verify"])}) for name, costs in pieces.items()
+            }
+        return cls(**{**values, "forms": forms, "pieces": pieces})
 
-    def pieces(self, name: str) -> PieceCosts | None:
-        """Costs of the pieces of a method's rounds; None if they were not timed."""
-        if self.target_seconds is None or self.resumed_seconds is None:
-            return None
-        target = _by_size(self.target_seconds)
-        seconds = lambda piece, name=name: getattr(self, f"{piece}_seconds")[name]
-        return PieceCosts(
-            plain=target[1],
-            verify=_by_size(self.resumed_seconds.get(name, {})) or target,
-            plain_rest=seconds("rest", REFERENCE),
-            **{piece: seconds(piece) for piece in ("level", "rest", "control_level", "control_round")},
-        )
+    def seconds(self) -> dict[str, Any]:
+        """The keys of bench's JSON with the seconds of each piece: of the target by size, of others by method."""
+        parts = ("level", "rest", "control_level", "control_round")
+        if (pieces := self.pieces) is None:
+            return dict.fromkeys(f"{name}_seconds" for name in ("target", "resumed", *parts))
+        verify = {name: {str(n): seconds for n, seconds in costs.verify.items()} for name, costs in pieces.items()}
+        target = verify[REFERENCE]
+        resumed = {name: seconds for name, seconds in verify.items() if seconds != target}
+        others = {f"{part}_seconds": {name: getattr(costs, part) for name, costs in pieces.items()} for part in parts}
+        return {"target_seconds": target, "resumed_seconds": resumed, **others}
 
 
 def summarise(about: Mapping[str, Any], answers: Sequence[Answer], measured: Measured) -> dict[str, Any]:
     """Bench's JSON, from the log of a finished run."""
     simulated = {"simulated": True} if about["settings"].get("simulate") else {}
-    return {
-        **about,
-        **simulated,
-        "noise": measured.noise,
-        **{name: values for name, values in vars(measured).items() if name.endswith("_seconds")},
-        "methods": by_method(answers, measured),
-    }
+    methods = by_method(answers, measured)
+    return {**about, **simulated, "noise": measured.noise, **measured.seconds(), "methods": methods}
 
 
 def by_method(answers: Sequence[Answer], measured: Measured) -> dict[str, Any]:
     """`methods` of bench's JSON, by the methods as typed."""
-    forms = measured.forms
-    ours = {name: [answer for answer in answers if answer.method == name] for name in forms}
-    counted = {name: _counted(found) for name, found in ours.items()}
-    by_pass = {name: speeds(found) for name, found in ours.items()}
+    ours = answers_by_method(answers)
     asked = {name: per_question(found) for name, found in ours.items()}
-    fastest = max(forms, key=lambda name: counted[name]["tokens_per_second"])
+    counted = {name: _timed(found, asked[name].seconds) for name, found in ours.items()}
+    by_pass = {name: speeds(found) for name, found in ours.items()}
+    by_category = {name: categories(found, asked[name].seconds) for name, found in ours.items()}
+    fastest = max(ours, key=lambda name: counted[name]["tokens_per_second"])
     results = {}
-    for name, form in forms.items():
-        histories = [list(map(history, turns)) for turns in together(ours[name]).values()]
+    for name, form in measured.forms.items():
+        histories = [[turn.history for turn in turns] for turns in together(ours[name]).values()]
         flat, seconds = run_costs(histories, by_bytes(form), form.sizes), counted[name]["decode_seconds"]
-        divergences = measured.divergences[name]
-        speedups = [ratio(speed, plain) for speed, plain in zip(by_pass[name], by_pass[REFERENCE], strict=True)]
-        predicted: dict[str, Any] = dict.fromkeys(PREDICTED)
-        if (pieces := measured.pieces(name)) is not None:
-            costs, draft_cost = run_costs(histories, pieces, form.sizes), ratio(pieces.level, pieces.plain)
-            predicted = {
-                "modelled_speedup": costs.speedup,
-                "predicted_seconds": costs.whole,
-                "eq14_speedup": eq14_speedup(_statistics(ours[name]), draft_cost) if form.is_chain else None,
-                "draft_cost": draft_cost,
-                "verify_cost": ratio(pieces.verify[max(form.sizes)], pieces.plain),
-                "breakdown": breakdown(costs, seconds),
-            }
+        pieces, divergences = (measured.pieces or {}).get(name), measured.divergences[name]
+        drafts = reliability.add(turn.calibration for answer in ours[name] for turn in answer.turns)
         results[name] = {
             "resolved": form.resolved,
             **counted[name],
+            "prefill_seconds": float(seconds_of(ours[name], "prefill_seconds").sum()),
+            "calibration": reliability.table(drafts),
+            "expected_calibration_error": reliability.expected_calibration_error(drafts),
             "gigabytes_per_second": ratio(form.read_bytes * flat.rounds / 1e9, seconds),
-            "speedup": ratio(counted[name]["tokens_per_second"], counted[REFERENCE]["tokens_per_second"]),
+            "speedup": _speedup(counted[name], counted[REFERENCE]),
             "speedup_interval": (asked[name].speed() / asked[REFERENCE].speed()).interval(),
             "tau_interval": asked[name].tau.interval(),
-            "against_fastest": None if name == fastest else against(fastest, asked[name], asked[fastest]),
+            "against_fastest": None if name == fastest else _against(fastest, asked[name], asked[fastest]),
             **_spread("tokens_per_second", by_pass[name]),
-            **_spread("speedup", speedups),
+            **_spread("speedup", list(map(ratio, by_pass[name], by_pass[REFERENCE]))),
             "flat_speedup": flat.speedup,
-            **predicted,
+            **_predicted(form, pieces, histories, seconds),
             "divergences": divergences,
             "unexplained_divergences": None if divergences is None else sum(not d["explained"] for d in divergences),
-            "categories": categories(ours[name], ours[REFERENCE]),
+            "categories": {
+                category: {**values, "speedup": _speedup(values, by_category[REFERENCE][category])}
+                for category, values in by_category[name].items()
+            },
             "quality": quality.mean(answer.quality for answer in ours[name]),
         }
     return results
 
 
-def against(fastest: str, ours: PerQuestion, theirs: PerQuestion) -> dict[str, Any]:
-    """The speed of a method relative to the fastest one on the same questions, with interval and p-value."""
-    found = ours.speed() / theirs.speed()
+def _predicted(
+    form: Form, pieces: PieceCosts | None, histories: Sequence[Sequence[RoundCounts]], seconds: float
+) -> dict[str, Any]:
+    """The keys PREDICTED of a method. The parts of `breakdown` (EESD, Table 8) are predicted, so `other`, the rest of
+    the measured `seconds`, can be negative."""
+    if pieces is None:
+        return dict.fromkeys(PREDICTED)
+    costs, draft_cost = run_costs(histories, pieces, form.sizes), ratio(pieces.level, pieces.plain)
+    counts = statistics_of([history for batch in histories for history in batch])
+    parts = {"drafting": costs.drafting, "verification": costs.verification, "control": costs.control}
     return {
-        "method": fastest,
-        "ratio": found.value,
-        "ratio_interval": found.interval(),
-        "p_value": found.p_value(),
+        "modelled_speedup": costs.speedup,
+        "predicted_seconds": costs.whole,
+        "eq14_speedup": eq14_speedup(counts, draft_cost) if form.is_chain else None,
+        "draft_cost": draft_cost,
+        "verify_cost": ratio(pieces.verify[max(form.sizes)], pieces.plain),
+        "breakdown": {**parts, "other": seconds - sum(parts.values())},
     }
 
 
-def by_bytes(form: Form) -> PieceCosts:
-    """Costs on a memory-bound device, where time is proportional to the bytes of weights read: a tree costs as much as
-    one token.
+def _against(fastest: str, ours: PerQuestion, theirs: PerQuestion) -> dict[str, Any]:
+    """The speed of a method relative to the fastest one on the same questions."""
+    found = ours.speed() / theirs.speed()
+    interval, p_value = found.interval(), found.p_value()
+    return {"method": fastest, "ratio": found.value, "ratio_interval": interval, "p_value": p_value}
 
-    The unit is one forward of the target.
-    """
+
+def by_bytes(form: Form) -> PieceCosts:
+    """Costs on a memory-bound device, in forwards of the target: time is proportional to the bytes of weights read, so
+    a tree costs as much as one token."""
     level, first = form.level_bytes / form.read_bytes, form.draft_bytes / form.read_bytes
     # `draft_bytes` include the first level. `run_costs` multiplies `level` by all levels, so `rest` subtracts one.
     return PieceCosts(plain=1.0, verify=dict.fromkeys(form.sizes, 1.0), level=level, rest=first - level)
 
 
-def categories(answers: Sequence[Answer], reference: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """A method's results for each category of questions, in the file's order; `""`: questions without a category."""
-
-    results = {}
-    for name in dict.fromkeys(answer.category or "" for answer in answers):
-        ours, plain = ([a for a in found if (a.category or "") == name] for found in (answers, reference))
-        timed, theirs = _timed(ours, answers), _timed(plain, reference)
-        speedup = ratio(timed["tokens_per_second"], theirs["tokens_per_second"])
-        results[name] = {"questions": len(ours), **timed, "speedup": speedup}
-    return results
+def categories(answers: Sequence[Answer], seconds: np.ndarray) -> dict[str, dict[str, Any]]:
+    """A method's results for each category of questions (`""`: without one), from the seconds of each answer."""
+    found: dict[str, list[int]] = {}
+    for at, answer in enumerate(answers):
+        found.setdefault(answer.category or "", []).append(at)
+    return {
+        name: {"questions": len(places), **_timed([answers[at] for at in places], seconds[places])}
+        for name, places in found.items()
+    }
 
 
 def speeds(answers: Sequence[Answer]) -> list[float]:
     """Tokens per second of each timed pass."""
-    tokens = _statistics(answers).tokens
+    tokens = statistics_of([turn.history for answer in answers for turn in answer.turns]).tokens
     passes = zip(*(turns[0].decode_seconds for turns in together(answers).values()), strict=True)
     return [ratio(tokens, sum(seconds)) for seconds in passes]
-
-
-def breakdown(costs: RunCosts, decode_seconds: float) -> dict[str, float]:
-    """Seconds of decoding by piece (EESD, Table 8): the predicted ones, and `other`, the measured total minus these.
-
-    `other` holds the verdict, the commit and bookkeeping. The pieces are predicted, not measured inside the loop, so
-    noise can make `other` negative.
-    """
-    parts = {"drafting": costs.drafting, "verification": costs.verification, "control": costs.control}
-    return {**parts, "other": decode_seconds - sum(parts.values())}
 
 
 def together(answers: Sequence[Answer]) -> dict[tuple[int, int], list[Turn]]:
@@ -206,51 +192,22 @@ def together(answers: Sequence[Answer]) -> dict[tuple[int, int], list[Turn]]:
     return found
 
 
-def _counted(answers: Sequence[Answer]) -> dict[str, Any]:
-    drafts = reliability.add(turn.calibration for answer in answers for turn in answer.turns)
-    return {
-        **_timed(answers, answers),
-        "prefill_seconds": _seconds(answers, answers, "prefill_seconds"),
-        "calibration": reliability.table(drafts),
-        "expected_calibration_error": reliability.expected_calibration_error(drafts),
-    }
-
-
-def _timed(answers: Sequence[Answer], among: Sequence[Answer]) -> dict[str, Any]:
-    """Counts and speed of some answers, of all answers `among` of their method."""
-    counts, seconds = _statistics(answers), _seconds(answers, among, "decode_seconds")
+def _timed(answers: Sequence[Answer], seconds: np.ndarray) -> dict[str, Any]:
+    """Counts and speed of some answers, from the seconds of each."""
+    counts, whole = statistics_of([turn.history for answer in answers for turn in answer.turns]), float(seconds.sum())
     return {
         **{name: getattr(counts, name) for name in COUNTS},
         "acceptance_by_position": list(counts.acceptance_by_position),
-        "decode_seconds": seconds,
-        "tokens_per_second": ratio(counts.tokens, seconds),
+        "decode_seconds": whole,
+        "tokens_per_second": ratio(counts.tokens, whole),
     }
 
 
-def _seconds(answers: Sequence[Answer], among: Sequence[Answer], key: str) -> float:
-    """Seconds of some answers, medians over the repeats; `among` are all answers of their method.
-
-    The rows of a batch share its time evenly.
-    """
-    ours, all_ = together(answers), together(among)
-    medians = {at: statistics.median(getattr(turns[0], key)) for at, turns in ours.items()}
-    return sum(median * len(ours[at]) / len(all_[at]) for at, median in medians.items())
-
-
-def _statistics(answers: Sequence[Answer]) -> Statistics:
-    return statistics_of([history(turn) for answer in answers for turn in answer.turns])
+def _speedup(ours: Mapping[str, Any], plain: Mapping[str, Any]) -> float:
+    return ratio(ours["tokens_per_second"], plain["tokens_per_second"])
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
     """Mean and sample standard deviation over the repeats; the deviation of a single value is None."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {f"{name}_mean": statistics.fmean(values) if values else 0.0, f"{name}_deviation": deviation}
-
-
-def _by_size(seconds: Mapping[str, float]) -> dict[int, float]:
-    return {int(size): value for size, value in seconds.items()}
-
-
-def history(turn: Turn) -> RoundCounts:
-    """The counts of a turn's rounds."""
-    return from_rows(turn.rounds)

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxspec.decoding.round_records import RoundCounts, from_rows
 from jaxspec.engine.generation import Round
 from jaxspec.host.atomic import check_folder
 from jaxspec.host.json_lines import LineLog
@@ -18,16 +20,14 @@ class Turn:
     """One answer of one method.
 
     Attributes:
-        prompt: token ids of the prompt.
-        tokens: token ids of the answer.
+        prompt, tokens: token ids of the prompt and of the answer.
         rounds: [rounds][6] counts, see `round_records.to_rows`.
-        trees: the tree of each round, from `tree_to_json`; None if a log was read without them.
-        prefill_seconds, decode_seconds: seconds of this answer's whole batch, one number per repeat.
-        learnt: the arrays of the controller's state at the end, for each repeat.
+        trees: of each round, see `tree_to_json`; None if a log was read without them.
+        prefill_seconds, decode_seconds: seconds of the whole batch in each repeat.
+        learnt: the arrays of the controller's state at the end of each repeat.
         calibration: `reliability.tally` of the trees.
-        asked: the user's text in this turn.
-        pieces: the answer's text, one string per token; empty without a tokenizer.
-        words: the text of every token in the trees, by its id; empty like `pieces`.
+        asked: the user's text.
+        pieces, words: texts of the answer's tokens, and of those in the trees by id; empty without a tokenizer.
     """
 
     prompt: list[int]
@@ -42,6 +42,11 @@ class Turn:
     asked: str = ""
     pieces: list[str] = dataclasses.field(default_factory=list)
     words: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def history(self) -> RoundCounts:
+        """The counts of its rounds."""
+        return from_rows(self.rounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,27 +68,32 @@ class Answer:
     quality: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-class RunLog:
-    """Answers and final measurements of one run, in memory and in a log file.
+def answers_by_method(answers: Iterable[Answer]) -> dict[str, list[Answer]]:
+    """The answers of each method, in their order."""
+    found: dict[str, list[Answer]] = {}
+    for answer in answers:
+        found.setdefault(answer.method, []).append(answer)
+    return found
 
-    Every process holds all of them. Only the first reads and writes the file.
+
+class RunLog:
+    """Answers and final measurements of one run, in every process, and in a log file of the first.
 
     Args:
         path: the log; None: no file.
-        settings: the settings that the numbers depend on. A log with other settings is rejected.
-        is_whole: whether a list of answers is a complete batch.
+        settings: the settings that the numbers depend on.
+        sizes: number of answers in each batch.
 
     Raises:
-        ValueError: the file belongs to another run, or is not a log.
+        ValueError: the file belongs to a run with other settings, or is not a log.
     """
 
-    def __init__(self, path: Path | None, settings: dict[str, Any], is_whole: Callable[[list[Answer]], bool]):
+    def __init__(self, path: Path | None, settings: dict[str, Any], sizes: Sequence[int]):
         self.measured, self.answers = None, list[Answer]()
-        self.log = None if path is None else LineLog(path, "the log of a bench run", "another file")
-        if self.log is None:
-            return
-        self.measured, answers = broadcast_from_first(partial(_resume, self.log, settings, is_whole))
-        self.answers = [_answer(line) for line in answers]
+        self.log = None if path is None else _log(path)
+        if self.log is not None:
+            self.measured, answers = broadcast_from_first(partial(_resume, self.log, settings, sizes))
+            self.answers = list(map(_answer, answers))
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Adds one complete batch."""
@@ -99,17 +109,11 @@ class RunLog:
 
 
 def read_finished(path: Path) -> tuple[dict[str, Any], list[Answer], dict[str, Any]]:
-    """The settings, the answers with their trees, and the measurements of a finished run, from its log.
-
-    Raises:
-        ValueError: the file is not a log, or its run was not finished.
-    """
-    lines = LineLog(path, "the log of a bench run", "another file").lines()
-    measured = next((line["measured"] for line in lines if "measured" in line), None)
-    if measured is None:
+    """Settings, answers with trees, and measurements of a run, from its log. Raises ValueError unless it finished."""
+    lines = _log(path).lines()
+    if (measured := _measured(lines)) is None:
         raise ValueError(f"{path} is the log of a run that was not finished; run the same `jaxspec bench` again")
-    answers = [_answer(line, trees=True) for line in lines if "question" in line]
-    return lines[0]["settings"], answers, measured
+    return lines[0]["settings"], [_answer(line) for line in lines if "question" in line], measured
 
 
 def check_out(out: Path) -> None:
@@ -126,7 +130,7 @@ def log_of(out: Path) -> Path:
 
 
 def tree_to_json(round_: Round) -> dict[str, list]:
-    """A round's tree and verdict: its live nodes, the root first; which were accepted; the committed tokens."""
+    """A round's live nodes, the root first, which of them were accepted, and the committed tokens."""
     return {
         "token": round_.token.tolist(),
         "parent": round_.parent.tolist(),
@@ -136,25 +140,27 @@ def tree_to_json(round_: Round) -> dict[str, list]:
     }
 
 
-def _resume(
-    log: LineLog, settings: dict[str, Any], is_whole: Callable[[list[Answer]], bool]
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+def _log(path: Path) -> LineLog:
+    return LineLog(path, "the log of a bench run", "another file")
+
+
+def _measured(lines: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    return next((line["measured"] for line in lines if "measured" in line), None)
+
+
+def _resume(log: LineLog, settings: dict[str, Any], sizes: Sequence[int]) -> tuple[Any, list[dict[str, Any]]]:
     """The measurements, and the answers of complete batches, without trees. Removes other answers from the file."""
     lines = log.read(settings)
-    answers = [(line, _answer(line)) for line in lines if "question" in line]
-    batches: dict[int, list[Answer]] = {}
-    for _, answer in answers:
-        batches.setdefault(answer.batch, []).append(answer)
-    whole = {batch for batch, members in batches.items() if is_whole(members)}
-    measured = next((line["measured"] for line in lines if "measured" in line), None)
-    kept = [(line, answer) for line, answer in answers if answer.batch in whole]
-    log.write(settings, [line for line, _ in kept] + ([{"measured": measured}] if measured else []))
-    return measured, [dataclasses.asdict(answer) for _, answer in kept]
+    counts = Counter(line["batch"] for line in lines if "question" in line)
+    kept = [line for line in lines if "question" in line and counts[line["batch"]] == sizes[line["batch"]]]
+    measured = _measured(lines)
+    log.write(settings, [*kept, {"measured": measured}] if measured else kept)
+    # Trees are large, and only reports need them.
+    return measured, [{**line, "turns": [{**turn, "trees": None} for turn in line["turns"]]} for line in kept]
 
 
-def _answer(line: dict[str, Any], trees: bool = False) -> Answer:
-    """An answer from the log. Trees are large and only reports need them."""
-    return Answer(**{**line, "turns": [Turn(**(turn if trees else {**turn, "trees": None})) for turn in line["turns"]]})
+def _answer(line: dict[str, Any]) -> Answer:
+    return Answer(**{**line, "turns": [Turn(**turn) for turn in line["turns"]]})
 
 
 def with_token_texts(tokenizer: Any, turn: Turn) -> Turn:
@@ -170,19 +176,16 @@ def with_token_texts(tokenizer: Any, turn: Turn) -> Turn:
 
 
 def pieces_of(tokenizer: Any, prompt: list[int], tokens: list[int]) -> list[str]:
-    """The text of each token after a prompt. If several tokens make up one character, the last has it and the others
-    are empty."""
-    # One token is context enough, unless it ends a character.
-    context = prompt if "\ufffd" in tokenizer.decode(prompt[-1:]) else prompt[-1:]
-    pieces, before, read = [], 0, len(context)  # tokens[before:read] are the context of the next token
-    tokens = [*context, *tokens]
-    for end in range(read + 1, len(tokens) + 1):
-        shown, text = (tokenizer.decode(tokens[before:until], skip_special_tokens=True) for until in (read, end))
-        if text.endswith("\ufffd") and end < len(tokens):
+    """The text of each token after a prompt. If several tokens make up a character, the last has it."""
+    pieces, before, partial_character = [], prompt, []
+    for token in tokens:
+        partial_character.append(token)
+        text = tokenizer.decode_after(before, partial_character)
+        if text.endswith("\ufffd") and len(pieces) + 1 < len(tokens):
             pieces.append("")
-            continue
-        pieces.append(text[len(shown) :])
-        before, read = read, end
+        else:
+            pieces.append(text)
+            before, partial_character = partial_character, []
     return pieces
 
 

@@ -1,7 +1,7 @@
 """Runs and times all methods on all questions, alternating in one process."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,10 +22,11 @@ from jaxspec.host import compilation
 from jaxspec.host.arguments import integer
 from jaxspec.host.compilation import compile_all
 from jaxspec.host.processes import largest
+from jaxspec.host.terminal import progress
 from jaxspec.options.main import Bench, Eval
 
 REFERENCE = "plain"
-TIMED = ("jit(_read)", "jit(decode)")  # prefill and the loop, as JAX calls them
+TIMED = ("jit(_read)", "jit(decode)")  # JAX's names of prefill and the loop
 Learnt = list[list] | None  # `Turn.learnt`
 
 
@@ -43,7 +44,7 @@ class Workload:
 
     @classmethod
     def of(cls, settings: Bench | Eval, repeats: int) -> "Workload":
-        """The workload of a command. Raises ValueError for a file of questions that cannot be read."""
+        """The workload of a command. Raises ValueError as `read_questions` does."""
         return cls(
             questions=tuple(read_questions(settings.prompts, settings.limit, settings.shots)),
             sampling=settings.sampling,
@@ -61,7 +62,7 @@ class Workload:
         return [range(at, min(at + self.batch_size, total)) for at in range(0, total, self.batch_size)]
 
     def request(self, engine: Engine, number: int, answers: Sequence[str]) -> Request:
-        """The request of a question's next turn. It uses the random numbers of prompt `number` in `generate`."""
+        """The request of a question's next turn, with the random numbers of prompt `number` in `generate`."""
         prompt = next_prompt(self.questions[number], answers, self.chat)
         (tokens,) = encode([prompt], engine.model, self.chat, self.chat_format)
         return Request(tokens, self.sampling, number)
@@ -88,18 +89,13 @@ def check(plan: Workload, engine: Engine) -> None:
 
 
 def too_long(plan: Workload, engine: Engine, number: int) -> str | None:
-    """The reason why a question and its answers are too long for the model; None if they fit.
-
-    Raises ValueError if the question cannot be encoded.
-    """
-    question, room, budget = (
-        plan.questions[number],
-        engine.model.config.model.usable_length,
-        plan.sampling.max_new_tokens,
-    )
+    """Why a question and its answers are too long for the model; None if they fit. Raises ValueError if the question
+    cannot be encoded."""
+    question, budget = plan.questions[number], plan.sampling.max_new_tokens
+    room = engine.model.config.model.usable_length
     name = f"question {number}" + (f" ({question.question_id})" if question.question_id is not None else "")
     try:
-        # Earlier answers are not known yet. None is longer than the budget.
+        # Earlier answers are not known yet; none is longer than the budget.
         request = plan.request(engine, number, [""] * (len(question.turns) - 1))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
@@ -111,16 +107,14 @@ def too_long(plan: Workload, engine: Engine, number: int) -> str | None:
     )
 
 
-def run(plan: Workload, engines: Mapping[str, Engine], log: RunLog, advance: Callable[[], None]) -> None:
-    """Answers all questions that the log does not have. `engines` includes the reference.
-
-    `advance` is called for every batch, also for those in the log.
-    """
+def run(plan: Workload, engines: Mapping[str, Engine], log: RunLog, title: str) -> None:
+    """Answers all questions that the log does not have, and shows the progress. `engines` includes the reference."""
     done = {answer.batch for answer in log.answers}
-    for batch, numbers in enumerate(plan.batches):
-        if batch not in done:
-            log.add(run_batch(plan, engines, batch, numbers, log.answers))
-        advance()
+    with progress(title, len(plan.batches)) as shown:
+        for batch, numbers in enumerate(plan.batches):
+            if batch not in done:
+                log.add(run_batch(plan, engines, batch, numbers, log.answers))
+            shown.show(batch + 1)
 
 
 def run_batch(
@@ -128,24 +122,23 @@ def run_batch(
 ) -> list[Answer]:
     """All turns of a batch of questions, by all methods.
 
-    Every method gets the same prompts: later turns contain the reference's answers. With `keep_state` each controller
-    resumes from the last turn of the same row, in this batch or in the answers `before`.
+    Every method gets the same prompts: later turns contain the reference's answers.
+
+    Args:
+        before: answers of earlier batches. With `keep_state`, each controller resumes from the last turn of its row.
     """
     turns: dict[tuple[int, str], list[Turn]] = {(number, name): [] for number in numbers for name in engines}
     for turn in range(max(len(plan.questions[number].turns) for number in numbers)):
         open_ = [number for number in numbers if turn < len(plan.questions[number].turns)]
-        before_turn = [[answer.text for answer in turns[number, REFERENCE]] for number in open_]
-        engine = engines[REFERENCE]
-        requests = [plan.request(engine, number, answers) for number, answers in zip(open_, before_turn, strict=True)]
+        engine, said = engines[REFERENCE], lambda number: [answer.text for answer in turns[number, REFERENCE]]
+        requests = [plan.request(engine, number, said(number)) for number in open_]
         learnt = {
             name: [_learnt(plan, before, turns[number, name], number, name) for number in open_] for name in engines
         }
         for name, found in measure(engines, requests, plan.repeats, learnt).items():
             for number, answer in zip(open_, found, strict=True):
-                asked = plan.questions[number].turns[turn]
-                turns[number, name].append(
-                    with_token_texts(engine.model.tokenizer, dataclasses.replace(answer, asked=asked))
-                )
+                answer = dataclasses.replace(answer, asked=plan.questions[number].turns[turn])
+                turns[number, name].append(with_token_texts(engine.model.tokenizer, answer))
     return [
         Answer(
             question=number,
@@ -156,7 +149,8 @@ def run_batch(
             turns=turns[number, name],
             quality=quality.score(question.suite, turns[number, name][0].text, question.worked),
         )
-        for number, question in ((number, plan.questions[number]) for number in numbers)
+        for number in numbers
+        for question in [plan.questions[number]]
         for name in engines
     ]
 
@@ -184,8 +178,7 @@ def measure(
 
 
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
-    """Decodes a batch and records its trees. Repeats this if any process compiled something, because the times then
-    include compilation."""
+    """Decodes a batch and records its trees; once more if any process compiled something in the time."""
     with compilations() as compiled:
         found = engine.run(requests, learnt=learnt, record=True)
     return engine.run(requests, learnt=learnt, record=True) if largest(float(len(compiled))) else found
@@ -194,9 +187,7 @@ def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list
 @contextmanager
 def compilations() -> Iterator[list[str]]:
     """Yields a list that collects the names of programs in `TIMED` that are compiled or loaded from the disk cache.
-
-    Other programs, such as those that put a batch on the device, do not run while time is measured.
-    """
+    Other programs do not run while time is measured."""
     found: list[str] = []
 
     def listen(event: str, duration_secs: float, **about: str | int) -> None:
@@ -211,7 +202,6 @@ def compilations() -> Iterator[list[str]]:
 
 
 def _turn(passes: Sequence[Sequence[Generation]], row: int) -> Turn:
-    """A row of a batch that was decoded once or several times."""
     first = passes[0][row]
     trees = [tree_to_json(round_) for round_ in first.rounds or ()]
     return Turn(
@@ -228,7 +218,7 @@ def _turn(passes: Sequence[Sequence[Generation]], row: int) -> Turn:
 
 
 def _learnt(plan: Workload, before: Sequence[Answer], turns: Sequence[Turn], number: int, name: str) -> Learnt:
-    """The controller state that a row starts from: the one at the end of its last turn; None: a fresh state."""
+    """The controller state after a row's last turn; None: a fresh state."""
     if not plan.keep_state:
         return None
     row = number % plan.batch_size

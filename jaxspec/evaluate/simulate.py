@@ -1,9 +1,8 @@
 """Decoding with random weights and random acceptance: shows a device's speed before any head exists.
 
 Speed depends on shapes and on the number of accepted drafts, hardly on the tokens. So a target and a head with random
-weights run through the real loop, and two things are replaced: the head's confidences and the verdict. Both follow
-from the acceptance rates by position that the user gives, such as EAGLE's n-α (its Table 2). The text is meaningless
-and is not compared.
+weights run through the real loop. Only the head's confidences and the verdict are replaced: they follow from given
+acceptance rates by position, such as EAGLE's n-α (its Table 2). The text is meaningless and is not compared.
 """
 
 import dataclasses
@@ -37,14 +36,10 @@ from jaxspec.rules.greedy import go_down, propose_top_k
 
 LABEL = "simulated"
 """The label of everything that a simulation prints or writes."""
-
 M = TypeVar("M", bound=nnx.Module)
-
 BLIND = (Fixed, BetaTS, LengthTS)
 """Controllers that do not use the head's probabilities, which are meaningless with random weights."""
-
-LEAST = 1e-6
-"""The smallest confidence in a draft. With confidence 0 a builder would drop it, and the tree would be too small."""
+LEAST = 1e-6  # smallest confidence of a draft: a builder would drop one of 0, and the tree would be too small
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +47,6 @@ class MethodWithRule(Method):
     """A method with a rule of its own, which need not be lossless, in place of the one that fits its builder."""
 
     verification: Rule = dataclasses.field(kw_only=True)
-
-    @classmethod
-    def of(cls, method: Method, verification: Rule) -> "MethodWithRule":
-        """The method with this rule."""
-        fields = {field.name: getattr(method, field.name) for field in dataclasses.fields(Method)}
-        return cls(**fields, verification=verification)
 
     def rule(self, greedy: bool) -> Rule:
         return self.verification
@@ -74,12 +63,11 @@ class Replayed(Rule):
     and the child of rank r > 0 has probability (1 - a)·(1 - a/2)^(r - 1)·a/2. The last number also holds for all later
     positions.
 
-    A child's confidence is this probability. The verdict draws one rank for each row and position, which holds for all
-    nodes at that position. So a chain has the given acceptance, which bench's `acceptance_by_position` shows; a tree
-    also accepts other children. If a static tree leaves ranks out, its children count as if it did not.
-
-    A real head's confidences change from round to round. Here they do not, so a tree has the same shape in every round.
-    The target's logits at the end of the path still determine the next token, so they are all computed.
+    A child's confidence is this probability, so a tree has the same shape in every round, unlike with a real head. The
+    verdict draws one rank for each row and position, which holds for all nodes at that position. So a chain has the
+    given acceptance, which bench's `acceptance_by_position` shows; a tree also accepts other children. If a static tree
+    leaves ranks out, its children count as if it did not. The target's logits at the end of the path determine the next
+    token, so they are all computed.
     """
 
     acceptance: tuple[float, ...]
@@ -96,8 +84,8 @@ class Replayed(Rule):
         return known[jnp.minimum(position, len(self.acceptance) - 1)]
 
     def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
-        """The head's own best children, so that all of its work is done, with the confidences of the simulation."""
-        assert draws.level is not None, "children are proposed at a level"
+        """The head's own best children, so all of its work is done, with the confidences of the simulation."""
+        assert draws.level is not None
         found = propose_top_k(drafts, width, count)
         none = none_of(self.chance(draws.level), found.token.shape[-1])
         confidence = jnp.maximum(-jnp.diff(none, prepend=1.0), LEAST)
@@ -125,7 +113,7 @@ def siblings_before(tree: DraftTree) -> Int[Array, "B N"]:
 
 
 def parse(text: str) -> tuple[float, ...]:
-    """Reads `acceptance=0.75,0.69`: the acceptance at each position from 0, if all drafts before were accepted."""
+    """Reads `acceptance=0.75,0.69`: the acceptance by position from 0. Raises ValueError for other texts."""
     name, equals, numbers = text.partition("=")
     try:
         if name != "acceptance" or not equals:
@@ -142,15 +130,15 @@ def engine(
 ) -> Engine:
     """An engine with a head of random weights, whose verdicts are drawn from `acceptance`.
 
-    Costs that the method needs and does not set are measured now, with a message on stderr, and are not kept.
+    Costs that the method needs and does not set are measured now, and are not kept.
 
     Args:
         model: a checkpoint from `random_checkpoint`.
-        draft: the head, if another method has one for the same drafter.
+        draft: the head of another method with the same drafter.
         batch_size: sequences decoded together, for which costs are measured.
 
     Raises:
-        ValueError: a method whose drafts depend on the text, or whose controller on probabilities of trained weights.
+        ValueError: the drafts depend on the text, or the controller on probabilities of trained weights.
     """
     if isinstance(method.drafter, Plain):
         return Engine(model, method)
@@ -180,7 +168,7 @@ def simulated(method: Method, acceptance: tuple[float, ...]) -> Method:
     builder: Any = method.builder
     if issubclass(type(builder), ConfidencePower):
         method = dataclasses.replace(method, builder=dataclasses.replace(builder, power=1.0, greedy_power=1.0))
-    return MethodWithRule.of(method, Replayed(acceptance))
+    return MethodWithRule(**vars(method), verification=Replayed(acceptance))
 
 
 def random_checkpoint(target: Path, shape: CheckpointConfig, dtype: str | None = None) -> Checkpoint:
@@ -188,7 +176,7 @@ def random_checkpoint(target: Path, shape: CheckpointConfig, dtype: str | None =
 
     Args:
         target: the folder of the shape, or a file in it. Its tokenizer is used; weights are not read.
-        dtype: float32 or bfloat16; None: the device's default, as in `load`.
+        dtype: as in `load`.
 
     Raises:
         CheckpointError: a model of that shape does not fit into memory.
@@ -208,11 +196,10 @@ def random_checkpoint(target: Path, shape: CheckpointConfig, dtype: str | None =
 def random_head(drafter: Drafter, target: LlamaConfig, dtype: Any) -> Any:
     """Random weights for a drafter's head, in the shape of its paper for this target.
 
-    `layer-skip` leaves out every second layer, so that a draft takes half the time of the target (Draft & Verify,
-    Figure 2).
+    `layer-skip` leaves out every second layer: a draft takes half the time of the target (Draft & Verify, Figure 2).
 
     Raises:
-        ValueError: a drafter that drafts from the text, which means nothing here.
+        ValueError: the drafter has no head.
     """
     if not drafter.has_head:
         offers = ", ".join(name for name, kind in DRAFTERS.items() if kind.has_head)
@@ -225,10 +212,7 @@ def random_head(drafter: Drafter, target: LlamaConfig, dtype: Any) -> Any:
 
 
 def randomise(abstract: M, dtype: Any) -> M:
-    """The module with random parameters. They are made one by one, so that peak memory stays near their size.
-
-    Matrices draw from N(0, 1/columns in), as training begins; norms are ones.
-    """
+    """The module with random parameters, made one by one to save memory: matrices from N(0, 1/inputs), and ones."""
     key = jax.random.key(0)
     params = {
         name: _draw(jax.random.fold_in(key, i), tuple(leaf.shape), jnp.dtype(dtype))
@@ -249,7 +233,6 @@ class Bytes:
         return [byte % self.vocab_size for byte in text.encode()]
 
     def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
-        """A meaningless text with one character per token."""
         return "".join(chr(97 + token % 26) for token in tokens)
 
     def decode_after(self, before: list[int], tokens: list[int]) -> str:

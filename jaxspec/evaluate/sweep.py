@@ -19,7 +19,7 @@ from jaxspec.options.main import Bench, Comparison, Sweep
 
 
 def run(settings: Sweep) -> None:
-    """Runs the sweep, writes its results and its figure, and prints bench's table and the best value."""
+    """Carries out the command."""
     if settings.out is not None and settings.out.suffix != ".json":
         raise ValueError(f"--out must name a .json file, not {settings.out}: the figure goes to the .svg beside it")
     setting, values = read_over(settings.over)
@@ -68,10 +68,7 @@ def summarise(
 
 def conclude(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
     """One sentence: the best value, and the other methods relative to it."""
-
-    def speedup(name):
-        return methods[name]["modelled_speedup"]
-
+    speedup = lambda name: methods[name]["modelled_speedup"]
     best = speedup(sweep["methods"][sweep["values"].index(sweep["best"])])
     others = [
         f"{name} has {speedup(name):.2f}x, {100 * (ratio(speedup(name), best) - 1):+.1f} %" for name in sweep["against"]
@@ -81,11 +78,7 @@ def conclude(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
 
 
 def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
-    """The figure as the text of an SVG; None if matplotlib is not installed.
-
-    Args:
-        sweep, methods: the entries of the sweep's JSON.
-    """
+    """The figure of a sweep's JSON as the text of an SVG; None if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -93,10 +86,7 @@ def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     speed, drafts = figure.subplots(1, 2)
     at, labels = axis(sweep["values"])
-
-    def column(key):
-        return [methods[name][key] for name in sweep["methods"]]
-
+    column = lambda key: [methods[name][key] for name in sweep["methods"]]
     speed.plot(at, column("modelled_speedup"), "o-", markersize=4, label="modelled")
     speed.plot(at, column("speedup"), "o:", markersize=4, label="measured")
     for i, name in enumerate(sweep["against"]):
@@ -126,10 +116,7 @@ def to_svg(figure: Any) -> str:
 
 
 def axis(values: Sequence[int | float | bool | str]) -> tuple[list[float], list[str]]:
-    """Positions and labels on the axis: numbers at their value, names at equal distances.
-
-    Paths of heads are shown by their last component.
-    """
+    """Positions and labels on the axis: numbers at their value, names and ends of paths at equal distances."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return [float(value) for value in values], [f"{value:g}" for value in values]  # type: ignore[arg-type]
     return [float(i) for i in range(len(values))], [PurePath(str(value)).name for value in values]

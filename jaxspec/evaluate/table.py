@@ -1,18 +1,16 @@
 """The tables that `bench` prints."""
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import filesize
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.builders import BUILDERS
 from jaxspec.engine.statistics import ratio
 from jaxspec.evaluate.uncertainty import brackets, in_words, p_in_words
-from jaxspec.methods.method import Method, parse_method
 
+Methods = Mapping[str, Mapping[str, Any]]
 COLUMNS = {
     "tok/s": ("tokens_per_second", ".1f"),
     "speed-\nup": ("speedup", ".2f"),
@@ -29,8 +27,7 @@ DRAFTS = {
     "depth": ("depth_per_round", ".1f"),
     "ECE": ("expected_calibration_error", ".3f"),
 }
-FAR = 0.15  # a prediction that is off by more is pointed out
-DISTURBED = "too far apart for shares: perhaps other work disturbed one of the two"
+FAR = 0.15  # shares of the time are left out if the prediction is off by more
 NOTES = (
     "modelled: the speedup predicted from this run's counts and the measured cost of each part of a round.",
     "flat: the same for a memory-bound device, where time is proportional to the bytes of weights that are read, so "
@@ -43,16 +40,16 @@ NOTES = (
 )
 
 
-def show(
-    methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, float] | None, console: Console
-) -> None:
+def show(methods: Methods, target_seconds: Mapping[str, float] | None, console: Console) -> None:
     """Prints a row for each method, and the parts of its time. The table fits 80 columns.
 
     Args:
-        target_seconds: of one forward of the target, by the number of tokens that it verifies; None if the pieces
-            of rounds were not timed.
+        methods: `methods` of bench's JSON.
+        target_seconds: seconds of one forward of the target, by the number of tokens; None if it was not timed.
     """
-    rows = [[name, *numbers(values, COLUMNS), _divergences(values)] for name, values in methods.items()]
+    differ = {name: values["divergences"] for name, values in methods.items()}
+    counts = {name: "–" if found is None else str(len(found)) for name, found in differ.items()}
+    rows = [[name, *numbers(values, COLUMNS), counts[name]] for name, values in methods.items()]
     print_table(console, "method", [*COLUMNS, "diver-\ngences"], rows)
     for name, values in methods.items():
         if values["unexplained_divergences"]:
@@ -83,7 +80,7 @@ def print_lines(console: Console, *lines: str, style: str | None = None) -> None
 
 
 def numbers(values: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> list[str]:
-    """A method's cells; a number that is not known is a dash."""
+    """A method's cells; an unknown number is a dash."""
     shown = ((values[key], form) for key, form in columns.values())
     return ["–" if value is None else format(value, form) for value, form in shown]
 
@@ -100,13 +97,13 @@ def show_weights(found: Mapping[str, Any], console: Console) -> None:
     lines = [f"The target's weights ({kinds}) take {total}; a forward reads {read} of them."]
     if not found["device"].startswith("cpu"):
         speeds = (f"{name}: {values['gigabytes_per_second']:.0f}" for name, values in found["methods"].items())
-        experts = ", every expert counted, though few tokens ask few of them" if weights["expert_bytes"] else ""
+        experts = ", every expert counted, though few tokens use few of them" if weights["expert_bytes"] else ""
         what = f"Reading them once a round makes, in GB/s (KV cache and drafting left out{experts}):"
         lines.append("  ".join([what, *speeds]))
     print_lines(console, *lines)
 
 
-def _show_uncertainty(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+def _show_uncertainty(methods: Methods, console: Console) -> None:
     """Prints intervals of speedup and tau, and compares each method with the fastest. One question has no interval."""
     if all(values["tau_interval"] is None for values in methods.values()):
         return
@@ -122,15 +119,13 @@ def _show_uncertainty(methods: Mapping[str, Mapping[str, Any]], console: Console
     print_table(console, "\nuncertainty", titles, rows)
 
 
-def _show_drafts(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Prints the drafts per round of each method, and the calibration of their confidence."""
+def _show_drafts(methods: Methods, console: Console) -> None:
     rows = [[name, *numbers(values, DRAFTS)] for name, values in methods.items() if values["nodes_drafted_per_round"]]
     if rows:
         print_table(console, "\ndrafts per round", [f"\n{title}" for title in DRAFTS], rows)
 
 
-def _show_quality(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Prints the scores of the answers, if their suite has any."""
+def _show_quality(methods: Methods, console: Console) -> None:
     scored = {name: values["quality"] for name, values in methods.items() if values["quality"]}
     if scored:
         names = list(next(iter(scored.values())))
@@ -138,7 +133,7 @@ def _show_quality(methods: Mapping[str, Mapping[str, Any]], console: Console) ->
         print_table(console, "\nquality", [f"\n{name}" for name in names], rows)
 
 
-def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[str, float], console: Console) -> None:
+def _explain(methods: Methods, target_seconds: Mapping[str, float], console: Console) -> None:
     """Prints the costs of drafting and verification, the parts of each method's time, and the fastest method."""
     drafting = {name: values for name, values in methods.items() if values["draft_cost"]}
     if not drafting:
@@ -155,12 +150,13 @@ def _explain(methods: Mapping[str, Mapping[str, Any]], target_seconds: Mapping[s
         predicted, measured = values["predicted_seconds"], values["decode_seconds"]
         off = ratio(predicted, measured) - 1
         shares = (f"{part} {100 * ratio(spent, measured):.0f} %" for part, spent in values["breakdown"].items())
-        parts = DISTURBED if abs(off) > FAR else ", ".join(shares)
+        far = "too far apart for shares: perhaps other work disturbed one of the two"
+        parts = far if abs(off) > FAR else ", ".join(shares)
         lines.append(f"  {name}: {measured:.2f} s, predicted {predicted:.2f} s ({off:+.0%}); {parts}")
     print_lines(console, *lines, fastest(drafting), *NOTES)
 
 
-def fastest(drafting: Mapping[str, Mapping[str, Any]]) -> str:
+def fastest(drafting: Methods) -> str:
     """A sentence about the fastest method. If that is plain decoding, the fastest method that drafts follows."""
     best, values = max(drafting.items(), key=lambda item: item[1]["speedup"])
     slower = "plain decoding. The best method that drafts is " if values["speedup"] <= 1 else ""
@@ -170,75 +166,3 @@ def fastest(drafting: Mapping[str, Mapping[str, Any]]) -> str:
         f"{values['nodes_per_round'] + 1:.1f} tokens for at most {values['verify_cost']:.2f} s_t, and commits "
         f"{values['tau']:.2f} tokens."
     )
-
-
-def _divergences(values: Mapping[str, Any]) -> str:
-    return "–" if values["divergences"] is None else str(len(values["divergences"]))
-
-
-PAPER_COLUMNS = {
-    "speedup": COLUMNS["speed-\nup"],
-    "modelled": COLUMNS["mod-\nelled"],
-    "acceptance": COLUMNS["accep-\ntance"],
-    "tau drafted": ("tau_drafted", ".2f"),
-    "tau": COLUMNS["tau"],
-    "nodes": COLUMNS["nodes"],
-    "depth": DRAFTS["depth"],
-}
-"""The paper's columns speedup, α, and τ, which excludes the bonus token there (`tau drafted`); then the numbers in its
-text."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Methods that differ in one part only.
-
-    Attributes:
-        role: the part that differs: `drafter` or `builder`.
-        shared: the parts in common, as typed.
-        names: the methods, as typed.
-    """
-
-    role: str
-    shared: str
-    names: tuple[str, ...]
-
-
-def groups(names: Sequence[str]) -> list[Group]:
-    """All groups of two or more methods with equal builder and controller, then with equal drafter and controller.
-
-    Two chains of different lengths are the same builder, so they are no comparison of builders.
-    """
-    parsed = {name: parse_method(name) for name in names if name != "plain"}
-    return [*_by("drafter", parsed), *_by("builder", parsed)]
-
-
-def show_groups(methods: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Prints tables as in the EDD paper: drafters with one builder, and builders with one drafter."""
-    for group in groups(list(methods)):
-        title = {"drafter": "Drafters under", "builder": "Builders for"}[group.role]
-        part = ("drafter", "builder").index(group.role)
-        rows = [[typed(name)[part], *numbers(methods[name], PAPER_COLUMNS)] for name in group.names]
-        print_lines(console, f"\n{title} {group.shared}:")
-        print_table(console, group.role, PAPER_COLUMNS, rows)
-
-
-def typed(name: str) -> tuple[str, str, str]:
-    """Drafter, builder and controller of a method, as typed; by default `chain`, and "" for the controller."""
-    drafter, *others = name.split("+")
-    builder = others.pop(0) if others and others[0].partition(",")[0] in BUILDERS else "chain"
-    return drafter, builder, "".join(others)
-
-
-def _by(role: str, parsed: Mapping[str, Method]) -> Iterator[Group]:
-    found: dict[Any, list[str]] = {}
-    for name, method in parsed.items():
-        others = method.builder if role == "drafter" else (method.drafter, method.head, method.history)
-        found.setdefault((others, method.controller), []).append(name)
-    for names in found.values():
-        methods = [parsed[name] for name in names]
-        differ = {(m.drafter, m.head, m.history) if role == "drafter" else m.builder.name for m in methods}
-        if len(differ) > 1:
-            drafter, builder, controller = typed(names[0])
-            shared = builder if role == "drafter" else drafter
-            yield Group(role, f"{shared}+{controller}" if controller else shared, tuple(names))

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import stats
 
-from jaxspec.decoding.round_records import from_rows
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.evaluate.runlog import Answer
 
@@ -22,11 +21,7 @@ Interval = list[float]  # [low, high]
 
 @dataclasses.dataclass(frozen=True)
 class RatioOfSums:
-    """A ratio of sums over questions, or of products of such sums: tokens per second are Σ tokens / Σ seconds.
-
-    Attributes:
-        over, under: [questions factors], the summands. Each column is one sum; the sums are multiplied.
-    """
+    """A ratio of sums over questions, such as Σ tokens / Σ seconds, or of products of such sums, one per column."""
 
     over: Float[np.ndarray, "questions factors"]
     under: Float[np.ndarray, "questions factors"]
@@ -58,14 +53,11 @@ class RatioOfSums:
 
     def p_value(self) -> float | None:
         """p-value of Wilcoxon's signed-rank test that the questions' log ratios are symmetric around 0; None for fewer
-        than two questions.
-
-        The smallest possible p-value of n questions is 2 / 2^n, so five questions never reach 0.05. Every question has
-        the same weight, whatever its length, so a disturbance during one question has little effect.
+        than two questions. With n questions it is at least 2 / 2^n.
         """
         over, under = self.over.prod(axis=1), self.under.prod(axis=1)
         whole: Bool[np.ndarray, " questions"] = (over > 0) & (under > 0)
-        logs = np.round(np.log(over[whole]) - np.log(under[whole]), 12)  # differences by rounding are none
+        logs = np.round(np.log(over[whole]) - np.log(under[whole]), 12)  # without differences by rounding
         if len(logs) < 2:
             return None
         if not logs.any():
@@ -84,7 +76,7 @@ class RatioOfSums:
 def in_words(interval: Interval | None, p_value: float | None, less: str, more: str) -> str:
     """A ratio's interval and test in a few words: `3–8 % slower`.
 
-    It reports a difference only if p is below 0.05 and 1 lies outside the interval.
+    A difference needs p < 0.05 and an interval without 1.
     """
     if interval is None or p_value is None:
         return "–"
@@ -115,13 +107,7 @@ def _span(low: float, high: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class PerQuestion:
-    """Counts and times for each question, summed over its turns.
-
-    Attributes:
-        tokens, rounds: numbers of tokens and of rounds.
-        seconds: seconds of decoding, medians over the repeats; the rows of a batch share its time evenly.
-        batch: the number of the question's batch.
-    """
+    """Counts and seconds of decoding for each question, summed over its turns, and the number of its batch."""
 
     tokens: Float[np.ndarray, " questions"]
     rounds: Float[np.ndarray, " questions"]
@@ -129,7 +115,7 @@ class PerQuestion:
     batch: Int[np.ndarray, " questions"]
 
     def take(self, at: Int[np.ndarray, " taken"]) -> "PerQuestion":
-        """The values of some questions, in the order of the indices `at`."""
+        """The values of the questions at these indices."""
         return PerQuestion(**{field.name: getattr(self, field.name)[at] for field in dataclasses.fields(self)})
 
     @property
@@ -149,15 +135,17 @@ class PerQuestion:
 
 def per_question(answers: Sequence[Answer]) -> PerQuestion:
     """The values of one method's answers, in their order."""
-    rows = Counter((answer.batch, turn) for answer in answers for turn in range(len(answer.turns)))
-    counts = [statistics_of([from_rows(turn.rounds) for turn in answer.turns]) for answer in answers]
-    seconds = [
-        sum(statistics.median(turn.decode_seconds) / rows[answer.batch, i] for i, turn in enumerate(answer.turns))
-        for answer in answers
-    ]
+    counts = [statistics_of([turn.history for turn in answer.turns]) for answer in answers]
     return PerQuestion(
         tokens=np.array([each.tokens for each in counts], float),
         rounds=np.array([each.rounds for each in counts], float),
-        seconds=np.array(seconds, float),
+        seconds=seconds_of(answers, "decode_seconds"),
         batch=np.array([answer.batch for answer in answers], int),
     )
+
+
+def seconds_of(answers: Sequence[Answer], key: str) -> Float[np.ndarray, " questions"]:
+    """Seconds of each of a method's answers, medians over the repeats; the rows of a batch share its time evenly."""
+    rows = Counter((answer.batch, turn) for answer in answers for turn in range(len(answer.turns)))
+    of_turn = lambda turn, share: statistics.median(getattr(turn, key)) / share
+    return np.array([sum(of_turn(turn, rows[a.batch, i]) for i, turn in enumerate(a.turns)) for a in answers], float)

@@ -20,7 +20,7 @@ def legend(colours: bool) -> str:
 
 
 def coloured(generation: Generation, tokenizer: Any, rejected: bool, colours: bool = True) -> Text:
-    """The text of a recorded generation, coloured by who proposed each token.
+    """The text of a recorded generation, coloured by the origin of each token.
 
     Args:
         rejected: show rejected drafts too, where they were drafted.
@@ -55,9 +55,9 @@ def pieces(generation: Generation, rejected: bool) -> Iterator[tuple[str, list[i
 
 
 def rejected_path(one: Round, accepted: int) -> list[int]:
-    """The most confident drafted continuation of the accepted path that the target refused.
+    """The most confident drafted continuation of the accepted path.
 
-    None if the end of the text cut the round: then there is no bonus token, and no verdict on deeper drafts.
+    Empty if the end of the text cut the round: then there is no bonus token, and no verdict on deeper drafts.
     """
     if len(one.committed) <= accepted:
         return []

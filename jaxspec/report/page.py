@@ -30,11 +30,11 @@ def write(runs: Iterable[Path], out: Path, questions: int = 3) -> None:
     """Writes the page of some runs.
 
     Args:
-        runs: files that `--json` named.
-        questions: of each run, whose answers are shown.
+        runs: files that `bench --json` wrote.
+        questions: number of questions per run whose answers are shown.
 
     Raises:
-        ValueError: a run that is not there or not finished, or no folder to write into.
+        ValueError: a run is missing or not finished, or there is no folder to write into.
     """
     check_folder(out)
     write_whole(out, render(read(list(runs)), questions))
@@ -62,7 +62,7 @@ def render(runs: Sequence[Run], questions: int = 3) -> str:
 
 
 def _content(run: Run) -> dict[str, Any]:
-    """What the template shows of a run: its fastest method with tiles, the table of all methods, and settings."""
+    """A run's values for the template."""
     best = next(iter(fastest(run, 1)), None)
     return {
         "run": run,
@@ -81,10 +81,7 @@ def _content(run: Run) -> dict[str, Any]:
 
 
 def _tiles(run: Run, best: str) -> list[tuple[str, Number, list[Cell]]]:
-    """The most important numbers: label, number, and the text below.
-
-    The last is the number of texts of all methods that differ from plain decoding's, or why no texts were compared.
-    """
+    """The most important numbers: label, number, and the text below."""
     speed = lambda name: number(run, name, "tokens_per_second", form=WHOLE)
     tiles: list[tuple[str, Number, list[Cell]]] = [
         ("speedup", number(run, best, "speedup"), ["over plain decoding"]),
@@ -100,7 +97,7 @@ def _tiles(run: Run, best: str) -> list[tuple[str, Number, list[Cell]]]:
 
 
 def generations_to_json(runs: Sequence[Run], questions: int) -> list[dict[str, Any]]:
-    """An entry a run: its title, and the answers to its first questions by every method."""
+    """For each run its title, and the answers to its first questions by every method."""
     numbers = lambda run: sorted({answer.question for answer in run.answers})[:questions]
     return [{"title": run.title, "questions": [_question(run, number) for number in numbers(run)]} for run in runs]
 
@@ -116,11 +113,7 @@ def _question(run: Run, number: int) -> dict[str, Any]:
 
 
 def turn_to_json(turn: Turn) -> dict[str, Any]:
-    """One answer: the user's text, prefill's piece, and the rounds.
-
-    A round has its pieces, the number of them that were accepted drafts, and its tree: words, parents, confidences in
-    hundredths, and which nodes were accepted.
-    """
+    """One answer: the user's text, prefill's piece, and each round's pieces, number of accepted drafts, and tree."""
     rounds, at = [], 1
     for (committed, accepted, *_), tree in zip(turn.rounds, turn.trees or (), strict=True):
         rounds.append({"pieces": turn.pieces[at : at + committed], "accepted": accepted, "tree": _tree(turn, tree)})

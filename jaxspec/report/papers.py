@@ -6,21 +6,12 @@ from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.methods.method import Method
 from jaxspec.report.runs import Run
 from jaxspec.report.tables import (
-    ACCEPTANCE,
-    ACCURACY,
     CHANGE,
-    DRAFTED,
-    HM,
+    HUNDREDTHS,
     NOTHING,
     ONE,
     PARTS,
-    PORTION,
-    ROUGE,
-    SCORE,
     SHARE,
-    SPEED,
-    SPEEDUP,
-    TAU,
     TIMES,
     Number,
     Table,
@@ -38,9 +29,20 @@ from jaxspec.report.tables import (
     same_but,
 )
 
+SPEEDUP = measure("speedup", "speedup")
+TAU = measure("τ", "tau")
+DRAFTED = measure("τ", "tau_drafted")
+ACCEPTANCE = measure("α", "acceptance_rate")
+ACCURACY = measure("v_d", "draft_accuracy")
+PORTION = measure("r_d", "draft_share")
+SPEED = measure("tok/s", "tokens_per_second")
+HM = measure("HM", "harmonic_mean", form=HUNDREDTHS)  # as EESD prints it
+ROUGE = measure("ROUGE-2", "quality", "rouge2")
+SCORE = measure("score", "quality", "exact_match")
+
 
 def by_paper(runs: Sequence[Run]) -> list[tuple[str, list[Table]]]:
-    """All tables, by paper."""
+    """All tables by paper."""
     papers = {"EAGLE": eagle, "EAGLE-3": eagle3, "EESD": eesd, "EDD and PCT": edd, "Draft & Verify": verify}
     return [(name, list(tables(runs))) for name, tables in papers.items()]
 
@@ -96,7 +98,7 @@ def eagle3(runs: Sequence[Run]) -> Iterator[Table]:
 
 
 def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
-    """Speedup by batch size, and the ratio of the best throughputs, over runs that differ in nothing else."""
+    """Speedup by batch size, and the ratio of the best throughputs, of runs that differ in nothing else."""
     sizes = sorted({run.settings["batch_size"] for run in runs} | {1, 2, 3, 4})  # the paper's too
     rows = []
     for alike in same_but(runs, "batch_size"):
@@ -128,7 +130,7 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
 
 
 def stopped(runs: Sequence[Run]) -> Table:
-    """Chains of the best fixed length, and those whose length Thompson sampling chooses."""
+    """The best fixed length of chains beside the lengths that Thompson sampling chooses."""
     rows = []
     for run, name in pick(runs, lambda m: sampled(m) and m.builder.is_chain):
         head = drafts_by(run.methods[name])
@@ -141,10 +143,7 @@ def stopped(runs: Sequence[Run]) -> Table:
 
 def branched(runs: Sequence[Run]) -> Table:
     """Chains and trees under the same Thompson sampling."""
-
-    def alike(method):
-        return (drafts_by(method), method.controller.name)
-
+    alike = lambda method: (drafts_by(method), method.controller.name)
     rows = [
         [f"{run.where()}; {chain}", tree, number(run, chain, "speedup"), number(run, tree, "speedup")]
         for run, chain in pick(runs, lambda m: sampled(m) and m.builder.is_chain)
@@ -155,7 +154,7 @@ def branched(runs: Sequence[Run]) -> Table:
 
 
 def a_question(part: str) -> Callable[[Run, str], Number]:
-    """Seconds that a part of decoding took, mean over the questions."""
+    """Seconds of a part of decoding, mean over the questions."""
 
     def read(run: Run, name: str) -> Number:
         whole, questions = number(run, name, "breakdown", part), len({answer.question for answer in run.answers})
@@ -188,10 +187,7 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
             head = run.methods[names[0]].head
             lengths += [(run, name) for name in names] + pick([run], lambda m, head=head: stops(m) and m.head == head)
     yield by_method("Draft & Verify, Tables 3, 4, 6 and 11", lengths, (ACCEPTANCE, SPEEDUP))
-
-    def each(title, *keys):
-        return (title, lambda run, name: a_token(run, name, *keys))
-
+    each = lambda title, *keys: (title, lambda run, name: a_token(run, name, *keys))
     parts = {"drafting": "drafting", "verification": "verification", "γ update": "control"}
     times = (*(each(title, "breakdown", part) for title, part in parts.items()), each("in all", "decode_seconds"))
     yield by_method("Draft & Verify, Table 5", pick(runs, lambda m: stops(m) or own(m)), times)

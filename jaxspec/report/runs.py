@@ -15,9 +15,8 @@ from jaxspec.methods.method import Method, parse_method
 SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": "CNN/DM", "alpaca": "Alpaca"}
 """The papers' names of the published formats (`evaluate/questions.py`)."""
 FILES = {**SUITES, "mt-bench": "MT-bench", "mtbench": "MT-bench", "spec-bench": "Spec-Bench"}
-"""The same, and data sets that are recognised by the name of the file or of its folder."""
+"""The papers' names of files or their folders."""
 NOT_IN_TITLES = (*LEFT_OUT, "questions")
-"""Settings that have no meaning in a title."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +24,10 @@ class Run:
     """One run of `jaxspec bench` or `sweep`.
 
     Attributes:
-        number: among the runs of the page, from 0.
+        number: its number on the page, from 0.
         found: bench's JSON, counted again from the log.
-        methods: every method of it, resolved, by its name as typed.
-        apart: what differs from the page's other runs, besides target, data, temperature and batch size.
+        methods: every method, resolved, by its name as typed.
+        apart: differences from the page's other runs, besides target, data, temperature and batch size.
     """
 
     number: int
@@ -67,7 +66,7 @@ class Run:
         return self.where()
 
     def where(self, data: bool = True, batch: bool = True) -> str:
-        """Target and conditions, for a row of a table; without those that a column or an axis shows."""
+        """Target and conditions, without those that a column or an axis shows."""
         parts = [self.target, self.data] if data else [self.target]
         parts.append(f"T = {self.settings['temperature']:g}")
         if batch and self.settings["batch_size"] > 1:
@@ -76,7 +75,7 @@ class Run:
         return ", ".join([*parts, "simulated"] if self.simulated else parts)
 
     def value(self, method: str, *keys: str | int) -> Any:
-        """A number of a method: `value("eagle", "categories", "math", "tau")`; None if there is none."""
+        """A value of bench's JSON, such as `value("eagle", "categories", "math", "tau")`; None if there is none."""
         at: Any = self.found["methods"][method]
         for key in keys:
             try:
@@ -86,15 +85,15 @@ class Run:
         return at
 
     def turns(self, method: str) -> list[Any]:
-        """All answers of a method, turn by turn, in the order of the questions."""
+        """All turns of a method's answers, in the order of the questions."""
         return [turn for answer in self.answers if answer.method == method for turn in answer.turns]
 
 
 def read(paths: list[Path]) -> list[Run]:
-    """The runs behind files that `--json` names; each may be given as OUT.json or as its log.
+    """The runs of files that `bench --json` wrote, each given as OUT.json or as its log.
 
     Raises:
-        ValueError: a run that is not there or not finished, or none at all.
+        ValueError: a run is missing or not finished, or there is none.
     """
     if not paths:
         raise ValueError("name at least one file that `jaxspec bench --json` wrote")
@@ -102,7 +101,7 @@ def read(paths: list[Path]) -> list[Run]:
 
 
 def with_distinct_titles(runs: Sequence[Run]) -> list[Run]:
-    """The same runs with distinct titles: titles that were equal name the settings in which the runs differ."""
+    """The runs with distinct titles: equal titles get the settings in which the runs differ."""
     conditions = [_conditions(run, runs) for run in runs]
     differs = [key for key in conditions[0] if len({each[key] for each in conditions}) > 1]
     named = [
@@ -114,7 +113,7 @@ def with_distinct_titles(runs: Sequence[Run]) -> list[Run]:
 
 
 def _conditions(run: Run, runs: Sequence[Run]) -> dict[str, str]:
-    """The conditions that the numbers depend on, as text. Runs with different conditions must not share a row."""
+    """Conditions that the numbers depend on. Runs with different conditions must not share a row of a table."""
     settings, tokens = run.settings, run.settings.get("max_new_tokens")
     folders = {each.settings["target"] for each in runs if each.target == run.target}
     return {
@@ -128,14 +127,12 @@ def _conditions(run: Run, runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _others(run: Run, alike: Sequence[Run]) -> list[str]:
-    """Settings in which runs with equal titles differ, or the run's number if there are none."""
-    if len(alike) < 2:
-        return []
-    of = lambda each: {key: value for key, value in each.settings.items() if key not in NOT_IN_TITLES}
-    differs = [key for key in of(run) if len({repr(each.settings.get(key)) for each in alike}) > 1]
-    named = [f"{key} {run.settings[key]}" for key in differs]
+    """Settings in which runs with equal titles differ, or the run's number if none does."""
+    keys = [key for key in run.settings if key not in NOT_IN_TITLES]
+    differs = [key for key in keys if len({repr(each.settings.get(key)) for each in alike}) > 1]
     same = [each for each in alike if all(each.settings.get(key) == run.settings[key] for key in differs)]
-    return named if len(same) < 2 else [*named, f"run {run.number + 1}"]
+    numbered = [f"run {run.number + 1}"] if len(same) > 1 else []
+    return [f"{key} {run.settings[key]}" for key in differs] + numbered
 
 
 def _read(number: int, path: Path) -> Run:

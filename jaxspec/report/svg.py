@@ -1,20 +1,20 @@
-"""Charts as SVG: axes, lines, bars. Their colours are the page's CSS colours, so they follow its light and dark
-themes."""
+"""Charts as SVG: axes, lines, bars, in the page's CSS colours, so they follow its light and dark themes."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxspec.report.tables import Number, Real, escape
 
 COLOURS = 24
-"""Colours of methods that the page has: classes s0 to s23. The others are `reference`, `published`, `chains`, and
-`part0` to `part3`."""
-WIDTH = 400  # of a chart; on a phone it is shown at nearly this size, so that its text can be read
+"""Colours of methods that the page has: classes s0 to s23. Those of the parts of a round are part0 to part3."""
+WIDTH = 400  # of a chart; on a phone it is shown at nearly this size, so its text can be read
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 38
 SIDE = 2  # left of bars
+BEHIND = 40  # right of bars, for their numbers
+BAR, GAP = 13, 7
 NAME = 15  # height of a line with a name above bars
-LONGEST = 54  # a name that fits in a line
+LONGEST = 54  # characters of a name that fit in a line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,39 +27,37 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A line, its points in order of x.
-
-    Attributes:
-        colour: its CSS class.
-        kind: `line`, `dashed` for what a paper published or is not measured, or `steps`.
-    """
+    """A line with its CSS class, and its points in order of x."""
 
     name: str
     points: Sequence[Point]
     colour: str
-    kind: str = "line"
 
 
-def ticks(low: Real, high: Real, about: int = 5) -> list[Real]:
-    """Round numbers from `low` to `high`, about as many as wanted."""
-    rough = max(high - low, 1e-9) / about
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a bar, with its CSS class."""
+
+    name: str
+    colour: str
+    number: Number
+
+
+def ticks(low: Real, high: Real) -> list[Real]:
+    """About five round numbers from `low` to `high`."""
+    rough = max(high - low, 1e-9) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(i * step, 10) for i in range(first, last + 1)]
 
 
-def text(value: Real) -> str:
-    """A tick's number."""
-    return f"{value:g}"
-
-
-def legend(entries: Sequence[tuple[str, str, str]]) -> str:
-    """An entry for each series: name, colour, kind."""
+def legend(colours: Mapping[str, str]) -> str:
+    """An entry for each name, with its CSS class."""
     items = "".join(
-        f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><path class="{colour} {kind}" d="M1 4H21"/></svg>'
+        f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><path class="{colour} line" d="M1 4H21"/></svg>'
         f"{escape(name)}</li>"
-        for name, colour, kind in entries
+        for name, colour in colours.items()
     )
     return f'<ul class="legend">{items}</ul>'
 
@@ -69,177 +67,110 @@ def lines(
     *,
     x_label: str,
     y_label: str,
-    y_range: tuple[Real, Real] | None = None,
-    x_ticks: Sequence[Real] | None = None,
+    x_ticks: Sequence[Real] = (),
     diagonal: bool = False,
     dots: bool = True,
 ) -> str:
-    """A line chart; every point carries its number.
+    """A line chart of numbers from 0 to 1; every point carries its number.
 
     Args:
-        y_range: None: from 0 to what is needed.
+        x_ticks: empty: chosen by the points.
         diagonal: also y = x.
         dots: draw a mark at every point. Without, points are invisible but keep their numbers.
     """
-    width, height = WIDTH, 240
-    shown = [point for each in series for point in each.points if point.y.value is not None]
-    if not shown:
-        return ""
-    low, high = y_range or (0.0, 1.08 * max(point.y.value or 0 for point in shown))
-    marks = list(x_ticks) if x_ticks is not None else ticks(min(p.x for p in shown), max(p.x for p in shown))
-    left, right = min([*marks, *(p.x for p in shown)]), max([*marks, *(p.x for p in shown)])
-    across, down = width - LEFT - RIGHT, height - TOP - BOTTOM
+    height = 240
+    shown = [point.x for each in series for point in each.points]
+    marks = x_ticks or ticks(min(shown, default=0), max(shown, default=1))
+    left, right = min([*marks, *shown]), max([*marks, *shown])
 
     def x(value):
-        return round(LEFT + across * ((value - left) / (right - left) if right > left else 0.5), 1)
+        return round(LEFT + (WIDTH - LEFT - RIGHT) * ((value - left) / (right - left) if right > left else 0.5), 1)
 
     def y(value):
-        return round(TOP + down * (1 - (value - low) / ((high - low) or 1)), 1)
+        return round(TOP + (height - TOP - BOTTOM) * (1 - value), 1)
 
-    parts = [_frame(width, height, [(y(t), text(t)) for t in ticks(low, high)], [(x(t), text(t)) for t in marks])]
-    parts.append(_labels(width, height, x_label, y_label))
+    shapes = []
     if diagonal:
-        parts.append(f'<path class="diagonal" d="M{x(left)} {y(left)}L{x(right)} {y(right)}"/>')
+        shapes.append(f'<path class="diagonal" d="M{x(0)} {y(0)}L{x(1)} {y(1)}"/>')
     for each in series:
         places = [(x(p.x), y(p.y.value), p) for p in each.points if p.y.value is not None]
         if len(places) > 1:
             path = "L".join(f"{px} {py}" for px, py, _ in places)
-            parts.append(f'<path class="{each.colour} {each.kind}" d="M{path}"/>')
-        parts += [
+            shapes.append(f'<path class="{each.colour} line" d="M{path}"/>')
+        shapes += [
             f'<circle class="{each.colour}{"" if dots else " unseen"}" cx="{px}" cy="{py}" r="{3.2 if dots else 5}" '
-            f"{_source(p.y)}><title>{escape(each.name)}, {text(round(p.x, 4))}: {escape(p.y)}</title></circle>"
+            f"{p.y.source()}><title>{escape(each.name)}, {round(p.x, 4):g}: {escape(p.y)}</title></circle>"
             for px, py, p in places
         ]
-    return _svg(width, height, y_label, parts)
+    return _chart(height, [(x(t), t) for t in marks], [(y(t), t) for t in ticks(0, 1)], x_label, y_label, shapes)
 
 
-def bars(groups: Sequence[tuple[str, Sequence[tuple[str, str, Number]]]], *, x_label: str, baseline: Real) -> str:
-    """Horizontal bars in groups, each under its name; numbers are written behind their bars.
+def bars(
+    groups: Sequence[tuple[str, Sequence[Sequence[Part]]]],
+    *,
+    x_label: str,
+    unit: Real = 1,
+    baseline: Real | None = None,
+) -> str:
+    """Horizontal bars in groups, each group under its name. A part below zero is not drawn, but keeps its number.
 
     Args:
-        groups: (group, (name, colour, number) of each bar).
+        groups: (name, bars of one or more parts). The number of a bar of one part is written behind it.
+        unit: the axis shows the values times this.
         baseline: a value that gets a line, such as 1 for plain decoding's speed.
     """
-    bar, gap = 13, 7
-    high = 1.02 * max([*(number.value or 0 for _, each in groups for _, _, number in each), baseline])
+    positive = lambda part: max(part.number.value or 0, 0)
+    high = 1.03 * max([sum(map(positive, bar)) for _, each in groups for bar in each] + [baseline or 1e-9])
 
     def x(value):
-        return round(SIDE + (WIDTH - SIDE - 40) * max(value, 0) / high, 1)
+        return round(SIDE + (WIDTH - SIDE - BEHIND) * value / high, 1)
 
-    rows, at = [], TOP
+    shapes, top = [], TOP
     for name, each in groups:
-        rows.append(_name(name, at))
-        at += NAME
-        for label, colour, number in each:
-            end = x(number.value or 0)
-            size = f'y="{at + 1}" width="{round(end - SIDE, 1)}" height="{bar - 2}" rx="2"'
-            rows.append(_rect(colour, f'x="{SIDE}" {size}', number, f"{name}, {label}: {number}"))
-            rows.append(f'<text class="value" x="{end + 5}" y="{at + bar / 2}" dy=".35em">{escape(number)}</text>')
-            at += bar
-        at += gap
-    height = at - gap + BOTTOM
-    rows.append(f'<path class="baseline" d="M{x(baseline)} {TOP - 4}V{height - BOTTOM}"/>')
-    return _bar_chart(height, [(x(t), text(t)) for t in ticks(0, high)], x_label, rows)
+        shown = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+        shapes.append(f'<text class="name" x="{SIDE}" y="{top + NAME / 2}" dy=".35em">{escape(shown)}</text>')
+        top += NAME
+        for bar in each:
+            end: Real = 0
+            for part in bar:
+                begin, end = end, end + positive(part)
+                shapes.append(
+                    f'<rect class="{part.colour}" x="{x(begin)}" y="{top + 1}" width="{x(end) - x(begin):.1f}" '
+                    f'height="{BAR - 2}" {part.number.source()}><title>{escape(name)}, {escape(part.name)}: '
+                    f"{escape(part.number)}</title></rect>"
+                )
+            if len(bar) == 1:
+                place = f'x="{x(end) + 5}" y="{top + BAR / 2}" dy=".35em"'
+                shapes.append(f'<text class="value" {place}>{escape(bar[0].number)}</text>')
+            top += BAR
+        top += GAP
+    if baseline is not None:
+        shapes.append(f'<path class="baseline" d="M{x(baseline)} {TOP - 4}V{top - GAP}"/>')
+    return _chart(top - GAP + BOTTOM, [(x(t / unit), t) for t in ticks(0, high * unit)], [], x_label, "", shapes)
 
 
-def stacks(rows: Sequence[tuple[str, Sequence[tuple[str, str, Number]]]], *, x_label: str, unit: Real = 1.0) -> str:
-    """Horizontal bars of parts, each bar under its name; a part below zero is not drawn, but keeps its number.
-
-    Args:
-        unit: the axis shows the values times this.
-    """
-    bar, gap = 12, 5
-    positive = lambda parts: sum(max(number.value or 0, 0) for _, _, number in parts)
-    high = 1.03 * max([positive(parts) for _, parts in rows] + [1e-9])
-    across = WIDTH - SIDE - RIGHT
-    shapes, at = [], TOP
-    for name, parts in rows:
-        shapes.append(_name(name, at))
-        at += NAME
-        begin = float(SIDE)
-        for label, colour, number in parts:
-            wide = across * max(number.value or 0, 0) / high
-            size = f'x="{begin:.1f}" y="{at}" width="{wide:.1f}" height="{bar}"'
-            shapes.append(_rect(colour, size, number, f"{name}, {label}: {number}"))
-            begin += wide
-        at += bar + gap
-    marks = [(round(SIDE + across * t / (high * unit), 1), text(t)) for t in ticks(0, high * unit)]
-    return _bar_chart(at - gap + BOTTOM, marks, x_label, shapes)
-
-
-def histogram(counts: Sequence[tuple[int, Number]], colour: str, *, x_label: str) -> str:
-    """A small histogram: (value, rounds that have it); nothing where there are no rounds."""
-    if not counts:
-        return ""
-    width, height, left, bottom = 230, 118, 12, 30
-    last = max(value for value, _ in counts)
-    most = max(number.value or 0 for _, number in counts)
-    slot = (width - 2 * left) / (last + 1)
-    wide = max(min(slot - 1, 16), 1.2)
-
-    def x(value):
-        return left + slot * (value + 0.5)
-
-    shapes = []
-    for value, number in counts:
-        tall = (height - bottom - 8) * (number.value or 0) / most
-        place = f'x="{x(value) - wide / 2:.1f}" y="{height - bottom - tall:.1f}"'
-        size = f'{place} width="{wide:.1f}" height="{tall:.1f}"'
-        shapes.append(_rect(colour, size, number, f"{value}: {number} rounds"))
-    marks = [(round(x(t), 1), text(t)) for t in ticks(0, last, 4) if t == int(t)]
-    frame = f'<path class="frame" d="M{left} {height - bottom}H{width - left}"/>' + "".join(
-        f'<text class="tick" x="{at}" y="{height - bottom + 13}">{label}</text>' for at, label in marks
-    )
-    label = f'<text class="axis" x="{width / 2}" y="{height - 3}">{escape(x_label)}</text>'
-    return _svg(width, height, x_label, [frame, label, *shapes])
-
-
-def _frame(
-    width: int, height: Real, ys: Sequence[tuple[Real, str]], xs: Sequence[tuple[Real, str]], left: int = LEFT
+def _chart(
+    height: Real,
+    x_ticks: Sequence[tuple[Real, Real]],
+    y_ticks: Sequence[tuple[Real, Real]],
+    x_label: str,
+    y_label: str,
+    shapes: Sequence[str],
 ) -> str:
-    """The axes: horizontal lines at `ys`, ticks at `xs`."""
-    floor = height - BOTTOM
-    grid = "".join(
-        f'<path class="grid" d="M{left} {at}H{width - RIGHT}"/><text class="tick y" x="{left - 7}" y="{at}" '
-        f'dy=".35em">{label}</text>'
-        for at, label in ys
+    """A chart with ticks (place, value) and, at the left, room for those of y if there are any."""
+    left, floor = LEFT if y_ticks else SIDE, height - BOTTOM
+    middle = TOP + (floor - TOP) / 2
+    across = "".join(
+        f'<path class="grid" d="M{left} {at}H{WIDTH - RIGHT}"/>'
+        f'<text class="tick y" x="{left - 7}" y="{at}" dy=".35em">{value:g}</text>'
+        for at, value in y_ticks
     )
-    below = "".join(f'<text class="tick" x="{at}" y="{floor + 15}">{label}</text>' for at, label in xs)
-    upright = "" if ys else "".join(f'<path class="grid" d="M{at} {TOP - 4}V{floor}"/>' for at, _ in xs)
-    return f'{grid}{upright}{below}<path class="frame" d="M{left} {floor}H{width - RIGHT}"/>'
-
-
-def _labels(width: int, height: int, x_label: str, y_label: str) -> str:
-    middle = TOP + (height - TOP - BOTTOM) / 2
+    upright = "" if y_ticks else "".join(f'<path class="grid" d="M{at} {TOP - 4}V{floor}"/>' for at, _ in x_ticks)
+    below = "".join(f'<text class="tick" x="{at}" y="{floor + 15}">{value:g}</text>' for at, value in x_ticks)
+    beside = f'<text class="axis" transform="translate(9 {middle}) rotate(-90)">{escape(y_label)}</text>'
     return (
-        f'<text class="axis" x="{LEFT + (width - LEFT - RIGHT) / 2}" y="{height - 6}">{escape(x_label)}</text>'
-        f'<text class="axis" transform="translate(9 {middle}) rotate(-90)">{escape(y_label)}</text>'
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(y_label or x_label)}">'
+        f'{across}{upright}{below}<path class="frame" d="M{left} {floor}H{WIDTH - RIGHT}"/>'
+        f'<text class="axis" x="{(left + WIDTH - RIGHT) / 2}" y="{height - 6}">{escape(x_label)}</text>'
+        f"{beside if y_label else ''}{''.join(shapes)}</svg>"
     )
-
-
-def _source(number: Number) -> str:
-    """HTML attributes with a mark's number and its source; none for a published number."""
-    return f'{number.attributes()} data-value="{number.value!r}"' if number.of else ""
-
-
-def _rect(colour: str, size: str, number: Number, title: str) -> str:
-    """A bar, of the place and size in the attributes `size`."""
-    return f'<rect class="{colour}" {size} {_source(number)}><title>{escape(title)}</title></rect>'
-
-
-def _name(name: str, top: Real) -> str:
-    """A name above its bars, cut only where it is longer than the chart is wide."""
-    shown = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
-    return f'<text class="name" x="{SIDE}" y="{top + NAME / 2}" dy=".35em">{escape(shown)}</text>'
-
-
-def _bar_chart(height: Real, marks: Sequence[tuple[Real, str]], label: str, shapes: Sequence[str]) -> str:
-    """A chart of horizontal bars, with ticks at `marks`."""
-    frame = _frame(WIDTH, height, [], marks, left=SIDE)
-    below = f'<text class="axis" x="{(SIDE + WIDTH - RIGHT) / 2}" y="{height - 6}">{escape(label)}</text>'
-    return _svg(WIDTH, height, label, [frame, below, *shapes])
-
-
-def _svg(width: int, height: Real, label: str, parts: Sequence[str]) -> str:
-    inside = "".join(parts)
-    return f'<svg class="chart" viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(label)}">{inside}</svg>'

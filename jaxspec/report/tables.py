@@ -1,5 +1,4 @@
-"""Tables of a report: numbers with their source, text, which is always escaped, and a paper's table with these runs'
-numbers."""
+"""Tables of a report: numbers with their source, and a paper's table with these runs' numbers."""
 
 import dataclasses
 import functools
@@ -19,7 +18,7 @@ Real = float | int
 
 @dataclasses.dataclass(frozen=True)
 class NumberFormat:
-    """The format of a number: a unit to multiply it with, its digits, and a suffix."""
+    """How a number is written: multiplied by `unit`, with these digits and this suffix."""
 
     digits: str
     after: str = ""
@@ -34,9 +33,8 @@ class Number:
     """A number of a run.
 
     Attributes:
-        form: how it is written.
-        of: where it comes from: run, method and keys of bench's JSON; of a derived one [operation, source, source].
-        interval: the ends of its 95 % interval; () where it has none.
+        of: its source: run, method and keys of bench's JSON; or [operation, source, source].
+        interval: the ends of its 95 % interval; () without one.
     """
 
     value: Real | None
@@ -48,40 +46,32 @@ class Number:
         return NOTHING if self.value is None else self.form(self.value)
 
     def __html__(self) -> str:
-        """HTML of the number: the rounded value, with the exact one as an attribute, and the interval."""
+        """HTML: the rounded value with its source, and the interval."""
         if self.value is None:
             return NOTHING
-        found = f'<data {self.attributes()} value="{self.value!r}">{escape(str(self))}</data>'
+        found = f"<data {self.source('value')}>{escape(self)}</data>"
         ends = ", ".join(end.__html__() for end in self.interval)
         return f'{found}<span class="interval"> [{ends}]</span>' if ends else found
 
-    def attributes(self) -> str:
-        """The HTML attribute that names the number's source."""
-        return f'data-of="{escape(json.dumps(list(self.of)))}"'
+    def source(self, value: str = "data-value") -> str:
+        """HTML attributes with the number's source and, named `value`, the exact number."""
+        return f'data-of="{escape(json.dumps(list(self.of)))}" {value}="{self.value!r}"'
 
 
 PLAIN, TIMES, CHANGE = NumberFormat(".2f"), NumberFormat(".2f", "×"), NumberFormat("+.2f")
 WHOLE, ONE, SHARE = NumberFormat(".0f"), NumberFormat(".1f"), NumberFormat(".3f")
 MILLI, HUNDREDTHS = NumberFormat(".3g", unit=1e3), NumberFormat(".2f", unit=100)
 FORMS = {
-    "speedup": TIMES,
-    "modelled_speedup": TIMES,
-    "flat_speedup": TIMES,
-    "eq14_speedup": TIMES,
-    "tokens_per_second": ONE,
-    "nodes_per_round": ONE,
-    "nodes_drafted_per_round": ONE,
-    "depth_per_round": ONE,
-    "tokens": WHOLE,
-    "rounds": WHOLE,
+    **dict.fromkeys(("speedup", "modelled_speedup"), TIMES),
+    **dict.fromkeys(("tokens_per_second", "nodes_per_round", "depth_per_round"), ONE),
     "unexplained_divergences": WHOLE,
-    "expected_calibration_error": SHARE,
     "quality": SHARE,
 }
+"""The format of a number by its key; others have PLAIN."""
 
 
 def number(run: Run, method: str, *keys: str | int, form: NumberFormat | None = None) -> Number:
-    """A number of a run in its kind's format, with its interval if the run has one."""
+    """A number of a run, with its interval if it has one."""
     kind = next((str(key) for key in reversed(keys) if str(key) in FORMS), "")
     *folder, last = keys
     ends = (*folder, f"{last}_interval")
@@ -100,30 +90,28 @@ def derived(operation: str, first: Number, second: Number, form: NumberFormat) -
 
 
 def escape(text: object) -> str:
-    """Text as HTML shows it."""
-    return html.escape(str(text), quote=True)
+    """Text as HTML."""
+    return html.escape(str(text))
 
 
 Cell = Number | str
-
-
 PUBLISHED = Path(__file__).parent / "published.md"
 _TEXTS = re.compile(r"^- (\w+): (.*(?:\n  .*)*)", re.MULTILINE)
 PARTS = ("drafting", "verification", "control", "other")
 Measure = tuple[str, Callable[[Run, str], Cell]]
-"""A column: its title, and what a method of a run has in it."""
+"""A column: its title, and its cell for a method of a run."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of a paper.
+    """A table of a paper, or of all methods of a run.
 
     Attributes:
-        title, source: what it shows, and which table of which paper it is.
+        source: the table's name in `published`; empty if it is not a paper's.
         columns: titles of all columns, those that name a row included.
-        ours: rows of cells, as many as `columns`.
-        missing: shown if `ours` is empty: how to get such rows.
-        groups: (title, number of columns) above the columns; () where there are none.
+        ours: rows of as many cells.
+        missing: how to get such rows, if there are none.
+        groups: (title, number of columns) above the columns; () without any.
     """
 
     title: str
@@ -145,12 +133,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A table as a paper prints it.
-
-    Attributes:
-        texts: title, how to measure it, and note, by these names.
-        rows: cells by column title.
-    """
+    """A paper's table: `title`, `measured` (the options that measure it) and `note` in `texts`, and cells by column."""
 
     texts: Mapping[str, str]
     rows: Sequence[Mapping[str, str]]
@@ -158,7 +141,7 @@ class Published:
 
 @functools.cache
 def published() -> dict[str, Published]:
-    """The papers' tables by their source."""
+    """The papers' tables, by name, such as `EAGLE, Table 1`."""
     tables = {}
     for section in PUBLISHED.read_text(encoding="utf-8").split("\n## ")[1:]:
         source, *lines = section.splitlines()
@@ -172,7 +155,7 @@ def published() -> dict[str, Published]:
 def of_paper(
     source: str, columns: Sequence[str], ours: Sequence[Sequence[Cell]], groups: Sequence[tuple[str, int]] = ()
 ) -> Table:
-    """A paper's table with these rows of ours."""
+    """A paper's table with these rows."""
     texts = published()[source].texts
     return Table(texts["title"], source, columns, ours, texts["measured"], texts.get("note", ""), groups)
 
@@ -182,33 +165,21 @@ def measure(title: str, *keys: str | int, form: NumberFormat | None = None) -> M
     return title, lambda run, name: number(run, name, *keys, form=form)
 
 
-SPEEDUP = measure("speedup", "speedup")
-TAU = measure("τ", "tau")
-DRAFTED = measure("τ", "tau_drafted")
-ACCEPTANCE = measure("α", "acceptance_rate")
-ACCURACY = measure("v_d", "draft_accuracy")
-PORTION = measure("r_d", "draft_share")
-SPEED = measure("tok/s", "tokens_per_second")
-HM = measure("HM", "harmonic_mean", form=HUNDREDTHS)  # as EESD prints it; the exact number stays what it is
-ROUGE = measure("ROUGE-2", "quality", "rouge2")
-SCORE = measure("score", "quality", "exact_match")
-
-
 def a_token(run: Run, name: str, *keys: str) -> Number:
-    """Milliseconds a token of what a method took."""
+    """Seconds of a part of decoding, in milliseconds per token."""
     return derived("ratio", number(run, name, *keys), number(run, name, "tokens"), MILLI)
 
 
 def by_method(
     source: str, found: Sequence[tuple[Run, str]], measures: Sequence[Measure], names: str = "method"
 ) -> Table:
-    """A table with a row for each method found; `names` is the title of the column that names it."""
+    """A table with a row for each method found; `names` is the title of their column."""
     ours = [[run.where(), name, *(read(run, name) for _, read in measures)] for run, name in found]
     return of_paper(source, ["model", names, *(title for title, _ in measures)], ours)
 
 
 def by_data(source: str, runs: Sequence[Run], wanted: Callable[[Method], bool], measures: Sequence[Measure]) -> Table:
-    """A table with columns for each data set: those of these runs first, then the paper's others."""
+    """A table with columns for each data set: first those of these runs, then the paper's others."""
     first = f" {measures[0][0]}"
     theirs = [column.removesuffix(first) for column in published()[source].rows[0] if column.endswith(first)]
     data = list(dict.fromkeys([run.data for run in runs] + theirs))
@@ -228,7 +199,7 @@ def pick(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Ru
 
 
 def same_but(runs: Sequence[Run], key: str) -> list[list[Run]]:
-    """Runs in groups that differ in one setting only, the first run of each of its values."""
+    """Runs in groups that differ in one setting only; of each value the first run."""
     found: dict[str, dict[Any, Run]] = {}
     for run in runs:
         rest = {name: value for name, value in run.settings.items() if name != key}
@@ -238,7 +209,7 @@ def same_but(runs: Sequence[Run], key: str) -> list[list[Run]]:
 
 
 def chains(run: Run) -> list[list[str]]:
-    """Chains of a fixed length, those of one drafter together, by length."""
+    """Chains of a fixed length by drafter, the shortest first."""
     found: dict[tuple, list[str]] = {}
     for name, method in run.methods.items():
         if fixed_chain(method):
@@ -247,7 +218,7 @@ def chains(run: Run) -> list[list[str]]:
 
 
 def drafts_by(method: Method) -> tuple[Any, str | None, int]:
-    """The drafter with its head. Methods that share it differ in builder, controller and rule."""
+    """What drafts: methods that share it differ in builder, controller and rule only."""
     return method.drafter, method.head, method.history
 
 

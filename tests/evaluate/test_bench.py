@@ -197,7 +197,11 @@ class Contrary(Rule):
 
 def test_a_lossy_rule_is_found_out(finished: Finished, monkeypatch, capsys: pytest.CaptureFixture, tmp_path: Path):
     def parse(text: str) -> Method:
-        return parse_method(text) if text == "plain" else MethodWithRule.of(parse_method(text), Contrary())
+        return (
+            parse_method(text)
+            if text == "plain"
+            else MethodWithRule(**vars(parse_method(text)), verification=Contrary())
+        )
 
     monkeypatch.setattr(bench, "parse_method", parse)
     found = finished(tmp_path / "out.json", repeats=1, limit=1)["methods"][METHOD]

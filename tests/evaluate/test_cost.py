@@ -97,12 +97,9 @@ def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path, monkeypat
     }
     engines = {name: Engine(model, method, draft=head) for name, method in methods.items()}
     found = piece_times.measure(engines, REQUESTS)
-    assert {name: {*sizes} for name, sizes in found.resumed.items()} == {
-        "short": {2},
-        "long": {4},
-        "stops": {1, 2, 5},
-    }
-    assert all(seconds > 0 for each in found.resumed.values() for seconds in each.values())
+    sizes = {name: {*costs.verify} for name, costs in found.items()}
+    assert sizes == {"plain": {1, 2, 4, 5}, "short": {2}, "long": {4}, "stops": {1, 2, 5}}
+    assert all(seconds > 0 for costs in found.values() for seconds in costs.verify.values())
 
 
 @pytest.mark.parametrize("greedy", [True, False])
@@ -132,13 +129,15 @@ def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(each, "tree_sizes", ())
     found = piece_times.measure(engines, REQUESTS)
     sizes = sorted({1, 4, 5})
-    assert found.target == {size: 2.0**i for i, size in enumerate(sizes)}
+    target = {size: 2.0**i for i, size in enumerate(sizes)}
+    assert all((costs.plain, costs.verify, costs.plain_rest) == (1.0, target, 15.0) for costs in found.values())
+    of = lambda piece: {name: getattr(costs, piece) for name, costs in found.items()}
     # Rounds of plain take 8 and 16 s, of the chain of 4 32 and 64, of the chain of 3 128 and 256.
     level = {"plain": 0.0, "fixed": (64 - 32) / 3, "wavering": (256 - 128) / 2}
-    assert found.level == pytest.approx(level)
-    assert found.rest == pytest.approx({"plain": 16 - 1, "fixed": 32 - 32 / 3 - 4, "wavering": 128 - 64 - 2})
-    assert found.control_level == {"plain": 0.0, "fixed": 0.0, "wavering": 512.0}
-    assert found.control_round == {"plain": 0.0, "fixed": 0.0, "wavering": 1024.0}
+    assert of("level") == pytest.approx(level)
+    assert of("rest") == pytest.approx({"plain": 16 - 1, "fixed": 32 - 32 / 3 - 4, "wavering": 128 - 64 - 2})
+    assert of("control_level") == {"plain": 0.0, "fixed": 0.0, "wavering": 512.0}
+    assert of("control_round") == {"plain": 0.0, "fixed": 0.0, "wavering": 1024.0}
 
 
 def test_jobs_take_turns_and_a_unit_is_what_the_job_says(monkeypatch: pytest.MonkeyPatch):

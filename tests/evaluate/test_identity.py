@@ -29,7 +29,7 @@ def test_a_head_that_was_trained_again_is_another(target: Path, tmp_path: Path):
     (target / "out.json").write_text("{}", encoding="utf-8")
     assert weights_of(target) == before
 
-    log = RunLog(tmp_path / "out.jsonl", {"settings": before}, lambda _: True)
+    log = RunLog(tmp_path / "out.jsonl", {"settings": before}, ())
     assert log.log is not None
     largest = max((head / "params").rglob("*"), key=lambda file: file.stat().st_size)
     data = largest.read_bytes()
@@ -37,14 +37,14 @@ def test_a_head_that_was_trained_again_is_another(target: Path, tmp_path: Path):
     after = {**before, "heads_sha256": {"draft-model": description.head_sha256(head)}}
     assert after != before
     with pytest.raises(ValueError, match=r"belongs to a run with other settings \(heads_sha256 is"):
-        RunLog(tmp_path / "out.jsonl", {"settings": after}, lambda _: True)
+        RunLog(tmp_path / "out.jsonl", {"settings": after}, ())
 
 
 def test_a_log_of_an_earlier_version_does_not_match(target: Path, tmp_path: Path):
     log = tmp_path / "out.jsonl"
     log.write_text(json.dumps({"settings": {"settings": {}}}) + "\n", encoding="utf-8")
     with pytest.raises(ValueError, match="params_sha256 is None there"):
-        RunLog(log, {"settings": weights_of(target)}, lambda _: True)
+        RunLog(log, {"settings": weights_of(target)}, ())
 
 
 def test_a_target_that_was_written_again_is_another(target: Path, tmp_path: Path):

@@ -1,6 +1,7 @@
 """From made-up answers to reported numbers, and divergences of made-up texts."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ from flax import nnx
 from rich.console import Console
 
 from jaxspec.evaluate import divergence, table
+from jaxspec.evaluate.cost_model import PieceCosts
 from jaxspec.evaluate.description import weight_bytes
 from jaxspec.evaluate.divergence import batch_noise, diverges, first_difference, next_logits, noise
 from jaxspec.evaluate.results import Form, Measured, by_method, categories
@@ -26,6 +28,13 @@ def answer(question: int, method: str, batch: int, rounds: list[list[int]], seco
     return Answer(question, None, None, method, batch, [turn])
 
 
+def with_costs(measured: Measured, **changes: Any) -> Measured:
+    """The measurements with other costs of the method m."""
+    assert measured.pieces is not None
+    changed = dataclasses.replace(measured.pieces["m"], **changes)
+    return dataclasses.replace(measured, pieces={**measured.pieces, "m": changed})
+
+
 def test_rows_of_a_batch_share_its_time():
     """Two questions side by side and one alone; the median of three repeats each."""
     ones, drafted = [[1, 0, 0, 0, 0, 1]], [[2, 1, 2, 2, 2, 3]]
@@ -39,12 +48,10 @@ def test_rows_of_a_batch_share_its_time():
     ]
     measured = Measured(
         noise=0.1,
-        target_seconds={"1": 1.0, "4": 1.5},
-        resumed_seconds={},
-        level_seconds={"plain": 0.0, "m": 0.25},
-        rest_seconds={"plain": 0.0, "m": 0.0},
-        control_level_seconds={"plain": 0.0, "m": 0.05},
-        control_round_seconds={"plain": 0.0, "m": 0.1},
+        pieces={
+            "plain": PieceCosts(1.0, {1: 1.0, 4: 1.5}),
+            "m": PieceCosts(1.0, {1: 1.0, 4: 1.5}, level=0.25, control_level=0.05, control_round=0.1),
+        },
         divergences={"plain": [], "m": [{"explained": True}, {"explained": False}]},
         forms=FORMS,
     )
@@ -78,10 +85,18 @@ def test_rows_of_a_batch_share_its_time():
     assert found["plain"]["against_fastest"] == rival
     assert found["m"]["tau_uncut"] == 3
 
-    resumed = dataclasses.replace(measured, resumed_seconds={"m": {"4": 1.25}})
+    assert measured.seconds() == {
+        "target_seconds": {"1": 1.0, "4": 1.5},
+        "resumed_seconds": {},
+        "level_seconds": {"plain": 0.0, "m": 0.25},
+        "rest_seconds": {"plain": 0.0, "m": 0.0},
+        "control_level_seconds": {"plain": 0.0, "m": 0.05},
+        "control_round_seconds": {"plain": 0.0, "m": 0.1},
+    }
+    resumed = with_costs(measured, verify={4: 1.25})
+    assert resumed.seconds()["resumed_seconds"] == {"m": {"4": 1.25}}
     assert by_method(answers, resumed)["m"]["modelled_speedup"] == pytest.approx(8 / (4 * (2 * 0.3 + 0.1 + 1.25)))
-    rest = dataclasses.replace(measured, rest_seconds={"plain": 0.5, "m": 0.75})
-    with_rest = by_method(answers, rest)["m"]
+    with_rest = by_method(answers, with_costs(measured, rest=0.75, plain_rest=0.5))["m"]
     assert with_rest["predicted_seconds"] == pytest.approx(4 * (2 * 0.3 + 0.1 + 1.5 + 0.75))
     assert with_rest["modelled_speedup"] == pytest.approx(8 * 1.5 / with_rest["predicted_seconds"])
 
@@ -93,7 +108,7 @@ def test_each_count_has_its_key():
     """Two rounds of a tree: committed 3 and 2, accepted 2 and 1, levels 3 and 2, 10 drafted, 6 and 4 verified."""
     answers = [answer(0, "m", 0, [[3, 2, 3, 10, 6, 4], [2, 1, 2, 10, 4, 2]], [1.0])]
     answers[0].turns.append(Turn([1], [2], "", [[0] * 6], None, [1.0], [1.0]))  # its row was done
-    found = categories(answers, answers)[""]
+    found = categories(answers, np.array([1.0]))[""]
     counts = {
         "tokens": 5,
         "rounds": 2,
@@ -182,7 +197,7 @@ def test_noise_starts_from_the_prompts(target: Llama, chunk: int, monkeypatch: p
     """A prompt of nine tokens in a block of 16, read in chunks of at most `chunk`: in three, and in one."""
     block = np.arange(16, dtype=np.int32)[None]
     monkeypatch.setattr(divergence, "CHUNK", chunk)
-    read = divergence._read_prompts(target, block, 9)
+    _, read = divergence._read_prompts(target, block, 9, jnp.dtype("float32"))
     empty = kv.allocate(target.config, 1, 16, jnp.dtype("float32"))
     whole = forward(target, jnp.array(block), jnp.arange(16)[None], causal_mask(1, 16), empty, jnp.zeros(1, int))
     for layer, nodes in zip(read, whole.nodes, strict=True):

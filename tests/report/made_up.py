@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.evaluate.cost_model import PieceCosts
 from jaxspec.evaluate.reliability import tally
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import Answer, Turn
@@ -37,15 +38,14 @@ def write(
     answers = [answer(rng, number, name, length, settings) for number in range(questions) for name in methods]
     left = {"prompt": 0, "turn": 0, "position": 3, "gap": 1e-6}
     diverged = [{**left, "behind": 1e-6, "explained": True}, {**left, "behind": 0.5, "explained": False}]
-    by_method = lambda low, high: {name: 0.0 if name == "plain" else rng.uniform(low, high) for name in methods}
+    verify = {size: 0.01 * (1 + 0.02 * size) for size in range(1, 65)}
+    costs = lambda: {piece: rng.uniform(0, 0.0001) for piece in ("control_level", "control_round")}
+    pieces = {
+        name: PieceCosts(verify[1], verify, rng.uniform(0.0005, 0.002), 0.0005, 0.0005, **costs()) for name in methods
+    }
     measured = Measured(
         noise=1e-5,
-        target_seconds={str(size): 0.01 * (1 + 0.02 * size) for size in range(1, 65)},
-        resumed_seconds={},
-        level_seconds=by_method(0.0005, 0.002),
-        rest_seconds=dict.fromkeys(methods, 0.0005),
-        control_level_seconds=by_method(0, 0.0001),
-        control_round_seconds=by_method(0, 0.0001),
+        pieces={**pieces, "plain": PieceCosts(verify[1], verify, rest=0.0005, plain_rest=0.0005)},
         divergences={name: diverged if name == methods[-1] else [] for name in methods},
         forms={name: form(name) for name in methods},
     )

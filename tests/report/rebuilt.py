@@ -76,12 +76,6 @@ class Rebuilt:
         """Number of questions."""
         return len({answer["question"] for answer in self.answers})
 
-    def rounds_with(self, method: str, count: str, value: int) -> int:
-        """How many rounds have this count."""
-        column = ("committed", "accepted", "levels", "drafted", "verified").index(count)
-        turns = (turn for group in self.groups(method) for _, turn in group)
-        return sum(row[column] == value for turn in turns for row in turn["rounds"])
-
     def learnt(self, method: str, at: int) -> float:
         """The threshold or the estimate after a round, from the papers' formulas."""
         controller: Any = parse_method(method).controller

@@ -26,8 +26,6 @@ PROBE = """<script>addEventListener("load", () => {
   const colours = {}, add = (name, colour) => (colours[name] ??= new Set()).add(colour);
   all(".legend").forEach((legend) => legend.querySelectorAll("li").forEach((entry) =>
     add(entry.textContent.split(": ")[0], getComputedStyle(entry.querySelector("path")).stroke)));
-  all(".pair").forEach((pair) => pair.querySelectorAll("rect").forEach((bar) =>
-    add(pair.querySelector("h4").textContent, getComputedStyle(bar).fill)));
   const scale = (label) => box(label.ownerSVGElement).width / label.ownerSVGElement.viewBox.baseVal.width;
   const size = (label) => parseFloat(getComputedStyle(label).fontSize) * scale(label);
   const lines = (cell) => {
@@ -104,11 +102,11 @@ def test_the_page_is_drawn(width: int, dark: bool, background: str, html: Path, 
     assert found["before"] <= 5 * SCREEN[width]
     assert found["headings"] == ["Overview", "Generations", "Figures", "The papers' tables", "How it was measured"]
     assert {name: each for name, each in found["colours"].items() if len(each) > 1} == {}
-    own = [found["colours"][name][0] for name in made_up.METHODS]
-    assert len(set(own)) == len(own)
+    own = [each for name, (each, *_) in found["colours"].items() if name in made_up.METHODS]
+    assert len(set(own)) == len(own) > 5
     assert found["smallest"] >= 8.5 and found["broken"] == [] and found["shortened"] == 0
     assert found["crossed"] == []
-    assert found["charts"] > 20 and found["flat"] == 0
+    assert found["charts"] > 10 and found["flat"] == 0
     assert found["rounds"] > 10 and found["images"] == 0
     assert found["cut"] == 2 and found["unjudged"] == 0 and found["struck"] > 10  # two turns end
     assert found["panel"] == "Round 3" and found["nodes"] >= 6  # the root and a chain of five

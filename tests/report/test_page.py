@@ -72,8 +72,6 @@ def rebuild(source: list, logs: list[Rebuilt]) -> float:
             return rebuild(first, logs) / rebuild(second, logs)
         case ["difference", first, second]:
             return rebuild(first, logs) - rebuild(second, logs)
-        case ["histogram", run, method, count, value]:
-            return logs[run].rounds_with(method, count, value)
         case ["replayed", run, method, at]:
             return logs[run].learnt(method, at)
         case ["unexplained", run]:
@@ -97,8 +95,8 @@ def test_every_number_follows_from_the_logs(numbers: Numbers, runs: list[Path]):
     kinds = {str(source[2]) for source, *_ in numbers.found if isinstance(source[0], int)}
     assert {"speedup", "tau", "acceptance_by_position", "categories", "calibration", "quality"} <= kinds
     operations = {source[0] for source, *_ in numbers.found if isinstance(source[0], str)}
-    assert operations == {"ratio", "difference", "histogram", "replayed", "unexplained", "a question"}
-    assert len(known) > 1000
+    assert operations == {"ratio", "difference", "replayed", "unexplained", "a question"}
+    assert len(known) > 500
 
 
 HUNDREDTHS = {"Harmonic mean of v_d and r_d, and speedup, by data", "What the harmonic mean is made of"}
@@ -305,7 +303,8 @@ def test_long_runs_are_thinned(tmp_path: Path):
     methods = ("plain", "layer-skip+chain+adaptive")
     out = made_up.write(tmp_path / "out.json", methods, 1, length=3000)
     (run,) = finished.read([out])
-    (figure,) = control(run, colours_of([run]))
+    figure = control(run, colours_of([run]))
+    assert figure is not None
     assert 500 <= figure.body.count("<circle") <= 1001
     assert _some(0) == [] and _some(3) == [0, 1, 2] and _some(5001)[-2:] == [4990, 5000]
 
@@ -331,7 +330,7 @@ def test_a_method_has_one_colour(tmp_path: Path):
         for i, methods in enumerate((made_up.METHODS, made_up.METHODS[:4][::-1]))
     ]
     colours = colours_of(finished.read(paths))
-    assert colours.keys() == set(made_up.METHODS)
+    assert colours.keys() == {*made_up.METHODS} - {"plain"}
     assert len(set(colours.values())) == len(colours)
     style = (Path(page.__file__).parent / "page.css").read_text(encoding="utf-8")
     assert all(style.count(f".s{i}") == 2 for i in range(10, svg.COLOURS)) and f".s{svg.COLOURS}" not in style

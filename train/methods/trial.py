@@ -89,20 +89,21 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     sets = {"whole": (none, none), "no attention": (all_, none), "no mlp": (none, all_), "bare": (all_, all_)}
     engines = {name: Engine(model, method, draft=skip(layers, *each).traced()) for name, each in sets.items()}
     found = piece_times.measure({**engines, "plain": Engine(model, "plain")}, requests)
-    whole, no_attention, no_mlp, bare = (found.level[name] for name in sets)
+    whole, no_attention, no_mlp, bare = (found[name].level for name in sets)
     # Each kind is measured twice, with and without the other kind. Their sum must not exceed the time of both.
     both = max(whole - bare, 0.0)
     attention = min(max((whole - no_attention + no_mlp - bare) / 2, 0.0), both)
+    costs = found["whole"]
     return BlockCosts(
-        plain=found.target[1],
-        verify=found.target,
+        plain=costs.plain,
+        verify=dict(costs.verify),
         level=whole,
         attention=attention / layers,
         mlp=(both - attention) / layers,
-        control_level=found.control_level["whole"],
-        control_round=found.control_round["whole"],
-        rest=found.rest["whole"],
-        plain_rest=found.rest["plain"],
+        control_level=costs.control_level,
+        control_round=costs.control_round,
+        rest=costs.rest,
+        plain_rest=costs.plain_rest,
     )
 
 

@@ -17,6 +17,7 @@ from jaxspec.decoding.round_records import from_rows
 from jaxspec.drafters.layer_skip import SkipMask, layers_of, skip
 from jaxspec.engine.generation import Generation
 from jaxspec.evaluate import piece_times
+from jaxspec.evaluate.cost_model import PieceCosts
 from jaxspec.host.json_lines import LineLog
 from jaxspec.methods.method import parse_method
 from jaxspec.train.methods import skip_search, trial
@@ -118,14 +119,11 @@ def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs,
 
 def test_what_a_block_costs(model, monkeypatch):
     """By hand: of 0.9 s a level, two attention blocks take 0.38 or 0.42 s and two MLPs 0.18 or 0.22 s."""
-    measured = piece_times.PieceTimes(
-        target={1: 1.0, 2: 1.2},
-        resumed={},
-        level={"whole": 0.9, "no attention": 0.52, "no mlp": 0.72, "bare": 0.3, "plain": 0.0},
-        rest={"whole": 0.05, "plain": 0.04},
-        control_level={"whole": 0.01},
-        control_round={"whole": 0.02},
+    costs = PieceCosts(
+        plain=1.0, verify={1: 1.0, 2: 1.2}, rest=0.05, plain_rest=0.04, control_level=0.01, control_round=0.02
     )
+    levels = {"whole": 0.9, "no attention": 0.52, "no mlp": 0.72, "bare": 0.3, "plain": 0.0}
+    measured = {name: replace(costs, level=level) for name, level in levels.items()}
     asked: dict[str, Any] = {}
     monkeypatch.setattr(piece_times, "measure", lambda engines, requests: asked.update(engines) or measured)
     costs = trial.measure_costs(model, parse_method("layer-skip"), [])
