@@ -9,7 +9,7 @@ from jaxspec.convert.hf_config import to_llama
 from jaxspec.evaluate import bench
 from jaxspec.host.atomic import check_folder
 from jaxspec.host.processes import is_first
-from jaxspec.options.main import Bench
+from jaxspec.options.main import Bench, Report
 from jaxspec.report import page
 
 
@@ -22,7 +22,7 @@ def run(settings: Bench) -> None:
     shape = None if settings.simulate is None else read_shape(locate(settings.target))
     written = bench.run(settings, shape)
     if settings.report is not None and is_first():
-        page.write(written, settings.report)
+        page.run(Report(runs=tuple(written), out=settings.report))
 
 
 def read_shape(target: Path) -> CheckpointConfig:

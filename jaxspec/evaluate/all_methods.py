@@ -13,12 +13,9 @@ from jaxspec.engine.head_weights import drafter_of, fitted
 from jaxspec.methods.method import HISTORY, default_method, parse_method
 
 ALL = "all"
-CHAIN = "chain,length=5"
-"""EAGLE's n-α has five positions, and EDD's Table 1 drafts five tokens."""
-
+CHAIN = "chain,length=5"  # as EAGLE's n-α and EDD's Table 1
 LENGTHS = (2, 8)  # of further chains
-MATCH = 5
-"""Tokens that must match before a draft is copied from the text: SAM decoding's threshold (arXiv:2411.10666)."""
+MATCH = 5  # tokens that must match before a draft is copied from the text (SAM decoding, arXiv:2411.10666)
 
 
 def all_methods(target: Path) -> tuple[str, ...]:

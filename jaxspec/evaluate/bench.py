@@ -104,21 +104,16 @@ def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    """Prints the results."""
-    if not found.get("simulated"):
-        table.show(found["methods"], found["target_seconds"], console)
-        table.show_weights(found, console)
-        if any(values["divergences"] is None for values in found["methods"].values()):
-            console.print("Sampled texts differ by design, so divergences are not counted.")
-        return
-    chances = found["settings"]["simulate"]
-    console.print(
-        f"{simulate.LABEL}: random weights, and drafts accepted by chance ({chances}); no text was compared",
-        style="bold",
-        highlight=False,
-    )
-    methods = {f"{simulate.LABEL} {name}": values for name, values in found["methods"].items()}
+    methods, chances = found["methods"], found["settings"].get("simulate")
+    if chances:
+        said = f"{simulate.LABEL}: random weights, and drafts accepted by chance ({chances}); no text was compared"
+        console.print(said, style="bold", highlight=False)
+        methods = {f"{simulate.LABEL} {name}": values for name, values in methods.items()}
     table.show(methods, found["target_seconds"], console)
+    if not chances:
+        table.show_weights(found, console)
+        if any(values["divergences"] is None for values in methods.values()):
+            console.print("Sampled texts differ by design, so divergences are not counted.")
 
 
 def run_methods(settings: Bench, shape: CheckpointConfig | None = None) -> dict[str, Any]:
@@ -137,7 +132,7 @@ def run_methods(settings: Bench, shape: CheckpointConfig | None = None) -> dict[
     log = RunLog(None if settings.json is None else log_of(settings.json), about, sizes)
     if log.answers:
         say(f"{label}questions already answered by an earlier run: {len(log.answers) // len(engines)}")
-    if plan.questions[0].suite in quality.SUMMARIES and not quality.has_rouge():
+    if plan.questions[0].suite in quality.SUMMARIES and quality.rouge_scorer() is None:
         say("no ROUGE: rouge-score is not installed (pip install 'jax-specdec[report]')")
     if len({answer.batch for answer in log.answers}) < len(plan.batches):
         say(
@@ -153,7 +148,6 @@ def run_methods(settings: Bench, shape: CheckpointConfig | None = None) -> dict[
 
 
 def to_json(found: dict[str, Any]) -> str:
-    """The text of a result file."""
     return json.dumps(found, indent=2) + "\n"
 
 
@@ -190,7 +184,6 @@ def build_engines(model: Checkpoint, methods: Mapping[str, Method], batch_size: 
 
 
 def measure(settings: Bench, plan: Workload, engines: Mapping[str, Engine], log: RunLog) -> Measured:
-    """Measurements of a run after its answers."""
     engine, forms, answers = engines[REFERENCE], forms_of(plan, engines), answers_by_method(log.answers)
     plain = {answer.question: answer for answer in answers[REFERENCE]}
     pieces = None
@@ -206,7 +199,7 @@ def measure(settings: Bench, plan: Workload, engines: Mapping[str, Engine], log:
         first = [[(plain[n].turns[0].prompt, plain[n].turns[0].tokens) for n in batch] for batch in plan.batches]
         with engine.model.context():
             noise = divergence.noise(engine.model.target, first[:NOISE_BATCHES], sizes)
-    if plan.sampling.temperature == 0 and noise is not None:
+    if settings.sampling.temperature == 0 and noise is not None:
         for name in engines:
             found = (
                 divergence.diverges(engine.model.target, answer.question, i, (turn.prompt, turn.tokens), ours.tokens)
@@ -247,7 +240,9 @@ def forms_of(plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Form]:
             reads[key] = chain_on_one_chip(method, engine.models)
         forms[name] = Form(
             resolved=str(method),
-            sizes=method.speculation(plan.sampling.temperature == 0, tree_sizes=engine.tree_sizes).verify_sizes,
+            sizes=method.speculation(
+                plan.settings.sampling.temperature == 0, tree_sizes=engine.tree_sizes
+            ).verify_sizes,
             is_chain=method.builder.is_chain,
             read_bytes=weight_bytes(engine.model.target)["read_bytes"],
             draft_bytes=reads[key].draft.bytes if key in reads else 0,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Column, Table
 
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.costs.calibration import costs_key, how_run, measure, store
@@ -17,19 +16,17 @@ from jaxspec.drafters import DRAFTERS
 from jaxspec.engine.head_weights import drafter_of, load_head
 from jaxspec.evaluate import bench, results, runner
 from jaxspec.evaluate.all_methods import all_methods
-from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.runlog import RunLog, answers_by_method
 from jaxspec.evaluate.runner import REFERENCE, Workload
+from jaxspec.evaluate.table import print_table
 from jaxspec.host.arguments import integer
 from jaxspec.methods.method import Method, parse_method
-from jaxspec.options.main import Calibrate
+from jaxspec.options.main import Answers, Calibrate
 
-QUESTIONS, REPEATS = 8, 3
-"""Default number of questions for `--all`, and how often each method answers them."""
+QUESTIONS, REPEATS = 8, 3  # of `--all`
 
 
 def run(settings: Calibrate) -> None:
-    """Carries out the command."""
     if (settings.head is None) != settings.all:
         raise ValueError("give either --head NAME, whose costs are measured, or --all, for the speeds of all methods")
     integer("batch_size", settings.batch_size, 1)
@@ -52,13 +49,14 @@ def speeds_of_all(settings: Calibrate, model: Checkpoint) -> dict[str, float]:
     """Tokens a second of each method, named with all its settings: the median over a few passes, greedy."""
     size = settings.batch_size
     engines = bench.build_engines(model, {name: parse_method(name) for name in all_methods(model.path)}, size)
-    plan = Workload(
-        questions=tuple(read_questions(settings.prompts, settings.limit or max(QUESTIONS, size))),
+    asked = Answers(
+        target=model.path,
+        prompts=settings.prompts,
+        limit=settings.limit or max(QUESTIONS, size),
         sampling=SamplingParams(max_new_tokens=settings.max_new_tokens),
         batch_size=size,
-        repeats=REPEATS,
-        chat=False,
     )
+    plan = Workload.of(asked, REPEATS)
     runner.check(plan, engines[REFERENCE])
     log = RunLog(None, {}, ())
     runner.run(plan, engines, log, f"{len(engines)} methods: batch")
@@ -67,12 +65,9 @@ def speeds_of_all(settings: Calibrate, model: Checkpoint) -> dict[str, float]:
 
 
 def show_speeds(speeds: Mapping[str, float], console: Console) -> None:
-    """Prints the methods, the fastest first, and the fastest again as the default."""
-    shown = Table(Column("method", overflow="fold"), "tokens/s", "speedup", box=None, pad_edge=False)
     ranked = sorted(speeds, key=speeds.__getitem__, reverse=True)
-    for name in ranked:
-        shown.add_row(name, f"{speeds[name]:.0f}", f"{speeds[name] / speeds[REFERENCE]:.2f}")
-    console.print(shown)
+    rows = [(name, f"{speeds[name]:.0f}", f"{speeds[name] / speeds[REFERENCE]:.2f}") for name in ranked]
+    print_table(console, "method", ("tokens/s", "speedup"), rows)
     console.print(f"Default from now on: {ranked[0]}", soft_wrap=True)
 
 
@@ -92,10 +87,10 @@ def method_of(path: Path, head: str) -> Method:
 
 def show(table: CostTable, console: Console) -> None:
     """Prints the table in milliseconds and in units of s_t(1), the target's forward over one token per sequence."""
-    shown = Table("piece", "nodes", "ms", "s_t(1)", box=None, pad_edge=False)
-    rows = [("one token", 1, table.plain)]
-    rows += [("a level drafted", nodes, seconds) for nodes, seconds in table.level]
-    rows += [("verification", nodes, seconds) for nodes, seconds in table.verify]
-    for name, nodes, seconds in rows:
-        shown.add_row(name, str(nodes), f"{1e3 * seconds:.3f}", f"{seconds / table.plain:.3f}")
-    console.print(shown)
+    pieces = {"one token": [(1, table.plain)], "a level drafted": table.level, "verification": table.verify}
+    rows = [
+        (name, str(nodes), f"{1e3 * seconds:.3f}", f"{seconds / table.plain:.3f}")
+        for name, costs in pieces.items()
+        for nodes, seconds in costs
+    ]
+    print_table(console, "piece", ("nodes", "ms", "s_t(1)"), rows)

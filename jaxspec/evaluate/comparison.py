@@ -23,7 +23,6 @@ LEFT_OUT = ("methods", "resolved", "questions_sha256", "target_sha256", "params_
 
 
 def run(settings: Compare) -> None:
-    """Prints the two results side by side, and the settings that differ."""
     console = Console()
     first, second = map(read, settings.compare)
     show(first, second, console)

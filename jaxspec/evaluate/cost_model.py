@@ -46,12 +46,10 @@ class RunCosts:
 
     @property
     def whole(self) -> float:
-        """Seconds of decoding in all."""
         return self.drafting + self.verification + self.control + self.rest
 
     @property
     def speedup(self) -> float:
-        """Speedup over plain decoding."""
         return ratio(self.plain, self.whole)
 
 
@@ -68,7 +66,7 @@ def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, size
     and nodes of the row with the most.
 
     Args:
-        batches: for each batch, the round counts of each row.
+        batches: the round counts of each row, by batch.
         sizes: tree sizes for which verification was compiled.
     """
     tokens = levels = rounds = 0

@@ -2,10 +2,11 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxspec.checkpoint.checksums import NAME as CHECKSUMS
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import module_to_dict
@@ -19,10 +20,7 @@ from jaxspec.options.main import Bench, Eval
 
 LEFT_OUT = ("json", "dtype", "devices", "report", "temperatures", "batch_sizes")
 """Options that are not settings of a run, or that have another key there."""
-NOT_OF_ANSWERS = ("out", "batch_size")
-"""Options of `eval` that do not change answers."""
-HEAD = ("config.json", "params", FOLDER)
-"""Files of a head that its hash covers. Its folder may also hold logs, or further heads."""
+NOT_OF_ANSWERS = ("out", "batch_size")  # options of `eval` that do not change answers
 
 
 def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Any]:
@@ -45,8 +43,8 @@ def describe(settings: Bench, plan: Workload, engines: Mapping[str, Engine]) -> 
 
 def where(model: Checkpoint) -> dict[str, Any]:
     """Device, dtype and versions."""
-    dtype = str(model.target.dtype)
-    return {"device": environment.device(), "dtype": dtype, "versions": environment.versions()}
+    versions = environment.versions()
+    return {"device": environment.device(), "dtype": str(model.target.dtype), "versions": versions}
 
 
 def describe_eval(settings: Eval, plan: Workload, engine: Engine) -> dict[str, Any]:
@@ -97,28 +95,11 @@ def weight_bytes(target: Llama) -> dict[str, int]:
 
 def weights_of(target: Path, heads: Iterable[str | None]) -> dict[str, Any]:
     """Hashes of weights: the target's, and each head's by its name as typed. A path alone does not identify weights."""
-    named = dict.fromkeys(head for head in heads if head is not None)
-    found = {head: head_sha256(find_head(target, head)) for head in named}
-    return {"params_sha256": params_sha256(target), "heads_sha256": found}
+    found = {head: weights_sha256(find_head(target, head)) for head in dict.fromkeys(filter(None, heads))}
+    return {"params_sha256": weights_sha256(target), "heads_sha256": found}
 
 
-def head_sha256(folder: Path) -> str:
-    """SHA-256 of the names and contents of a head's files."""
-    found = hashlib.sha256()
-    for file in _files(folder, HEAD):
-        with file.open("rb") as opened:
-            content = hashlib.file_digest(opened, "sha256").hexdigest()
-        found.update(f"{file.relative_to(folder).as_posix()} {content}\n".encode())
-    return found.hexdigest()
-
-
-def params_sha256(folder: Path) -> str:
-    """SHA-256 of the names and sizes of a target's parameter files. Every save gives the files new random names, and
-    their contents may be hundreds of GB."""
-    lines = (f"{file.relative_to(folder).as_posix()} {file.stat().st_size}\n" for file in _files(folder, ("params",)))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _files(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
-    for name in names:
-        yield from sorted(file for file in [folder / name, *(folder / name).rglob("*")] if file.is_file())
+def weights_sha256(folder: Path) -> str:
+    """SHA-256 of a folder's config.json and stored checksums of parameters, and of those of an acceptance predictor."""
+    files = [place / name for place in (folder, folder / FOLDER) for name in ("config.json", CHECKSUMS)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()

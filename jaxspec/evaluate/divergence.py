@@ -1,7 +1,5 @@
-"""Where a method's greedy text differs from plain decoding's, and whether rounding explains it.
-
-A tree runs through other kernels than a single token, so logits differ in their last bits, and a near-tie can flip. The
-size of this noise is measured on the run's own text. A divergence that is not a near-tie is an error.
+"""Where a method's greedy text differs from plain decoding's, and whether rounding explains it: a tree runs through
+other kernels than a single token, so a near-tie can flip. A divergence that is no near-tie is an error.
 """
 
 import dataclasses
@@ -22,8 +20,7 @@ from jaxspec.model.llama import Llama, forward
 
 CHUNK = 512  # tokens of a prefix in one forward
 
-Text = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a prompt, and of the text generated from it."""
+Text = tuple[Sequence[int], Sequence[int]]  # token ids of a prompt, and of the text generated from it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,5 +209,4 @@ def _difference(
 
 
 def _window(values: Shaped[Array, "B S *R"], at: Int[Array, " B"], size: int) -> Shaped[Array, "B W *R"]:
-    """`size` values of each row, from its index `at` on."""
     return jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, size))(values, at)

@@ -1,13 +1,11 @@
-"""`jaxspec eval`: one method answers a whole suite with continuous batching.
-
-`OUT.jsonl` holds only answers, one line each, in order of completion and sorted at the end. `OUT.json` holds the
-settings from the start, to recognise a killed run, and the results at the end.
+"""`jaxspec eval`: one method answers a whole suite with continuous batching. `OUT.jsonl` holds the answers, sorted at
+the end. `OUT.json` holds the settings from the start, to recognise a killed run, and the results at the end.
 """
 
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,7 @@ from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.options.main import Eval
 
-Asked = tuple[int, int]
-"""Number of a question, and of its answer (`--samples`)."""
+Asked = tuple[int, int]  # numbers of a question, and of its answer (`--samples`)
 asked_of = itemgetter("index", "sample")  # of a line
 
 
@@ -36,7 +33,7 @@ def run(settings: Eval) -> None:
     """Answers the questions that an earlier run did not answer, writes the results and prints them."""
     check(settings)
     mesh = settings.devices.open(several=True)
-    plan = Workload.of(settings, repeats=1)
+    plan = Workload.of(settings)
     together = min(settings.batch_size, len(plan.questions) * settings.samples)
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
@@ -151,13 +148,7 @@ def line_of(plan: Workload, asked: Asked, turns: Sequence[Generation]) -> dict[s
 
 
 def summary(lines: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
-    """The results.
-
-    Args:
-        lines: all answers.
-        timed: answers of this run, without those of the run that it resumes.
-        seconds: time of this run, compilation and prefill included.
-    """
+    """The results, from all answers, and those of this run with its seconds, compilation and prefill included."""
     turns = [turn for line in lines for turn in line["turns"]]
     tokens = sum(len(turn["tokens"]) for line in timed for turn in line["turns"])
     return {
@@ -173,25 +164,15 @@ def summary(lines: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """Prints the results, one per line."""
-    lines: dict[str, tuple[Any, Callable[[Any], str]]] = {
-        "answers": (found["answers"], str),
-        "tokens": (found["tokens"], str),
-        "tau": (found["tau"], "{:.2f}".format),
-        "tokens/s, with prefill and compilation": (found["tokens_per_second"], "{:.1f}".format),
-        **{name: (value, "{:.3f}".format) for name, value in (found["quality"] or {}).items()},
-    }
-    for name, (value, form) in lines.items():
-        if value is not None:
-            print(f"{name}: {form(value)}")
+    print(f"answers: {found['answers']}\ntokens: {found['tokens']}\ntau: {found['tau']:.2f}")
+    if (speed := found["tokens_per_second"]) is not None:
+        print(f"tokens/s, with prefill and compilation: {speed:.1f}")
+    for name, value in (found["quality"] or {}).items():
+        print(f"{name}: {value:.3f}")
 
 
 def resume(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The answers of an earlier run, without an incomplete last line. Rewrites both files, with these answers only.
-
-    Raises:
-        ValueError: the files belong to another run, or are not files of `eval`.
-    """
+    """The answers of an earlier run, without an incomplete last line. Rewrites both files with these answers."""
     lines = _read(path, settings) if path.exists() else []
     write_whole(path.with_suffix(".json"), to_json(settings))
     write_whole(path, "".join(map(to_line, lines)))
@@ -199,6 +180,7 @@ def resume(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _read(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Raises ValueError if the files belong to another run, or are not files of `eval`."""
     beside = path.with_suffix(".json")
     try:
         there = json.loads(beside.read_text(encoding="utf-8"))["settings"]

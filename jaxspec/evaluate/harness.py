@@ -1,9 +1,5 @@
-"""Adapter for lm-evaluation-harness: generation with continuous batching, scores by the target.
-
-    python -m jaxspec.evaluate.harness --model jaxspec --model_args target=CKPT --batch_size 8 --tasks TASK
-
-runs the harness's command `lm_eval` with this model registered, and takes the same arguments. Versions after 0.4.13
-find the model by its entry point, so `lm_eval --model jaxspec` is enough.
+"""Adapter for lm-evaluation-harness: generation with continuous batching, scores by the target. The command is
+`python -m jaxspec.evaluate.harness --model jaxspec --model_args target=CKPT --batch_size 8 --tasks TASK`.
 """
 
 import importlib.util
@@ -128,7 +124,6 @@ class Jaxspec(TemplateLM):
 
     @property
     def eot_token_id(self) -> int | None:
-        """The token that ends a text."""
         return self.tokenizer.eos_token_id
 
     @property
@@ -165,7 +160,6 @@ class Jaxspec(TemplateLM):
             self.format_unused = False
 
     def get_model_info(self) -> dict[str, str]:
-        """Information on the model for the harness's results."""
         return {"method": str(self.engine.method), "dtype": str(self.engine.model.target.dtype)}
 
     # --- scores

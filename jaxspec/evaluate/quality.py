@@ -1,14 +1,5 @@
-"""Scores of the answers, which the papers report beside the speed. Lossless decoding must not change them.
-
-| score | of | what is compared | source |
-|---|---|---|---|
-| `exact_match` | GSM8K | the first number after "#### " | arXiv:2110.14168; lm-evaluation-harness, strict-match |
-| `exact_match_flexible` | GSM8K | the last number of the text | lm-evaluation-harness, flexible-extract |
-| `rouge1`, `rouge2`, `rougeL` | XSum, CNN/DM | F-measures, stemmed | Lin 2004; Draft & Verify, Tables 1 and 17 |
-
-Numbers of GSM8K are compared as text, without commas, dollar signs and one dot at the end: 18.0 is not 18. HumanEval's
-tests run code that a model wrote, so jaxspec only writes the answers in the format that its scorer reads
-(arXiv:2107.03374; `evaluate_functional_correctness SAMPLES.jsonl`).
+"""Scores of the answers, as docs/measuring.md explains them: GSM8K's by lm-evaluation-harness (strict-match and
+flexible-extract), ROUGE of summaries (Lin 2004), and the input of HumanEval's scorer (arXiv:2107.03374).
 """
 
 import functools
@@ -23,10 +14,8 @@ from jaxspec.host.json_lines import to_line
 SUMMARIES = ("xsum", "cnn-dm")
 CODE = "humaneval"
 ROUGE = ("rouge1", "rouge2", "rougeL")
-FUNCTION_ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
-"""Strings that end a completion of HumanEval (arXiv:2107.03374, section 2.3)."""
-GSM8K_ENDS = ("Question:", "</s>", "<|im_end|>")
-"""Strings that end an answer to GSM8K in lm-evaluation-harness."""
+FUNCTION_ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of HumanEval (arXiv:2107.03374, section 2.3)
+GSM8K_ENDS = ("Question:", "</s>", "<|im_end|>")  # as in lm-evaluation-harness
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 _CODE_FROM_THE_START = re.compile(r"\s*?^(?: {4}|\t|(?:async )?def |class |from \S+ import |import |@)", re.MULTILINE)
@@ -44,15 +33,10 @@ def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, 
         answer, expected = _before(answer, GSM8K_ENDS), _digits(FINAL.findall(worked[0])[-1])
         given = {"exact_match": _STRICT.findall(answer)[:1], "exact_match_flexible": _FLEXIBLE.findall(answer)[-1:]}
         return {name: float([expected] == [_digits(number) for number in one]) for name, one in given.items()}
-    if suite in SUMMARIES and (rouge := _rouge()) is not None:
+    if suite in SUMMARIES and (rouge := rouge_scorer()) is not None:
         found = rouge.score(worked[0], _before(answer.strip(), ["\nArticle:"]))
         return {name: found[name].fmeasure for name in ROUGE}
     return {}
-
-
-def has_rouge() -> bool:
-    """Whether rouge-score is installed."""
-    return _rouge() is not None
 
 
 def mean(scores: Iterable[Mapping[str, float]]) -> dict[str, float] | None:
@@ -96,7 +80,8 @@ def _digits(number: str) -> str:
 
 
 @functools.cache
-def _rouge() -> Any:
+def rouge_scorer() -> Any:
+    """The scorer of summaries; None if rouge-score is not installed."""
     try:
         scorer: Any = importlib.import_module("rouge_score.rouge_scorer")
     except ImportError:

@@ -1,17 +1,6 @@
 """Prompt files: how they are found and read, their published formats, and the prompts of their questions.
 
-A file is JSON lines, a JSON list, either of them gzipped, or Parquet, here or on the hub. Formats are recognised
-by their keys.
-
-| suite | keys of a question | as published by |
-|---|---|---|
-| `gsm8k` | question, answer, which ends in #### and a number | GSM8K (arXiv:2110.14168) |
-| `humaneval` | task_id, prompt, entry_point | HumanEval (arXiv:2107.03374) |
-| `xsum` | document, summary | XSum (arXiv:1808.08745) |
-| `cnn-dm` | article, highlights | CNN/DM (arXiv:1704.04368) |
-| `alpaca` | instruction, input | Alpaca's data and AlpacaEval |
-| none | turns, category, question_id, reference | MT-bench (arXiv:2306.05685), Spec-Bench (arXiv:2401.07851) |
-| none | prompt, answer | jaxspec's own |
+A file is JSON lines, a JSON list, either of them gzipped, or Parquet, here or on the hub.
 """
 
 import dataclasses
@@ -29,8 +18,7 @@ from jaxspec.checkpoint.builtin import locate_prompts
 from jaxspec.engine.requests import Prompt
 
 Values = Mapping[str, Any]
-FINAL = re.compile(r"####\s*(-?[.,]*[0-9][0-9.,]*)\s*$")
-"""The end of an answer of GSM8K, and its number."""
+FINAL = re.compile(r"####\s*(-?[.,]*[0-9][0-9.,]*)\s*$")  # the end of an answer of GSM8K, and its number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +43,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A published format.
+    """A published format, recognised by its keys.
 
     Attributes:
         suite: the format's name.
@@ -63,8 +51,7 @@ class Format:
         turn: makes the user's message. Summaries and GSM8K use the papers' few-shot form, in which a label precedes
             the answer.
         answer, id: the keys of the worked answer and of the question's id.
-        ends: a pattern that the end of the worked answer must match.
-        more: optional keys; their values are strings too.
+        more: what else a question must fulfil.
     """
 
     suite: str
@@ -72,30 +59,32 @@ class Format:
     turn: Callable[[Values], str]
     answer: str | None = None
     id: str = "id"
-    ends: re.Pattern[str] = re.compile("$")
-    more: tuple[str, ...] = ()
+    more: Callable[[Values], bool] = lambda values: True
 
     def holds(self, values: Values) -> bool:
-        """Whether a question is in this format."""
-        texts = all(isinstance(values.get(key), str) for key in self.keys)
-        texts &= all(isinstance(values.get(key), str | None) for key in self.more)
-        return texts and (self.answer is None or self.ends.search(values[self.answer]) is not None)
+        return all(isinstance(values.get(key), str) for key in self.keys) and self.more(values)
+
+
+def _gsm8k_turn(values: Values) -> str:
+    return f"Question: {values['question']}\nAnswer:"
+
+
+def _alpaca_turn(values: Values) -> str:
+    return "\n".join(filter(None, (values["instruction"], values.get("input"))))
 
 
 FORMATS = (
+    # HumanEval (arXiv:2107.03374)
     Format("humaneval", ("task_id", "prompt", "entry_point"), lambda v: v["prompt"], id="task_id"),
-    Format(
-        "gsm8k", ("question", "answer"), lambda v: f"Question: {v['question']}\nAnswer:", answer="answer", ends=FINAL
-    ),
-    Format("xsum", ("document", "summary"), lambda v: f"Article: {v['document']}\nSummary:", answer="summary"),
-    Format("cnn-dm", ("article", "highlights"), lambda v: f"Article: {v['article']}\nSummary:", answer="highlights"),
-    Format(
-        "alpaca",
-        ("instruction",),
-        lambda v: "\n".join(filter(None, (v["instruction"], v.get("input")))),
-        more=("input",),
-    ),
+    # GSM8K (arXiv:2110.14168)
+    Format("gsm8k", ("question", "answer"), _gsm8k_turn, "answer", more=lambda v: bool(FINAL.search(v["answer"]))),
+    # XSum (arXiv:1808.08745), CNN/DM (arXiv:1704.04368)
+    Format("xsum", ("document", "summary"), lambda v: f"Article: {v['document']}\nSummary:", "summary"),
+    Format("cnn-dm", ("article", "highlights"), lambda v: f"Article: {v['article']}\nSummary:", "highlights"),
+    # Alpaca's data and AlpacaEval
+    Format("alpaca", ("instruction",), _alpaca_turn, more=lambda v: isinstance(v.get("input"), str | None)),
 )
+"""General questions have `turns`, as MT-bench (arXiv:2306.05685) and Spec-Bench (arXiv:2401.07851), or a `prompt`."""
 
 
 def parse_question(values: Any, where: str) -> Question:
@@ -175,18 +164,19 @@ def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
         return
     text = _text(path, prompts)
     if text.lstrip()[:1] == "[" and ".jsonl" not in path.suffixes:
-        try:
-            listed = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"the prompt file {prompts} is not JSON ({error})") from error
+        listed = _from_json(text, f"the prompt file {prompts} is")
         yield from ((f"{prompts}, entry {number}", entry) for number, entry in enumerate(listed, 1))
         return
     for number, line in enumerate(text.split("\n"), 1):  # splitlines would also split inside JSON strings
         if line.strip():
-            try:
-                yield f"{prompts}, line {number}", json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{prompts}, line {number}: not JSON ({error})") from error
+            yield (where := f"{prompts}, line {number}"), _from_json(line, f"{where}:")
+
+
+def _from_json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{what} not JSON ({error})") from error
 
 
 def locate(prompts: str | Path) -> Path:

@@ -1,8 +1,5 @@
-"""Calibration of the drafts' confidence: a reliability table and the expected calibration error.
-
-As in EDD's Figure 3b (section 3.2), it is the drafter's confidence in a single token, not in the path to it, against
-the share of such tokens that the target accepts. A draft counts if its parent was accepted. Siblings of an accepted
-draft count as rejected.
+"""Calibration of the drafts' confidence in a single token, not in the path to it (EDD, Figure 3b): a reliability table
+and the expected calibration error. A draft counts if its parent was accepted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -15,11 +15,10 @@ from jaxspec.evaluate.runlog import Answer, Turn, answers_by_method
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.evaluate.uncertainty import PerQuestion, per_question, seconds_of
 
-COUNTS = (
+COUNTS = (  # names of `Statistics` that are keys of the JSON too
     *("tokens", "rounds", "tau", "tau_uncut", "tau_drafted", "acceptance_rate", "draft_accuracy", "draft_share"),
     *("harmonic_mean", "nodes_per_round", "nodes_drafted_per_round", "depth_per_round"),
 )
-"""Names of `Statistics` that are keys of the JSON too."""
 PREDICTED = ("modelled_speedup", "predicted_seconds", "eq14_speedup", "draft_cost", "verify_cost", "breakdown")
 """Keys of the JSON that are None if the pieces of a round were not timed."""
 
@@ -151,7 +150,6 @@ def _predicted(
 
 
 def _against(fastest: str, ours: PerQuestion, theirs: PerQuestion) -> dict[str, Any]:
-    """The speed of a method relative to the fastest one on the same questions."""
     found = ours.speed() / theirs.speed()
     interval, p_value = found.interval(), found.p_value()
     return {"method": fastest, "ratio": found.value, "ratio_interval": interval, "p_value": p_value}

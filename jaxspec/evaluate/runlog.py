@@ -45,7 +45,6 @@ class Turn:
 
     @property
     def history(self) -> RoundCounts:
-        """The counts of its rounds."""
         return from_rows(self.rounds)
 
 
@@ -96,7 +95,6 @@ class RunLog:
             self.answers = list(map(_answer, answers))
 
     def add(self, answers: Sequence[Answer]) -> None:
-        """Adds one complete batch."""
         self.answers += answers
         if self.log is not None and is_first():
             self.log.append(map(dataclasses.asdict, answers))

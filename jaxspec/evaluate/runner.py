@@ -8,9 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.request import Request
 from jaxspec.decoding.round_records import to_rows
-from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.requests import encode
@@ -23,52 +22,41 @@ from jaxspec.host.arguments import integer
 from jaxspec.host.compilation import compile_all
 from jaxspec.host.processes import largest
 from jaxspec.host.terminal import progress
-from jaxspec.options.main import Bench, Eval
+from jaxspec.options.main import Answers
 
 REFERENCE = "plain"
 TIMED = ("jit(_read)", "jit(decode)")  # JAX's names of prefill and the loop
-Learnt = list[list] | None  # `Turn.learnt`
+Learnt = list[list[np.ndarray]] | None  # `Turn.learnt`
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The questions of a run, and the settings for decoding their answers."""
+    """The questions of a run, and the options for decoding their answers."""
 
     questions: tuple[Question, ...]
-    sampling: SamplingParams
-    batch_size: int
+    settings: Answers
     repeats: int
-    chat: bool
-    keep_state: bool = False
-    chat_format: ChatFormat = ChatFormat()
 
     @classmethod
-    def of(cls, settings: Bench | Eval, repeats: int) -> "Workload":
+    def of(cls, settings: Answers, repeats: int = 1) -> "Workload":
         """The workload of a command. Raises ValueError as `read_questions` does."""
-        return cls(
-            questions=tuple(read_questions(settings.prompts, settings.limit, settings.shots)),
-            sampling=settings.sampling,
-            batch_size=settings.batch_size,
-            repeats=repeats,
-            chat=settings.chat,
-            keep_state=settings.keep_state,
-            chat_format=settings.template.format,
-        )
+        return cls(tuple(read_questions(settings.prompts, settings.limit, settings.shots)), settings, repeats)
 
     @property
     def batches(self) -> list[range]:
         """The numbers of the questions in each batch."""
-        total = len(self.questions)
-        return [range(at, min(at + self.batch_size, total)) for at in range(0, total, self.batch_size)]
+        total, size = len(self.questions), self.settings.batch_size
+        return [range(at, min(at + size, total)) for at in range(0, total, size)]
 
     def request(self, engine: Engine, number: int, answers: Sequence[str]) -> Request:
         """The request of a question's next turn, with the random numbers of prompt `number` in `generate`."""
-        prompt = next_prompt(self.questions[number], answers, self.chat)
-        (tokens,) = encode([prompt], engine.model, self.chat, self.chat_format)
-        return Request(tokens, self.sampling, number)
+        chat = self.settings.chat
+        prompt = next_prompt(self.questions[number], answers, chat)
+        (tokens,) = encode([prompt], engine.model, chat, self.settings.template.format)
+        return Request(tokens, self.settings.sampling, number)
 
 
-def check_counts(settings: Bench | Eval, *names: str) -> None:
+def check_counts(settings: Answers, *names: str) -> None:
     """Raises ValueError unless these settings, and the number of new tokens, are whole numbers from 1 on."""
     for name in names:
         integer(name, getattr(settings, name), 1)
@@ -77,8 +65,8 @@ def check_counts(settings: Bench | Eval, *names: str) -> None:
 
 def warn(plan: Workload, engines: Iterable[Engine]) -> None:
     """Warns of heads that were trained with other arguments of the chat template."""
-    for engine in engines if plan.chat else ():
-        engine.warn_of_chat_args(plan.chat_format.arguments)
+    for engine in engines if plan.settings.chat else ():
+        engine.warn_of_chat_args(plan.settings.template.format.arguments)
 
 
 def check(plan: Workload, engine: Engine) -> None:
@@ -91,7 +79,7 @@ def check(plan: Workload, engine: Engine) -> None:
 def too_long(plan: Workload, engine: Engine, number: int) -> str | None:
     """Why a question and its answers are too long for the model; None if they fit. Raises ValueError if the question
     cannot be encoded."""
-    question, budget = plan.questions[number], plan.sampling.max_new_tokens
+    question, budget = plan.questions[number], plan.settings.sampling.max_new_tokens
     room = engine.model.config.model.usable_length
     name = f"question {number}" + (f" ({question.question_id})" if question.question_id is not None else "")
     try:
@@ -171,7 +159,7 @@ def measure(
     }
     compile_all({key: job for key, (_, job) in named.items()}, lambda key: f"{key[0]} of {named[key][0]}")
     passes = [
-        {name: warm(engine, requests, _of_pass(learnt[name], i)) for name, engine in engines.items()}
+        {name: warm(engine, requests, [row and row[i] for row in learnt[name]]) for name, engine in engines.items()}
         for i in range(repeats)
     ]
     return {name: [_turn([one[name] for one in passes], row) for row in range(len(requests))] for name in engines}
@@ -218,14 +206,10 @@ def _turn(passes: Sequence[Sequence[Generation]], row: int) -> Turn:
 
 
 def _learnt(plan: Workload, before: Sequence[Answer], turns: Sequence[Turn], number: int, name: str) -> Learnt:
-    """The controller state after a row's last turn; None: a fresh state."""
-    if not plan.keep_state:
+    """The controller state after a row's last turn, for each repeat; None: a fresh state."""
+    size = plan.settings.batch_size
+    if not plan.settings.keep_state:
         return None
-    row = number % plan.batch_size
-    earlier = [a.turns[-1] for a in before if a.method == name and a.question % plan.batch_size == row]
-    return next((turn.learnt for turn in reversed([*earlier, *turns])), None)
-
-
-def _of_pass(learnt: Sequence[Learnt], at: int) -> list[list[np.ndarray] | None]:
-    """For each row, the arrays of controller state that pass `at` starts from."""
-    return [None if row is None else [np.asarray(leaf) for leaf in row[at]] for row in learnt]
+    earlier = [a.turns[-1] for a in before if a.method == name and a.question % size == number % size]
+    last = next(reversed([*earlier, *turns]), None)
+    return None if last is None else [[np.asarray(leaf) for leaf in leaves] for leaves in last.learnt]

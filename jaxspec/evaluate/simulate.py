@@ -1,8 +1,5 @@
-"""Decoding with random weights and random acceptance: shows a device's speed before any head exists.
-
-Speed depends on shapes and on the number of accepted drafts, hardly on the tokens. So a target and a head with random
-weights run through the real loop. Only the head's confidences and the verdict are replaced: they follow from given
-acceptance rates by position, such as EAGLE's n-α (its Table 2). The text is meaningless and is not compared.
+"""Decoding with random weights: shows a device's speed before any head exists. Only the head's confidences and the
+verdict are replaced: they follow from given acceptance rates by position, such as EAGLE's n-α (its Table 2).
 """
 
 import dataclasses
@@ -34,11 +31,9 @@ from jaxspec.methods.method import Method
 from jaxspec.model.config import LlamaConfig
 from jaxspec.rules.greedy import go_down, propose_top_k
 
-LABEL = "simulated"
-"""The label of everything that a simulation prints or writes."""
+LABEL = "simulated"  # of everything that a simulation prints or writes
 M = TypeVar("M", bound=nnx.Module)
-BLIND = (Fixed, BetaTS, LengthTS)
-"""Controllers that do not use the head's probabilities, which are meaningless with random weights."""
+BLIND = (Fixed, BetaTS, LengthTS)  # controllers that do not use the head's probabilities
 LEAST = 1e-6  # smallest confidence of a draft: a builder would drop one of 0, and the tree would be too small
 
 
@@ -221,13 +216,12 @@ def randomise(abstract: M, dtype: Any) -> M:
     return dict_to_module(abstract, params)
 
 
+@dataclasses.dataclass(frozen=True)
 class Bytes:
     """Replaces a missing tokenizer: one token per byte."""
 
-    chat_template = None
-
-    def __init__(self, vocab_size: int):
-        self.vocab_size = vocab_size
+    vocab_size: int
+    chat_template: ClassVar[None] = None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [byte % self.vocab_size for byte in text.encode()]

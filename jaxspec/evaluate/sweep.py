@@ -19,7 +19,6 @@ from jaxspec.options.main import Bench, Comparison, Sweep
 
 
 def run(settings: Sweep) -> None:
-    """Carries out the command."""
     if settings.out is not None and settings.out.suffix != ".json":
         raise ValueError(f"--out must name a .json file, not {settings.out}: the figure goes to the .svg beside it")
     setting, values = read_over(settings.over)
@@ -106,7 +105,6 @@ def draw(sweep: Mapping[str, Any], methods: Mapping[str, Any]) -> str | None:
 
 
 def to_svg(figure: Any) -> str:
-    """A Matplotlib figure as the text of an SVG."""
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "jaxspec"}):

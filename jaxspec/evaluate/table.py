@@ -74,7 +74,6 @@ def print_table(console: Console, names: str, titles: Iterable[str], rows: Itera
 
 
 def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
-    """Prints text as it is."""
     for line in lines:
         console.print(line, markup=False, highlight=False, style=style)
 

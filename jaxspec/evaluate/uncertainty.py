@@ -32,7 +32,6 @@ class RatioOfSums:
 
     @property
     def value(self) -> float:
-        """The ratio over all questions."""
         return float(self._of_sums(*self.over.T, *self.under.T, axis=0))
 
     def interval(self) -> Interval | None:
@@ -115,12 +114,10 @@ class PerQuestion:
     batch: Int[np.ndarray, " questions"]
 
     def take(self, at: Int[np.ndarray, " taken"]) -> "PerQuestion":
-        """The values of the questions at these indices."""
         return PerQuestion(**{field.name: getattr(self, field.name)[at] for field in dataclasses.fields(self)})
 
     @property
     def tau(self) -> RatioOfSums:
-        """Tokens per round."""
         return RatioOfSums(self.tokens[:, None], self.rounds[:, None])
 
     def speed(self, batch: Int[np.ndarray, " questions"] | None = None) -> RatioOfSums:
@@ -134,7 +131,6 @@ class PerQuestion:
 
 
 def per_question(answers: Sequence[Answer]) -> PerQuestion:
-    """The values of one method's answers, in their order."""
     counts = [statistics_of([turn.history for turn in answer.turns]) for answer in answers]
     return PerQuestion(
         tokens=np.array([each.tokens for each in counts], float),

@@ -15,7 +15,6 @@ PLAIN_LEGEND = "[-in brackets-]: drafted and rejected"
 
 
 def legend(colours: bool) -> str:
-    """The meaning of the colours or, without colours, of the marks."""
     return LEGEND if colours else PLAIN_LEGEND
 
 

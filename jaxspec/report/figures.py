@@ -15,15 +15,15 @@ from jaxspec.decoding.drafter import State
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.report import svg
+from jaxspec.report.papers import chains
 from jaxspec.report.runs import Run
-from jaxspec.report.svg import Part, Point, Series
-from jaxspec.report.tables import PARTS, PLAIN, Number, a_token, chains, number
+from jaxspec.report.svg import Series
+from jaxspec.report.tables import PARTS, PLAIN, Number, a_token, number
 
 MOST = 6  # methods in one figure: more colours cannot be distinguished
 BARS = 30  # in one figure, over all categories
 POINTS = 500  # of a line over rounds: a run may have tens of thousands, and each weighs 150 bytes
-Colours = Mapping[str, str]
-"""The CSS class of each method."""
+Colours = Mapping[str, str]  # CSS classes of methods
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +56,12 @@ def fastest(run: Run, most: int = MOST) -> list[str]:
 
 
 def by_category(run: Run, colours: Colours) -> Figure | None:
-    """Speedup by category of the questions, of the fastest methods."""
     shown = list(run.value(REFERENCE, "categories"))
     names = fastest(run, min(MOST, max(BARS // len(shown), 1)))
     if not names:
         return None
     speedup = lambda name, category: number(run, name, "categories", category, "speedup")
-    bars = lambda category: [[Part(name, colours[name], speedup(name, category))] for name in names]
+    bars = lambda category: [[(name, colours[name], speedup(name, category))] for name in names]
     body = svg.bars(
         [(each or run.data, bars(each)) for each in shown], x_label="speedup over plain decoding", baseline=1
     )
@@ -75,7 +74,7 @@ def by_position(run: Run, colours: Colours) -> Figure | None:
     longest = [max(names, key=lambda name: run.methods[name].builder.depth) for names in chains(run)]
     of = lambda name, at: number(run, name, "acceptance_by_position", at)
     series = [
-        Series(name, [Point(at, of(name, at)) for at in range(len(rates))], colours[name])
+        Series(name, [(at, of(name, at)) for at in range(len(rates))], colours[name])
         for name in longest[:MOST]
         if (rates := run.value(name, "acceptance_by_position"))
     ]
@@ -97,7 +96,7 @@ def reliability(run: Run, colours: Colours) -> Figure | None:
     series = []
     for name in names[:MOST]:
         bins = [at for at, row in enumerate(run.value(name, "calibration")) if row["count"]]
-        points = [Point(of(name, at, "confidence").value or 0, of(name, at, "accepted")) for at in bins]
+        points = [(of(name, at, "confidence").value or 0, of(name, at, "accepted")) for at in bins]
         series.append(Series(name, points, colours[name]))
     return _lines(
         run,
@@ -117,7 +116,7 @@ def control(run: Run, colours: Colours) -> Figure | None:
     for name in run.methods:
         if curve := thresholds(run, name):
             source = ["replayed", run.number, name]
-            points = [Point(at, Number(curve[at], PLAIN, [*source, at])) for at in _some(len(curve))]
+            points = [(at, Number(curve[at], PLAIN, [*source, at])) for at in _some(len(curve))]
             label, _ = READ[type(run.methods[name].controller)]
             series.append(Series(f"{name}: {label}", points, colours[name]))
     return _lines(
@@ -137,7 +136,7 @@ def time(run: Run, colours: Colours) -> Figure | None:
     if run.value(REFERENCE, "breakdown") is None:
         return None
     names, styles = fastest(run), {part: f"part{i}" for i, part in enumerate(PARTS)}
-    bar = lambda name: [Part(part, style, a_token(run, name, "breakdown", part)) for part, style in styles.items()]
+    bar = lambda name: [(part, style, a_token(run, name, "breakdown", part)) for part, style in styles.items()]
     body = svg.bars([(name, [bar(name)]) for name in [REFERENCE, *names]], x_label="milliseconds per token", unit=1e3)
     few = _few(run, len(names))
     caption = f"Predicted from the measured cost of each part of a round; other is what is left.{few}"

@@ -1,7 +1,7 @@
 """The HTML page: its content for the template `page.html`, with style and script inside."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +22,14 @@ TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_b
 
 
 def run(settings: Report) -> None:
-    """`jaxspec report`."""
-    write(settings.runs, settings.out, settings.generations)
-
-
-def write(runs: Iterable[Path], out: Path, questions: int = 3) -> None:
-    """Writes the page of some runs.
-
-    Args:
-        runs: files that `bench --json` wrote.
-        questions: number of questions per run whose answers are shown.
-
-    Raises:
-        ValueError: a run is missing or not finished, or there is no folder to write into.
-    """
-    check_folder(out)
-    write_whole(out, render(read(list(runs)), questions))
-    print(f"wrote {out}")
+    """Writes the page. Raises ValueError if a run is missing or not finished, or there is no folder to write into."""
+    check_folder(settings.out)
+    write_whole(settings.out, render(read(settings.runs), settings.generations))
+    print(f"wrote {settings.out}")
 
 
 def render(runs: Sequence[Run], questions: int = 3) -> str:
-    """The page as text."""
+    """The page as text, with the answers to the first `questions` of each run."""
     data = json.dumps(generations_to_json(runs, questions), separators=(",", ":")).replace("<", "\\u003c")
     style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     page = TEMPLATES.get_template("page.html").render(
@@ -62,7 +49,6 @@ def render(runs: Sequence[Run], questions: int = 3) -> str:
 
 
 def _content(run: Run) -> dict[str, Any]:
-    """A run's values for the template."""
     best = next(iter(fastest(run, 1)), None)
     return {
         "run": run,

@@ -1,6 +1,7 @@
 """The papers' tables: this run's numbers first, then the published ones."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.methods.method import Method
@@ -13,20 +14,15 @@ from jaxspec.report.tables import (
     PARTS,
     SHARE,
     TIMES,
+    Cell,
+    Measure,
     Number,
     Table,
     a_token,
-    by_data,
-    by_method,
-    chains,
     derived,
-    drafts_by,
-    fixed_chain,
     measure,
     number,
-    of_paper,
-    pick,
-    same_but,
+    published,
 )
 
 SPEEDUP = measure("speedup", "speedup")
@@ -42,13 +38,11 @@ SCORE = measure("score", "quality", "exact_match")
 
 
 def by_paper(runs: Sequence[Run]) -> list[tuple[str, list[Table]]]:
-    """All tables by paper."""
     papers = {"EAGLE": eagle, "EAGLE-3": eagle3, "EESD": eesd, "EDD and PCT": edd, "Draft & Verify": verify}
     return [(name, list(tables(runs))) for name, tables in papers.items()]
 
 
 def overview(run: Run) -> Table:
-    """All methods of a run."""
     measures = (
         SPEED,
         measure("±", "tokens_per_second_deviation", form=ONE),
@@ -71,7 +65,6 @@ def overview(run: Run) -> Table:
 
 
 def eagle(runs: Sequence[Run]) -> Iterator[Table]:
-    """Table 1, Tables 2, 3 and 8 as one, and Tables 4 to 7."""
     ours = drafted_by("eagle")
     positions = [measure(f"{i}-α", "acceptance_by_position", i) for i in range(5)]
     long_chains = pick(runs, lambda m: fixed_chain(m) and m.builder.depth >= 5)
@@ -93,7 +86,6 @@ def eagle(runs: Sequence[Run]) -> Iterator[Table]:
 
 
 def eagle3(runs: Sequence[Run]) -> Iterator[Table]:
-    """Table 1."""
     yield by_data("EAGLE-3, Table 1", runs, drafted_by("eagle3"), (SPEEDUP, TAU))
 
 
@@ -114,12 +106,10 @@ def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
 
 
 def best_speed(runs: Sequence[Run], name: str) -> Number:
-    """The most tokens per second of a method."""
     return max((number(run, name, "tokens_per_second") for run in runs), key=lambda speed: speed.value or 0)
 
 
 def eesd(runs: Sequence[Run]) -> Iterator[Table]:
-    """Tables 1 to 3 as one, 5, 7, 8, and 10 to 13 as one."""
     rival = drafted_by("early-exit", "medusa", "draft-model", "layer-skip")
     early = pick(runs, lambda m: sampled(m) or m.drafter.name == "early-exit")
     yield by_data("EESD, Tables 1 to 3", runs, rival, (HM, SPEEDUP))
@@ -165,7 +155,6 @@ def a_question(part: str) -> Callable[[Run, str], Number]:
 
 
 def edd(runs: Sequence[Run]) -> Iterator[Table]:
-    """Tables 1 to 3."""
     measures = (SPEEDUP, ACCEPTANCE, DRAFTED)
     yield by_data("EDD, Table 1", runs, lambda method: fixed_chain(method) and method.builder.depth == 5, measures)
     yield by_data("EDD, Table 2", runs, lambda method: is_fixed(method) and method.builder.name != "chain", measures)
@@ -174,7 +163,6 @@ def edd(runs: Sequence[Run]) -> Iterator[Table]:
 
 
 def verify(runs: Sequence[Run]) -> Iterator[Table]:
-    """Tables 1 and 5; as one each, 2 and 14, 3 with 4, 6 and 11, 8 to 10, and 12 and 13."""
     own, stops = drafted_by("layer-skip"), controlled_by("threshold", "adaptive")
     lossless = lambda method: own(method) or stops(method) or method.drafter.name == "plain"
     on = lambda *data: [run for run in runs if run.data in data]
@@ -197,12 +185,10 @@ def verify(runs: Sequence[Run]) -> Iterator[Table]:
 
 
 def drafted_by(*names: str) -> Callable[[Method], bool]:
-    """Whether a method has one of these drafters."""
     return lambda method: method.drafter.name in names
 
 
 def controlled_by(*names: str) -> Callable[[Method], bool]:
-    """Whether a method has one of these controllers."""
     return lambda method: method.controller.name in names
 
 
@@ -211,7 +197,6 @@ sampled = controlled_by("beta-ts", "cali-ts")  # Thompson sampling
 
 
 def quantised(runs: Sequence[Run]) -> list[Run]:
-    """The runs whose targets have integer weights."""
     return [run for run in runs if run.settings.get("quantize")]
 
 
@@ -220,3 +205,67 @@ def several_heads(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list
     found = pick(runs, wanted)
     heads = {run.number: {each.methods[name].head for each, name in found if each is run} for run in runs}
     return [(run, name) for run, name in found if len(heads[run.number]) > 1]
+
+
+def of_paper(
+    source: str, columns: Sequence[str], ours: Sequence[Sequence[Cell]], groups: Sequence[tuple[str, int]] = ()
+) -> Table:
+    """A paper's table with these rows."""
+    texts = published()[source].texts
+    return Table(texts["title"], source, columns, ours, texts["measured"], texts.get("note", ""), groups)
+
+
+def by_method(
+    source: str, found: Sequence[tuple[Run, str]], measures: Sequence[Measure], names: str = "method"
+) -> Table:
+    """A table with a row for each method found; `names` is the title of their column."""
+    ours = [[run.where(), name, *(read(run, name) for _, read in measures)] for run, name in found]
+    return of_paper(source, ["model", names, *(title for title, _ in measures)], ours)
+
+
+def by_data(source: str, runs: Sequence[Run], wanted: Callable[[Method], bool], measures: Sequence[Measure]) -> Table:
+    """A table with columns for each data set: first those of these runs, then the paper's others."""
+    first = f" {measures[0][0]}"
+    theirs = [column.removesuffix(first) for column in published()[source].rows[0] if column.endswith(first)]
+    data = list(dict.fromkeys([run.data for run in runs] + theirs))
+    nothing = [NOTHING] * len(measures)
+    rows: dict[tuple[str, str], dict[str, Sequence[Cell]]] = {}
+    for run, name in pick(runs, wanted):
+        row = rows.setdefault((run.where(data=False), name), {})
+        row[run.data] = [read(run, name) for _, read in measures]
+    columns = ["model", "method", *(title for _ in data for title, _ in measures)]
+    ours = [[*key, *(cell for one in data for cell in row.get(one, nothing))] for key, row in rows.items()]
+    return of_paper(source, columns, ours, [("", 2), *((one, len(measures)) for one in data)])
+
+
+def pick(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Run, str]]:
+    """(run, name) of all methods that are wanted."""
+    return [(run, name) for run in runs for name, method in run.methods.items() if wanted(method)]
+
+
+def same_but(runs: Sequence[Run], key: str) -> list[list[Run]]:
+    """Runs in groups that differ in one setting only; of each value the first run."""
+    found: dict[str, dict[Any, Run]] = {}
+    for run in runs:
+        rest = {name: value for name, value in run.settings.items() if name != key}
+        alike = found.setdefault(repr((run.found["device"], run.found["dtype"], rest)), {})
+        alike.setdefault(run.settings[key], run)
+    return [list(alike.values()) for alike in found.values()]
+
+
+def chains(run: Run) -> list[list[str]]:
+    """Chains of a fixed length by drafter, the shortest first."""
+    found: dict[tuple, list[str]] = {}
+    for name, method in run.methods.items():
+        if fixed_chain(method):
+            found.setdefault(drafts_by(method), []).append(name)
+    return [sorted(names, key=lambda name: run.methods[name].builder.depth) for names in found.values()]
+
+
+def drafts_by(method: Method) -> tuple[Any, str | None, int]:
+    """What drafts: methods that share it differ in builder, controller and rule only."""
+    return method.drafter, method.head, method.history
+
+
+def fixed_chain(method: Method) -> bool:
+    return method.builder.is_chain and method.builder.depth > 0 and method.controller.name == "fixed"

@@ -7,7 +7,6 @@ from typing import Any
 
 from jaxspec.checkpoint.builtin import BUILTIN
 from jaxspec.evaluate import results
-from jaxspec.evaluate.comparison import LEFT_OUT
 from jaxspec.evaluate.results import Measured
 from jaxspec.evaluate.runlog import Answer, log_of, read_finished
 from jaxspec.methods.method import Method, parse_method
@@ -16,7 +15,6 @@ SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": 
 """The papers' names of the published formats (`evaluate/questions.py`)."""
 FILES = {**SUITES, "mt-bench": "MT-bench", "mtbench": "MT-bench", "spec-bench": "Spec-Bench"}
 """The papers' names of files or their folders."""
-NOT_IN_TITLES = (*LEFT_OUT, "questions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +60,6 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Target, data and conditions in a few words."""
         return self.where()
 
     def where(self, data: bool = True, batch: bool = True) -> str:
@@ -89,7 +86,7 @@ class Run:
         return [turn for answer in self.answers if answer.method == method for turn in answer.turns]
 
 
-def read(paths: list[Path]) -> list[Run]:
+def read(paths: Sequence[Path]) -> list[Run]:
     """The runs of files that `bench --json` wrote, each given as OUT.json or as its log.
 
     Raises:
@@ -101,15 +98,16 @@ def read(paths: list[Path]) -> list[Run]:
 
 
 def with_distinct_titles(runs: Sequence[Run]) -> list[Run]:
-    """The runs with distinct titles: equal titles get the settings in which the runs differ."""
+    """The runs with distinct titles: they name the conditions in which the runs differ, or else the run's number."""
     conditions = [_conditions(run, runs) for run in runs]
     differs = [key for key in conditions[0] if len({each[key] for each in conditions}) > 1]
     named = [
         dataclasses.replace(run, apart=tuple(each[key] for key in differs if each[key]))
         for run, each in zip(runs, conditions, strict=True)
     ]
-    alike = lambda run: [other for other in named if other.title == run.title]
-    return [dataclasses.replace(run, apart=(*run.apart, *_others(run, alike(run)))) for run in named]
+    titles = [run.title for run in named]
+    number = lambda run: (f"run {run.number + 1}",) if titles.count(run.title) > 1 else ()
+    return [dataclasses.replace(run, apart=(*run.apart, *number(run))) for run in named]
 
 
 def _conditions(run: Run, runs: Sequence[Run]) -> dict[str, str]:
@@ -124,15 +122,6 @@ def _conditions(run: Run, runs: Sequence[Run]) -> dict[str, str]:
         "max_new_tokens": f"{tokens} tokens" if tokens else "",
         "simulate": settings.get("simulate") or "",
     }
-
-
-def _others(run: Run, alike: Sequence[Run]) -> list[str]:
-    """Settings in which runs with equal titles differ, or the run's number if none does."""
-    keys = [key for key in run.settings if key not in NOT_IN_TITLES]
-    differs = [key for key in keys if len({repr(each.settings.get(key)) for each in alike}) > 1]
-    same = [each for each in alike if all(each.settings.get(key) == run.settings[key] for key in differs)]
-    numbered = [f"run {run.number + 1}"] if len(same) > 1 else []
-    return [f"{key} {run.settings[key]}" for key in differs] + numbered
 
 
 def _read(number: int, path: Path) -> Run:

@@ -17,12 +17,8 @@ NAME = 15  # height of a line with a name above bars
 LONGEST = 54  # characters of a name that fit in a line
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """A place in a chart, and the number that it shows."""
-
-    x: Real
-    y: Number
+Point = tuple[Real, Number]  # a place on the axis of x, and the number there
+Part = tuple[str, str, Number]  # a part of a bar: its name, CSS class and number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +28,6 @@ class Series:
     name: str
     points: Sequence[Point]
     colour: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A part of a bar, with its CSS class."""
-
-    name: str
-    colour: str
-    number: Number
 
 
 def ticks(low: Real, high: Real) -> list[Real]:
@@ -53,7 +40,6 @@ def ticks(low: Real, high: Real) -> list[Real]:
 
 
 def legend(colours: Mapping[str, str]) -> str:
-    """An entry for each name, with its CSS class."""
     items = "".join(
         f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><path class="{colour} line" d="M1 4H21"/></svg>'
         f"{escape(name)}</li>"
@@ -79,7 +65,7 @@ def lines(
         dots: draw a mark at every point. Without, points are invisible but keep their numbers.
     """
     height = 240
-    shown = [point.x for each in series for point in each.points]
+    shown = [place for each in series for place, _ in each.points]
     marks = x_ticks or ticks(min(shown, default=0), max(shown, default=1))
     left, right = min([*marks, *shown]), max([*marks, *shown])
 
@@ -93,14 +79,15 @@ def lines(
     if diagonal:
         shapes.append(f'<path class="diagonal" d="M{x(0)} {y(0)}L{x(1)} {y(1)}"/>')
     for each in series:
-        places = [(x(p.x), y(p.y.value), p) for p in each.points if p.y.value is not None]
-        if len(places) > 1:
-            path = "L".join(f"{px} {py}" for px, py, _ in places)
+        points = [(place, number) for place, number in each.points if number.value is not None]
+        if len(points) > 1:
+            path = "L".join(f"{x(place)} {y(number.value)}" for place, number in points)
             shapes.append(f'<path class="{each.colour} line" d="M{path}"/>')
+        mark = f'class="{each.colour}" r="3.2"' if dots else f'class="{each.colour} unseen" r="5"'
         shapes += [
-            f'<circle class="{each.colour}{"" if dots else " unseen"}" cx="{px}" cy="{py}" r="{3.2 if dots else 5}" '
-            f"{p.y.source()}><title>{escape(each.name)}, {round(p.x, 4):g}: {escape(p.y)}</title></circle>"
-            for px, py, p in places
+            f'<circle {mark} cx="{x(place)}" cy="{y(number.value)}" {number.source()}>'
+            f"<title>{escape(each.name)}, {round(place, 4):g}: {escape(number)}</title></circle>"
+            for place, number in points
         ]
     return _chart(height, [(x(t), t) for t in marks], [(y(t), t) for t in ticks(0, 1)], x_label, y_label, shapes)
 
@@ -119,8 +106,9 @@ def bars(
         unit: the axis shows the values times this.
         baseline: a value that gets a line, such as 1 for plain decoding's speed.
     """
-    positive = lambda part: max(part.number.value or 0, 0)
-    high = 1.03 * max([sum(map(positive, bar)) for _, each in groups for bar in each] + [baseline or 1e-9])
+    positive = lambda number: max(number.value or 0, 0)
+    wide = [sum(positive(number) for _, _, number in bar) for _, each in groups for bar in each]
+    high = 1.03 * max([*wide, baseline or 1e-9])
 
     def x(value):
         return round(SIDE + (WIDTH - SIDE - BEHIND) * value / high, 1)
@@ -132,16 +120,16 @@ def bars(
         top += NAME
         for bar in each:
             end: Real = 0
-            for part in bar:
-                begin, end = end, end + positive(part)
+            for part, colour, number in bar:
+                begin, end = end, end + positive(number)
                 shapes.append(
-                    f'<rect class="{part.colour}" x="{x(begin)}" y="{top + 1}" width="{x(end) - x(begin):.1f}" '
-                    f'height="{BAR - 2}" {part.number.source()}><title>{escape(name)}, {escape(part.name)}: '
-                    f"{escape(part.number)}</title></rect>"
+                    f'<rect class="{colour}" x="{x(begin)}" y="{top + 1}" width="{x(end) - x(begin):.1f}" '
+                    f'height="{BAR - 2}" {number.source()}><title>{escape(name)}, {escape(part)}: {escape(number)}'
+                    "</title></rect>"
                 )
             if len(bar) == 1:
                 place = f'x="{x(end) + 5}" y="{top + BAR / 2}" dy=".35em"'
-                shapes.append(f'<text class="value" {place}>{escape(bar[0].number)}</text>')
+                shapes.append(f'<text class="value" {place}>{escape(bar[0][2])}</text>')
             top += BAR
         top += GAP
     if baseline is not None:

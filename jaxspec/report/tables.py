@@ -9,23 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxspec.methods.method import Method
 from jaxspec.report.runs import Run
 
 NOTHING = "–"
 Real = float | int
-
-
-@dataclasses.dataclass(frozen=True)
-class NumberFormat:
-    """How a number is written: multiplied by `unit`, with these digits and this suffix."""
-
-    digits: str
-    after: str = ""
-    unit: Real = 1
-
-    def __call__(self, value: Real) -> str:
-        return format(value * self.unit, self.digits).replace("-", "−") + self.after
+NumberFormat = Callable[[Real], str]
+PLAIN, TIMES, CHANGE = "{:.2f}".format, "{:.2f}×".format, "{:+.2f}".format
+WHOLE, ONE, SHARE = "{:.0f}".format, "{:.1f}".format, "{:.3f}".format
+MILLI, HUNDREDTHS = (lambda value: f"{1e3 * value:.3g}"), (lambda value: f"{100 * value:.2f}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +34,7 @@ class Number:
     interval: "Sequence[Number]" = ()
 
     def __str__(self) -> str:
-        return NOTHING if self.value is None else self.form(self.value)
+        return NOTHING if self.value is None else self.form(self.value).replace("-", "−")
 
     def __html__(self) -> str:
         """HTML: the rounded value with its source, and the interval."""
@@ -58,9 +49,6 @@ class Number:
         return f'data-of="{escape(json.dumps(list(self.of)))}" {value}="{self.value!r}"'
 
 
-PLAIN, TIMES, CHANGE = NumberFormat(".2f"), NumberFormat(".2f", "×"), NumberFormat("+.2f")
-WHOLE, ONE, SHARE = NumberFormat(".0f"), NumberFormat(".1f"), NumberFormat(".3f")
-MILLI, HUNDREDTHS = NumberFormat(".3g", unit=1e3), NumberFormat(".2f", unit=100)
 FORMS = {
     **dict.fromkeys(("speedup", "modelled_speedup"), TIMES),
     **dict.fromkeys(("tokens_per_second", "nodes_per_round", "depth_per_round"), ONE),
@@ -90,7 +78,6 @@ def derived(operation: str, first: Number, second: Number, form: NumberFormat) -
 
 
 def escape(text: object) -> str:
-    """Text as HTML."""
     return html.escape(str(text))
 
 
@@ -152,14 +139,6 @@ def published() -> dict[str, Published]:
     return tables
 
 
-def of_paper(
-    source: str, columns: Sequence[str], ours: Sequence[Sequence[Cell]], groups: Sequence[tuple[str, int]] = ()
-) -> Table:
-    """A paper's table with these rows."""
-    texts = published()[source].texts
-    return Table(texts["title"], source, columns, ours, texts["measured"], texts.get("note", ""), groups)
-
-
 def measure(title: str, *keys: str | int, form: NumberFormat | None = None) -> Measure:
     """A column of one number of each method's results."""
     return title, lambda run, name: number(run, name, *keys, form=form)
@@ -168,60 +147,3 @@ def measure(title: str, *keys: str | int, form: NumberFormat | None = None) -> M
 def a_token(run: Run, name: str, *keys: str) -> Number:
     """Seconds of a part of decoding, in milliseconds per token."""
     return derived("ratio", number(run, name, *keys), number(run, name, "tokens"), MILLI)
-
-
-def by_method(
-    source: str, found: Sequence[tuple[Run, str]], measures: Sequence[Measure], names: str = "method"
-) -> Table:
-    """A table with a row for each method found; `names` is the title of their column."""
-    ours = [[run.where(), name, *(read(run, name) for _, read in measures)] for run, name in found]
-    return of_paper(source, ["model", names, *(title for title, _ in measures)], ours)
-
-
-def by_data(source: str, runs: Sequence[Run], wanted: Callable[[Method], bool], measures: Sequence[Measure]) -> Table:
-    """A table with columns for each data set: first those of these runs, then the paper's others."""
-    first = f" {measures[0][0]}"
-    theirs = [column.removesuffix(first) for column in published()[source].rows[0] if column.endswith(first)]
-    data = list(dict.fromkeys([run.data for run in runs] + theirs))
-    nothing = [NOTHING] * len(measures)
-    rows: dict[tuple[str, str], dict[str, Sequence[Cell]]] = {}
-    for run, name in pick(runs, wanted):
-        row = rows.setdefault((run.where(data=False), name), {})
-        row[run.data] = [read(run, name) for _, read in measures]
-    columns = ["model", "method", *(title for _ in data for title, _ in measures)]
-    ours = [[*key, *(cell for one in data for cell in row.get(one, nothing))] for key, row in rows.items()]
-    return of_paper(source, columns, ours, [("", 2), *((one, len(measures)) for one in data)])
-
-
-def pick(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Run, str]]:
-    """(run, name) of all methods that are wanted."""
-    return [(run, name) for run in runs for name, method in run.methods.items() if wanted(method)]
-
-
-def same_but(runs: Sequence[Run], key: str) -> list[list[Run]]:
-    """Runs in groups that differ in one setting only; of each value the first run."""
-    found: dict[str, dict[Any, Run]] = {}
-    for run in runs:
-        rest = {name: value for name, value in run.settings.items() if name != key}
-        alike = found.setdefault(repr((run.found["device"], run.found["dtype"], rest)), {})
-        alike.setdefault(run.settings[key], run)
-    return [list(alike.values()) for alike in found.values()]
-
-
-def chains(run: Run) -> list[list[str]]:
-    """Chains of a fixed length by drafter, the shortest first."""
-    found: dict[tuple, list[str]] = {}
-    for name, method in run.methods.items():
-        if fixed_chain(method):
-            found.setdefault(drafts_by(method), []).append(name)
-    return [sorted(names, key=lambda name: run.methods[name].builder.depth) for names in found.values()]
-
-
-def drafts_by(method: Method) -> tuple[Any, str | None, int]:
-    """What drafts: methods that share it differ in builder, controller and rule only."""
-    return method.drafter, method.head, method.history
-
-
-def fixed_chain(method: Method) -> bool:
-    """Whether it drafts chains of one length."""
-    return method.builder.is_chain and method.builder.depth > 0 and method.controller.name == "fixed"

@@ -44,11 +44,6 @@ def test_several_texts_add_up_and_done_rows_count_nothing():
     assert count(DONE) == count() and count().tau == 0
 
 
-def test_plain_decoding_has_tau_one():
-    counts = count([[1, 0, 0, 0, 0, 1]] * 5)
-    assert counts.tau == 1 and counts.acceptance_rate == 0 and counts.acceptance_by_position == ()
-
-
 def test_a_cut_inside_an_accepted_run_is_made_before_counting():
     """The text ends with the second token of a round that accepted four drafts."""
     history = first_tokens(from_rows(CHAIN + DONE), tokens=1 + 3 + 1 + 2)

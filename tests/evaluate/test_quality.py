@@ -9,7 +9,7 @@ from rich.console import Console
 
 from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.checkpoint.tokenizer import load_tokenizer
-from jaxspec.evaluate import bench, comparison, quality, table
+from jaxspec.evaluate import bench, comparison, quality
 from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.comparison import differences, read, show
 from jaxspec.evaluate.runlog import log_of, pieces_of, word_of
@@ -108,14 +108,6 @@ def test_options_of_rouge(suite: str):
     )
     f = lambda precision, recall: 2 * precision * recall / (precision + recall)
     assert found == pytest.approx({"rouge1": f(3 / 4, 3 / 6), "rouge2": f(1 / 3, 1 / 5), "rougeL": f(2 / 4, 2 / 6)})
-
-
-def test_scores_are_printed():
-    console = Console(record=True, width=80)
-    table._show_quality({"plain": {"quality": {"rouge2": 0.106}}, "eagle": {"quality": {"rouge2": 0.108}}}, console)
-    assert [line.split() for line in console.export_text().splitlines() if line.strip()] == [
-        *(["quality", "rouge2"], ["plain", "0.106"], ["eagle", "0.108"]),
-    ]
 
 
 def test_means():

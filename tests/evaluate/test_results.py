@@ -13,7 +13,7 @@ from jaxspec.evaluate import divergence, table
 from jaxspec.evaluate.cost_model import PieceCosts
 from jaxspec.evaluate.description import weight_bytes
 from jaxspec.evaluate.divergence import batch_noise, diverges, first_difference, next_logits, noise
-from jaxspec.evaluate.results import Form, Measured, by_method, categories
+from jaxspec.evaluate.results import Form, Measured, by_method
 from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
@@ -102,29 +102,6 @@ def test_rows_of_a_batch_share_its_time():
 
     trees = {**FORMS, "m": dataclasses.replace(FORMS["m"], is_chain=False)}
     assert by_method(answers, dataclasses.replace(measured, forms=trees))["m"]["eq14_speedup"] is None
-
-
-def test_each_count_has_its_key():
-    """Two rounds of a tree: committed 3 and 2, accepted 2 and 1, levels 3 and 2, 10 drafted, 6 and 4 verified."""
-    answers = [answer(0, "m", 0, [[3, 2, 3, 10, 6, 4], [2, 1, 2, 10, 4, 2]], [1.0])]
-    answers[0].turns.append(Turn([1], [2], "", [[0] * 6], None, [1.0], [1.0]))  # its row was done
-    found = categories(answers, np.array([1.0]))[""]
-    counts = {
-        "tokens": 5,
-        "rounds": 2,
-        "tau": 5 / 2,
-        "tau_uncut": 6 / 2,
-        "tau_drafted": 3 / 2,
-        "acceptance_rate": 3 / 5,
-        "acceptance_by_position": [2 / 2, 1 / 2, 0 / 1],
-        "draft_accuracy": 3 / 20,
-        "draft_share": 3 / 5,
-        "harmonic_mean": pytest.approx(0.24),
-        "nodes_per_round": 10 / 2,
-        "nodes_drafted_per_round": 20 / 2,
-        "depth_per_round": 5 / 2,
-    }
-    assert {name: found[name] for name in counts} == counts
 
 
 def test_what_is_printed_of_uncertainty():

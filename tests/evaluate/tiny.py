@@ -8,6 +8,7 @@ from flax import nnx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from jaxspec.checkpoint import checksums
 from jaxspec.checkpoint.config_json import CheckpointConfig, write_config
 from jaxspec.checkpoint.parameters import module_to_dict, write_params
 from jaxspec.model.config import LlamaConfig
@@ -39,6 +40,7 @@ def checkpoint(path: Path, num_layers: int = 1) -> Path:
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     wrapped.chat_template = TEMPLATE
     wrapped.save_pretrained(path)
+    checksums.write(path)
     return path
 
 

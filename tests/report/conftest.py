@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.options.main import Report
 from jaxspec.report import page
 from tests.report import made_up
 
@@ -21,5 +22,5 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="session")
 def html(runs: list[Path]) -> Path:
     out = runs[0].parent / "report.html"
-    page.write(runs, out)
+    page.run(Report(runs=tuple(runs), out=out))
     return out

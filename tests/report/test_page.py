@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from jaxspec.options.main import Report
 from jaxspec.report import page, papers, svg
 from jaxspec.report import runs as finished
 from jaxspec.report.figures import _some, colours_of, control
 from jaxspec.report.page import turn_to_json
-from jaxspec.report.tables import published, same_but
+from jaxspec.report.tables import published
 from tests.report import made_up
 from tests.report.rebuilt import Rebuilt
 
@@ -216,7 +217,7 @@ def test_a_run_that_is_not_whole_is_refused(lines: slice, says: str, runs: list[
     whole = Path(f"{runs[0]}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "out.json.jsonl").write_text("".join(whole[lines]), encoding="utf-8")
     with pytest.raises(ValueError, match=says):
-        page.write([tmp_path / "out.json"], tmp_path / "report.html")
+        page.run(Report(runs=(tmp_path / "out.json",), out=tmp_path / "report.html"))
     assert not (tmp_path / "report.html").exists()
 
 
@@ -249,7 +250,7 @@ def test_another_versions_log_is_refused(line: str, says: str, runs: list[Path],
             ["acceptance=1, simulated", "acceptance=0, simulated"],
         ),
         ({"target": "a/m"}, {"target": "b/m"}, ["in a", "in b"]),
-        ({"seed": 1}, {"seed": 2}, ["seed 1", "seed 2"]),
+        ({"seed": 1}, {"seed": 2}, ["run 1", "run 2"]),
         ({}, {}, ["run 1", "run 2"]),
     ],
 )
@@ -270,7 +271,7 @@ def test_batch_sizes_are_compared_on_one_device(tmp_path: Path):
         made_up.write(tmp_path / f"{i}.json", made_up.METHODS[:2], 1, batch_size=size, device=device)
         for i, (size, device) in enumerate(runs)
     ]
-    groups = same_but(finished.read(paths), "batch_size")
+    groups = papers.same_but(finished.read(paths), "batch_size")
     assert [[run.number for run in alike] for alike in groups] == [[0], [1, 2]]
 
 
@@ -338,8 +339,8 @@ def test_a_method_has_one_colour(tmp_path: Path):
 
 def test_what_is_not_there_is_named(tmp_path: Path, runs: list[Path]):
     with pytest.raises(ValueError, match=r"there is no .*nowhere\.json\.jsonl, which `jaxspec bench --json"):
-        page.write([tmp_path / "nowhere.json"], tmp_path / "report.html")
+        page.run(Report(runs=(tmp_path / "nowhere.json",), out=tmp_path / "report.html"))
     with pytest.raises(ValueError, match="name at least one file"):
-        page.write([], tmp_path / "report.html")
+        page.run(Report(runs=(), out=tmp_path / "report.html"))
     with pytest.raises(ValueError, match="there is no folder"):
-        page.write(runs, tmp_path / "nowhere" / "report.html")
+        page.run(Report(runs=tuple(runs), out=tmp_path / "nowhere" / "report.html"))

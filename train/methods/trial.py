@@ -93,18 +93,7 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     # Each kind is measured twice, with and without the other kind. Their sum must not exceed the time of both.
     both = max(whole - bare, 0.0)
     attention = min(max((whole - no_attention + no_mlp - bare) / 2, 0.0), both)
-    costs = found["whole"]
-    return BlockCosts(
-        plain=costs.plain,
-        verify=dict(costs.verify),
-        level=whole,
-        attention=attention / layers,
-        mlp=(both - attention) / layers,
-        control_level=costs.control_level,
-        control_round=costs.control_round,
-        rest=costs.rest,
-        plain_rest=costs.plain_rest,
-    )
+    return BlockCosts(**vars(found["whole"]), attention=attention / layers, mlp=(both - attention) / layers)
 
 
 def objective_of(
