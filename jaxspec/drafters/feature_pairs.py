@@ -35,9 +35,8 @@ class PairState:
 class PairDrafter(Drafter):
     """Drafts with a head that predicts the next feature from a pair.
 
-    The head is called with (target, tokens, features, angles, attend), and returns features and what `attend` keeps;
-    its `logits` reads them. `draft_vocabulary` is the mask of the tokens that it can draft, and `shifted` says whether
-    a pair has the token after the feature's token.
+    The head is called with (target, tokens, features, angles, attend), and returns features and what `attend` keeps. It
+    has `logits` for features, a mask `draft_vocabulary`, and `shifted`: a pair has the token after the feature's token.
     """
 
     @abc.abstractmethod

@@ -1,9 +1,16 @@
-"""Packed windows for tests of losses."""
+"""Packed windows and the shape of a target for tests of losses."""
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.model.config import LlamaConfig
 from jaxspec.train.data.text import Windows
+
+
+def shape(num_layers: int) -> LlamaConfig:
+    """A small target with a vocabulary of 13."""
+    sizes = {"vocab_size": 13, "hidden_size": 8, "intermediate_size": 16, "head_dim": 4}
+    return LlamaConfig(**sizes, num_layers=num_layers, num_heads=2, num_kv_heads=1)
 
 
 def two_windows(first: int, second: int, vocab_size: int, share: float = 0.7) -> Windows:

@@ -1,8 +1,8 @@
 """Reads files and folders as documents and conversations.
 
 A record is a JSON object. It has a `text`; or `messages`, each with a `role` and a `content`; or `conversations` as in
-ShareGPT, each with `from` and `value`. `"complete": false` says that its end is cut off. A `.jsonl` file has one record
-per line, a `.json` file a list of them.
+ShareGPT, each with `from` and `value`. `"complete": false` means that its end is cut off. A `.jsonl` file has one
+record per line, a `.json` file a list of them.
 """
 
 import dataclasses

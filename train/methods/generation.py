@@ -1,8 +1,7 @@
 """`jaxspec-train generate`: a target writes text to train its heads on.
 
 The target accepts more from heads that were trained on its own text (EESD, arXiv:2406.03853, §3.2). The first tokens of
-each text are greedy and the rest are sampled. So a text begins as the target would most likely begin it, and all texts
-differ.
+each text are greedy, as the target would most likely begin it, and the rest are sampled, so that all texts differ.
 """
 
 import dataclasses

@@ -85,8 +85,8 @@ def train(settings: Lm) -> None:
         bos, eos = tokenizer.BOS_ID, (tokenizer.EOS_ID,)
         config = CheckpointConfig("llama", model, dtype, dtype, "jaxspec", bos, eos, tokenizer_class=GENERIC)
         config_json.write_config(folder, config)
-    said = "no file was held out" if measured is None else f"held-out loss {measured['loss']:.3f}"
-    say(f"wrote {out}: llama, {memory.parameter_count(model):,} parameters, {dtype}, {said}")
+    result = "no file was held out" if measured is None else f"held-out loss {measured['loss']:.3f}"
+    say(f"wrote {out}: llama, {memory.parameter_count(model):,} parameters, {dtype}, {result}")
 
 
 def learn(place: Path, found: sources.Texts, model: LlamaConfig, recipe: Recipe) -> None:

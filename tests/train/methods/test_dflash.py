@@ -14,18 +14,15 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding import tree as trees
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.drafters.dflash import Dflash, DflashHead
-from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import DflashObjective
 from jaxspec.train.methods import dflash
 from jaxspec.train.run.packed import positions, target_features
 from tests.train.command import trained
-from tests.train.windows import two_windows
+from tests.train.windows import shape, two_windows
 
-CONFIG = LlamaConfig(
-    vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=6, num_heads=2, num_kv_heads=1, head_dim=4
-)
+CONFIG = shape(6)
 LENGTH, BLOCK, ANCHORS = 14, 4, 5
 OBSERVE = jax.jit(lambda drafter, *arguments: drafter.observe(*arguments), static_argnums=0)
 ROOT = jax.jit(lambda drafter, *arguments: drafter.root(*arguments), static_argnums=0)
@@ -49,8 +46,7 @@ def corrected() -> DflashHead:
 
 def head_of(markov_rank: int) -> DflashHead:
     drafter = Dflash(block=BLOCK)
-    shape = drafter.head_for(CONFIG, layers=2, mask_token=4, markov_rank=markov_rank)
-    return drafter.build_head(shape, nnx.Rngs(1))
+    return drafter.build_head(drafter.head_for(CONFIG, 2, mask_token=4, markov_rank=markov_rank), nnx.Rngs(1))
 
 
 @pytest.fixture(scope="module")

@@ -13,18 +13,15 @@ from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.decoding.tree import Frontier
 from jaxspec.drafters.eagle import INPUTS, Eagle, EagleHead
 from jaxspec.model.attention import over_documents
-from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import EagleObjective
 from jaxspec.train.methods import eagle
 from jaxspec.train.run.packed import hidden_states, positions
-from tests.train.windows import two_windows
+from tests.train.windows import shape, two_windows
 
-CONFIG = LlamaConfig(
-    vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4
-)
+CONFIG = shape(2)
 LENGTH = 12
 
 

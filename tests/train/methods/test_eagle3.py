@@ -13,7 +13,6 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.drafters.draft_vocabulary import ids_of
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head
-from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Eagle3Objective
@@ -21,11 +20,9 @@ from jaxspec.train.methods import eagle3
 from jaxspec.train.run.packed import target_features
 from tests.drafters.chain import chain
 from tests.train.command import trained
-from tests.train.windows import two_windows
+from tests.train.windows import shape, two_windows
 
-CONFIG = LlamaConfig(
-    vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=4, num_heads=2, num_kv_heads=1, head_dim=4
-)
+CONFIG = shape(4)
 LENGTH, STEPS = 12, 3
 IDS = (0, 2, 3, 5, 7, 8, 9, 11, 12)
 OBSERVE = jax.jit(lambda drafter, *arguments: drafter.observe(*arguments), static_argnums=0)
@@ -111,8 +108,7 @@ def test_gradients_reach_every_weight(target, head, batch):
 
 
 def test_a_head_begins_with_the_targets_lm_head(target):
-    shape = Eagle3().head_for(CONFIG, ids=IDS)
-    head = eagle3.initial(target, Eagle3().build_head(shape, nnx.Rngs(0)))
+    head = eagle3.initial(target, Eagle3().build_head(Eagle3().head_for(CONFIG, ids=IDS), nnx.Rngs(0)))
     np.testing.assert_array_equal(head.ids, IDS)
     assert target.lm_head is not None
     np.testing.assert_array_equal(head.lm_head.kernel[...], target.lm_head.kernel[...][:, np.array(IDS)])

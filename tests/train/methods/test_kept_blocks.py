@@ -29,6 +29,7 @@ from tests.evaluate import tiny
 from tests.lossless.harness import kept_blocks as shaken
 from tests.lossless.harness import models
 from tests.train.command import QUICK, command, trained
+from tests.train.windows import two_windows
 
 LENGTH, VOCAB, LAYERS = 24, 23, 2
 
@@ -67,10 +68,7 @@ def target() -> Llama:
 
 @pytest.fixture(scope="module")
 def batch() -> Windows:
-    rng = np.random.default_rng(0)
-    segment = np.array([[0] * 15 + [1] * 9, [2] * LENGTH])
-    tokens = jnp.asarray(rng.integers(0, VOCAB, (2, LENGTH)))
-    return Windows(tokens=tokens, segment=jnp.asarray(segment), counted=jnp.ones((2, LENGTH), bool))
+    return two_windows(15, 9, VOCAB, share=1.0)
 
 
 def test_blocks_of_a_quantised_target_begin_as_its_floats(target):

@@ -14,18 +14,15 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import decode
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.methods.method import parse_method
-from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import medusa
 from jaxspec.train.run.packed import hidden_states
 from tests.lossless.harness import begun, medusa_heads, models, requests
 from tests.train.command import trained
-from tests.train.windows import two_windows
+from tests.train.windows import shape, two_windows
 
-CONFIG = LlamaConfig(
-    vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4
-)
+CONFIG = shape(1)
 LENGTH = 11  # no multiple of the number of heads
 
 
