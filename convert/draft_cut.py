@@ -40,7 +40,6 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
     Raises:
         CheckpointError: `source` is for another target, already has a draft vocabulary, or has no LM head.
         ValueError: `out` exists, or the ids are invalid or the whole vocabulary.
-        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     goal = config_json.read_config(target)
     drafter = drafter_of(target, str(source))
@@ -87,10 +86,7 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
 
 
 def read_ids(path: Path) -> list[int]:
-    """Token ids from a JSON list, numbers separated by white space, or a list or tensor saved by PyTorch (FR-Spec).
-
-    Raises CheckpointError if the file cannot be read, or holds something else.
-    """
+    """Token ids from a JSON list, numbers separated by white space, or a list or tensor saved by PyTorch (FR-Spec)."""
     try:
         if path.suffix in (".pt", ".bin"):
             found = readers.load_torch(path)
@@ -114,14 +110,9 @@ def cut_params(
     lm_head: Callable[[], np.ndarray],
     quantize: str | None = None,
 ) -> dict[str, np.ndarray]:
-    """The parameters of a head with a draft vocabulary: columns of LM heads, and copies of all other parameters.
+    """The parameters of the head `abstract`: columns `ids` of LM heads, and copies of all other parameters.
 
-    Args:
-        params: parameters of the whole head, by their dotted names.
-        abstract: the new head.
-        ids: ids of the draft vocabulary.
-        lm_head: gives the kernel [D, V] to cut if the whole head has none: the target's, or a tied embedding.
-        quantize: the dtype of a quantised draft model's kernels; None: floats.
+    If the whole head has no LM head, `lm_head` gives the kernel [D, V] to cut, and `quantize` is its new dtype, if any.
     """
     made: dict[str, np.ndarray] = {}
     for name, leaf in module_to_dict(abstract).items():

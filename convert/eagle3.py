@@ -17,13 +17,7 @@ from jaxspec.convert.names import theirs
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Options, official_taps
 from jaxspec.host.terminal import say
 
-Layout = Literal["official", "specforge", "speculators", "deepspec"]
-_LAYOUTS: dict[Layout, str] = {
-    "official": "the layout of EAGLE's authors",
-    "specforge": "the layout of SpecForge and SGLang",
-    "speculators": "the layout of speculators and vLLM",
-    "deepspec": "the layout of DeepSpec",
-}
+Layout = Literal["EAGLE's authors", "SpecForge and SGLang", "speculators and vLLM", "DeepSpec"]
 _LAYERS = ("midlayer", "layers.0")
 _LEVELS = 3  # that vLLM drafts per round by default
 
@@ -44,9 +38,10 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     mask = head_parts.read_draft_vocabulary(raw, found, model.vocab_size, source)
     settings = {"draft_vocabulary": mask, "own_embedding": "embed_tokens.weight" in found, **norms}
     layer = next((layer for layer in _LAYERS if any(name.startswith(f"{layer}.") for name in found)), _LAYERS[0])
+    layout, target_layers = f"the layout of {_layout_of(raw)}", raw.get("num_target_layers")
     return PublishedHead(
         Eagle3(), "EAGLE-3 head", model.vocab_size, model.hidden_size, settings, _published(layer, norms["tap_norm"]),
-        model=model, layout=_LAYOUTS[_layout_of(raw)], taps=read_taps, target_layers=raw.get("num_target_layers"),
+        model=model, layout=layout, taps=read_taps, target_layers=target_layers,
     ).with_tensors(found, source)  # fmt: skip
 
 
@@ -120,19 +115,21 @@ def _published(layer: str, tap_norm: str) -> Callable[[str], str]:
 def _layout_of(raw: Mapping[str, Any]) -> Layout:
     """The project whose layout a config has. SpecForge and SGLang have their own class name, or an `eagle_config`."""
     if head_parts.is_speculators(raw):
-        return "speculators"
+        return "speculators and vLLM"
     classes = classes_of(raw)
     if "Qwen3Eagle3Model" in classes:
-        return "deepspec"
-    return "specforge" if "LlamaForCausalLMEagle3" in classes or "eagle_config" in raw else "official"
+        return "DeepSpec"
+    if "LlamaForCausalLMEagle3" in classes or "eagle_config" in raw:
+        return "SpecForge and SGLang"
+    return "EAGLE's authors"
 
 
 def _read_taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | None) -> Taps:
-    """The layers whose inputs are fused.
+    """The layers whose inputs are fused; `override` is what the user names.
 
     Speculators and vLLM list these layers at the top level. SpecForge and SGLang list, in `eagle_config`, the layers
     whose outputs are read, so each number is one less; so does DeepSpec, under another name. Without a list, or with an
-    empty one as in Model Optimizer's defaults, EAGLE's own code decides. `override` is what the user names.
+    empty one as in Model Optimizer's defaults, EAGLE's own code decides.
     """
     if override is not None:
         return Taps(tuple(override), "as given by --taps", official_taps)
@@ -140,7 +137,7 @@ def _read_taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | N
     nested = {key: value for key, value in section(raw, "eagle_config", file).items() if value != []}
     places = ((raw, LISTED), (nested, LISTED), (raw, OUTPUTS))
     top, inner, outputs = (listed_layers(values, key, file) for values, key in places)
-    if (outputs is not None) != (_layout_of(raw) == "deepspec") or (outputs and (top or inner)):
+    if (outputs is not None) != (_layout_of(raw) == "DeepSpec") or (outputs and (top or inner)):
         raise CheckpointError(
             f"{file} must list the layers that the head reads once, as {OUTPUTS} if it is DeepSpec's and otherwise "
             f"as {LISTED}; or name the layers whose inputs it reads with --taps"
@@ -171,7 +168,7 @@ def _norms(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
             raise CheckpointError(f"{file} must give true or false as {name!r}, and it has {given[name]!r}")
     if given.get("norm_before_fc") and given.get("fc_norm"):
         raise CheckpointError(f"{file} sets both norm_before_fc and fc_norm, which exclude each other")
-    fed_back = _layout_of(raw) == "speculators"
+    fed_back = head_parts.is_speculators(raw)
     output = given.get("norm_output")
     return {
         "tap_norm": "all" if given.get("norm_before_fc") else "each" if given.get("fc_norm") else "none",

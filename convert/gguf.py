@@ -1,8 +1,7 @@
 """GGUF, llama.cpp's format: a file's metadata as LlamaConfig, and its tensors under Hugging Face's names.
 
-The header is read here: the gguf package's own reader makes two arrays of every token, which takes 10 s and 660 MB for
-LLaMA 3's vocabulary, and all memory where the count of a damaged list is too large. Format:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The header (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) is read here, because the gguf package's own
+reader takes 10 s and 660 MB for LLaMA 3's vocabulary, and all memory where the count of a damaged list is too large.
 """
 
 import dataclasses
@@ -70,10 +69,7 @@ class Gguf:
 
 
 def find(source: Path) -> Path | None:
-    """The GGUF file that an argument names: itself, or the only model in a folder without other weights.
-
-    Raises CheckpointError if the folder holds several.
-    """
+    """The GGUF file that an argument names: itself, or the only model in a folder without other weights, if any."""
     if source.is_file():
         with source.open("rb") as file:  # Ollama's have no suffix
             return source if source.suffix.lower() == ".gguf" or file.read(4) == b"GGUF" else None
@@ -88,10 +84,7 @@ def find(source: Path) -> Path | None:
 
 
 def open_gguf(path: Path) -> Gguf:
-    """The header of a file. Of a split model any shard can be named, and all must be there.
-
-    Raises CheckpointError if a file is damaged or missing, or has tensors that the gguf package cannot dequantise.
-    """
+    """The header of a file, or a CheckpointError. Of a split model any shard can be named, and all must be there."""
     metadata, tensors = _open_file(path)
     if (count := metadata.get("split.count", 1)) in (0, 1):  # 0: shards were merged
         return Gguf(path, metadata, tensors)
@@ -156,10 +149,8 @@ def to_llama(file: Gguf) -> tuple[LlamaConfig, str, Source]:
 
 
 def _renamed(tensor: Tensor, rotated: Mapping[str, int]) -> tuple[str, Tensor]:
-    """A tensor with Hugging Face's name and rotary layout; an unknown one keeps its name, which `match` refuses.
-
-    `rotated` gives the number of heads of those in Meta's rotary layout.
-    """
+    """A tensor with Hugging Face's name and rotary layout; `rotated` gives the heads of those in Meta's layout."""
+    # An unknown one keeps its name, which `match` refuses.
     if (layer := _OF_LAYER.fullmatch(tensor.name)) is None or layer[2] not in _NAMES:
         return _NAMES.get(tensor.name, tensor.name), tensor
     if heads := rotated.get(layer[2]):

@@ -1,7 +1,6 @@
 """Which kind of draft head a folder holds, and which settings of its config.json are read or must have one value.
 
-Kinds with the same tensors can compute different things, so the table of kinds also reads the config. A setting that no
-table lists may change what the head computes, so the head is refused. A null counts as absent.
+A setting that no table lists may change what the head computes, so the head is refused. A null counts as absent.
 """
 
 import dataclasses

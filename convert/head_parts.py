@@ -168,10 +168,7 @@ def read_draft_vocabulary(
 ) -> str | None:
     """The mask of a head's draft vocabulary, as in `draft_vocabulary`; None for the whole vocabulary.
 
-    `d2t` and `t2d` are removed from `found`, the head's tensors.
-
-    Raises:
-        CheckpointError: the maps have wrong sizes or dtypes, were never filled, or contradict each other or the config.
+    `d2t` and `t2d` are removed from `found`, the head's tensors. Raises CheckpointError where they are not valid.
     """
     maps = {name: found.pop(name) for name in DRAFT_MAPS if name in found}
     lm_head, given = found.get("lm_head.weight"), raw.get("draft_vocab_size")

@@ -30,14 +30,9 @@ _FORMATS = {**{name: (name,) for name in _KINDS}, "speculators": ("eagle3", "dfl
 
 
 def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
-    """The published head in a folder, whose config and tensors' headers fit each other.
+    """The published head in a folder. Raises CheckpointError if it is invalid, or of a kind that jaxspec does not read.
 
-    Args:
-        taps: the target layers whose inputs an EAGLE-3 or DFlash head reads; None: those in its config.
-
-    Raises:
-        CheckpointError: the files are invalid, or of a kind that jaxspec does not read.
-        ValueError: `taps` are given for a head that reads no layers of the target.
+    `taps` are the target layers whose inputs an EAGLE-3 or DFlash head reads; None: those in its config.
     """
     kind = head_kinds.kind_of(source, read_config(source))
     if kind in ("eagle3", "dflash"):
@@ -58,9 +53,8 @@ def convert(
         taps: as in `plan`.
 
     Raises:
-        CheckpointError: the source is invalid or for another target; nothing is left at `out`.
+        CheckpointError: the source is invalid or for another target.
         ValueError: `out` exists, or `taps` are given for a head without any.
-        DiskFullError: the disk has too little space; nothing is left at `out`.
     """
     head, goal = plan(source, taps), config_json.read_config(target)
     widths = dataclasses.replace(goal.model, vocab_size=head.vocab_size, hidden_size=head.hidden_size)
@@ -109,10 +103,7 @@ def export(source: Path, out: Path, form: str, target: Path | None = None, verif
         verifier: the target's name in a `speculators` config, a hub id or a folder; None: the target's folder.
 
     Raises:
-        CheckpointError: `source` is not such a head, its target is not known or does not fit, or the format cannot
-            describe the head.
-        ValueError: `out` exists.
-        DiskFullError: the disk has too little space; nothing is left at `out`.
+        CheckpointError: the format cannot describe the head, or its target is not known or does not fit.
     """
     if format_of(source) == config_json.FORMAT:
         raise CheckpointError(f"{source} is a checkpoint, which --format hf writes; --format {form} takes a head")
@@ -159,7 +150,7 @@ def _taps(head: PublishedHead, source: Path, target_layers: int) -> list[int]:
 
 
 def _is_targets(tensor: Tensor, target: Path, name: str) -> bool:
-    """Whether a tensor equals a parameter of the target bit for bit, in the tensor's dtype."""
+    """Whether a tensor equals a parameter of the target bit for bit."""
     array = parameters.read_arrays(target / "params", [name])[name]
     with np.errstate(over="ignore"):  # an overflow is a difference
         array = (array.T if is_kernel(name) else array).astype(tensor.dtype, copy=False)

@@ -46,13 +46,7 @@ _EXPERTS = {"num_experts": "num_local_experts", "experts_per_token": "num_expert
 _DEFAULTS = {
     "llama": {**_COMMON, "max_position_embeddings": 2048},
     "mistral": {**_MISTRAL, "sliding_window": 4096},
-    "mixtral": {
-        **_MISTRAL,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e6,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
+    "mixtral": {**_MISTRAL, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128},
 }
@@ -119,10 +113,8 @@ def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], voc
 
 
 def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
-    """Hugging Face's config.json of a checkpoint, the inverse of `to_llama`.
-
-    Rope settings have the form of transformers before version 5, which every version reads.
-    """
+    """Hugging Face's config.json of a checkpoint, the inverse of `to_llama`."""
+    # Rope settings have the form of transformers before version 5, which every version reads.
     c, eos = config.model, list(config.eos)
     values = {
         "architectures": [ARCHITECTURES[config.family]],
@@ -169,10 +161,8 @@ def _refuse(config: Mapping[str, Any], kind: str) -> None:
 
 
 def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
-    """The rope, from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling` (before).
-
-    As in transformers, `rope_scaling` comes first, and for `llama3` a length in the config itself.
-    """
+    """The rope, from `rope_parameters` (transformers 5) or from `rope_theta` and `rope_scaling` (before)."""
+    # As in transformers, `rope_scaling` comes first, and for `llama3` a length in the config itself.
     values = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(values, Mapping):
         raise CheckpointError(f"rope_scaling {values!r} is not supported, it must be an object")

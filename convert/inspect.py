@@ -23,10 +23,7 @@ from jaxspec.model.config import LlamaConfig
 
 
 def describe(path: Path) -> str:
-    """Lines `key: value`: format, family, shape, dtype, parameters, tokenizer, heads.
-
-    Raises CheckpointError if the folder holds no known format, or something that cannot be converted.
-    """
+    """Lines `key: value`: format, family, shape, dtype, parameters, tokenizer, heads; or a CheckpointError."""
     of_kind: dict[str, Callable[[Path], Iterable[tuple[str, Any]]]] = {
         config_json.FORMAT: _of_checkpoint,
         heads.FORMAT: _of_head,

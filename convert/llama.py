@@ -46,8 +46,7 @@ def convert(
 
     Raises:
         ValueError: `quantize` is not valid, Qwix is not installed, or `out` exists.
-        CheckpointError: the source is invalid or not supported; nothing is left at `out`.
-        DiskFullError: the disk has too little space; nothing is left at `out`.
+        CheckpointError: the source is invalid or not supported.
     """
     check_quantization(quantize)
     planned, tensors = plan(source, dtype)
@@ -137,12 +136,8 @@ def _match(model: LlamaConfig, found: Source, name_of: Callable[[str], str], sou
 def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
     """Writes the target of a checkpoint as a Hugging Face folder, without its heads.
 
-    The tensors equal the converted ones bit for bit, unless conversion reduced their precision.
-
-    Raises:
-        CheckpointError: `source` is not a checkpoint, or is quantised; nothing is left at `out`.
-        ValueError: `out` exists.
-        DiskFullError: the disk has too little space; nothing is left at `out`.
+    The tensors equal the converted ones bit for bit, unless conversion reduced their precision. Raises CheckpointError
+    if `source` is not a checkpoint, or is quantised.
     """
     if format_of(source) == heads.FORMAT:
         raise CheckpointError(

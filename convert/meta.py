@@ -22,8 +22,7 @@ _KNOWN = {  # Meta's, and then Mistral's
     "use_scaled_rope", "vocab_size", "max_seq_len", "max_batch_size",
     "head_dim", "hidden_dim", "tied_embeddings", "max_position_embeddings", "dtype",
 }  # fmt: skip
-_ONLY = {"model_type": "transformer", "activation": "silu"}
-"""Mistral's settings at the values that change nothing."""
+_ONLY = {"model_type": "transformer", "activation": "silu"}  # Mistral's, at the values that change nothing
 _integer = functools.partial(integer, file="params.json")
 _positive = functools.partial(positive, file="params.json")
 
@@ -75,8 +74,7 @@ def _is_mistral(params: Mapping[str, Any]) -> bool:
 
 
 def special_tokens(family: str, config: LlamaConfig) -> dict[str, Any]:
-    """The special tokens of Meta's and Mistral's tokenizers, with the chat models' EOS tokens. The files do not contain
-    them."""
+    """The special tokens of Meta's and Mistral's tokenizers, with the chat models' EOS, which no file contains."""
     if family == "llama" and config.vocab_size >= 128256:  # LLaMA 3's
         return {"bos": 128000, "eos": (128001, 128008, 128009)}
     return {"bos": 1, "eos": (2,)}
@@ -120,8 +118,7 @@ def _config(params: Mapping[str, Any], source: Source) -> LlamaConfig:
 
 
 def _intermediate(params: Mapping[str, Any], source: Source) -> int:
-    """Width of the MLP: 2/3 of 4 x dim, times `ffn_dim_multiplier`, rounded up to `multiple_of`. Without
-    `multiple_of` it is the tensor's width. Mistral's files contain it."""
+    """Width of the MLP: Mistral's, or 2/3 of 4 x dim, times a multiplier, rounded up, or else the tensor's width."""
     if _is_mistral(params):
         return _integer(params, "hidden_dim")
     if "multiple_of" not in params:
@@ -134,7 +131,7 @@ def _intermediate(params: Mapping[str, Any], source: Source) -> int:
 
 
 def _max_length(params: Mapping[str, Any]) -> int:
-    """Number of positions. The files usually do not contain it, so it is derived from properties of each release."""
+    """Number of positions; if the files do not contain it, derived from properties of each release."""
     if params.get("max_seq_len") is not None:
         return _integer(params, "max_seq_len")
     if _is_mistral(params):
@@ -178,8 +175,7 @@ def _join(name: str, row: Row, parts: list[Tensor], dim: int, heads: Mapping[str
 
 
 def halves(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorders the rows of wq or wk (or their biases) in each head. Meta rotates the pairs (0, 1), (2, 3), …; jaxspec
-    rotates the first half with the second."""
+    """Reorders the rows of wq or wk (or their biases) in each head, so that halves are rotated and not Meta's pairs."""
     return weight.reshape(heads, len(weight) // heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 

@@ -54,10 +54,8 @@ def open_directory(path: Path) -> Source:
 
 
 def open_file_or_shards(file: Path) -> Source:
-    """All tensors of a file, or of the shards that its index names if there is no such file.
-
-    As in transformers, it does not matter which tensors the index expects in which shard.
-    """
+    """All tensors of a file, or of the shards that its index names if there is no such file."""
+    # As in transformers, it does not matter which tensors the index expects in which shard.
     opener = open_safetensors if file.suffix == ".safetensors" else open_torch
     if file.exists():
         return opener(file)
@@ -104,9 +102,8 @@ def open_safetensors(path: Path) -> Source:
             raise CheckpointError(f"tensor {name} in {path} cannot be read: {error}; download it again") from error
 
     def lazy(name: str, header: Any) -> Tensor:
-        dtype = str(header.get_dtype())
-        shape, dtype = tuple(header.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype)
-        return Tensor(name, shape, dtype, path.name, functools.partial(read, name))
+        dtype = _SAFETENSORS_DTYPES.get(str(header.get_dtype()), str(header.get_dtype()))
+        return Tensor(name, tuple(header.get_shape()), dtype, path.name, functools.partial(read, name))
 
     check_present(path)
     try:

@@ -179,10 +179,8 @@ def _compare(tokenizer: Any, file: Path) -> None:
 
 
 def _write(tokenizer: Any, folder: Path) -> None:
-    """Writes the tokenizer.json of a transformers tokenizer, and the names of its special tokens.
-
-    Raises AttributeError if it is Python code, which tokenizer.json cannot hold.
-    """
+    """Writes the tokenizer.json of a transformers tokenizer, and the names of its special tokens."""
+    # An AttributeError means that it is Python code, which tokenizer.json cannot hold.
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -67,10 +67,7 @@ def total_bytes(tensors: Mapping[str, Tensor], dtype: str | None, quantize: str 
 def write_params(
     tensors: dict[str, Tensor], dtype: str | None, source: Path, folder: Path, out: Path, quantize: str | None = None
 ) -> None:
-    """Writes parameters, cast to `dtype` and with kernels quantised if wanted, and checksums.
-
-    `folder` will become `out`; `source` is named in the progress.
-    """
+    """Writes parameters, cast and with kernels quantised if wanted, and checksums into `folder`, to become `out`."""
     size = total_bytes(tensors, dtype, quantize)
     title = f"converting {source.name or source}:"
     with progress(title, size, form=filesize.decimal) as shown, deferred() as interrupts:
@@ -89,11 +86,9 @@ def write_params(
 
 
 def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None) -> Iterator[tuple[str, Any]]:
-    """Yields jaxspec's names and arrays, with one tensor in memory at a time; of several hosts each keeps its part.
-
-    Quantisation starts from the source's dtype.
-    """
+    """Yields jaxspec's names and arrays, with one tensor in memory at a time; of several hosts each keeps its part."""
     for ours, tensor in tensors.items():
+        # Quantisation starts from the source's dtype.
         kept = dtype is None or (quantize is not None and kind_of(ours, quantize) is not None)
         kept = kept and tensor.dtype != "float64"
         array = tensor.read()
@@ -116,10 +111,7 @@ def _check_finite(array: np.ndarray, tensor: Tensor) -> None:
 
 
 def join_experts(tensors: Source, count: int, where: str) -> dict[str, Tensor]:
-    """The tensors of a source, with those of a layer's `count` experts stacked to [experts, out, in].
-
-    Raises CheckpointError if an expert is missing, there are too many, or one has another shape.
-    """
+    """The tensors of a source, with those of a layer's `count` experts stacked to [experts, out, in]."""
     joined: dict[str, Tensor] = {}
     stacks: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():

@@ -12,6 +12,5 @@ from jaxspec.decoding.builder import TreeBuilder
 BUILDERS: dict[str, type[TreeBuilder]] = {
     kind.name: kind for kind in (Chain, Static, Uniform, Cape, Eagle2, Pruned, Budgeted)
 }
-"""Builders by the name that users type."""
 
 __all__ = ["BUILDERS", "Budgeted", "Cape", "Chain", "Eagle2", "Pruned", "Static", "Uniform"]

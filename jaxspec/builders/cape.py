@@ -10,8 +10,7 @@ from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, take
 
-WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))
-"""(upper bound of the top probability, number of children)."""
+WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # (upper bound of the top probability, number of children)
 MOST = max(width for _, width in WIDTHS)
 
 

@@ -13,13 +13,10 @@ from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes
 @final
 @dataclasses.dataclass(frozen=True)
 class Chain(TreeBuilder):
-    """A single path of at most `length` tokens.
-
-    With length 0 it is plain decoding.
-    """
+    """A single path of at most `length` tokens."""
 
     name: ClassVar[str] = "chain"
-    length: int = 4
+    length: int = 4  # 0: plain decoding
 
     def __post_init__(self) -> None:
         self.require(length=0)

@@ -1,8 +1,7 @@
 """PCT, the pruned candidate tree of EDD (section 3.2; Faster Speculative Decoding via Effective Draft Decoder).
 
 A node is accepted with about the probability p that the draft assigns to its path. Drafting below it costs s_d and
-saves s_t with probability p, so it pays if p >= s_d / s_t (Eq. 5). Less likely nodes are still verified but not
-expanded, and in the end very unlikely nodes are dropped.
+saves s_t with probability p, so it pays if p >= s_d / s_t (Eq. 5).
 """
 
 import dataclasses

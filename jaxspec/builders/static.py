@@ -35,19 +35,17 @@ def show_paths(paths: tuple[Path, ...]) -> str:
     return ":".join("".join(map(str, path)) for path in paths)
 
 
+# The 25 draft nodes of the tree in EAGLE's paper (arXiv:2401.15077). More probable branches are deeper and wider.
 EAGLE_TREE = parse_paths("0:1:2:3:00:01:02:10:11:20:21:30:000:001:002:010:011:020:021:100:0000:0001:0002:00000:00001")
-"""The 25 draft nodes of the tree in EAGLE's paper (arXiv:2401.15077). More probable branches are deeper and wider."""
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Static(TreeBuilder):
-    """A fixed tree, given as paths; the default is EAGLE's.
-
-    A path is a string of child ranks; rank 0 is the first proposed child.
-    """
+    """A fixed tree, given as paths; the default is EAGLE's."""
 
     name: ClassVar[str] = "static"
+    # A path is a string of child ranks; rank 0 is the first proposed child.
     paths: tuple[Path, ...] = dataclasses.field(default=EAGLE_TREE, metadata={"parse": parse_paths, "show": show_paths})
 
     def __post_init__(self) -> None:

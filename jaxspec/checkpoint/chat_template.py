@@ -1,7 +1,6 @@
 """Renders chat templates in a sandboxed Jinja environment, the same as transformers'.
 
-The environment is described under "Writing a chat template" in transformers' documentation: blocks trimmed, loop
-controls, the tag `generation`, the filter `tojson` without HTML escapes, `raise_exception` and `strftime_now`.
+It is described under "Writing a chat template" in transformers' documentation.
 """
 
 import datetime
@@ -52,7 +51,7 @@ def render_marked(
 
 
 def names_read(template: str) -> frozenset[str]:
-    """The names that a template reads. Raises jinja2.TemplateSyntaxError if it is damaged."""
+    """The names that a template reads; jinja2.TemplateSyntaxError if it is damaged."""
     return frozenset(jinja2.meta.find_undeclared_variables(_environment(False).parse(template)))
 
 

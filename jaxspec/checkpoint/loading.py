@@ -38,10 +38,8 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """The context under which all its programs are compiled and run.
-
-        It sets the mesh, and for float32 weights full precision of matrix products, which accelerators round to less.
-        """
+        """The context under which all its programs are compiled and run: the mesh, and the precision of products."""
+        # Accelerators round the factors of float32 products to less by default.
         wide = self.target.dtype == jnp.float32
         with jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(), use_mesh(self.mesh):
             yield
@@ -61,8 +59,7 @@ def load(
             as the `config` of the result then has it; None leaves them as they are on disk.
 
     Raises:
-        CheckpointError: no such checkpoint, a damaged one, one that does not fit into memory, or one that is
-            quantised otherwise.
+        CheckpointError: the checkpoint is missing, damaged, too large for the memory, or quantised otherwise.
         ValueError: no such dtype or way to quantise, or Qwix is not installed.
     """
     path = locate(path)

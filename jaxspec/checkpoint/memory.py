@@ -40,10 +40,7 @@ def available_bytes(device: Any) -> int:
 
 
 def check_fits(config: LlamaConfig, dtype: Any, quantize: str | None = None, mesh: Mesh | None = None) -> None:
-    """Raises CheckpointError where the parameters exceed the free memory of the default device.
-
-    On a split mesh each device has to hold its part only.
-    """
+    """Raises CheckpointError where parameters exceed the default device's free memory, or parts a split mesh's."""
     device = jax.devices()[0] if mesh is None else mesh.local_devices[0]
     if mesh is None:
         needed = required_bytes(config, dtype, quantize)

@@ -45,8 +45,7 @@ def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quant
 
     Args:
         dtype: dtype of every parameter that is a float; None keeps the one that `config.json` names.
-        mesh: as `sharding.split_mesh` gives it, over which each parameter is read in parts; None: the default device.
-        quantize: `int8` or `int4` makes the kernels integers as they come; None leaves them as they are on disk.
+        mesh, quantize: as in `loading.load`, but the mesh is split.
 
     Raises:
         CheckpointError: a parameter is missing, unexpected or mis-shaped, or the checkpoint is quantised otherwise.
@@ -183,10 +182,7 @@ def load_params(path: Path | str, module: M, dtype: Any = None) -> M:
 
 
 def read_packed(path: Path | str, module: nnx.Module, dtype: Any, how: str) -> dict[str, Any]:
-    """Dotted name → array of Orbax parameters, quantised in groups as they are read, so that few are there as floats.
-
-    `module` is abstract, as it is on disk; `dtype` is of what stays a float.
-    """
+    """The parameters of an abstract module, quantised in groups as they are read, so that few are there as floats."""
     stored, places = read_shapes(path, module), module_to_dict(module)
     wanted = (
         (name, _wanted(name, meta, None if kind_of(name, how) else dtype, places[name].sharding))

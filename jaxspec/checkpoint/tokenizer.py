@@ -69,10 +69,7 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. The name of a special token in it is that token.
-
-        `add_special_tokens` adds what the post-processor adds, usually BOS in front.
-        """
+        """Token ids of a text, with what the post-processor adds. The name of a special token in it is that token."""
         with self._lock:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
@@ -123,9 +120,7 @@ class Tokenizer:
             continue_final_message: end with the last message, without what the template writes after it.
             arguments: further variables of the template, such as `enable_thinking`.
 
-        Raises:
-            ValueError: there is no chat template, there are no messages, or the last one is not in the text.
-            jinja2.TemplateError: the template is damaged or refuses the conversation.
+        Raises ValueError without template or messages, jinja2.TemplateError if the template refuses the conversation.
         """
         render = chat_template.render_to_last if continue_final_message else chat_template.render
         return render(*self._variables(messages, add_generation_prompt, arguments))

@@ -12,6 +12,5 @@ from jaxspec.decoding.controller import Controller
 CONTROLLERS: dict[str, type[Controller]] = {
     kind.name: kind for kind in (Fixed, Threshold, Adaptive, BetaTS, CaliTS, LengthTS, ExpectedGain)
 }
-"""Controllers by the name that users type."""
 
 __all__ = ["CONTROLLERS", "Adaptive", "BetaTS", "CaliTS", "ExpectedGain", "Fixed", "LengthTS", "Threshold"]

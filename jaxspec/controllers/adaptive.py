@@ -38,8 +38,6 @@ class Adaptive(Controller):
     Attributes:
         gamma: the threshold before the first round.
         alpha: the target acceptance rate; the paper uses 0.7 to 0.9, depending on model and text (Table 7).
-        epsilon: step of gamma.
-        beta1, beta2: smoothing of AR and of gamma.
         confidence: as for `threshold`.
     """
 

@@ -58,8 +58,7 @@ class ExpectedGain(LengthPlanner):
     Looking only one level ahead is not enough: see `Budgeted`. Every round, also one without drafts, discounts older
     rounds in favour of the prior. So a row that has stopped drafting tries again.
 
-    A level costs the same for one row as for all. So the rows of a batch decide together: the expected tokens are
-    summed over all rows that can draft another level.
+    A level costs the same for one row as for all. So the expected tokens of all rows that can draft another are summed.
 
     Attributes:
         cost, verify: see `CostAware`.
@@ -75,12 +74,9 @@ class ExpectedGain(LengthPlanner):
         self.check_costs()
 
     def init(self, batch: int) -> GainState:
-        def of(*value):
-            return jnp.broadcast_to(jnp.array(value, jnp.float32), (batch, len(value))) + 0
-
         plain = self.round_cost(jnp.zeros((), jnp.int32), jnp.ones(()))
         return GainState(
-            weights=of(*PRIOR),
+            weights=jnp.broadcast_to(jnp.array(PRIOR), (batch, 2)) + 0,
             precision=jnp.broadcast_to(jnp.diag(jnp.array(CERTAINTY)), (batch, 2, 2)) + 0,
             accepted=jnp.full(batch, PRIOR_LEVELS[0]),
             rejected=jnp.full(batch, PRIOR_LEVELS[1]),
@@ -137,7 +133,7 @@ class ExpectedGain(LengthPlanner):
         made = compared(accepted, levels)
         nodes = 1.0 + jnp.asarray(counts.verified).max()
         time = self.round_cost(levels.max(), nodes)
-        weights, precision = learn(state.weights, state.precision, state.odds, accepted, made, seen)
+        weights, precision = learn(state, accepted, made, seen)
 
         def add(old, new, prior=0.0):
             return jnp.where(seen, prior + DISCOUNT * (old - prior) + new, old)
@@ -174,18 +170,13 @@ def pays(state: GainState, active: Bool[Array, " B"], level: Int[Array, ""]) -> 
 
 
 def learn(
-    weights: Float[Array, "B 2"],
-    precision: Float[Array, "B 2 2"],
-    odds: Float[Array, "B positions"],
-    accepted: Int[Array, " B"],
-    made: Int[Array, " B"],
-    seen: Bool[Array, " B"],
+    state: GainState, accepted: Int[Array, " B"], made: Int[Array, " B"], seen: Bool[Array, " B"]
 ) -> tuple[Float[Array, "B 2"], Float[Array, "B 2 2"]]:
-    """Logistic regression on the comparisons of a round: one Newton step on the discounted log-posterior.
+    """Weights and precision after one Newton step of logistic regression on the discounted log-posterior.
 
-    `odds` are the draft's own log-odds of each level, `accepted` and `made` the numbers of accepted levels and of
-    comparisons. Rows that were not `seen` were finished, and do not change.
+    `accepted` and `made` are numbers of accepted levels and of comparisons. Rows not `seen` were finished: unchanged.
     """
+    weights, precision, odds = state.weights, state.precision, state.odds
     position = jnp.arange(odds.shape[1])
     valid = position < made[:, None]
     inputs = jnp.stack([jnp.ones_like(odds), odds], axis=2)

@@ -29,8 +29,8 @@ def draw_beta(
     """Approximate draws from Beta(alpha, beta): the error of the distribution function is below 0.005.
 
     It is X / (X + Y) of two Gamma variables, each by Wilson and Hilferty's cube of a normal variable.
-    `jax.random.beta` is exact, but its rejection loop takes several times as long (`benchmarks/README.md`).
     """
+    # `jax.random.beta` is exact, but its rejection loop takes several times as long (`benchmarks/README.md`).
     shape = jnp.stack([alpha, beta], axis=1)
     more = shape + 1  # Gamma(a) is Gamma(a + 1) times U^(1 / a), and the approximation is good for shapes above 1
     third = 1 / (9 * more)

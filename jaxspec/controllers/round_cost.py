@@ -49,9 +49,9 @@ class LengthPlanner(CostAware, Controller):
         """The cost of rounds with these numbers of levels and of verified nodes per row (the root included), in s_t(1).
 
         Verification costs as much as the smallest size in the table that holds a row's nodes; beyond the table it is
-        extrapolated from the last two sizes. At least one level is counted, because the loop always drafts after the
-        root.
+        extrapolated from the last two sizes.
         """
+        # At least one level is counted, because the loop always drafts after the root.
         level, table = self.known
         sizes, costs = (jnp.array(column, jnp.float32) for column in zip(*table, strict=True))
         slope = jnp.maximum(costs[-1] - costs[-2], 0) / (sizes[-1] - sizes[-2]) if len(table) > 1 else 0.0

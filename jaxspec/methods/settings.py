@@ -12,7 +12,7 @@ def settings_of(part: Any) -> list[dataclasses.Field]:
 
 
 def build_part(kind: Any, settings: list[str], text: str) -> Any:
-    """A strategy with these settings, each written KEY=VALUE. Raises ValueError naming the method's `text`."""
+    """A strategy with these settings, each written KEY=VALUE; a ValueError names the method's `text`."""
     fields = {field.name: field for field in settings_of(kind)}
     values = {}
     for setting in settings:

@@ -64,17 +64,3 @@ def test_the_coin_is_a_draw_from_the_posterior_and_then_from_theta():
     assert np.abs(share(coins) - share(fresh)).max() < 2 * noise
     assert abs(share(coins)[3] - (alpha / (alpha + beta)) ** 2) < noise
     assert abs(share(shared)[3] - share(fresh)[3]) > 5 * noise, "the test cannot tell dependent draws"
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"reading": "other"}, "reading must be one of compared, printed, bonus, not 'other'"),
-        ({"prior_alpha": 0.0}, "prior_alpha must be at least 0.01"),
-        ({"prior_beta": -1.0}, "prior_beta must be at least 0.01"),
-        ({"prior_beta": float("nan")}, "prior_beta must be at least 0.01"),
-    ],
-)
-def test_settings_out_of_range(settings, says):
-    with pytest.raises(ValueError, match=says):
-        BetaTS(**settings)

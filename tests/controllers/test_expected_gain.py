@@ -10,11 +10,8 @@ from jaxtyping import Array, Int
 
 from jaxspec.builders import Chain
 from jaxspec.controllers.expected_gain import ExpectedGain, GainState
-from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
-from jaxspec.methods.method import parse_method
 from tests.controllers.rounds import MODELS, keys_of, round_of, signals
-from tests.lossless.harness import models, requests, run, speculation
 
 COST, VERIFY = 0.1, ((1, 1.0), (2, 1.5), (4, 1.6), (8, 2.0))
 CONTROLLER = ExpectedGain(cost=COST, verify=VERIFY)
@@ -143,15 +140,3 @@ def test_a_round_takes_as_long_as_its_deepest_and_largest_row_for_all_that_are_n
     np.testing.assert_allclose(after.tokens, [0.98 * 7 + 2, 0.98 * 7 + 1, 0.98 * 7 + 3, 7], rtol=1e-6)
     earned = CONTROLLER.begin(MODELS, keys_of(4), after, jnp.array([True, True, True, False]), Chain(DEPTH))[0].earned
     np.testing.assert_allclose(earned, (np.asarray(after.tokens) / np.asarray(after.time))[:3].sum(), rtol=1e-6)
-
-
-def test_its_batch_changes_no_text_and_the_levels_are_shared():
-    target: Models = models(vocab_size=23)
-    asked = requests([[3, 1, 4, 1, 5], [9, 2, 6], [7], [1, 2]], 30, seed=5, temperature=0.9)
-    plain, _ = run(speculation(parse_method("plain"), False), target, asked)
-    method = parse_method("draft-model+chain,length=6+expected-gain,cost=0.05,verify=1:1/2:1.02/4:1.05/8:1.1")
-    texts, history = run(speculation(method, False), target, asked)
-    assert texts == plain
-    whole = (history.committed > 0).all(axis=0)
-    assert (history.levels[:, whole][:, :-4] == history.levels[:1, whole][:, :-4]).all()
-    assert len(set(history.levels[0].tolist())) > 2, "it always drafted the same, so nothing was tested"

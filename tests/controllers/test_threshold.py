@@ -102,20 +102,3 @@ def test_the_draft_that_stopped_it_is_verified():
             accepted_last |= history.accepted[row, i] == drafted < cap
     assert len(lengths) > 2, "it never stopped at another length, so nothing was tested"
     assert accepted_last, "no draft that stopped a round was accepted"
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("threshold,gamma=1.5", "gamma is a probability, so it must be from 0 to 1, not 1.5"),
-        ("adaptive,gamma=-1", "gamma is a probability"),
-        ("threshold,confidence=other", "confidence must be one of largest, token, not 'other'"),
-        ("adaptive,confidence=other", "adaptive: confidence must be one of"),
-        ("adaptive,alpha=2", "alpha must be from 0 to 1, not 2.0"),
-        ("adaptive,beta1=-0.5", "beta1 must be from 0 to 1"),
-        ("adaptive,epsilon=0", "epsilon must be above 0"),
-    ],
-)
-def test_settings_out_of_range(text: str, says: str):
-    with pytest.raises(ValueError, match=says):
-        parse_method(f"ngram+{text}")

@@ -198,3 +198,14 @@ def write(folder: Path, found: dict[str, Any], config: dict[str, Any], file: str
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: array for name, array in found.items() if array is not None}, folder / file)
     return folder
+
+
+KINDS: dict[str, Callable[[Path], tuple[dict[str, np.ndarray], dict[str, Any]]]] = {
+    "eagle": lambda target: (eagle(target), EAGLE),
+    "eagle3": lambda _: (eagle3(), EAGLE3),
+    "eagle3 speculators": lambda _: (eagle3(layer="layers.0"), EAGLE3_SPECULATORS),
+    "dflash": lambda _: (dflash(), DFLASH),
+    "dflash speculators": lambda target: (with_target(dflash(), target), DFLASH_SPECULATORS),
+    "medusa": lambda _: (medusa(), MEDUSA),
+}
+"""Tensors and config of a head of each kind and layout, for the Hugging Face folder of a target."""

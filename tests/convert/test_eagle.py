@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from safetensors.numpy import save_file
 
 from jaxspec.checkpoint import config_json, heads, loading, parameters
 from jaxspec.checkpoint.heads import HeadConfig
@@ -125,34 +124,6 @@ def test_bin_files(dtype: str, folder: Path):
     assert_bitwise(exported(folder, "eagle")[0], found)
 
 
-def test_shards(folder: Path):
-    found = eagle(folder / "hf")
-    source = write(folder / "head", found, EAGLE)
-    (source / "model.safetensors").unlink()
-    names = sorted(found)
-    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, part in parts.items():
-        save_file({name: found[name] for name in part}, source / file)
-    weight_map = {name: file for file, part in parts.items() for name in part}
-    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    imported(folder, source)
-    assert_bitwise(exported(folder, "eagle")[0], found)
-
-
-def test_name_with_and_without_prefix(folder: Path):
-    named = {f"model.{name}": array for name, array in eagle(folder / "hf").items()}
-    source = write(folder / "head", {**named, "fc.weight": named["model.fc.weight"]}, EAGLE)
-    assert "tensor fc.weight is twice in" in refused_head(folder, source)
-
-
-@pytest.mark.parametrize("size", [0, 5, -100])
-def test_truncated_file(size: int, folder: Path):
-    source = write(folder / "head", eagle(folder / "hf"), EAGLE)
-    file = source / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:size])
-    assert "not a whole safetensors file" in refused_head(folder, source)
-
-
 def test_head_elsewhere(folder: Path):
     found = eagle(folder / "hf")
     run("head", write(folder / "head", found, EAGLE), folder / "apart", "--target", folder / "ckpt")
@@ -180,18 +151,3 @@ def test_an_ablated_head_has_no_published_format(folder: Path):
     result = run("export", folder / HEAD, folder / "back", "--format", "eagle")
     assert result.code == 2 and "was trained with --inputs unshifted, for which the format has no place" in result.last
     assert not (folder / "back").exists()
-
-
-def test_what_is_half_written_has_no_config(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """So the remains of a killed conversion are neither a checkpoint nor a head."""
-    seen = []
-
-    def look(path: Path, *_: object) -> None:
-        seen.append({file.name for file in Path(path).parent.iterdir()})
-        raise KeyboardInterrupt
-
-    source = write(folder / "eagle", eagle(folder / "hf"), EAGLE)
-    monkeypatch.setattr(parameters, "write_params", look)
-    assert run("llama", folder / "hf", folder / "again").code == 130
-    assert run("head", source, folder / HEAD, "--target", folder / "ckpt").code == 130
-    assert len(seen) == 2 and not any("config.json" in names for names in seen)

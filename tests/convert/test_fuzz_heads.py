@@ -3,7 +3,6 @@
 import io
 import json
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,9 @@ from hypothesis import strategies as st
 
 from tests import hf_models
 from tests.convert import test_meta
-from tests.convert.published_heads import (
-    DFLASH,
-    DFLASH_SPECULATORS,
-    EAGLE,
-    EAGLE3,
-    EAGLE3_SPECULATORS,
-    MEDUSA,
-    dflash,
-    eagle,
-    eagle3,
-    medusa,
-    with_target,
-    write,
-)
+from tests.convert.published_heads import KINDS, write
 from tests.convert.test_fuzz import STRANGE, ends_well
 
-KINDS = ("eagle", "eagle3", "eagle3 speculators", "medusa", "dflash", "dflash speculators")
 HEADERS = st.sampled_from(["I8", "BOOL", "F64", "F16", [2**62, 2**62], [-1], [], [0, 2**63], [8, 4], 5, None, "x"])
 SETTINGS = hypothesis.settings(
     max_examples=10, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], deadline=None
@@ -40,16 +25,8 @@ SETTINGS = hypothesis.settings(
 @pytest.fixture(scope="module", params=KINDS)
 def files(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Of a sound head, by name."""
-    place = tmp_path_factory.mktemp("sound") / "head"
-    written: dict[str, Callable[[], Path]] = {
-        "eagle": lambda: write(place, eagle(target / "hf"), EAGLE),
-        "eagle3": lambda: write(place, eagle3(), EAGLE3),
-        "eagle3 speculators": lambda: write(place, eagle3(layer="layers.0"), EAGLE3_SPECULATORS),
-        "medusa": lambda: write(place, medusa(), MEDUSA),
-        "dflash": lambda: write(place, dflash(), DFLASH),
-        "dflash speculators": lambda: write(place, with_target(dflash(), target / "hf"), DFLASH_SPECULATORS),
-    }
-    return {path.name: path.read_bytes() for path in written[request.param]().iterdir()}
+    place = write(tmp_path_factory.mktemp("sound") / "head", *KINDS[request.param](target / "hf"))
+    return {path.name: path.read_bytes() for path in place.iterdir()}
 
 
 @st.composite

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ from tests.convert.published_heads import (
     DFLASH_SPECULATORS,
     DRAFTED,
     EAGLE3,
-    EAGLE3_SPECULATORS,
-    MEDUSA,
+    KINDS,
     MODEL_OPTIMIZER,
     dflash,
     eagle3,
-    medusa,
     write,
 )
 from tests.convert.test_fuzz import STRANGE
@@ -79,31 +76,23 @@ def test_settings_of_dflash_at_their_defaults(config: dict[str, Any], tmp_path: 
     assert shape_of(heads.plan(source)) == shape_of(heads.plan(plain))
 
 
-PUBLISHED: dict[str, tuple[Callable[[Path], Path], dict[str, Any], dict[str, Any]]] = {
-    # how to write it with a config, that config, and the settings that have one right value
-    "eagle3": (lambda path: write(path, eagle3(), EAGLE3), EAGLE3, {
-        **{key: value for key, value in MODEL_OPTIMIZER.items() if value is not None}, "is_causal": True,
-    }),
-    "eagle3 speculators": (
-        lambda path: write(path, eagle3(layer="layers.0"), EAGLE3_SPECULATORS), EAGLE3_SPECULATORS,
-        {"use_aux_hidden_state": True, "draft_vocab_size": DRAFTED, "is_neox_style": True},
-    ),
-    "dflash": (lambda path: write(path, dflash(), DFLASH), DFLASH, {
+FIXED: dict[str, dict[str, Any]] = {  # settings that have one right value
+    "eagle3": {**{key: value for key, value in MODEL_OPTIMIZER.items() if value is not None}, "is_causal": True},
+    "eagle3 speculators": {"use_aux_hidden_state": True, "draft_vocab_size": DRAFTED, "is_neox_style": True},
+    "dflash": {
         "is_causal": False, "causal": False, "causal_head": False, "use_swa": False,
         "input_embedding_scale": 1.0, "markov_rank": 0, "shift_label": False, "sample_from_anchor": False,
-    }),
-    "dflash speculators": (lambda path: write(path, dflash(), DFLASH), DFLASH_SPECULATORS, {
+    },
+    "dflash speculators": {
         "sample_from_anchor": False, "is_causal": False, "enable_confidence_head": False, "output_multiplier": 1,
-    }),
-    "medusa": (lambda path: write(path, medusa(), MEDUSA), MEDUSA, {
-        "medusa_num_layers": 1,
-    }),
+    },
+    "medusa": {"medusa_num_layers": 1},
 }  # fmt: skip
 
 
-def with_config(write: Callable[[Path], Path], folder: Path, config: dict[str, Any]) -> Path:
-    """A head with this config. Its tensors are written once."""
-    source = folder if folder.exists() else write(folder)
+def with_config(name: str, target: Path, folder: Path, config: dict[str, Any]) -> Path:
+    """A head of this kind with this config. Its tensors are written once."""
+    source = folder if folder.exists() else write(folder, *KINDS[name](target / "hf"))
     (source / "config.json").write_text(json.dumps(config))
     return source
 
@@ -114,12 +103,12 @@ SETTINGS = hypothesis.settings(
 )
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", FIXED)
 @SETTINGS
 @hypothesis.given(data=st.data())
-def test_odd_settings(name: str, data: st.DataObject, tmp_path: Path):
+def test_odd_settings(name: str, data: st.DataObject, target: Path, tmp_path: Path):
     """Known and at its default, without effect, or null: as without it. Any other: refused by its name."""
-    write, config, fixed = PUBLISHED[name]
+    (_, config), fixed = KINDS[name](target / "hf"), FIXED[name]
     made, wrong = dict(config), set[str]()
     for _ in range(data.draw(st.integers(1, 3))):
         key = data.draw(st.sampled_from([*fixed, *HARMLESS, "x"]))
@@ -131,27 +120,27 @@ def test_odd_settings(name: str, data: st.DataObject, tmp_path: Path):
         same = key in fixed and value == fixed[key] and isinstance(value, bool) == isinstance(fixed[key], bool)
         if not (same or key in HARMLESS or value is None):
             wrong.add(key)
-    source = with_config(write, tmp_path / "head", made)
+    source = with_config(name, target, tmp_path / "head", made)
     if not wrong:
         found = shape_of(heads.plan(source))
-        assert found == shape_of(heads.plan(with_config(write, tmp_path / "head", config)))
+        assert found == shape_of(heads.plan(with_config(name, target, tmp_path / "head", config)))
         return
     sentence = said(source)
     assert any(key in sentence for key in wrong) or "does not read such heads yet" in sentence, sentence
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", FIXED)
 @SETTINGS
 @hypothesis.given(data=st.data())
-def test_odd_values_of_settings_that_are_read(name: str, data: st.DataObject, tmp_path: Path):
-    """Whatever stands there, a head is read or one sentence says why not."""
-    write, config, _ = PUBLISHED[name]
+def test_odd_values_of_settings_that_are_read(name: str, data: st.DataObject, target: Path, tmp_path: Path):
+    """Whatever the value, a head is read or refused in one sentence."""
+    _, config = KINDS[name](target / "hf")
     sections = [key for key, value in config.items() if isinstance(value, dict)]
     made = {key: dict(value) if key in sections else value for key, value in config.items()}
     place = data.draw(st.sampled_from([made, *(made[key] for key in sections)]))
     key = data.draw(st.sampled_from(sorted({*place, "architectures", "rope_parameters", "layer_types", "model_type"})))
     place[key] = data.draw(STRANGE | st.lists(STRANGE, max_size=2) | st.dictionaries(st.just("rope_type"), STRANGE))
-    source = with_config(write, tmp_path / "head", made)
+    source = with_config(name, target, tmp_path / "head", made)
     sentence = ""
     try:
         heads.plan(source)

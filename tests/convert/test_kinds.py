@@ -81,7 +81,6 @@ def nested(**settings: Any) -> dict[str, Any]:
     [
         # DeepSpec's DFlash
         (DEEPSPEC, TABLES, ["anchor rows", "DeepSpec"]),
-        ({**DEEPSPEC, "target_layer_ids": [-1, 4]}, TABLES, ["anchor rows"]),
         ({**DEEPSPEC, "target_layer_ids": [1, 7]}, TABLES, ["anchor rows"]),
         (without("mask_token_id", DEEPSPEC), TABLES, ["anchor rows"]),
         ({**DEEPSPEC, "architectures": ["Gemma4DSparkModel"]}, TABLES, ["Gemma"]),
@@ -116,7 +115,6 @@ def nested(**settings: Any) -> dict[str, Any]:
         (nested(causal=True), {}, ["'causal' to True"]),
         (nested(causal_head=True), {}, ["'causal_head' to True"]),
         ({**OFFICIAL, "is_causal": True}, {}, ["'is_causal' to True"]),
-        (nested(causal=True, is_causal=False), {}, ["'causal' to True"]),
         (nested(use_swa=True, swa_window_size=8), {}, ["'use_swa' to True"]),
         (nested(use_swa=False, swa_window_size=8), {}, ["'swa_window_size'", "which is unknown here"]),
         (nested(projector_type="other"), {}, ["'projector_type' to 'other'"]),
@@ -140,9 +138,7 @@ def nested(**settings: Any) -> dict[str, Any]:
             {},
             ["rope_type twice"],
         ),
-        ({**OFFICIAL, "block_size": [4]}, {}, ["a whole number as 'block_size'"]),
         (nested(mask_token_id=str(MASK)), {}, ["a whole number as 'mask_token_id'"]),
-        (nested(target_layer_ids=[[1, 5]]), {}, ["must list numbers of layers"]),
         (nested(sample_from_anchor=0), {}, ["'sample_from_anchor' to 0"]),
         ({**OFFICIAL, "architectures": "DFlashDraftModel", "dflash_config": [NESTED]}, {}, ["an object as"]),
         ({**OFFICIAL, "architectures": [3, None]}, {}, ["architectures [3]"]),
@@ -158,7 +154,6 @@ def nested(**settings: Any) -> dict[str, Any]:
         ({**OFFICIAL, "rope_theta": None}, {}, ["gives no rope_theta", "disagree"]),
         ({**OFFICIAL, "block_size": None}, {}, ["gives no block_size"]),
         ({**OFFICIAL, "block_size": 1}, {}, ["block must be at least 2"]),
-        ({**OFFICIAL, "block_size": "4"}, {}, ["a whole number as 'block_size'"]),
         ({**OFFICIAL, "dflash_config": WITHOUT}, {}, ["gives no mask_token_id"]),
         (nested(target_layer_ids="1"), {}, ["must list numbers"]),
         (nested(target_layer_ids=[1]), {}, ["reads 2 layers", "1 are"]),
@@ -179,13 +174,9 @@ def test_heads_with_the_tensors_of_dflash(config: dict, more: dict, words: list[
 
 
 MEANING_ANOTHER = {
-    "use_aux_hidden_state": False,
-    "use_input_layernorm_in_first_layer": False,
-    "use_last_layernorm": False,
-    "use_mtp_layernorm": True,
-    "next_layer_regular": False,
-    "parallel_draft_step": 4,
-}
+    "use_aux_hidden_state": False, "use_input_layernorm_in_first_layer": False, "use_last_layernorm": False,
+    "use_mtp_layernorm": True, "next_layer_regular": False, "parallel_draft_step": 4,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -195,7 +186,6 @@ MEANING_ANOTHER = {
             ({"eagle_config": {**MODEL_OPTIMIZER, key: other}}, {}, [f"'{key}' to {other!r}"])
             for key, other in MEANING_ANOTHER.items()
         ),
-        ({"use_aux_hidden_state": False}, {}, ["'use_aux_hidden_state' to False"]),
         ({"eagle_config": {"use_aux_hidden_state": "true"}}, {}, ["'use_aux_hidden_state' to 'true'"]),
         ({"eagle_config": {"pre_norm": False}}, {}, ["'pre_norm'", "which is unknown here"]),
         ({"eagle_config": {"draft_vocab_size": 7}}, {}, ["'draft_vocab_size'", "which is unknown here"]),
@@ -214,7 +204,6 @@ MEANING_ANOTHER = {
         ({"model_type": ["llama"]}, {}, ["model_type ['llama']"]),
         ({"is_causal": False}, {}, ["'is_causal' to False"]),
         ({"target_hidden_size": 64}, {}, ["target_hidden_size 64", "as wide as their target"]),
-        ({"target_hidden_size": 0}, {}, ["target_hidden_size 0"]),
         ({"target_layer_ids": [1, 3, 4]}, {}, ["target_layer_ids if it is DeepSpec's"]),
         ({"architectures": ["Qwen3Eagle3Model"]}, {}, ["target_layer_ids if it is DeepSpec's"]),
         ({}, {"t2d": 2 * np.ones(VOCABULARY, np.uint8)}, ["t2d", "not all 0 or 1"]),
@@ -226,26 +215,15 @@ MEANING_ANOTHER = {
         ({}, {"fc_norm.0.weight": WIDE}, ["fc_norm.0.weight", "is not part of this model"]),
         ({}, {NORM: np.ones(WIDTH, np.int8)}, [NORM, "I8"]),
         ({}, {"midlayer.self_attn.q_norm.weight": WIDE[: WIDTH // HEADS]}, ["midlayer.self_attn.k_norm", "is missing"]),
-        (
-            {},
-            {"layers.1.self_attn.q_proj.weight": WIDE},
-            ["layers.1.self_attn.q_proj.weight", "is not part"],
-        ),
-        ({}, {"mask_hidden": ONES(1, 1, 3 * WIDTH)}, ["P-EAGLE's"]),
-        (
-            {},
-            {"model.norm.weight": WIDE, "model.midlayer.self_attn.q_proj.weight": WIDE},
-            ["is twice in"],
-        ),
+        ({}, {"layers.1.self_attn.q_proj.weight": WIDE}, ["layers.1.self_attn.q_proj.weight", "is not part"]),
+        ({}, {"model.norm.weight": WIDE, "model.midlayer.self_attn.q_proj.weight": WIDE}, ["is twice in"]),
         ({}, {"d2t": None}, ["d2t is missing", f"the {DRAFTED} of {VOCABULARY} tokens"]),
-        ({}, {"d2t": None, "t2d": None}, ["d2t is missing"]),
         ({}, {"d2t": np.zeros(DRAFTED, np.int64), "t2d": np.ones(VOCABULARY, bool)}, ["0 everywhere", "never filled"]),
         ({}, {"d2t": np.zeros(DRAFTED, np.int64), "t2d": None}, ["0 everywhere", "never filled"]),
         ({}, {"d2t": np.zeros(DRAFTED, np.int64)}, ["d2t and t2d", "name different tokens"]),
         ({}, {"t2d": np.ones(VOCABULARY, bool)}, ["d2t and t2d", f"({DRAFTED} and {VOCABULARY})"]),
         ({}, {"d2t": TWISTED}, ["gives ids that do not ascend"]),
         ({}, {"d2t": maps(ids())["d2t"] + 50}, ["the target's ids go from 0 to 95"]),
-        ({}, {"d2t": maps(ids())["d2t"] - 50}, ["the target's ids go from 0 to 95"]),
         ({}, {"d2t": maps(ids())["d2t"].astype(np.float16)}, ["d2t", "float16", "whole numbers"]),
         ({}, {"t2d": ONES(VOCABULARY)}, ["t2d", "float32", "truth values"]),
         ({}, {"d2t": np.ones(3, np.int64)}, ["d2t", "[3]", "[40]"]),
@@ -255,11 +233,9 @@ MEANING_ANOTHER = {
         ({"sliding_window": 2048}, {}, ["sliding-window attention (sliding_window 2048)"]),
         ({"layer_types": ["sliding_attention"]}, {}, ["layer_types 'sliding_attention'"]),
         ({"post_norm": False}, {}, ["'post_norm'", "which is unknown here"]),
-        ({"eagle_config": {"pre_norm": 1}}, {}, ["'pre_norm'"]),
         ({"eagle_config": 3}, {}, ["an object as 'eagle_config'"]),
         ({"fc_norm": "each"}, {}, ["true or false as 'fc_norm'"]),
         ({"norm_before_fc": True, "fc_norm": True}, {}, ["exclude each other"]),
-        ({"norm_before_fc": True, "eagle_config": {"norm_before_fc": False}}, {}, ["norm_before_fc twice"]),
         ({"norm_before_fc": True}, {}, ["input_norm.weight is missing"]),
         ({"draft_vocab_size": 41}, {}, ["draft_vocab_size 41", "40 rows"]),
         ({"vocab_size": 97}, {}, ["t2d", "[96]", "[97]"]),

@@ -196,14 +196,6 @@ def test_no_head_at_all(folder: Path):
     assert "is a jaxspec head already" in refused_head(folder, folder / HEAD)
 
 
-def test_hub_ids(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    source, asked = write(folder / "head", eagle(folder / "hf"), EAGLE), []
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **how: asked.append(name) or str(source))
-    monkeypatch.chdir(folder)
-    imported(folder, Path("org/head"), "--revision", "v2")
-    assert asked == ["org/head"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_wider_dtype_comes_back_bitwise(kind: str, folder: Path):
     found, plain = KINDS[kind](folder / "hf", "float16")
