@@ -42,8 +42,7 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
 
 
 def files(head: OwnHead, form: str) -> Files:
-    """The files of a head for DFlash's own code, or for speculators and vLLM, whose files repeat the target's embedding
-    and LM head; see `heads.export`."""
+    """The files of a head for DFlash's own code, or for speculators and vLLM; see `heads.export`."""
     config, (target, goal) = head.config, head.with_target()
     options, arrays = DflashOptions.from_settings(config.settings), head.arrays
     full = {"sliding_window": None, "layer_types": ["full_attention"] * config.model.num_layers}

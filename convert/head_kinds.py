@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.folders import read_config
 from jaxspec.convert.head_parts import section
+from jaxspec.convert.hf_config import integer
 from jaxspec.convert.readers import Source, open_directory
 
 # Objects in config.json that hold a head's own settings. Some projects write these settings at the top level.
@@ -230,6 +231,7 @@ def read(source: Path, kind: str) -> dict[str, Any]:
         ropes = [section(described, name, file) for name in ("rope_parameters", "rope_scaling")]
         ropes = [{"rope_type" if key == "type" else key: rope[key] for key in rope} for rope in ropes]
         _refuse_twice([{"rope_theta": described.get("rope_theta")}, *ropes], file)
+        integer(raw, "num_target_layers", str(file), otherwise=1)
     return raw
 
 

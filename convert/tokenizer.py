@@ -1,5 +1,4 @@
-"""Tokenizer files: copied as they are and never executed. Where there is no tokenizer.json, transformers writes one, or
-`gguf_tokenizer` from the metadata of a GGUF file."""
+"""Tokenizer files: copied, never executed. Transformers or `gguf_tokenizer` writes a tokenizer.json that is missing."""
 
 import dataclasses
 import importlib.util

@@ -1,5 +1,4 @@
-"""A tree that maximises expected tokens per second. Unlike PCT it uses the measured verification cost of every tree
-size."""
+"""A tree that maximises expected tokens per second, by the measured verification cost of every tree size."""
 
 import dataclasses
 from typing import ClassVar, final

@@ -164,6 +164,7 @@ def nested(**settings: Any) -> dict[str, Any]:
         ({**SPECULATORS, "aux_hidden_state_layer_ids": None}, {}, ["has no aux_hidden_state_layer_ids", "--taps"]),
         ({**SPECULATORS, "mask_token_id": None}, {}, ["gives no mask_token_id"]),
         ({**SPECULATORS, "target_hidden_size": 64}, {}, ["target_hidden_size 64", "as wide as their target"]),
+        ({**OFFICIAL, "num_target_layers": []}, {}, ["a whole number above 0 as 'num_target_layers'", "it has []"]),
         ({**SPECULATORS, "draft_vocab_size": 40}, {}, ["draft_vocab_size 40", "lm_head.weight is missing"]),
         ({**SPECULATORS, "transformer_layer_config": None}, {}, ["'transformer_layer_config'"]),
     ],
