@@ -30,7 +30,7 @@ from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.convert.hf_config import from_checkpoint
 from jaxspec.costs.jobs import half_way, target_job
-from jaxspec.costs.timing import seconds_per_unit
+from jaxspec.costs.timing import seconds_per_iteration
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Committed, Models
 from jaxspec.decoding.loop import draft, one_round
@@ -209,12 +209,11 @@ def copying(size: int) -> float:
     array = jnp.zeros(size // 4, jnp.int32)
     copies = jax.jit(lambda array: jax.lax.fori_loop(0, 20, lambda i, x: x + 1, array))
 
-    def job(iterations: int) -> int:
+    def job(iterations: int) -> None:
         for _ in range(iterations):
             jax.block_until_ready(copies(array))
-        return 20 * iterations
 
-    return 2 * size / seconds_per_unit([job])[0] / 1e9
+    return 20 * 2 * size / seconds_per_iteration([job])[0] / 1e9
 
 
 def with_share(found: dict[str, Any], model: Llama, copied: float) -> dict[str, Any]:
@@ -265,8 +264,8 @@ def verification(scale: Scale, notes: Notes) -> None:
 
     def forward(nodes: int) -> dict[str, float]:
         job, began = target_job(model, 1, nodes, scale.rows), time.perf_counter()
-        job(0)
-        return {"compile_seconds": time.perf_counter() - began, "seconds": seconds_per_unit([job])[0]}
+        jax.block_until_ready(job(0))
+        return {"compile_seconds": time.perf_counter() - began, "seconds": seconds_per_iteration([job])[0]}
 
     for nodes in scale.methods.values():
         notes.part(f"forward of {nodes}", forward, nodes)
@@ -294,12 +293,7 @@ def rounds(scale: Scale, notes: Notes) -> None:
 def draft_seconds(loop: Loop) -> float:
     """Seconds of drafting in a round."""
     state = loop.begin(1)
-
-    def job(iterations: int) -> int:
-        jax.block_until_ready(drafting(loop.spec, loop.models, state, np.int32(iterations)))
-        return iterations
-
-    return seconds_per_unit([job])[0]
+    return seconds_per_iteration([partial(drafting, loop.spec, loop.models, state)])[0]
 
 
 @partial(jax.jit, static_argnums=0)

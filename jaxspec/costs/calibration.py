@@ -1,22 +1,22 @@
 """The table of costs that builders and controllers need: measured once, stored, and read again."""
 
 import dataclasses
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jaxspec.builders import Eagle2
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.controllers import Fixed
-from jaxspec.costs.jobs import half_way, resume_job, target_job
-from jaxspec.costs.stored import CostKey, digest, read_costs, table_of, write_costs
-from jaxspec.costs.timing import round_pair, seconds_per_unit
+from jaxspec.costs.jobs import half_way, resume, target_job
+from jaxspec.costs.stored import CostKey, digest, read_costs, store, table_of
+from jaxspec.costs.timing import round_pair, seconds_per_iteration
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill_buckets import power_of_two, shapes
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.host import environment
-from jaxspec.host.processes import broadcast_from_first, is_first
+from jaxspec.host.processes import broadcast_from_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.model.backend import tree_sizes
@@ -29,11 +29,7 @@ TOKENS = 128  # tokens of the prompt and of the new text; so attention reads 128
 def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -> CostTable:
     """The cost table of the method's drafter on this device: the stored one, otherwise it is measured now.
 
-    stderr reports a measurement. Several processes measure together, and the first stores the table.
-
-    Args:
-        weights: the drafter's weights.
-        batch_size: sequences decoded together. The measured size is the next power of two, to which batches are padded.
+    Several processes measure together. `weights` are the drafter's; `batch_size` is rounded up to a power of two.
     """
     key = costs_key(model, method, batch_size)
 
@@ -50,29 +46,19 @@ def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -
         return table_of(found["table"])
     say(f"{found['missing']}; measuring it once, which takes about a minute")
     table = measure(model, method, weights, batch_size)
-    store(key, lambda: write_costs(key, table))
+    store(key, dataclasses.asdict(table))
     return table
-
-
-def store(key: CostKey, write: Callable[[], None]) -> None:
-    """Stores a table in the first process's cache folder, and reports the file, or that the folder is read-only."""
-    if not is_first():
-        return
-    try:
-        write()
-        say(f"kept in {key.file}")
-    except OSError as error:
-        say(f"not kept, since {key.file.parent} cannot be written ({error.strerror})")
 
 
 def costs_key(model: Checkpoint, method: Method, batch_size: int) -> CostKey:
     """The key of a table of costs: everything that the times of a method's drafter depend on."""
     head = "" if method.head is None else digest(find_head(model.path, method.head))
-    return CostKey.of(model.path, drafter=repr(method.drafter), head=head, batch_size=batch_size, **how_run(model))
+    batch = power_of_two(batch_size)
+    return CostKey(digest(model.path), head, repr(method.drafter), batch=batch, **how_run(model))
 
 
 def how_run(model: Checkpoint) -> dict[str, str]:
-    """`dtype` and `device` of `CostKey.of`."""
+    """`dtype` and `device` of a `CostKey`."""
     mesh = "" if model.mesh is None else f", mesh {dict(model.mesh.shape)}"
     dtype = dtype_of(str(model.target.dtype), model.config.quantize)
     return {"dtype": dtype, "device": environment.device() + mesh}
@@ -92,10 +78,10 @@ def measure(model: Checkpoint, method: Method, weights: Any, batch_size: int) ->
     tokens = min(TOKENS, model.config.model.usable_length // 2)
     batch = power_of_two(batch_size)
     requests = [Request([0] * tokens, SamplingParams(max_new_tokens=tokens))] * batch
-    builder = lambda width: Eagle2(total=max(*sizes, 2), depth=DEPTH, width=width)
 
     def spec(width):
-        return dataclasses.replace(method, builder=builder(width), controller=Fixed(), history=0).speculation(True)
+        builder = Eagle2(total=max(*sizes, 2), depth=DEPTH, width=width)
+        return dataclasses.replace(method, builder=builder, controller=Fixed(), history=0).speculation(True)
 
     rows = shapes(spec(1), requests)[1]
     with model.context():
@@ -103,13 +89,13 @@ def measure(model: Checkpoint, method: Method, weights: Any, batch_size: int) ->
         pairs = {width: round_pair(spec(width), models, state) for width, state in states.items()}
         timed = sorted({*sizes, *(pair.nodes for pair in pairs.values())})
         forwards = {size: target_job(models.target, batch, size, rows) for size in {1, *timed}}
-        wide, resumes = WIDTHS[-1], method.drafter.reuses_drafting
-        resume = lambda size: resume_job(spec(wide), models, states[wide], size)
-        verify = {size: resume(size) if resumes else forwards[size] for size in timed}
+        wide = WIDTHS[-1]
+        resumed = lambda size: partial(resume, spec(wide), size, models, states[wide])
+        verify = {size: resumed(size) if method.drafter.reuses_drafting else forwards[size] for size in timed}
         # Equal jobs are timed once. Verifying one node is a forward over one token, unless it reuses drafting's layers.
         rounds = [job for pair in pairs.values() for job in (pair.short, pair.full)]
         distinct = list(dict.fromkeys([forwards[1], *rounds, *verify.values()]))
-        seconds = dict(zip(distinct, seconds_per_unit(distinct), strict=True))
+        seconds = dict(zip(distinct, seconds_per_iteration(distinct), strict=True))
     split = {
         width: pair.split(seconds[pair.short], seconds[pair.full], seconds[verify[pair.nodes]])
         for width, pair in pairs.items()

@@ -26,25 +26,19 @@ from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.rule import Draws
 from jaxspec.decoding.sampling import argmax, fold
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.decoding.tree import (
-    compaction,
-    first_nodes,
-    init_tree,
-    root_frontier,
-    subtree,
-)
+from jaxspec.decoding.tree import compaction, first_nodes, init_tree, root_frontier, subtree
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, Output, forward
 
-Job = Callable[[int], int]  # number of iterations → units of work done
+Job = Callable[[int], Any]  # runs so many iterations; its result may still be under way
 
 
 def target_job(target: Llama, batch: int, size: int, rows: int) -> Job:
     """A job of forwards of the target over `size` nodes per sequence, with a half-filled cache of `rows` rows."""
     cache = kv.allocate(target.config, batch, rows, target.dtype)
     tokens, cached = jnp.zeros((batch, size), jnp.int32), jnp.full((batch,), rows // 2, jnp.int32)
-    return _job(lambda iterations: verify_many(target, tokens, cache, cached, iterations))
+    return partial(verify_many, target, tokens, cache, cached)
 
 
 def half_way(spec: Speculation, models: Models, requests: Sequence[Request], rows: int) -> DecodeState:
@@ -62,37 +56,8 @@ def half_way(spec: Speculation, models: Models, requests: Sequence[Request], row
 
 def round_job(spec: Speculation, models: Models, state: DecodeState, levels: int) -> Job:
     """A job of whole rounds that draft `levels` levels, if the tree is deep enough, whatever the controller."""
-    return _job(lambda iterations: rounds(to_depth(spec), models, to_level(state, levels), iterations))
-
-
-def levels_drafted(spec: Speculation, models: Models, state: DecodeState, levels: int) -> int:
-    """Number of levels that a round of `round_job` drafts in fact."""
-    return int(rounds(to_depth(spec), models, to_level(state, levels), jnp.int32(1)))
-
-
-def resume_job(spec: Speculation, models: Models, state: DecodeState, size: int) -> Job:
-    """A job of verifications of `size` nodes that reuse drafting's layers."""
-    return _job(lambda iterations: _resume_many(spec, size, models, state, iterations))
-
-
-def judge_job(spec: Speculation, models: Models, state: DecodeState) -> Job:
-    """A job of the controller's decisions after a level."""
-    return _job(lambda iterations: judge(spec, models, state, iterations))
-
-
-def learn_job(spec: Speculation, state: DecodeState) -> Job:
-    """A job of the controller's updates after a round."""
-    return _job(lambda iterations: learn(spec, state, iterations))
-
-
-def _job(run: Callable[[Int[Array, ""]], Any]) -> Job:
-    """A job in which each iteration is a unit of work."""
-
-    def job(iterations: int) -> int:
-        jax.block_until_ready(run(jnp.int32(iterations)))
-        return iterations
-
-    return job
+    at_level = dataclasses.replace(state, controller=jnp.full_like(state.length, levels))
+    return partial(rounds, to_depth(spec), models, at_level)
 
 
 @jax.jit
@@ -124,10 +89,11 @@ def _first_row(out: Output) -> tuple[kv.KV, ...]:
 
 
 @partial(jax.jit, static_argnames=("spec", "size"))
-def _resume_many(
+def resume(
     spec: Speculation, size: int, models: Models, state: DecodeState, iterations: Int[Array, ""]
 ) -> Int[Array, "B N"]:
-    """`iterations` verifications, each of the tokens that the one before predicted. The last node is always a leaf."""
+    """`iterations` verifications that reuse drafting's layers, each of the tokens that the one before predicted. The
+    last node is always a leaf."""
     fixed, builder = dataclasses.replace(spec, controller=Fixed()), spec.builder
     grown, drafted = loop.draft(fixed, models, state, state.keys)
     selection = builder.prune(grown) or compaction(grown)
@@ -180,14 +146,9 @@ class FullDepth(TopPaths):
 
 
 def to_depth(spec: Speculation) -> Speculation:
-    """The method with the controller `ToLevel`, trees of full depth, and a single size of verification."""
+    """The method with `ToLevel`, trees of full depth, and a single size of verification."""
     builder = FullDepth(spec.builder.limits) if isinstance(spec.builder, TopPaths) else spec.builder
     return dataclasses.replace(spec, builder=builder, controller=ToLevel(), tree_sizes=())
-
-
-def to_level(state: DecodeState, levels: int) -> DecodeState:
-    """The state for `to_depth`'s program in which every row drafts `levels` levels."""
-    return dataclasses.replace(state, controller=jnp.full_like(state.length, levels))
 
 
 @partial(jax.jit, static_argnames="spec")

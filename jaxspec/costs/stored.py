@@ -14,6 +14,8 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.prefill_buckets import power_of_two
 from jaxspec.host import environment
 from jaxspec.host.atomic import write_whole
+from jaxspec.host.processes import is_first
+from jaxspec.host.terminal import say
 
 T = TypeVar("T")
 FORMAT = {"format": "jaxspec-costs", "version": 3}
@@ -26,12 +28,10 @@ class CostKey:
 
     Attributes:
         target, head: SHA-256 of the target's and the head's config.json, which holds every shape; `head` is empty
-            without a head. Costs do not depend on the values of weights. In a table of speeds, `head` is a hash of all
-            weights (`speeds_key`).
+            without a head. In a table of speeds, `head` is a hash of all weights.
         drafter: the strategy with its settings; in a table of speeds, `all methods`.
         batch: sequences decoded together.
-        device: the device as text.
-        versions: versions of the software that compiled the programs. Other versions make a table stale.
+        versions: of the software that compiled the programs. Other versions make a table stale.
     """
 
     target: str
@@ -40,21 +40,9 @@ class CostKey:
     batch: int
     dtype: str
     device: str
-    versions: dict[str, str]
-
-    @classmethod
-    def of(cls, path: Path, *, drafter: str, head: str, batch_size: int, dtype: str, device: str) -> "CostKey":
-        """The key for the checkpoint at `path` and the versions in use."""
-        versions = environment.versions()
-        return cls(
-            target=digest(path),
-            head=head,
-            drafter=drafter,
-            batch=power_of_two(batch_size),
-            dtype=dtype,
-            device=device,
-            versions={name: versions[name] for name in ("jaxspec", "jax", "jaxlib")},
-        )
+    versions: dict[str, str] = dataclasses.field(
+        default_factory=lambda: {name: environment.versions()[name] for name in ("jaxspec", "jax", "jaxlib")}
+    )
 
     @property
     def file(self) -> Path:
@@ -74,33 +62,33 @@ def digest(folder: Path) -> str:
     return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
 
 
-def speeds_key(path: Path, heads: Sequence[str], **how: Any) -> CostKey:
-    """The key of a table of the speeds of all methods of the checkpoint at `path`; `how` as for `CostKey.of`.
+def speeds_key(path: Path, heads: Sequence[str], *, batch_size: int, dtype: str, device: str) -> CostKey:
+    """The key of a table of the speeds of all methods of the checkpoint at `path`.
 
-    Acceptance depends on the weights. So the key contains the checksums of the target's and each head's weights, if the
-    checkpoint has them.
+    Acceptance depends on the weights. So the key contains their checksums, if the checkpoint has them.
     """
     found = hashlib.sha256()
     for folder in (path, *(find_head(path, head) for head in sorted(heads))):
         for name in ("config.json", CHECKSUMS):
             content = (folder / name).read_bytes() if (folder / name).exists() else b""
             found.update(f"{folder.name}/{name} {hashlib.sha256(content).hexdigest()}\n".encode())
-    return CostKey.of(path, drafter="all methods", head=found.hexdigest(), **how)
+    batch = power_of_two(batch_size)
+    return CostKey(digest(path), found.hexdigest(), "all methods", batch=batch, dtype=dtype, device=device)
 
 
-def write_costs(key: CostKey, table: CostTable) -> None:
-    """Stores a table of costs, atomically. Raises OSError if the cache folder cannot be written."""
-    _write(key, dataclasses.asdict(table))
+def store(key: CostKey, values: Mapping[str, Any]) -> None:
+    """Stores a table, a `CostTable` as a dictionary or `SPEEDS` by method, in the first process's cache folder.
 
-
-def write_speeds(key: CostKey, speeds: Mapping[str, float]) -> None:
-    """Stores tokens per second by method, as `write_costs`."""
-    _write(key, {SPEEDS: dict(speeds)})
-
-
-def _write(key: CostKey, values: Mapping[str, Any]) -> None:
-    key.file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(key.file, json.dumps({**FORMAT, "of": dataclasses.asdict(key), **values}, indent=2) + "\n")
+    stderr names the file, or tells that the folder is read-only.
+    """
+    if not is_first():
+        return
+    try:
+        key.file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(key.file, json.dumps({**FORMAT, "of": dataclasses.asdict(key), **values}, indent=2) + "\n")
+        say(f"kept in {key.file}")
+    except OSError as error:
+        say(f"not kept, since {key.file.parent} cannot be written ({error.strerror})")
 
 
 def read_costs(key: CostKey) -> CostTable:

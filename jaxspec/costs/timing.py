@@ -6,7 +6,9 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from jaxspec.costs.jobs import Job, levels_drafted, round_job
+import jax
+
+from jaxspec.costs.jobs import Job, round_job
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.speculation import Speculation
@@ -15,23 +17,22 @@ from jaxspec.host.processes import largest
 REPEATS = 7
 LEAST_SECONDS = 0.1  # duration of one timed call
 MOST_ITERATIONS = 2**20
-_TINY = 1e-9
+TINY = 1e-9  # seconds; the smallest time of an iteration or a level, if noise hides it
 
 
-def seconds_per_unit(jobs: Sequence[Job]) -> list[float]:
-    """Median seconds per unit of each job. The jobs alternate, and the overhead of a call is subtracted.
+def seconds_per_iteration(jobs: Sequence[Job]) -> list[float]:
+    """Median seconds per iteration of each job. The jobs alternate, and the overhead of a call is subtracted.
 
     Several processes run the jobs together; the time of a call is that of the slowest process.
     """
     for job in jobs:
-        job(0)  # compiles
-    empty = [min(_timed(job, 0)[0] for _ in range(3)) for job in jobs]
+        jax.block_until_ready(job(0))  # compiles
+    empty = [min(_seconds(job, 0) for _ in range(3)) for job in jobs]
     lengths = [_length(job, none) for job, none in zip(jobs, empty, strict=True)]
     samples: list[list[float]] = [[] for _ in jobs]
     for _ in range(REPEATS):
         for job, none, length, found in zip(jobs, empty, lengths, samples, strict=True):
-            seconds, units = _timed(job, length)
-            found.append(max(seconds - none, _TINY) / max(units, 1))
+            found.append(max(_seconds(job, length) - none, TINY) / length)
     return [statistics.median(found) for found in samples]
 
 
@@ -42,20 +43,17 @@ def _length(job: Job, none: float) -> int:
     """
     length = 2
     while length < MOST_ITERATIONS:
-        seconds = min(_timed(job, length)[0] for _ in range(2)) - none
+        seconds = min(_seconds(job, length) for _ in range(2)) - none
         if seconds >= LEAST_SECONDS / 2:
             break
-        length = math.ceil(length * min(max(LEAST_SECONDS / max(seconds, _TINY), 2), 32))
+        length = math.ceil(length * min(max(LEAST_SECONDS / max(seconds, TINY), 2), 32))
     return length
 
 
-def _timed(job: Job, iterations: int) -> tuple[float, int]:
+def _seconds(job: Job, iterations: int) -> float:
     began = time.perf_counter()
-    units = job(iterations)
-    return largest(time.perf_counter() - began), units
-
-
-TINY = 1e-9  # seconds; the smallest time of a level, if noise hides it
+    jax.block_until_ready(job(iterations))
+    return largest(time.perf_counter() - began)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +95,5 @@ class RoundPair:
 def round_pair(spec: Speculation, models: Models, state: DecodeState) -> RoundPair:
     """The rounds to time for a method. It compiles them."""
     depth = spec.builder.depth
-
-    def job(levels):
-        return round_job(spec, models, state, levels)
-
-    def drafted(levels):
-        return levels_drafted(spec, models, state, levels)
-
-    return RoundPair(max(spec.verify_sizes), job(min(depth, 1)), job(depth), drafted(min(depth, 1)), drafted(depth))
+    short, full = (round_job(spec, models, state, levels) for levels in (min(depth, 1), depth))
+    return RoundPair(max(spec.verify_sizes), short, full, int(short(1)), int(full(1)))

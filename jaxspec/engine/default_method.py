@@ -37,7 +37,7 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
     that of the first.
 
     Args:
-        dtype, device: as for `CostKey.of`.
+        dtype, device: as in `CostKey`.
         batch_size: sequences decoded together; each power of two has speeds of its own.
     """
 

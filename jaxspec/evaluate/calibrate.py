@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxspec.checkpoint.loading import Checkpoint, load
-from jaxspec.costs.calibration import costs_key, how_run, measure, store
-from jaxspec.costs.stored import speeds_key, write_costs, write_speeds
+from jaxspec.costs.calibration import costs_key, how_run, measure
+from jaxspec.costs.stored import SPEEDS, speeds_key, store
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.drafters import DRAFTERS
@@ -35,13 +35,13 @@ def run(settings: Calibrate) -> None:
     if settings.head is None:
         key = speeds_key(model.path, model.heads, batch_size=settings.batch_size, **how_run(model))
         speeds = speeds_of_all(settings, model)
-        store(key, lambda: write_speeds(key, speeds))
+        store(key, {SPEEDS: speeds})
         show_speeds(speeds, Console())
         return
     method = method_of(model.path, settings.head)
     key = costs_key(model, method, settings.batch_size)
     table = measure(model, method, load_head(model, method), settings.batch_size)
-    store(key, lambda: write_costs(key, table))
+    store(key, dataclasses.asdict(table))
     show(table, Console())
 
 

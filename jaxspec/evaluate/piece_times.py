@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from jaxspec.costs.jobs import Job, half_way, judge_job, learn_job, resume_job, target_job, to_depth
-from jaxspec.costs.timing import RoundPair, round_pair, seconds_per_unit
+from jaxspec.costs.jobs import Job, half_way, judge, learn, resume, target_job, to_depth
+from jaxspec.costs.timing import RoundPair, round_pair, seconds_per_iteration
 from jaxspec.decoding.batch import padded
 from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
@@ -51,12 +51,12 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[
             if not spec.builder.depth:
                 continue
             if spec.drafter.reuses_drafting and (key := resumed_key(engines[name], spec)) not in jobs:
-                jobs[key] = resume_job(spec, models, state, max(spec.verify_sizes))
+                jobs[key] = partial(resume, spec, max(spec.verify_sizes), models, state)
             if spec.controller.stops:
-                jobs["control level", name] = judge_job(spec, models, state)
-                jobs["control round", name] = learn_job(spec, state)
+                jobs["control level", name] = partial(judge, spec, models, state)
+                jobs["control round", name] = partial(learn, spec, state)
         compile_all({key: partial(in_context, job, 0) for key, job in jobs.items()}, lambda key: str(key[0]))
-        seconds = dict(zip(jobs, seconds_per_unit(list(jobs.values())), strict=True))
+        seconds = dict(zip(jobs, seconds_per_iteration(list(jobs.values())), strict=True))
     target, found = {size: seconds["target", size] for size in sizes}, {}
     for name, spec in specs.items():
         verify = target

@@ -151,11 +151,15 @@ def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, m
     monkeypatch.setattr(backend, "CPU_TREE_SIZES", (1, 4))
     model = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=2))
     method = dataclasses.replace(parse_method("early-exit"), head="in memory")
-    seen: list[str] = []
-    monkeypatch.setattr(calibration, "resume_job", lambda *a: seen.append("resume") or (lambda n: n))
-    monkeypatch.setattr(calibration, "seconds_per_unit", lambda jobs: [1.0 + i for i in range(len(jobs))])
+    seen: list[bool] = []
+
+    def timed(jobs):
+        seen.extend(job.func is calibration.resume for job in jobs)
+        return [1.0 + i for i in range(len(jobs))]
+
+    monkeypatch.setattr(calibration, "seconds_per_iteration", timed)
     table = calibration.measure(model, method, random_head(method.drafter, model.config.model, "float32"), 1)
-    assert seen == ["resume", "resume"]
+    assert seen == [False] * 3 + [True] * 2
     # Rounds of one level and of five take 2 and 3 s.
     assert table == CostTable(plain=1.0, level=((2, 0.25),), verify=((1, 4.0), (4, 5.0)))
 
@@ -177,7 +181,7 @@ def test_a_batch_is_timed_as_it_is_decoded(tmp_path, monkeypatch):
     real = calibration.round_pair
     monkeypatch.setattr(calibration, "target_job", target_job)
     monkeypatch.setattr(calibration, "round_pair", round_pair)
-    monkeypatch.setattr(calibration, "seconds_per_unit", lambda jobs: [1.0 + i for i in range(len(jobs))])
+    monkeypatch.setattr(calibration, "seconds_per_iteration", lambda jobs: [1.0 + i for i in range(len(jobs))])
     calibration.measure(model, parse_method("ngram"), None, 3)
     assert seen == {4}
 

@@ -62,15 +62,14 @@ def half_way(engine: Engine, method: Method, *, greedy: bool = True) -> tuple[Sp
 
 def test_a_round_has_the_levels_that_are_asked_for_whatever_the_controller(engine: Engine):
     spec, state = half_way(engine, wavering(0.0))
-    assert [jobs.levels_drafted(spec, engine.models, state, levels) for levels in (1, 2, 3, 9)] == [1, 2, 3, 3]
-    assert jobs.round_job(spec, engine.models, state, 2)(5) == 5
+    assert [int(jobs.round_job(spec, engine.models, state, levels)(5)) for levels in (1, 2, 3, 9)] == [1, 2, 3, 3]
 
 
 def test_trees_that_end_early_do_not_while_they_are_timed(engine: Engine):
     """Under random weights no path is worth a second level at these costs."""
     method = parse_method("ngram+budgeted,cost=9,verify=1:1/64:2,depth=4,width=2,total=8")
     spec, state = half_way(engine, method)
-    assert [jobs.levels_drafted(spec, engine.models, state, levels) for levels in (1, 4)] == [1, 4]
+    assert [int(jobs.round_job(spec, engine.models, state, levels)(5)) for levels in (1, 4)] == [1, 4]
 
 
 def test_a_level_is_what_a_longer_round_takes_more():
@@ -117,14 +116,13 @@ def test_rounds_are_learnt_from_one_after_the_other(engine: Engine):
     """Of five rounds of three levels, with 0, 1, 2, 3 and 0 drafts accepted."""
     spec, state = half_way(engine, wavering(0.5))
     assert jobs.learn(spec, state, jnp.int32(5)).tolist() == [[5, 6, 15]] * 2
-    assert jobs.learn_job(spec, state)(5) == jobs.judge_job(spec, engine.models, state)(5) == 5
 
 
 def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyPatch):
     """Times of its own for each piece; a controller that never stops costs nothing."""
     methods = {"plain": parse_method("plain"), "fixed": parse_method("ngram"), "wavering": wavering(0.5)}
     engines = {name: Engine(engine.model, method) for name, method in methods.items()}
-    monkeypatch.setattr(piece_times, "seconds_per_unit", lambda jobs: [float(2**i) for i in range(len(jobs))])
+    monkeypatch.setattr(piece_times, "seconds_per_iteration", lambda jobs: [float(2**i) for i in range(len(jobs))])
     for each in engines.values():
         monkeypatch.setattr(each, "tree_sizes", ())
     found = piece_times.measure(engines, REQUESTS)
@@ -140,23 +138,19 @@ def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyP
     assert of("control_round") == {"plain": 0.0, "fixed": 0.0, "wavering": 1024.0}
 
 
-def test_jobs_take_turns_and_a_unit_is_what_the_job_says(monkeypatch: pytest.MonkeyPatch):
-    """A clock that only the jobs move: one takes 2 s an iteration, the other 3 s for each of two units.
-
-    Each call takes 5 s more, and those belong to no unit.
-    """
+def test_jobs_take_turns(monkeypatch: pytest.MonkeyPatch):
+    """A clock that only the jobs move: iterations take 2 and 3 s. Each call takes 5 s more, which belong to none."""
     now, calls = [0.0], []
 
-    def job(name: str, seconds: float, units: int) -> jobs.Job:
-        def run(iterations: int) -> int:
+    def job(name: str, seconds: float) -> jobs.Job:
+        def run(iterations: int) -> None:
             now[0] += 5.0 + seconds * iterations
             calls.append(name)
-            return units * iterations
 
         return run
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    assert timing.seconds_per_unit([job("a", 2.0, 1), job("b", 6.0, 2)]) == [2.0, 3.0]
+    assert timing.seconds_per_iteration([job("a", 2.0), job("b", 3.0)]) == [2.0, 3.0]
     assert calls[-4:] == ["a", "b", "a", "b"]
 
 
@@ -170,5 +164,5 @@ def test_a_slow_first_run_does_not_say_how_many_iterations_are_enough(monkeypatc
         return iterations
 
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    assert timing.seconds_per_unit([job]) == [pytest.approx(0.001)]
+    assert timing.seconds_per_iteration([job]) == [pytest.approx(0.001)]
     assert lengths[-1] * 0.001 >= timing.LEAST_SECONDS / 2

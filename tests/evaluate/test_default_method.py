@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> Checkpoint:
 def keep(model: Checkpoint, batch_size: int = 1, **speeds: float) -> Path:
     """Keeps these speeds of plain decoding and of FAST, as if they had been measured."""
     key = stored.speeds_key(model.path, model.heads, batch_size=batch_size, **how_run(model))
-    stored.write_speeds(key, {"plain": speeds["plain"], FAST: speeds["fast"]})
+    stored.store(key, {stored.SPEEDS: {"plain": speeds["plain"], FAST: speeds["fast"]}})
     return key.file
 
 
