@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.accelerator import OWN
 from benchmarks.accelerator_steps import FULL, PLAIN
 from jaxspec.options.main import PlanSettings
-from jaxspec.planning.chips import chip_of
+from jaxspec.planning.chips import GPUS
 from jaxspec.planning.plan import plan
 
 FAR = 0.2  # a plan that is further off is marked
@@ -119,10 +119,9 @@ def planned(card: str, phase: str, method: str | None, rows: int = FULL.rows, ba
 @functools.cache
 def plan_of(card: str, method: str, rows: int, batch: int = 1, prompt: int | None = None) -> dict[str, Any] | None:
     """`jaxspec plan` for the target of accelerator.py; None if the card is unknown, or a TPU."""
-    where = chip_of(card)
-    if where is None or where.is_tpu:
+    if (kind := next((kind for kind, name in GPUS.items() if name == card), None)) is None:
         return None
-    settings = {"method": method, "device": str(where), "batch_size": batch, "context": rows, "prompt": prompt}
+    settings = {"method": method, "device": f"{kind}:1", "batch_size": batch, "context": rows, "prompt": prompt}
     return plan(PlanSettings(model="llama-3.1-8b", **settings))
 
 

@@ -14,7 +14,7 @@ class Collective:
         kind: the name in HLO: `all-reduce`, `all-gather`, …
         bytes: bytes of the result on a chip; for a reduce-scatter, of the input.
         count: number of messages; a fraction for a mean over rounds.
-        chips: number of chips in each group that communicates; None: all chips.
+        chips: chips in each group that communicates; None: all.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Work:
 
     def times(self, number: int | float) -> "Work":
         """The work of `number` repetitions."""
-        many = (dataclasses.replace(each, count=each.count * number) for each in self.collectives if number)
+        many = [dataclasses.replace(each, count=each.count * number) for each in self.collectives if number]
         return Work(self.flops * number, self.bytes * number, tuple(many))
 
 
@@ -58,10 +58,8 @@ class Chip:
         memory: bytes of main memory. GB in a data sheet means 10^9 bytes; the v5p's sheet says GiB.
         flops: dense bfloat16 operations per second. Quantised weights are multiplied in bfloat16 too.
         bandwidth: bytes per second of main memory.
-        link: bytes per second that the chip can send, over all its links. This is half of the sheets' bidirectional
-            numbers: 400, 1200 and 800 GB/s for the TPUs v5e, v5p and v6e, 600 and 900 GB/s for NVLink.
-        clock: cycles per second of a TPU's tensor cores, the unit of the compiler's estimates; None for GPUs, whose
-            compiler estimates none.
+        link: bytes per second that the chip can send over all its links: half of the sheets' bidirectional numbers.
+        clock: cycles per second of a TPU's tensor cores, the unit of the compiler's estimates; None for GPUs.
         hop: seconds that the smallest message takes to a neighbour; not in any data sheet.
         source: the data sheet.
     """
@@ -90,29 +88,17 @@ CHIPS = {
     "h100-80g": Chip(80e9, 989e12, 3350e9, 450e9, None, NVLINK_STEP, "NVIDIA H100 SXM data sheet, without sparsity"),
     "h200-141g": Chip(141e9, 989e12, 4800e9, 450e9, None, NVLINK_STEP, "NVIDIA H200 SXM data sheet, without sparsity"),
 }
-TPUS = ("v5e", "v5p", "v6e")
-KINDS = {
-    "TPU v5 lite": "v5e",
-    "TPU v5e": "v5e",
-    "TPU v5": "v5p",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e",
-    "NVIDIA A100-SXM4-80GB": "a100-80g",
-    "NVIDIA H100 80GB HBM3": "h100-80g",
-    "NVIDIA H200": "h200-141g",
+GPUS = {
+    "a100-80g": "NVIDIA A100-SXM4-80GB",
+    "h100-80g": "NVIDIA H100 80GB HBM3",
+    "h200-141g": "NVIDIA H200",
 }
-"""Keys of `CHIPS`, by JAX's `device_kind`."""
+"""JAX's `device_kind` of GPUs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Chips that run one program together.
-
-    Attributes:
-        kind: a key of `CHIPS`.
-        shape: the topology of TPUs, such as (4, 4); for GPUs their number, as one switch links them.
-    """
+    """Chips that run one program together: a key of `CHIPS`, and the topology of TPUs, or the number of GPUs."""
 
     kind: str
     shape: tuple[int, ...]
@@ -130,15 +116,13 @@ class Slice:
 
     @property
     def is_tpu(self) -> bool:
-        return self.kind in TPUS
+        return self.kind not in GPUS
 
     def hops(self, chips: int) -> int:
-        """Hops between the two farthest of this many chips, placed as closely as the topology permits.
-
-        Small TPU topologies have no wrap-around links. GPUs are one hop apart.
-        """
-        if not self.is_tpu:
+        """Hops between the two farthest of this many chips, placed as closely as the topology permits."""
+        if not self.is_tpu:  # a switch links all GPUs
             return min(1, chips - 1)
+        # Small topologies of TPUs have no wrap-around links.
         boxes = itertools.product(*(range(1, length + 1) for length in self.shape))
         return min(sum(box) - len(box) for box in boxes if math.prod(box) >= chips)
 
@@ -149,20 +133,11 @@ class Slice:
         return computing + sum(each.count * self.communication(each) for each in work.collectives)
 
     def communication(self, collective: Collective) -> float:
-        """Seconds of one collective: the bytes that each chip receives, and the hops from the farthest chip.
-
-        An all-reduce counts as a reduce-scatter and an all-gather.
-        """
+        """Seconds of one collective: the bytes that each chip receives, and the hops from the farthest chip."""
         chips = collective.chips or self.chips
         received = collective.bytes * (chips - 1) / chips
-        steps = 2 if collective.kind == "all-reduce" else 1
+        steps = 2 if collective.kind == "all-reduce" else 1  # a reduce-scatter and an all-gather
         return steps * (received / self.chip.link + self.hops(chips) * self.chip.hop)
-
-
-def chip_of(device_kind: str) -> Slice | None:
-    """A slice of one chip of JAX's `device_kind`; None if `CHIPS` does not have it."""
-    kind = KINDS.get(device_kind)
-    return None if kind is None else Slice(kind, (1,))
 
 
 def parse_slice(text: str) -> Slice:
@@ -170,12 +145,8 @@ def parse_slice(text: str) -> Slice:
     kind, _, shape = text.partition(":")
     lengths = shape.split("x")
     if kind not in CHIPS or not all(length.isdecimal() and int(length) for length in lengths):
-        raise ValueError(f"{text!r} is not a known chip: write {_examples()}")
-    found = Slice(kind, tuple(map(int, lengths)))
-    if not found.is_tpu and len(lengths) != 1:
+        known = (f"{name}:{'8' if name in GPUS else '2x2x2' if name == 'v5p' else '4x4'}" for name in CHIPS)
+        raise ValueError(f"{text!r} is not a known chip: write {', '.join(known)}")
+    if kind in GPUS and len(lengths) != 1:
         raise ValueError(f"{text!r}: GPUs have no topology: write only their number, such as {kind}:8")
-    return found
-
-
-def _examples() -> str:
-    return ", ".join(f"{name}:{'2x2x2' if name == 'v5p' else '4x4' if name in TPUS else '8'}" for name in CHIPS)
+    return Slice(kind, tuple(map(int, lengths)))

@@ -1,5 +1,4 @@
-"""Counts the work of a traced program on each chip from its shapes: products, memory reads, and the messages of
-sharding.
+"""Counts the work of a traced program on each chip from its shapes: products, memory, and the messages of sharding.
 
 Memory is a lower bound: every weight and cache row that a part of a round uses is read once. Activations count as
 staying on the chip, which has room for a few hundred of their rows."""
@@ -23,7 +22,6 @@ from jaxspec.planning.chips import Collective, Work, merged
 
 COMMIT = "commit"
 
-
 Phase = str  # DRAFTING, LEVEL, COMMIT, or VERIFICATION and the number of nodes; in prefill FIRST_TOKEN or COMMIT
 
 
@@ -38,57 +36,46 @@ def phase_of(path: str) -> Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The work of each part of a round.
+    """The work of each phase of a round: drafting, further levels, verification by size, and the rest."""
 
-    Attributes:
-        draft: drafting without the levels after the first: the drafter's pass over new tokens, and the first level.
-        level: one further level.
-        verify: verification, by the number of nodes.
-        commit: the verdict, and appending the accepted tokens.
-    """
+    works: Mapping[Phase, Work]
 
-    draft: Work
-    level: Work
-    verify: Mapping[int, Work]
-    commit: Work
+    @property
+    def draft(self) -> Work:
+        """Drafting without the levels after the first: the drafter's pass over new tokens, and the first level."""
+        return self.works[DRAFTING]
 
-    @classmethod
-    def gather(cls, works: Mapping[Phase, Work]) -> "Parts":
-        """The parts, from the work of each phase."""
-        sizes = {int(phase.removeprefix(VERIFICATION)): work for phase, work in works.items() if phase[-1].isdigit()}
+    @property
+    def level(self) -> Work:
+        """One further level."""
+        return self.works[LEVEL]
 
-        def of(phase):
-            return works.get(phase, Work())
+    @property
+    def verify(self) -> Mapping[int, Work]:
+        """Verification, by the number of nodes, ascending."""
+        return {_size(phase): work for phase, work in self.works.items() if phase.startswith(VERIFICATION)}
 
-        return cls(draft=of(DRAFTING), level=of(LEVEL), verify=dict(sorted(sizes.items())), commit=of(COMMIT))
+    def drafting(self, levels: int | float) -> dict[Phase, int | float]:
+        """How often each phase runs to draft this many levels."""
+        return {DRAFTING: 1, LEVEL: max(levels - 1, 0)} if levels else {}
 
-    def phases(self) -> dict[Phase, Work]:
-        """The work of each phase: the inverse of `gather`."""
-        verify = {f"{VERIFICATION}{size}": work for size, work in self.verify.items()}
-        return {DRAFTING: self.draft, LEVEL: self.level, **verify, COMMIT: self.commit}
+    def verification(self, nodes: int | float) -> dict[Phase, int | float]:
+        """How often each phase runs to verify and commit this many nodes, at the smallest size that holds them."""
+        size = min((size for size in self.verify if size >= nodes), default=max(self.verify))
+        return {f"{VERIFICATION}{size}": 1, COMMIT: 1}
+
+    def work(self, runs: Mapping[Phase, int | float]) -> Work:
+        """The work of phases, each repeated `runs[phase]` times."""
+        return sum((self.works[phase].times(number) for phase, number in runs.items()), Work())
 
     def with_messages(self, messages: Mapping[Phase, tuple[Collective, ...]]) -> "Parts":
         """The same work with the compiled program's messages."""
-        of = lambda phase, work: dataclasses.replace(work, collectives=messages.get(phase, ()))
-        return Parts.gather({phase: of(phase, work) for phase, work in self.phases().items()})
+        changed = lambda phase: dataclasses.replace(self.works[phase], collectives=messages.get(phase, ()))
+        return Parts({phase: changed(phase) for phase in self.works})
 
-    def size(self, nodes: int | float) -> int:
-        """The smallest compiled tree size that holds this many nodes."""
-        return min((size for size in self.verify if size >= nodes), default=max(self.verify))
 
-    def drafting(self, levels: int | float) -> Work:
-        """The work of drafting this many levels."""
-        return self.draft + self.level.times(max(levels - 1, 0)) if levels else Work()
-
-    def verification(self, nodes: int | float) -> Work:
-        """The work of verifying and committing this many nodes, at the smallest compiled size that holds them."""
-        return self.verify[self.size(nodes)] + self.commit
-
-    def phases_of(self, part: str, levels: int | float, nodes: int | float) -> dict[Phase, int | float]:
-        """How often each phase runs in the `draft` or the `verify` part of a round."""
-        if part == "draft":
-            return {DRAFTING: 1, LEVEL: max(levels - 1, 0)} if levels else {}
-        return {f"{VERIFICATION}{self.size(nodes)}": 1, COMMIT: 1}
+def _size(phase: Phase) -> int:
+    return int(phase.removeprefix(VERIFICATION))
 
 
 SAME_VALUES = {
@@ -113,12 +100,13 @@ def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
         arguments: its arguments except static ones: `jax.ShapeDtypeStruct`s with shardings.
         mesh: the mesh of these shardings, from `sharding.split_mesh`.
     """
-    leaves = jax.tree.leaves(arguments)
-    closed = traced.jaxpr
-    assert len(leaves) == len(closed.jaxpr.invars), "the program must have as many inputs as there are arguments"
+    leaves, jaxpr = jax.tree.leaves(arguments), traced.jaxpr.jaxpr
+    assert len(leaves) == len(jaxpr.invars), "the program must have as many inputs as there are arguments"
     counter = _Counter(leaves, mesh)
-    counter.walk(closed.jaxpr, [frozenset([i]) for i in range(len(leaves))], "", 1)
-    return Parts.gather(counter.works())
+    counter.walk(jaxpr, [frozenset([i]) for i in range(len(leaves))], "", 1)
+    found = {phase: counter.work(phase) for phase in counter.phases}
+    sizes = sorted((phase for phase in found if phase.startswith(VERIFICATION)), key=_size)
+    return Parts({phase: found.get(phase, Work()) for phase in (DRAFTING, LEVEL, *sizes, COMMIT)})
 
 
 @dataclasses.dataclass
@@ -134,29 +122,22 @@ class _Tally:
 class _Counter:
     """Walks a program and the programs inside it, and adds up their work by phase."""
 
-    def __init__(self, arguments: Sequence[jax.ShapeDtypeStruct], mesh: AnyMesh, own_parts: bool = False) -> None:
+    def __init__(self, arguments: Sequence[Any], mesh: AnyMesh, own_parts: bool = False) -> None:
         """With `own_parts` the shapes in the program are not global, but those of one chip's parts."""
         self.arguments, self.mesh, self.own_parts = arguments, mesh, own_parts
-        of_one_chip = mesh.shape["kv"] * mesh.shape["group"] * mesh.shape["rows"]
         self.data = 1 if own_parts else mesh.shape["data"]
-        self.attention = 1.0 if own_parts else 1 / (self.data * of_one_chip)  # share of attention on one chip
         self.phases: dict[Phase, _Tally] = defaultdict(_Tally)
 
-    def works(self) -> dict[Phase, Work]:
-        return {
-            phase: Work(tally.flops, self.total_bytes(phase), merged(tally.messages))
-            for phase, tally in self.phases.items()
-        }
-
-    def total_bytes(self, phase: Phase) -> float:
-        """Bytes of a phase: its partial reads and its writes, and the arguments that it reads whole."""
+    def work(self, phase: Phase) -> Work:
+        """The work of a phase; its bytes are of partial reads, writes, and the arguments that it reads whole."""
         tally = self.phases[phase]
-        return tally.bytes + sum(_bytes(self.arguments[i]) * self.share(i) for i in tally.read)
+        read = sum(_bytes(self.arguments[i]) * self.share(i) for i in tally.read)
+        return Work(tally.flops, tally.bytes + read, merged(tally.messages))
 
     def absorb(self, branches: "Sequence[_Counter]") -> None:
         """Adds the work of alternative programs, of which one runs: in each phase the costliest."""
         for phase in {phase for branch in branches for phase in branch.phases}:
-            costliest = max(branches, key=lambda branch: (branch.total_bytes(phase), branch.phases[phase].flops))
+            costliest = max(branches, key=lambda branch: (branch.work(phase).bytes, branch.work(phase).flops))
             tally, more = self.phases[phase], costliest.phases[phase]
             tally.flops += more.flops
             tally.bytes += more.bytes
@@ -165,9 +146,9 @@ class _Counter:
 
     def share(self, argument: int) -> float:
         """Share of an argument's elements on each chip."""
-        leaf: Any = self.arguments[argument]
         if self.own_parts:
             return 1.0
+        leaf = self.arguments[argument]
         return math.prod(leaf.sharding.shard_shape(leaf.shape)) / max(1, math.prod(leaf.shape))
 
     def walk(self, jaxpr: core.Jaxpr, made_of: Sequence[Arguments], path: str, times: int) -> list[Arguments]:
@@ -186,8 +167,8 @@ class _Counter:
             known.update(zip(eqn.outvars, results, strict=True))
         return [look(atom) for atom in jaxpr.outvars]
 
-    def enter(self, eqn: core.JaxprEqn, operands: list[Arguments], path: str, times: int) -> list[Arguments] | None:
-        """Walks the programs inside an operation, and returns the `Arguments` of its results; None if it has none."""
+    def enter(self, eqn: Any, operands: list[Arguments], path: str, times: int) -> list[Arguments] | None:
+        """Walks the programs inside an operation. Returns the `Arguments` of its results; None without a program."""
         params = eqn.params
         match eqn.primitive.name:
             case "while":
@@ -213,15 +194,15 @@ class _Counter:
                 return self.walk(inner.jaxpr, operands, path, times)
         return None
 
-    def step(self, eqn: core.JaxprEqn, operands: list[Arguments], phase: Phase, times: int) -> Arguments:
+    def step(self, eqn: Any, operands: list[Arguments], phase: Phase, times: int) -> Arguments:
         """Adds the work of one operation. Returns the `Arguments` of its result."""
-        name, out = eqn.primitive.name, _shaped(eqn.outvars[0])
-        known = [made_of for made_of, atom in zip(operands, eqn.invars, strict=True) if not _is_scalar(atom)]
-        if name in SAME_VALUES or (name == "mul" and all(known)) or (name == "slice" and _same_size(eqn)):
-            return frozenset[int]().union(*operands)
+        name, out, inputs = eqn.primitive.name, eqn.outvars[0].aval, [atom.aval for atom in eqn.invars]
+        known = all(made_of for made_of, array in zip(operands, inputs, strict=True) if array.shape)
+        if name in SAME_VALUES or (name == "mul" and known) or (name == "slice" and out.size == inputs[0].size):
+            return NONE.union(*operands)
         if name in WRITES and operands[0]:
-            (changed, *_), written = operands[0], _shaped(eqn.invars[WRITES[name]])
-            self.phases[phase].bytes += times * _bytes(written) * self.share(changed)
+            (changed, *_) = operands[0]
+            self.phases[phase].bytes += times * _bytes(inputs[WRITES[name]]) * self.share(changed)
             return operands[0]
         if name in PARTIAL and operands[0]:
             (table, *_) = operands[0]
@@ -235,14 +216,15 @@ class _Counter:
             self.phases[phase].read |= made_of
         return NONE
 
-    def product(self, eqn: core.JaxprEqn, operands: list[Arguments], phase: Phase, times: int) -> None:
+    def product(self, eqn: Any, operands: list[Arguments], phase: Phase, times: int) -> None:
         """Adds a product: its operations, and an all-reduce if the contracted axis is sharded."""
         contracted, (batched, _) = eqn.params["dimension_numbers"]
-        left, out = _shaped(eqn.invars[0]), _shaped(eqn.outvars[0])
+        left, out = eqn.invars[0].aval, eqn.outvars[0].aval
         flops = 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted[0])
         used = sorted({i for made_of in operands for i in made_of}, key=lambda i: _bytes(self.arguments[i]))
         if not used or self.arguments[used[-1]].ndim == CACHE:
-            self.phases[phase].flops += times * flops * (self.attention if batched else 1 / self.data)
+            shared = math.prod(self.mesh.shape[axis] for axis in ("kv", "group", "rows")) if batched else 1
+            self.phases[phase].flops += times * flops * (1.0 if self.own_parts else 1 / (self.data * shared))
             return
         weight = self.arguments[used[-1]]
         self.phases[phase].flops += times * flops * self.share(used[-1]) / self.data
@@ -250,7 +232,7 @@ class _Counter:
             summed = [weight.ndim - 2]
         else:
             sides = zip(contracted, eqn.invars, operands, strict=True)
-            mine = [axes for axes, atom, of in sides if used[-1] in of and _shaped(atom).shape == weight.shape]
+            mine = [axes for axes, atom, of in sides if used[-1] in of and atom.aval.shape == weight.shape]
             summed = [axis for axes in mine for axis in axes]
         self.sum(out, max((_cuts(weight, axis) for axis in summed), default=1), phase, times)
 
@@ -262,19 +244,6 @@ class _Counter:
 
 def _bytes(array: Any) -> int:
     return leaf_bytes(array.shape, array.dtype)
-
-
-def _shaped(atom: Any) -> Any:
-    """Shape and dtype of a value in the program."""
-    return atom.aval
-
-
-def _is_scalar(atom: Any) -> bool:
-    return isinstance(atom, core.Literal) or not _shaped(atom).shape
-
-
-def _same_size(eqn: core.JaxprEqn) -> bool:
-    return math.prod(_shaped(eqn.outvars[0]).shape) == math.prod(_shaped(eqn.invars[0]).shape)
 
 
 def _cuts(argument: Any, axis: int) -> int:

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jaxspec.host.jax_environment import expect_no_chip
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.sharding import AXES, AnyMesh, make_mesh, model_axis_sizes, split_mesh
-from jaxspec.planning.chips import KINDS, Slice
+from jaxspec.planning.chips import GPUS, Slice
 
 PLUGIN, NVCC = "jax_plugins.xla_cuda12", "nvidia.cuda_nvcc"
 
@@ -39,7 +39,10 @@ _VERSIONS = "dnn_version_info { major: 9 minor: 7 } runtime_version { major: 12 
 
 def can_compile() -> bool:
     """Whether the GPU compiler is installed: pip install 'jax-specdec[plan-cuda]'."""
-    return all(_found(name) for name in (PLUGIN, NVCC))
+    try:
+        return all(importlib.util.find_spec(name) for name in (PLUGIN, NVCC))
+    except ModuleNotFoundError:  # the package before the dot is missing
+        return False
 
 
 def gpus(where: Slice) -> Sequence[Any]:
@@ -65,27 +68,14 @@ def gpus(where: Slice) -> Sequence[Any]:
 
 def described(kind: str) -> str:
     """XLA's description of a GPU, one of `chips.CHIPS`: a `GpuTargetConfigProto` in text format."""
-    name = next(name for name, chip in KINDS.items() if chip == kind)
     return (
         f'gpu_device_info {{ {_THREADS} {_GRID} {_MEMORY} {_CHIPS[kind]} }} platform_name: "CUDA" {_VERSIONS} '
-        f'device_description_str: "{name}"'
+        f'device_description_str: "{GPUS[kind]}"'
     )
-
-
-def _found(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # the package before the dot is missing
-        return False
 
 
 class NoCompilerError(Exception):
     """The TPU compiler, libtpu, is not installed."""
-
-
-def one_chip() -> AbstractMesh:
-    """An abstract mesh of one chip."""
-    return _abstract((1,) * len(AXES))
 
 
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int = 1) -> AnyMesh:
@@ -98,7 +88,7 @@ def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int 
     if where.is_tpu or can_compile():
         devices = tpus(where) if where.is_tpu else gpus(where)
         return split_mesh(make_mesh(data=data, model=model, rows=rows, devices=devices), config)
-    return _abstract((data, *model_axis_sizes(model, config), rows))
+    return abstract_mesh((data, *model_axis_sizes(model, config), rows))
 
 
 def tpus(where: Slice) -> Sequence[Any]:
@@ -117,5 +107,6 @@ def tpus(where: Slice) -> Sequence[Any]:
         raise ValueError(f"{where} is not a TPU slice: {' '.join(str(error).split())}") from error
 
 
-def _abstract(sizes: tuple[int, ...]) -> AbstractMesh:
+def abstract_mesh(sizes: tuple[int, ...] = (1,) * len(AXES)) -> AbstractMesh:
+    """A mesh without devices; by default of one chip."""
     return AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))

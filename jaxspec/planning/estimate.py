@@ -8,10 +8,11 @@ compiler scheduled so, an asynchronous copy or message with the operations betwe
 import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from jaxspec.model import attention_kernel
 from jaxspec.planning import traffic
-from jaxspec.planning.chips import Collective, Slice
+from jaxspec.planning.chips import Chip, Collective, Slice
 from jaxspec.planning.counting import COMMIT, Phase, phase_of
 from jaxspec.planning.hlo import CompiledProgram, Computation, Instruction
 from jaxspec.planning.traffic import message_of
@@ -38,24 +39,30 @@ class Operation:
         times: number of runs in a round; for an operation of a level, in a level.
         bytes: bytes to and from main memory in each run.
         flops: a kernel's declared operations in each run.
-        message: the collective, if the kind is `MESSAGE`.
-        waited: seconds that the program waits for an asynchronous operation in each run; None: it is not asynchronous.
+        once: seconds of a run if nothing overlaps with it.
+        message: the collectives of all runs, if the kind is `MESSAGE`.
         loop: the innermost loop inside a round that contains it; None: no such loop.
+        waited: seconds that the program waits for an asynchronous operation in each run; None: it is not asynchronous.
     """
 
     phase: Phase
     kind: str
     times: int
     bytes: int
+    flops: int
+    once: float
     message: Collective | None
     instruction: Instruction
-    loop: Instruction | None = None
-    flops: int = 0
+    loop: Instruction | None
     waited: float | None = None
 
+    @property
+    def seconds(self) -> float:
+        """Seconds that all runs add; of an asynchronous one, only those that the program waits for it."""
+        return self.times * (self.once if self.waited is None else self.waited)
 
-@dataclasses.dataclass(frozen=True)
-class Interval:
+
+class Interval(NamedTuple):
     """An estimated time in seconds, or a ratio of two.
 
     Attributes:
@@ -69,23 +76,11 @@ class Interval:
     scheduled: float = 0.0
     upper: float = 0.0
 
-    def __add__(self, other: "Interval") -> "Interval":
-        return Interval(self.lower + other.lower, self.scheduled + other.scheduled, self.upper + other.upper)
-
     def times(self, number: int | float) -> "Interval":
-        """The time of `number` repetitions in sequence."""
-        return Interval(self.lower * number, self.scheduled * number, self.upper * number)
+        return Interval(*(number * each for each in self))
 
-    def over(self, seconds: float) -> "Interval":
-        """The times as multiples of `seconds`."""
-        return self.times(1 / seconds)
-
-    def each_over(self, other: "Interval") -> "Interval":
-        """The ratios of the two lower ends, of the times as scheduled, and of the upper ends."""
-        return Interval(self.lower / other.lower, self.scheduled / other.scheduled, self.upper / other.upper)
-
+    @property
     def ends(self) -> list[float]:
-        """[lower, upper] in seconds."""
         return [self.lower, self.upper]
 
 
@@ -109,10 +104,6 @@ class Schedule:
     linked: float = 0.0
     copies: deque[tuple[str, float]] = dataclasses.field(default_factory=deque)
     messages: dict[str, float] = dataclasses.field(default_factory=dict)
-
-    def start_copy(self, name: str, moved: int) -> None:
-        """Starts a copy of `moved` bytes to or from main memory."""
-        self.copies.append((name, moved))
 
     def start_message(self, name: str, seconds: float) -> None:
         """Starts a message that takes `seconds` once those before it are sent."""
@@ -141,22 +132,9 @@ class Schedule:
         return seconds
 
 
-def operations(program: CompiledProgram, where: Slice, filled: float = 1.0) -> list[Operation]:
-    """Operations of one round of a compiled loop, or of one run of a program without a loop.
-
-    A `while` that counts to a constant runs that often. Any other `while` counts once: it is the loop of drafting, and
-    its levels are a phase of their own. For a conditional, each phase counts its slowest branch. Verification has a
-    phase for each tree size. An asynchronous operation counts where the program waits for it.
-
-    Args:
-        filled: share of the cache's rows that hold tokens. The attention kernel skips the other rows.
-    """
-    return list(_Reader(program, where, filled).read(program.loop, 1, COMMIT))
-
-
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    """Reads the operations of a program; attributes as in `operations`."""
+    """Reads the operations of a program; attributes as the arguments of `operations`."""
 
     program: CompiledProgram
     where: Slice
@@ -170,19 +148,20 @@ class _Reader:
         While a called computation runs, the copies that this one has started wait: the other one may use all of the
         bandwidth itself.
         """
+        computations = self.program.computations
         schedule, started = Schedule(self.where.chip.bandwidth), dict[str, Operation]()
         for each in computation.instructions:
             if each.path and each.opcode not in traffic.FREE:  # a copy that the compiler added has no path
                 phase = phase_of(each.path)
             if each.opcode == "while":
-                trips, begins = times * (self.program.trips(each) or 1), body_phase(self.program, each) or phase
-                yield from self.read(self.program.computations[each.runs["condition"]], trips, phase, each)
-                yield from self.read(self.program.computations[each.runs["body"]], trips, begins, each)
+                trips, begins = times * (self.program.trips(each) or 1), self.body_phase(each) or phase
+                yield from self.read(computations[each.runs["condition"]], trips, phase, each)
+                yield from self.read(computations[each.runs["body"]], trips, begins, each)
             elif each.opcode == "conditional":
-                branches = [self.program.computations[name] for name in each.branches]
-                yield from _slowest([list(self.read(branch, times, phase, loop)) for branch in branches], self.where)
+                branches = [list(self.read(computations[name], times, phase, loop)) for name in each.branches]
+                yield from _slowest(branches)
             elif each.opcode == "call":
-                yield from self.read(self.program.computations[each.runs["to_apply"]], times, phase, loop)
+                yield from self.read(computations[each.runs["to_apply"]], times, phase, loop)
             elif each.opcode.endswith(("-done", "-update")):
                 found = started.pop(each.operands[0], None) if each.operands else None
                 if found and each.opcode.endswith("-update"):
@@ -191,14 +170,14 @@ class _Reader:
                     yield _awaited(found, schedule, phase)
             elif found := self.operation(computation, each, times, phase, loop):
                 if not each.opcode.endswith("-start"):
-                    schedule.run(seconds(found, self.where) / times, found.bytes)
+                    schedule.run(found.seconds / times, found.bytes)
                     yield found
                     continue
                 started[each.name] = found
                 if found.message:
-                    schedule.start_message(each.name, self.where.communication(found.message))
+                    schedule.start_message(each.name, found.once)
                 else:
-                    schedule.start_copy(each.name, found.bytes)
+                    schedule.copies.append((each.name, found.bytes))
         yield from (_awaited(found, schedule, phase) for found in started.values())
 
     def operation(
@@ -207,12 +186,41 @@ class _Reader:
         """The operation of one instruction; None if it costs nothing."""
         if each.opcode in traffic.FREE or each.target in VIEWS:
             return None
-        message = message_of(each)
+        message, chip = message_of(each), self.where.chip
         kind = MESSAGE if message else ESTIMATED if each.cycles is not None else _kind(each)
         moved, flops = 0 if message else traffic.moved(self.program, computation, each), each.flops
         if kind == KERNEL and f"/{attention_kernel.NAME}" in each.path:
             moved, flops = round(moved * self.filled), round(flops * self.filled)
-        return Operation(phase, kind, times, moved, message, each, loop, flops)
+        if message:
+            once = self.where.communication(message)
+        elif each.cycles is not None:
+            assert chip.clock is not None, "only the TPU's compiler estimates cycles"
+            once = each.cycles / chip.clock
+        elif kind == SORT:
+            once = _sort_passes(each) * each.bytes / chip.bandwidth
+        else:
+            once = max(moved / chip.bandwidth, flops / (KERNEL_SHARE * chip.flops))
+        sent = message and dataclasses.replace(message, count=times)
+        return Operation(phase, kind, times, moved, flops, once, sent, each, loop)
+
+    def body_phase(self, loop: Instruction) -> Phase | None:
+        """The phase in which the body of a loop begins; None if no instruction in it has a scope."""
+        body = self.program.computations[loop.runs["body"]]
+        inner = (each.path for each in body.instructions if loop.path and each.path.startswith(f"{loop.path}/"))
+        return next(map(phase_of, inner), None)
+
+
+def operations(program: CompiledProgram, where: Slice, filled: float = 1.0) -> list[Operation]:
+    """Operations of one round of a compiled loop, or of one run of a program without a loop.
+
+    A `while` that counts to a constant runs that often. Any other `while` counts once: it is the loop of drafting, and
+    its levels are a phase of their own. For a conditional, each phase counts its slowest branch. Verification has a
+    phase for each tree size. An asynchronous operation counts where the program waits for it.
+
+    Args:
+        filled: share of the cache's rows that hold tokens. The attention kernel skips the other rows.
+    """
+    return list(_Reader(program, where, filled).read(program.loop, 1, COMMIT))
 
 
 def _awaited(started: Operation, schedule: Schedule, phase: Phase) -> Operation:
@@ -229,33 +237,10 @@ def _kind(each: Instruction) -> str:
     return {"sort": SORT, "custom-call": KERNEL}.get(each.opcode, OTHER)
 
 
-def _slowest(branches: Sequence[list[Operation]], where: Slice) -> Iterator[Operation]:
+def _slowest(branches: Sequence[list[Operation]]) -> Iterator[Operation]:
     """For each phase, the operations of the branch with the longest time as scheduled."""
     for phase in dict.fromkeys(each.phase for branch in branches for each in branch):
-        own = [[each for each in branch if each.phase == phase] for branch in branches]
-        yield from max(own, key=lambda some: sum(seconds(each, where) for each in some))
-
-
-def seconds(operation: Operation, where: Slice) -> float:
-    """Seconds that all runs of an operation add; of an asynchronous one, only those that the program waits for it."""
-    return seconds_alone(operation, where) if operation.waited is None else operation.times * operation.waited
-
-
-def seconds_alone(operation: Operation, where: Slice) -> float:
-    """Seconds of all runs of an operation if nothing overlaps with it."""
-    each, chip = operation.instruction, where.chip
-    match operation.kind:
-        case "message":
-            assert operation.message is not None
-            once = where.communication(operation.message)
-        case "estimated":
-            assert chip.clock is not None, "only the TPU's compiler estimates cycles"
-            once = (each.cycles or 0) / chip.clock
-        case "sort":
-            once = _sort_passes(each) * sum(result.bytes for result in each.results) / chip.bandwidth
-        case _:
-            once = max(operation.bytes / chip.bandwidth, operation.flops / (KERNEL_SHARE * chip.flops))
-    return operation.times * once
+        yield from max((of_phase(branch, phase) for branch in branches), key=lambda own: sum(e.seconds for e in own))
 
 
 def _sort_passes(each: Instruction) -> int:
@@ -265,13 +250,14 @@ def _sort_passes(each: Instruction) -> int:
     return bits * (bits + 1) // 2
 
 
-def interval(found: Iterable[Operation], where: Slice) -> Interval:
+def interval(found: Iterable[Operation], chip: Chip) -> Interval:
     """Estimated seconds of these operations together."""
     found = list(found)
-    scheduled, alone = (sum((of(each, where) for each in found), 0.0) for of in (seconds, seconds_alone))
-    cycles = sum((seconds(each, where) for each in found if each.kind == ESTIMATED), 0.0)
-    moved = sum(each.times * each.bytes for each in found) / where.chip.bandwidth
-    cycles += sum(each.times * each.flops for each in found) / (KERNEL_SHARE * where.chip.flops)
+    scheduled = sum((each.seconds for each in found), 0.0)
+    alone = sum((each.times * each.once for each in found), 0.0)
+    cycles = sum((each.seconds for each in found if each.kind == ESTIMATED), 0.0)
+    moved = sum(each.times * each.bytes for each in found) / chip.bandwidth
+    cycles += sum(each.times * each.flops for each in found) / (KERNEL_SHARE * chip.flops)
     lower = max(cycles, moved)
     return Interval(lower, max(lower, scheduled), max(lower, scheduled, alone))
 
@@ -286,10 +272,3 @@ def coverage(found: Iterable[Operation]) -> float:
 def of_phase(found: Iterable[Operation], *phases: Phase) -> list[Operation]:
     """The operations of some phases."""
     return [each for each in found if each.phase in phases]
-
-
-def body_phase(program: CompiledProgram, loop: Instruction) -> Phase | None:
-    """The phase in which the body of a loop begins; None if no instruction in it has a scope."""
-    body = program.computations[loop.runs["body"]]
-    inner = (each.path for each in body.instructions if loop.path and each.path.startswith(f"{loop.path}/"))
-    return next(map(phase_of, inner), None)

@@ -1,7 +1,7 @@
 """Operations that a decoding loop should not have, and whether a compiled loop has them."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -9,8 +9,8 @@ import jax
 from jaxspec.model.sharding import model_size
 from jaxspec.planning import traffic
 from jaxspec.planning.estimate import Operation
-from jaxspec.planning.hlo import Buffer, CompiledProgram
-from jaxspec.planning.program import PlacedProgram
+from jaxspec.planning.hlo import CompiledProgram
+from jaxspec.planning.program import Compiled, PlacedProgram
 from jaxspec.planning.traffic import message_of, received
 
 SMALL = 2**20  # a copy of fewer bytes is no fault
@@ -18,29 +18,18 @@ SCORES = 2**26  # attention scores in main memory are a fault from this many byt
 SERIAL = 8  # a loop added by the compiler is a fault from this many iterations on
 
 
-def find_faults(placed: PlacedProgram, program: CompiledProgram, found: Sequence[Operation]) -> list[str]:
-    """All faults of a compiled loop, each as a clause.
-
-    Args:
-        placed: the program before compilation.
-        program: the compiled program.
-        found: the operations of the compiled program.
-    """
-    caches, rows = matrices(placed.state.cache), placed.state.tokens.shape[1]
-    weights, vocabulary = matrices(placed.models), placed.models.target.config.vocab_size
+def find_faults(placed: PlacedProgram, compiled: Compiled) -> list[str]:
+    """All faults of a compiled loop, each as a clause."""
+    program, found, models = compiled.program, compiled.operations, placed.models
+    weights, caches = ([leaf for leaf in jax.tree.leaves(of) if leaf.ndim >= 2] for of in (models, placed.state.cache))
     faults = [
-        *gathered(program, [*weights, *caches], vocabulary),
+        *gathered(program, [*weights, *caches], models.target.config.vocab_size),
         *copied(program, found, [*weights, *caches]),
         *serial_loops(found),
-        *sorted_vocabularies(found, vocabulary // model_size(placed.mesh)),
-        *held_scores(found, rows, caches),
+        *sorted_vocabularies(found, models.target.config.vocab_size // model_size(placed.mesh)),
+        *held_scores(found, placed.state.tokens.shape[1], caches),
     ]
     return list(dict.fromkeys(faults))
-
-
-def matrices(placed: Any) -> list[jax.ShapeDtypeStruct]:
-    """The placed arrays with at least two axes: matrices and caches."""
-    return [leaf for leaf in jax.tree.leaves(placed) if leaf.ndim >= 2]
 
 
 def gathered(program: CompiledProgram, arguments: Iterable[Any], vocabulary: int) -> Iterator[str]:
@@ -71,14 +60,13 @@ def copied(program: CompiledProgram, found: Iterable[Operation], arguments: Iter
             continue
         for buffer, new in zip(instruction.results, traffic.written(program, instruction), strict=True):
             if new >= max(SMALL, buffer.bytes) and _plain(buffer.shape) in parts:
-                place = _short(instruction.path)
-                yield f"{instruction.opcode} writes {buffer}, as large as a weight or cache ({place})"
+                text = f"{instruction.opcode} writes {buffer}, as large as a weight or cache"
+                yield f"{text} ({_short(instruction.path)})"
 
 
 def serial_loops(found: Iterable[Operation]) -> Iterator[str]:
     """Loops that the compiler made from one operation, such as a scatter that writes one row at a time."""
-    passes = {each.loop.name: (each.times, each.loop.path) for each in found if each.loop is not None}
-    for times, path in passes.values():
+    for times, path in {each.loop.name: (each.times, each.loop.path) for each in found if each.loop}.values():
         if times >= SERIAL and not path.endswith(("/while", "/scan")):
             yield f"a sequential loop of {times} iterations ({_short(path)})"
 
@@ -96,12 +84,8 @@ def held_scores(found: Iterable[Operation], rows: int, caches: Iterable[Any]) ->
     parts = {_plain(argument.sharding.shard_shape(argument.shape)) for argument in caches}
     for each in found:
         for buffer in each.instruction.results:
-            if _is_scores(buffer, rows) and _plain(buffer.shape) not in parts:
+            if buffer.slow_bytes >= SCORES and rows in buffer.shape and _plain(buffer.shape) not in parts:
                 yield f"{buffer} of scores in main memory ({_short(each.instruction.path)})"
-
-
-def _is_scores(buffer: Buffer, rows: int) -> bool:
-    return buffer.slow_bytes >= SCORES and rows in buffer.shape
 
 
 def _plain(shape: Iterable[int]) -> tuple[int, ...]:

@@ -25,18 +25,13 @@ from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.model import sharding
 from jaxspec.model.attention_kernel import BLOCK
-from jaxspec.model.backend import (
-    ACCELERATOR_TREE_SIZES,
-    TPU_LOOP_OPTIONS,
-    TPU_PREFILL_OPTIONS,
-    has_tpu_options,
-)
+from jaxspec.model.backend import ACCELERATOR_TREE_SIZES, TPU_LOOP_OPTIONS, TPU_PREFILL_OPTIONS, has_tpu_options
 from jaxspec.model.sharding import read_sizes, shared_heads
 from jaxspec.options.main import PlanSettings
 from jaxspec.planning.chips import Slice, Work, parse_slice
 from jaxspec.planning.counting import Phase
 from jaxspec.planning.devices import mesh_on
-from jaxspec.planning.estimate import ESTIMATED, Interval, Operation, coverage, seconds
+from jaxspec.planning.estimate import ESTIMATED, Interval, Operation, coverage
 from jaxspec.planning.faults import find_faults
 from jaxspec.planning.program import Compiled, PlacedProgram
 from jaxspec.planning.rounds import Rounds, expected_rounds
@@ -47,6 +42,7 @@ DTYPE = jnp.dtype("bfloat16")
 SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "quantize", "prompt")
 
 Compose = Callable[[Method], PlacedProgram]  # makes the loop of a method for the planned chips
+Runs = Mapping[Phase, int | float]  # how often each phase runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +53,6 @@ class Part:
         work: on each chip, messages included; None if there is no such part.
         floor: roofline seconds without messages; None if there is no such part.
         took: the estimate; None if nothing was estimated.
-        operations: the estimated operations.
     """
 
     work: Work | None
@@ -66,18 +61,17 @@ class Part:
     operations: Sequence[Operation] = ()
 
     @classmethod
-    def of(cls, work: Work | None, where: Slice) -> "Part":
-        return cls(work, work and where.seconds(Work(work.flops, work.bytes)))
-
-    def estimated(self, compiled: Compiled, phases: Mapping[Phase, int | float]) -> "Part":
-        """The part with the estimate of these phases, each as often as it runs."""
-        took = compiled.seconds(phases) if phases else None
-        return dataclasses.replace(self, took=took, operations=compiled.during(phases))
+    def of(cls, where: Slice, work: Work | None, compiled: Compiled | None, runs: Runs) -> "Part":
+        """The part in which each phase runs as often as `runs` tells. GPUs' compilers estimate nothing."""
+        floor = work and where.seconds(Work(work.flops, work.bytes))
+        if compiled is None or not where.is_tpu:
+            return cls(work, floor)
+        return cls(work, floor, compiled.seconds(runs) if runs else None, compiled.during(runs))
 
     @property
     def over(self) -> Interval | None:
         """The estimate as a multiple of the floor."""
-        return self.took.over(self.floor) if self.took and self.floor else None
+        return self.took.times(1 / self.floor) if self.took and self.floor else None
 
 
 def run(settings: PlanSettings) -> None:
@@ -111,47 +105,41 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         program = program_of(method, models_of(target, method, DTYPE), greedy=True, tree_sizes=ACCELERATOR_TREE_SIZES)
         return PlacedProgram.place(program, settings.batch_size, settings.context, mesh)
 
-    def compiled_loop(traced: Any) -> Compiled | None:
-        return Compiled.of(traced, where, options=TPU_LOOP_OPTIONS if with_options else None)
+    def compiled_loop(program: PlacedProgram) -> Compiled | None:
+        return Compiled.of(program.traced, where, options=TPU_LOOP_OPTIONS if with_options else None)
 
     plain = compose(parse_method("plain"))
-    traced_plain = plain.trace()
-    plain_parts = plain.count(traced_plain)
-    plain_seconds = where.seconds(plain_parts.verification(1))
+    plain_runs = plain.parts.verification(1)
+    plain_seconds = where.seconds(plain.parts.work(plain_runs))
     if method.needs_costs:
         method = with_costs(method, where, compose, plain_seconds)
     program = compose(method)
-    traced = program.trace()
     nodes = rounds.verified(program.spec)
-    parts, memory, faults = program.count(traced), _sizes(program), []
+    parts, memory, faults = program.parts, _sizes(program), []
     compiled, origin = None, "sizes and data sheets; nothing was compiled"
-    if compiles := isinstance(mesh, Mesh):
+    if isinstance(mesh, Mesh):
         say(f"compiling the loop of {settings.method} for {where}, which takes minutes for a large model")
-        compiled, origin = compiled_loop(traced), "sizes and data sheets; the compiler found no room"
+        compiled, origin = compiled_loop(program), "sizes and data sheets; the compiler found no room"
     if compiled is not None:
         origin = f"the compiled loop{' with --tpu-options' * with_options}, and data sheets"
         arguments = sum(memory[name] for name in ("weights", "head_weights", "kv"))
         memory["state"] = compiled.memory.argument_size_in_bytes - arguments
         memory["temporaries"] = compiled.temporaries
-        faults = find_faults(program, compiled.program, compiled.operations)
+        faults = find_faults(program, compiled)
         parts = parts.with_messages(compiled.messages)
-    found = {
-        "draft": Part.of(parts.drafting(rounds.levels) if rounds.levels else None, where),
-        "verify": Part.of(parts.verification(nodes), where),
-        "prefill": Part.of(plain.prefill_work(settings.prompt) if settings.prompt else None, where),
-    }
-    gain, estimated = None, compiled is not None and where.is_tpu
-    if compiled is not None and where.is_tpu:
-        for name in ("draft", "verify"):
-            found[name] = found[name].estimated(compiled, parts.phases_of(name, rounds.levels, nodes))
-        if settings.prompt:
-            reading, phases = _prefill(compose(parse_method(settings.method)), settings, where, with_options)
-            found["prefill"] = found["prefill"].estimated(reading, phases) if reading else found["prefill"]
-        if rounds.tau is not None:
-            say("compiling the loop of plain decoding, to compare with")
-            before = compiled_loop(traced_plain)
-            now = sum((found[name].took or Interval() for name in ("draft", "verify")), Interval())
-            gain = before and before.seconds(plain_parts.phases_of("verify", 0, 1)).each_over(now).times(rounds.tau)
+    runs = {"draft": parts.drafting(rounds.levels), "verify": parts.verification(nodes)}
+    found = {name: Part.of(where, parts.work(each) if each else None, compiled, each) for name, each in runs.items()}
+    prefill, chunks, gain, estimated = None, {}, None, compiled is not None and where.is_tpu
+    if estimated and settings.prompt:
+        prefill, chunks = _prefill(program, settings, where, with_options)
+    if estimated and rounds.tau is not None:
+        say("compiling the loop of plain decoding, to compare with")
+        if before := compiled_loop(plain):
+            now = map(sum, zip(*(part.took or Interval() for part in found.values()), strict=True))
+            ratios = zip(before.seconds(plain_runs), now, strict=True)
+            gain = Interval(*(one / other * rounds.tau for one, other in ratios))
+    work = plain.prefill_work(settings.prompt) if settings.prompt else None
+    found["prefill"] = Part.of(where, work, prefill, chunks)
     return {
         "settings": {
             **{name: getattr(settings, name) for name in SETTINGS},
@@ -165,16 +153,16 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         "device": {"name": where.kind, "chips": where.chips, "mesh": sizes, **dataclasses.asdict(where.chip)},
         "versions": environment.versions() | ({"libtpu": version("libtpu")} if where.is_tpu else {}),
         "note": shared_heads(mesh, target.config),
-        **_fit(memory, where, has_room=compiled is not None or not compiles),
+        **_fit(memory, where, has_room=compiled is not None or not isinstance(mesh, Mesh)),
         **_time(found, rounds, nodes, where, plain_seconds),
-        **(_estimates(found, gain, where) if estimated else dict.fromkeys(_estimates({}, None, where))),
+        **(_estimates(found, gain) if estimated else dict.fromkeys(_estimates({}, None))),
         "floor_seconds": {name: part.floor for name, part in found.items()},
         "prefill": _prefill_entry(settings.prompt, found["prefill"], where),
         "in_fast_memory": compiled.in_fast_memory if compiled is not None and estimated else None,
-        "slowest_operations": _slowest(found, settings.explain, where) if estimated else None,
+        "slowest_operations": _slowest(found, settings.explain) if estimated else None,
         "collectives": [
             {"phase": phase, **dataclasses.asdict(each)}
-            for phase, work in parts.phases().items()
+            for phase, work in parts.works.items()
             for each in work.collectives
         ],
         "faults": faults,
@@ -182,25 +170,19 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
 
 
 def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> Method:
-    """The method with the costs of drafting and verification, computed instead of measured by `jaxspec calibrate`.
-
-    Args:
-        plain: seconds of a round of plain decoding.
-    """
-    tree = lambda width: Eagle2(total=max(ACCELERATOR_TREE_SIZES), depth=DEPTH, width=width)
+    """The method with costs that are computed, instead of measured by `jaxspec calibrate`; `plain` in seconds."""
 
     # With a controller that stops early, the loop contains verification of every size.
-    def probe(width):
-        return dataclasses.replace(method, builder=tree(width), controller=BetaTS(), history=0)
-
-    whole = compose(probe(WIDTHS[-1]))
-    parts = whole.count(whole.trace())
-    levels = {width: compose(probe(width)).count_drafting().level for width in WIDTHS[:-1]} | {WIDTHS[-1]: parts.level}
+    def probe(width: int) -> PlacedProgram:
+        builder = Eagle2(total=max(ACCELERATOR_TREE_SIZES), depth=DEPTH, width=width)
+        return compose(dataclasses.replace(method, builder=builder, controller=BetaTS(), history=0))
 
     def of(works):
         return tuple((nodes, where.seconds(work)) for nodes, work in works.items())
 
-    return method.with_costs(CostTable(plain=plain, verify=of(parts.verify), level=of(levels)))
+    whole = probe(WIDTHS[-1]).parts
+    levels = {width: probe(width).count_drafting().level for width in WIDTHS[:-1]} | {WIDTHS[-1]: whole.level}
+    return method.with_costs(CostTable(plain=plain, verify=of(whole.verify), level=of(levels)))
 
 
 def filled_on_average(prompt: int, chunk: int, rows: int) -> float:
@@ -245,8 +227,7 @@ def _prefill(
     chunk = accelerator_chunk(settings.prompt, settings.batch_size)
     say(f"compiling prefill, {chunk} tokens at a time")
     filled = filled_on_average(settings.prompt, chunk, settings.context)
-    options = TPU_PREFILL_OPTIONS if with_options else None
-    compiled = Compiled.of(program.trace_prefill(chunk), where, filled, options)
+    compiled = Compiled.of(program.trace_prefill(chunk), where, filled, TPU_PREFILL_OPTIONS if with_options else None)
     chunks = math.ceil(settings.prompt / chunk)
     found = {each.phase for each in compiled.operations} if compiled else ()
     return compiled, {phase: 1 if phase == FIRST_TOKEN else chunks for phase in found}
@@ -270,8 +251,7 @@ def _sizes(program: PlacedProgram) -> dict[str, int]:
 
 def _fit(memory: dict[str, int], where: Slice, has_room: bool) -> dict[str, Any]:
     """Whether the program fits: by its total bytes, and by the compiler (`has_room`)."""
-    limit = int(where.chip.memory)
-    total = sum(memory.values())
+    limit, total = int(where.chip.memory), sum(memory.values())
     return {
         "fits": has_room and total <= limit,
         "bytes_per_chip": {**memory, "total": total, "limit": limit, "spare": limit - total},
@@ -299,26 +279,23 @@ def _time(found: Mapping[str, Part], rounds: Rounds, nodes: int | float, where: 
     }
 
 
-def _estimates(found: Mapping[str, Part], gain: Interval | None, where: Slice) -> dict[str, Any]:
-    """The entries that XLA estimates.
-
-    Args:
-        gain: the speedup over plain decoding, from the same end of both intervals.
-    """
-    over, took = {name: part.over for name, part in found.items()}, {name: part.took for name, part in found.items()}
-    took.pop("prefill", None)
+def _estimates(found: Mapping[str, Part], gain: Interval | None) -> dict[str, Any]:
+    """The entries that XLA estimates; `gain` is the speedup over plain decoding."""
+    over = {name: part.over for name, part in found.items()}
+    took = {name: part.took for name, part in found.items() if name != "prefill"}
+    ends = lambda estimates: {name: each and each.ends for name, each in estimates.items()}
+    scheduled = lambda estimates: {name: each and each.scheduled for name, each in estimates.items()}
+    covered = {name: coverage(part.operations) if part.operations else None for name, part in found.items()}
     return {
-        "estimate_over_floor": {name: each and each.ends() for name, each in over.items()},
-        "estimated_seconds_per_round": {name: each and each.ends() for name, each in took.items()},
-        "estimate_coverage": {
-            name: coverage(part.operations) if part.operations else None for name, part in found.items()
-        },
-        "estimated_speedup": gain and sorted(gain.ends()),
-        "scheduled_over_floor": {name: each and each.scheduled for name, each in over.items()},
-        "scheduled_seconds_per_round": {name: each and each.scheduled for name, each in took.items()},
+        "estimate_over_floor": ends(over),
+        "estimated_seconds_per_round": ends(took),
+        "estimate_coverage": covered,
+        "estimated_speedup": gain and sorted(gain.ends),
+        "scheduled_over_floor": scheduled(over),
+        "scheduled_seconds_per_round": scheduled(took),
         "scheduled_speedup": gain and gain.scheduled,
         "not_estimated": {
-            name: _kinds(part.operations, where) for name, part in found.items() if name != "prefill" or part.took
+            name: _kinds(part.operations) for name, part in found.items() if name != "prefill" or part.took
         },
     }
 
@@ -332,39 +309,35 @@ def _prefill_entry(prompt: int | None, part: Part, where: Slice) -> dict[str, An
         "tokens": prompt,
         "flops": flops,
         "floor_seconds": part.floor,
-        "estimated_seconds": took and took.ends(),
+        "estimated_seconds": took and took.ends,
         "scheduled_seconds": took and took.scheduled,
-        "share_of_peak": took and [flops / (where.chip.flops * end) for end in reversed(took.ends())],
+        "share_of_peak": took and [flops / (where.chip.flops * end) for end in reversed(took.ends)],
     }
 
 
-def _kinds(done: Sequence[Operation], where: Slice) -> dict[str, dict[str, int | float]]:
+def _kinds(done: Sequence[Operation]) -> dict[str, dict[str, int | float]]:
     """Operations without an estimate, by kind: count, bytes of main memory, and seconds that they add."""
-    kinds = sorted({each.kind for each in done} - {ESTIMATED})
-    of = lambda kind: [each for each in done if each.kind == kind]
+    kinds = {kind: [each for each in done if each.kind == kind] for kind in sorted({each.kind for each in done})}
     return {
         kind: {
-            "count": sum(each.times for each in of(kind)),
-            "bytes": sum(each.times * each.bytes for each in of(kind)),
-            "seconds": sum(seconds(each, where) for each in of(kind)),
+            "count": sum(each.times for each in own),
+            "bytes": sum(each.times * each.bytes for each in own),
+            "seconds": sum(each.seconds for each in own),
         }
-        for kind in kinds
+        for kind, own in kinds.items()
+        if kind != ESTIMATED
     }
 
 
-def _slowest(found: Mapping[str, Part], count: int, where: Slice) -> list[dict[str, Any]]:
+def _slowest(found: Mapping[str, Part], count: int) -> list[dict[str, Any]]:
     """The `count` operations with the longest times. Operations of a drafting level count for one level."""
     every = [(name, each) for name, part in found.items() for each in part.operations]
     return [
         {
             "part": name,
-            "phase": each.phase,
-            "seconds": seconds(each, where),
-            "kind": each.kind,
-            "times": each.times,
-            "bytes": each.bytes,
+            **{key: getattr(each, key) for key in ("phase", "seconds", "kind", "times", "bytes")},
             "result": ", ".join(map(str, each.instruction.results[:2])),
             "path": each.instruction.path,
         }
-        for name, each in sorted(every, key=lambda one: -seconds(one[1], where))[:count]
+        for name, each in sorted(every, key=lambda one: -one[1].seconds)[:count]
     ]

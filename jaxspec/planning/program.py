@@ -1,8 +1,8 @@
 """A program for chips that may be absent: its mesh, and the loop traced and counted on abstract arguments."""
 
-import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,12 +20,10 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.program import LOOP, Program, program_of
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
-from jaxspec.model import sharding
-from jaxspec.model.sharding import AnyMesh, named_sharding
-from jaxspec.planning import counting
+from jaxspec.model.sharding import AnyMesh, device_bytes, device_elements, named_sharding
 from jaxspec.planning.chips import Collective, Slice, Work, merged
-from jaxspec.planning.counting import Parts, Phase
-from jaxspec.planning.devices import one_chip
+from jaxspec.planning.counting import Parts, Phase, count
+from jaxspec.planning.devices import abstract_mesh
 from jaxspec.planning.estimate import Interval, Operation, interval, of_phase, operations
 from jaxspec.planning.hlo import CompiledProgram
 
@@ -51,64 +49,53 @@ class PlacedProgram:
         rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=named_sharding(self.mesh, (), ()))
         return self.models, self.state, rounds
 
-    def trace(self) -> Any:
-        """Traces the loop for the devices of the mesh."""
-        with _current(self.mesh):
-            return LOOP.trace(self.spec, *_for(self.mesh, self.arguments))
+    @functools.cached_property
+    def traced(self) -> Any:
+        """The loop, traced for the devices of the mesh."""
+        return self._trace(functools.partial(LOOP.trace, self.spec), *self.arguments)
 
     def trace_prefill(self, chunk: int) -> Any:
         """Traces prefill, which reads `chunk` tokens of each prompt at a time."""
-        with _current(self.mesh):
-            models, state = _for(self.mesh, (self.models, self.state))
-            return trace_prefill(self.spec.drafter, models, state, chunk)
+        return self._trace(functools.partial(trace_prefill, self.spec.drafter, chunk=chunk), self.models, self.state)
+
+    def _trace(self, trace: Callable[..., Any], *arguments: Any) -> Any:
+        if isinstance(self.mesh, Mesh):
+            with jax.set_mesh(self.mesh):
+                return trace(*arguments)
+        # An abstract mesh has no devices, so arguments have no shardings.
+        return trace(*jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments))
 
     def prefill_work(self, prompt: int) -> Work:
         """Minimum work of the target on each chip for prompts of `prompt` tokens: products, and weights read once.
 
-        Each token attends to itself and the tokens before it. The LM head, which only the last token needs, is not
-        counted.
+        The LM head, which only the last token needs, is not counted.
         """
         target, batch = self.models.target, self.state.tokens.shape[0] // self.mesh.shape["data"]
         config = target.config
-        held = sharding.device_elements(target.layers)
+        held = device_elements(target.layers)
         used = config.experts_per_token / config.num_experts if config.num_experts else 1
-        experts = sharding.device_elements([layer.mlp for layer in target.layers]) if config.num_experts else 0
+        experts = device_elements([layer.mlp for layer in target.layers]) if config.num_experts else 0
         heads = config.num_heads / (self.mesh.shape["kv"] * self.mesh.shape["group"] * self.mesh.shape["rows"])
         attending = 4 * config.num_layers * heads * config.head_dim * prompt * (prompt + 1) / 2
         flops = batch * (2 * prompt * (held - experts * (1 - used)) + attending)
-        kv = sharding.device_bytes(self.state.cache) * prompt / self.state.tokens.shape[1]
-        return Work(flops, sharding.device_bytes(target.layers) + kv)
+        kv = device_bytes(self.state.cache) * prompt / self.state.tokens.shape[1]
+        return Work(flops, device_bytes(target.layers) + kv)
 
-    def count(self, traced: Any) -> Parts:
+    @functools.cached_property
+    def parts(self) -> Parts:
         """Work of the parts of a round on each chip, counted from shapes."""
-        return counting.count(traced, self.arguments, self.mesh)
+        return count(self.traced, self.arguments, self.mesh)
 
     def count_drafting(self) -> Parts:
-        """Like `count`, for drafting alone, which is faster to trace. Work outside a level counts as committing."""
-
-        def drafting(models: Models, state: DecodeState, rounds: Any) -> Any:
-            return draft(self.spec, models, state, state.keys)
-
-        with _current(self.mesh):
-            return self.count(jax.jit(drafting).trace(*_for(self.mesh, self.arguments)))
+        """Like `parts`, for drafting alone, which is faster to trace. Work outside a level counts as committing."""
+        drafting = jax.jit(lambda models, state, rounds: draft(self.spec, models, state, state.keys))
+        return count(self._trace(drafting.trace, *self.arguments), self.arguments, self.mesh)
 
 
 def chain_on_one_chip(method: Method, models: Models) -> Parts:
     """Work of a round that drafts a chain of two levels, for one sequence on one chip. The builder is ignored."""
     chain = dataclasses.replace(method, builder=Chain(length=2), controller=Fixed(), history=0)
-    placed = PlacedProgram.place(program_of(chain, models, greedy=True), 1, SMALLEST_CACHE, one_chip())
-    return placed.count(placed.trace())
-
-
-def _current(mesh: AnyMesh) -> contextlib.AbstractContextManager:
-    return jax.set_mesh(mesh) if isinstance(mesh, Mesh) else contextlib.nullcontext()
-
-
-def _for(mesh: AnyMesh, arguments: Any) -> Any:
-    """The arguments for tracing; without shardings on an abstract mesh."""
-    if isinstance(mesh, Mesh):
-        return arguments
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
+    return PlacedProgram.place(program_of(chain, models, greedy=True), 1, SMALLEST_CACHE, abstract_mesh()).parts
 
 
 LARGE = 2**20  # fewest bytes of an array that is reported
@@ -116,12 +103,7 @@ LARGE = 2**20  # fewest bytes of an array that is reported
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A compiled program.
-
-    Attributes:
-        operations: those of one round if the program is a loop, otherwise of one run.
-        memory: JAX's `memory_analysis()`.
-    """
+    """A compiled program; `operations` are of a round if it is a loop, `memory` is JAX's `memory_analysis()`."""
 
     program: CompiledProgram
     operations: Sequence[Operation]
@@ -132,12 +114,7 @@ class Compiled:
     def of(
         cls, traced: Any, where: Slice, filled: float = 1.0, options: Mapping[str, str] | None = None
     ) -> "Compiled | None":
-        """Compiles a traced program; None if it does not fit in memory.
-
-        Args:
-            filled: share of the cache's rows that hold tokens, on average.
-            options: options of the compiler.
-        """
+        """Compiles a traced program with these options; None if it does not fit in memory. `filled`: `operations`."""
         try:
             compiled = traced.lower().compile(compiler_options=options and dict(options))
         except jax.errors.JaxRuntimeError as error:
@@ -158,25 +135,21 @@ class Compiled:
     @property
     def messages(self) -> Mapping[Phase, tuple[Collective, ...]]:
         """The messages of each phase; equal ones are counted together."""
-        found: dict[Phase, list[Collective]] = {}
-        for each in self.operations:
-            if each.message:
-                many = dataclasses.replace(each.message, count=each.message.count * each.times)
-                found.setdefault(each.phase, []).append(many)
-        return {phase: merged(messages) for phase, messages in found.items()}
+        sent = [(each.phase, each.message) for each in self.operations if each.message]
+        phases = dict.fromkeys(phase for phase, _ in sent)
+        return {phase: merged(each for at, each in sent if at == phase) for phase in phases}
 
     @property
     def in_fast_memory(self) -> list[str]:
         """Large arrays that stay in fast memory for the whole loop. A large model's weights do not fit there."""
-        entry = self.program.computations[self.program.entry]
-        loops = [each for each in entry.instructions if each.opcode == "while"]
-        return [str(each) for each in (loops[-1].results if loops else ()) if each.fast and each.bytes >= LARGE]
+        carried = self.program.main_loop.results if self.program.main_loop else ()
+        return [str(each) for each in carried if each.fast and each.bytes >= LARGE]
 
-    def seconds(self, phases: Mapping[Phase, int | float]) -> Interval:
-        """Estimated seconds of phases, each repeated `phases[phase]` times."""
-        parts = (interval(of_phase(self.operations, phase), self.where).times(n) for phase, n in phases.items())
-        return sum(parts, Interval())
+    def seconds(self, runs: Mapping[Phase, int | float]) -> Interval:
+        """Estimated seconds of phases, each repeated `runs[phase]` times."""
+        parts = [interval(of_phase(self.operations, phase), self.where.chip).times(n) for phase, n in runs.items()]
+        return Interval(*map(sum, zip(*parts, strict=True)))
 
-    def during(self, phases: Mapping[Phase, int | float]) -> list[Operation]:
+    def during(self, runs: Mapping[Phase, int | float]) -> list[Operation]:
         """Operations of the phases that run at least once."""
-        return of_phase(self.operations, *(phase for phase, number in phases.items() if number))
+        return of_phase(self.operations, *(phase for phase, number in runs.items() if number))

@@ -11,13 +11,7 @@ from jaxspec.options.main import PlanSettings
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Means over rounds.
-
-    Attributes:
-        tau: committed tokens; None: not given.
-        levels: drafted levels.
-        nodes: verified nodes, the root included; None: not given.
-    """
+    """Means over rounds: committed tokens, drafted levels, and verified nodes with the root; None: not given."""
 
     tau: float | None
     levels: int | float
@@ -31,11 +25,7 @@ class Rounds:
 
 
 def expected_rounds(settings: PlanSettings, method: Method) -> Rounds:
-    """The means of a method's rounds, from the options or from a file of `bench --json`.
-
-    Raises:
-        ValueError: the numbers are impossible, or the file has none for this method.
-    """
+    """The means of a method's rounds. Raises ValueError if they are impossible, or the file has none for the method."""
     depth = method.builder.depth
     if settings.levels is not None and not 0 <= settings.levels <= depth:
         raise ValueError(f"--levels {settings.levels}: {settings.method} drafts 0 to {depth} levels a round")

@@ -33,12 +33,7 @@ MODELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The target to plan for.
-
-    Attributes:
-        path: the checkpoint; None for a published shape.
-        quantize: `int8` or `int4`, the kernels' dtype; None: not quantised.
-    """
+    """The target to plan for: `path` is its checkpoint, None for a published shape; `quantize` as in `PlanSettings`."""
 
     config: LlamaConfig
     path: Path | None = None
@@ -46,7 +41,7 @@ class Target:
 
 
 def find_model(name: str, quantize: str | None = None) -> Target:
-    """A published model by its name, or a checkpoint by its path. The checkpoint may be quantised already.
+    """A published model by its name, or a checkpoint, which may be quantised already.
 
     Raises:
         ValueError: there is no such model, its weights cannot be quantised this way, or Qwix is not installed.
@@ -68,20 +63,16 @@ def models_of(target: Target, method: Method, dtype: jnp.dtype) -> Models:
     A head in the checkpoint has its own shape; any other head has the shape of its paper.
 
     Raises:
-        ValueError: the shape of a draft model is not known, because there is no such draft model.
+        ValueError: the method's draft model does not exist, so its shape is not known.
     """
-    draft = _head(target, method, dtype) if method.drafter.has_head else None
-    models = Models(target=_llama(target, dtype), draft=draft)
+    llama = nnx.eval_shape(lambda: Llama(target.config, rngs=nnx.Rngs(0), dtype=dtype))
+    if (how := target.quantize) is not None:
+        llama = nnx.eval_shape(lambda model: quantized(model, how), llama)
+    models = Models(target=llama, draft=_head(target, method, dtype) if method.drafter.has_head else None)
     if not method.controller.needs_weights:
         return models
     widths = target.config.hidden_size, draft_width(method.drafter, models)
     return dataclasses.replace(models, control=nnx.eval_shape(lambda: method.controller.build_weights(*widths, dtype)))
-
-
-def _llama(target: Target, dtype: jnp.dtype) -> Llama:
-    whole = nnx.eval_shape(lambda: Llama(target.config, rngs=nnx.Rngs(0), dtype=dtype))
-    how = target.quantize
-    return whole if how is None else nnx.eval_shape(lambda model: quantized(model, how), whole)
 
 
 def _head(target: Target, method: Method, dtype: jnp.dtype) -> Any:
@@ -96,12 +87,9 @@ def _head(target: Target, method: Method, dtype: jnp.dtype) -> Any:
 
 
 def _find(path: Path | None, method: Method) -> Path | None:
-    """The folder of the method's head; None if it does not exist.
-
-    A head that is named like its drafter can only be in a checkpoint.
-    """
+    """The folder of the method's head; None if it does not exist."""
     assert method.head is not None
-    if path is None and method.head == method.drafter.name:
+    if path is None and method.head == method.drafter.name:  # such a head can only be in a checkpoint
         return None
     try:
         return find_head(path or Path(), method.head)

@@ -34,10 +34,8 @@ def show(found: dict[str, Any], console: Console) -> None:
     rows = [(name, f"{memory[key] / 1e9:.3f}") for key, name in MEMORY.items()]
     console.print(_table(("memory of a chip",), ("GB",), rows))
     spare = memory["spare"] / 1e9
-    if found["fits"]:
-        line(f"It fits, with {spare:.2f} GB to spare.")
-    else:
-        line(f"It does not fit: {f'{-spare:.2f} GB are missing' if spare < 0 else 'the compiler found no room'}.")
+    missing = f"{-spare:.2f} GB are missing" if spare < 0 else "the compiler found no room"
+    line(f"It fits, with {spare:.2f} GB to spare." if found["fits"] else f"It does not fit: {missing}.")
     line()
     console.print(_times(found))
     messages = [
@@ -83,38 +81,31 @@ def _table(titles: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequenc
 
 def _times(found: dict[str, Any]) -> Table:
     """Work, floors and estimates of drafting, verification and prefill."""
-    compiled = found["estimate_over_floor"] is not None
+    over, scheduled, prefill = found["estimate_over_floor"], found["scheduled_over_floor"], found["prefill"]
     ms = lambda seconds: f"{1e3 * (seconds or 0):.2f}"
-    gflop = lambda flops: f"{flops / 1e9:.2f}"
 
-    def estimate(part: str, ends: list[float] | None) -> tuple[str, ...]:
-        """Cells for an interval in ms, for its ratio to the floor, and for the ratio of the time as scheduled."""
-        if not compiled:
-            return ()
-        over, scheduled = found["estimate_over_floor"][part], found["scheduled_over_floor"][part]
-        if ends is None or over is None:
-            return "", "", ""
-        return f"{ms(ends[0])}-{ms(ends[1])}", f"{over[0]:.2f}-{over[1]:.2f}", f"{scheduled:.2f}"
+    def row(name: str, part: str, flops: int | float, read: str, messages: str, took: list[float] | None):
+        cells = name, f"{flops / 1e9:.2f}", read, messages, ms(found["floor_seconds"][part])
+        if over is None:  # nothing was estimated
+            return cells
+        if took is None or over[part] is None:
+            return *cells, "", "", ""
+        low, high = over[part]
+        return *cells, f"{ms(took[0])}-{ms(took[1])}", f"{low:.2f}-{high:.2f}", f"{scheduled[part]:.2f}"
 
-    names = {
-        "draft": f"drafting {found['levels_per_round']:.3g} levels",
-        "verify": f"verifying {found['nodes_per_round']:.3g} nodes",
-    }
+    def of_round(name: str, part: str):
+        read, messages = found["bytes_per_round"][part] / 1e9, found["messages_per_round"][part]
+        took = over and found["estimated_seconds_per_round"][part]
+        return row(name, part, found["flops_per_round"][part], f"{read:.3f}", f"{messages:.0f}", took)
+
     rows = [
-        (
-            name,
-            gflop(found["flops_per_round"][part]),
-            f"{found['bytes_per_round'][part] / 1e9:.3f}",
-            f"{found['messages_per_round'][part]:.0f}",
-            ms(found["floor_seconds"][part]),
-            *estimate(part, found["estimated_seconds_per_round"][part] if compiled else None),
-        )
-        for part, name in names.items()
+        of_round(f"drafting {found['levels_per_round']:.3g} levels", "draft"),
+        of_round(f"verifying {found['nodes_per_round']:.3g} nodes", "verify"),
     ]
-    if prefill := found["prefill"]:
-        cells = gflop(prefill["flops"]), "", "", ms(prefill["floor_seconds"])
-        rows.append((f"reading {prefill['tokens']} tokens", *cells, *estimate("prefill", prefill["estimated_seconds"])))
-    titles = "GFLOP", "GB read", "messages", "floor ms", *(("estimate ms", "of floor", "scheduled") * compiled)
+    if prefill:
+        name = f"reading {prefill['tokens']} tokens"
+        rows.append(row(name, "prefill", prefill["flops"], "", "", prefill["estimated_seconds"]))
+    titles = "GFLOP", "GB read", "messages", "floor ms", *(("estimate ms", "of floor", "scheduled") if over else ())
     return _table(("on each chip",), titles, rows)
 
 

@@ -1,4 +1,4 @@
-"""Bytes that an instruction of a compiled program moves to and from a chip's main memory.
+"""Bytes that an instruction of a compiled program moves to and from a chip's main memory, and its message.
 
 Operands are read and results are written. Buffers in fast memory do not count. Of slices only the slice counts, and of
 in-place updates only the update."""
@@ -28,7 +28,7 @@ def moved(program: CompiledProgram, computation: Computation, instruction: Instr
         return _copied(instruction)
     if instruction.opcode in UPDATES:
         new = computation.by_name.get(instruction.operands[UPDATES[instruction.opcode]])
-        return sum(2 * each.bytes for each in (new.results if new else ()))
+        return 2 * new.bytes if new else 0
     if instruction.opcode in TAKES:
         return 2 * sum(each.slow_bytes for each in instruction.results) or instruction.bytes
     read = sum(_read(program, computation, instruction, at) for at in range(len(instruction.operands)))
@@ -36,32 +36,27 @@ def moved(program: CompiledProgram, computation: Computation, instruction: Instr
 
 
 def _copied(instruction: Instruction) -> int:
-    """Bytes of a copy or slice that starts; they count twice if source and destination are both in main memory.
-
-    `copy-start` lists its result before its operand, other instructions list the operand first. Scalars for the device
-    come last.
-    """
+    """Bytes of a copy or slice that starts; they count twice if source and destination are both in main memory."""
     arrays = [each for each in instruction.results if each.shape] or instruction.results[:2]
     first, last = arrays[0], arrays[-1]
-    brought = first if instruction.opcode == "copy-start" else last
+    brought = first if instruction.opcode == "copy-start" else last  # it lists its result first, others the operand
     return brought.bytes * max(1, sum(not end.fast for end in (first, last)))
 
 
 def _read(program: CompiledProgram, computation: Computation, instruction: Instruction, at: int) -> int:
     """Bytes that an instruction reads of one operand."""
-    source = computation.by_name.get(instruction.operands[at])
-    if source is None or not any(each.slow_bytes for each in source.results) or source.opcode == "tuple":
+    source, inner = computation.by_name.get(instruction.operands[at]), called(program, instruction)
+    if source is None or source.opcode == "tuple":
         return 0
     whole = sum(each.slow_bytes for each in source.results)
-    inner = program.computations.get(instruction.runs.get("calls", ""))
-    if inner is None or at not in inner.parameters:
+    if not whole or inner is None or at not in inner.parameters:
         return whole
     return min(whole, _used(program, inner, inner.parameters[at], whole))
 
 
 def _used(program: CompiledProgram, inner: Computation, value: Instruction, whole: int) -> int:
     """Bytes that a fused computation uses of a value with `whole` bytes."""
-    if value.is_root:
+    if value is inner.root:
         return whole
     total = 0
     for user in inner.users.get(value.name, ()):
@@ -72,7 +67,7 @@ def _used(program: CompiledProgram, inner: Computation, value: Instruction, whol
             continue
         elif user.opcode in SAME:
             total += _used(program, inner, user, whole)
-        elif user.opcode == "fusion" and (nested := program.computations.get(user.runs.get("calls", ""))):
+        elif user.opcode == "fusion" and (nested := called(program, user)):
             inputs = [nested.parameters[i] for i, name in enumerate(user.operands) if name == value.name]
             total += sum(_used(program, nested, each, whole) for each in inputs)
         else:
@@ -82,9 +77,8 @@ def _used(program: CompiledProgram, inner: Computation, value: Instruction, whol
 
 def written(program: CompiledProgram, instruction: Instruction) -> list[int]:
     """Bytes written to main memory, for each result of an instruction."""
-    inner = program.computations.get(instruction.runs.get("calls", ""))
     whole = [each.slow_bytes for each in instruction.results]
-    if inner is None:
+    if (inner := called(program, instruction)) is None:
         return whole
     root = inner.root
     ends = [inner.by_name.get(name) for name in root.operands] if root.opcode == "tuple" else [root]
@@ -100,11 +94,16 @@ def _new(program: CompiledProgram, inner: Computation, end: Instruction) -> int:
     if end.opcode in UPDATES and len(end.operands) > UPDATES[end.opcode]:
         new = inner.by_name.get(end.operands[UPDATES[end.opcode]])
         return new.bytes if new else end.bytes
-    nested = program.computations.get(end.runs.get("calls", ""))
-    return _new(program, nested, nested.root) if nested and end.opcode == "fusion" else end.bytes
+    nested = called(program, end) if end.opcode == "fusion" else None
+    return _new(program, nested, nested.root) if nested else end.bytes
 
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+def called(program: CompiledProgram, instruction: Instruction) -> Computation | None:
+    """The computation that a fusion, or another instruction, calls; None if it calls none."""
+    return program.computations.get(instruction.runs.get("calls", ""))
+
+
+MESSAGES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
 _GROUPS = re.compile(
     r"replica_groups=(?:\{\{(?P<listed>[\d,]+)\}|\[\d+,(?P<size>\d+)\]<=|mesh\[(?P<axes>.*?)\] ?\{(?P<used>.*?)\})"
@@ -114,10 +113,9 @@ _GROUPS = re.compile(
 def message_of(instruction: Instruction) -> Collective | None:
     """The message that an instruction sends or starts to send; None if it sends none."""
     kind = instruction.opcode.removesuffix("-start")
-    if kind not in KINDS:
+    if kind not in MESSAGES:
         return None
-    arrays, chips = received(instruction), _group(instruction.line)
-    size = sum(each.bytes for each in arrays)
+    size, chips = sum(each.bytes for each in received(instruction)), _group(instruction.line)
     return Collective(kind, size * (chips or 1) if kind == "reduce-scatter" else size, 1, chips)
 
 

@@ -32,6 +32,6 @@ def placed(
 
 
 def compiled(program: PlacedProgram, where: Slice) -> Compiled:
-    found = Compiled.of(program.trace(), where)
+    found = Compiled.of(program.traced, where)
     assert found is not None, "it does not fit"
     return found

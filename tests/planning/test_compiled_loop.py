@@ -68,7 +68,7 @@ def faults(program: PlacedProgram, found: Compiled) -> list[str]:
     entry = found.program.computations[found.program.entry].parameters.values()
     names = ((re.search(r'op_name="([^"]+)"', each.line), each.results[0].shape) for each in entry)
     held = {name[1]: shape for name, shape in names if name}
-    return find_faults(program, found.program, found.operations) + [
+    return find_faults(program, found) + [
         f"{name} of {held.get(name)}" for name, shape in PARTS.items() if held.get(name) != shape
     ]
 
@@ -90,9 +90,8 @@ def faults(program: PlacedProgram, found: Compiled) -> list[str]:
 def test_the_loop_sends_what_the_cuts_demand_and_nothing_large(name: str):
     program, found = compiled_for(name)
     assert faults(program, found) == []
-    counted, sent = program.count(program.trace()), found.messages
-    works = {DRAFTING: counted.draft, LEVEL: counted.level} | {f"verify{n}": work for n, work in counted.verify.items()}
-    for phase, work in ((phase, work) for phase, work in works.items() if work.collectives):
+    sent = found.messages
+    for phase, work in ((phase, work) for phase, work in program.parts.works.items() if work.collectives):
         ours = [each for each in sent.get(phase, ()) if _is_of_rows(each)]
         total = lambda messages: sum(each.count for each in messages)
         sizes = lambda messages: sum(each.count * each.bytes for each in messages)
@@ -116,7 +115,7 @@ def _is_of_rows(message: Collective) -> bool:
 def test_a_long_cache_is_read_by_the_kernel():
     """Once a layer, as it is: no scores, nothing copied, gathered or transposed for it."""
     program, found = compiled_for("plain", batch=4, rows=attention_kernel.LONG)
-    assert find_faults(program, found.program, found.operations) == []
+    assert find_faults(program, found) == []
     kernels = [
         each for each in found.operations if attention_kernel.NAME in each.instruction.path and each.kind == KERNEL
     ]

@@ -20,7 +20,6 @@ from jaxspec.planning.estimate import (
     interval,
     of_phase,
     operations,
-    seconds,
 )
 from jaxspec.planning.hlo import CompiledProgram
 from jaxspec.planning.plan import filled_on_average
@@ -109,7 +108,7 @@ ARRAY = 2 * 8 * 128  # bytes
 def test_a_program_by_hand():
     found = operations(CompiledProgram.parse(PROGRAM), WHERE)
     assert CHIP.clock is not None
-    took = lambda *phases: interval(of_phase(found, *phases), WHERE)
+    took = lambda *phases: interval(of_phase(found, *phases), CHIP)
     # A level once, though their number is not in the program.
     assert took("level").upper == pytest.approx(1000 / CHIP.clock)
     # Of the branches the slower, which reads its operand twice and writes; half of an array by the fusion, which writes
@@ -127,7 +126,7 @@ def test_a_program_by_hand():
     assert [each.instruction.name for each in serial] == ["step"]
     update = next(each for each in found if each.instruction.name == "into")
     assert (update.phase, update.kind, update.bytes) == ("commit", "other", ARRAY // 4)
-    assert seconds(update, WHERE) == pytest.approx(ARRAY / 4 / CHIP.bandwidth)
+    assert update.seconds == pytest.approx(ARRAY / 4 / CHIP.bandwidth)
 
 
 SCHEDULED = """
@@ -163,19 +162,19 @@ def test_a_copy_overlaps_with_what_is_scheduled_between_its_ends(source: str, co
     between = copies * copy
     line = f'%x = f32[2]{{0:S(1)}} add({source}, %fast), {{"estimated_cycles":"{between * CHIP.clock:.0f}"}}'
     found = operations(CompiledProgram.parse(SCHEDULED.replace("BETWEEN", line if copies else "")), WHERE)
-    waited = [seconds(each, WHERE) for each in found if each.kind == "copy"]
+    waited = [each.seconds for each in found if each.kind == "copy"]
     assert sum(waited) == pytest.approx((2 - hidden) * copy, rel=1e-4)
     message = next(each for each in found if each.message)
     assert message.message is not None
     left = WHERE.communication(message.message) - between - sum(waited)
-    assert seconds(message, WHERE) == pytest.approx(max(0, left), rel=1e-4)
+    assert message.seconds == pytest.approx(max(0, left), rel=1e-4)
     # Each is of the phase in which it is needed. All bytes count for the lower end, and all times for the upper end.
-    total = interval(found, WHERE)
+    total = interval(found, CHIP)
     added = (30 / CHIP.clock + between) if copies else 30 / CHIP.clock
     assert total.upper == pytest.approx(added + 2 * copy + WHERE.communication(message.message), rel=1e-4)
     assert total.scheduled == pytest.approx(max(total.lower, added + sum(waited) + max(0, left)), rel=1e-4)
     assert [each.phase for each in found if each.kind == "copy"] == ["commit", "verify4"]
-    assert interval(of_phase(found, "commit", "verify4"), WHERE).lower >= 2 * copy
+    assert interval(of_phase(found, "commit", "verify4"), CHIP).lower >= 2 * copy
 
 
 def test_messages_are_sent_one_after_another():
@@ -201,8 +200,8 @@ def test_a_kernel_takes_what_it_says_or_reads(scope: str):
         line = KERNEL_LINE.replace("SCOPE", scope).replace("FLOPS", str(flops))
         program = CompiledProgram.parse(PROGRAM[: PROGRAM.index("ENTRY")] + _entry(line))
         (kernel,) = [each for each in operations(program, WHERE, filled) if each.kind == "kernel"]
-        assert interval([kernel], WHERE).upper == seconds(kernel, WHERE) == interval([kernel], WHERE).lower
-        return seconds(kernel, WHERE)
+        assert interval([kernel], CHIP).upper == kernel.seconds == interval([kernel], CHIP).lower
+        return kernel.seconds
 
     share = 0.5 if scope == attention_kernel.NAME else 1
     reading, flops = 1.5 * ARRAY / CHIP.bandwidth, 10**9
@@ -250,7 +249,7 @@ def test_a_product_bound_by_arithmetic_is_estimated_near_the_peak(kind: str):
     assert compiled is not None
     found = [each for each in compiled.operations if each.kind == ESTIMATED]
     least = 2 * 4096**3 / where.chip.flops
-    assert 1 <= sum(seconds(each, where) for each in found) / least < 1.7
+    assert 1 <= sum(each.seconds for each in found) / least < 1.7
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
@@ -273,7 +272,7 @@ def test_a_loop_that_the_compiler_made_is_its_body_so_many_times():
         compiled = Compiled.of(jax.jit(run).trace(x, w, rounds), WHERE)
         assert compiled is not None
         found = [each for each in compiled.operations if each.times == count and each.kind == ESTIMATED]
-        return sum(seconds(each, WHERE) for each in found)
+        return sum(each.seconds for each in found)
 
     assert chained(12) == pytest.approx(2 * chained(6), rel=0.01)
     assert chained(6) > 0

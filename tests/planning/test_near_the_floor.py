@@ -47,15 +47,12 @@ def test_the_estimate_stays_near_the_floor(
     """Bounds are a tenth above what XLA estimated when they were written, without options for TPUs."""
     program = placed(SHAPE, str(WHERE), name, split=split, batch=batch, rows=rows, quantize=quantize)
     found = compiled(program, WHERE)
-    assert find_faults(program, found.program, found.operations) == []
+    assert find_faults(program, found) == []
     assert found.temporaries <= megabytes * 1e6
     if rows >= attention_kernel.LONG:
         copied = [each.instruction.results[0].shape for each in found.operations if each.kind == COPY]
         assert (batch, 1, rows, SHAPE.head_dim) not in copied, "values are copied before the kernel"
-    parts = program.count(program.trace())
-    works = {"draft": parts.drafting(levels), "verify": parts.verification(nodes)}
-    for part, most in (("draft", draft), ("verify", verify)):
+    for runs, most in ((program.parts.drafting(levels), draft), (program.parts.verification(nodes), verify)):
         if most is not None:
-            floor = WHERE.seconds(Work(works[part].flops, works[part].bytes))
-            scheduled = found.seconds(parts.phases_of(part, levels, nodes)).scheduled
-            assert scheduled / floor <= most
+            work = program.parts.work(runs)
+            assert found.seconds(runs).scheduled / WHERE.seconds(Work(work.flops, work.bytes)) <= most

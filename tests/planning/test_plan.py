@@ -117,7 +117,7 @@ def test_sequences_are_cut_along_data():
     one, two = placed(SMALL, "h100-80g:8", batch=4), placed(SMALL, "h100-80g:8", data=2, batch=4)
     bytes_of = lambda found: sharding.device_bytes(found.state.cache)
     assert bytes_of(two) == bytes_of(one)  # half of the sequences, and heads for two chips
-    assert two.count(two.trace()).verify[1].flops == pytest.approx(one.count(one.trace()).verify[1].flops, rel=0.01)
+    assert two.parts.verify[1].flops == pytest.approx(one.parts.verify[1].flops, rel=0.01)
 
 
 def test_a_batch_is_planned_as_it_is():
@@ -131,7 +131,7 @@ def test_a_batch_is_planned_as_it_is():
 
 def test_work_of_a_plain_round_by_hand():
     found = placed(SMALL, "h100-80g:16")
-    work = found.count(found.trace()).verification(1)
+    work = found.parts.work(found.parts.verification(1))
     c = SMALL
     read = c.num_layers * (kernels(c) / 16 + 2 * c.hidden_size * c.head_dim) + c.vocab_size * c.hidden_size / 16
     keys_and_values = 2 * c.num_layers * 2048 * c.head_dim
@@ -143,7 +143,7 @@ def test_work_of_a_plain_round_by_hand():
 def test_a_level_of_medusa_is_one_head():
     """A switch holds them all, and one of its branches runs."""
     found = placed(SMALL, "h100-80g:8", "medusa+chain,length=5")
-    level = found.count(found.trace()).level
+    level = found.parts.level
     head = SMALL.hidden_size**2 + SMALL.hidden_size * SMALL.vocab_size
     assert level.bytes == pytest.approx(BF16 * head / 8, rel=0.01)
     assert level.flops == pytest.approx(2 * head / 8, rel=0.01)
@@ -153,7 +153,7 @@ def test_a_level_of_medusa_is_one_head():
 def test_a_level_of_a_block_is_nothing():
     """The round's one pass is DFlash's: its layers over the block, and the LM head over all of it but the root."""
     found = placed(SMALL, "h100-80g:8", "dflash,block=8")
-    parts = found.count(found.trace())
+    parts = found.parts
     assert parts.level.flops == 0
     of_layers = 5 * kernels(SMALL) / 8
     head = SMALL.hidden_size * SMALL.vocab_size / 8
@@ -163,7 +163,7 @@ def test_a_level_of_a_block_is_nothing():
 
 def test_sums_go_over_the_chips_that_have_parts():
     found = placed(SMALL, "h100-80g:16", "eagle+chain", data=8, batch=8)
-    parts = found.count(found.trace())
+    parts = found.parts
     sums = lambda nodes, count: Collective("all-reduce", BF16 * SMALL.hidden_size * nodes, count, 2)
     assert parts.verify[5].collectives == (sums(5, 2 * SMALL.num_layers + 1),)
     assert parts.level.collectives == (sums(1, 4),)
@@ -217,17 +217,17 @@ def test_a_model_known_by_name_has_no_heads_in_the_folder_one_is_in(tmp_path: Pa
 def test_what_the_compiler_finds_no_room_for_does_not_fit(
     jaxspec: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    real = PlacedProgram.trace
+    real = PlacedProgram.traced.func
 
     def full():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 17.00G of 15.75G hbm.")
 
-    trace = lambda placed: SimpleNamespace(jaxpr=real(placed).jaxpr, lower=full)
-    monkeypatch.setattr(PlacedProgram, "trace", trace)
+    traced = property(lambda placed: SimpleNamespace(jaxpr=real(placed).jaxpr, lower=full))
+    monkeypatch.setattr(PlacedProgram, "traced", traced)
     out = tmp_path / "out.json"
     code, shown, remarks = jaxspec("--method", "plain", "--topology", "v5e:4x4", "--tpu-options", "--json", out)
+    assert code == 0, remarks
     found = json.loads(out.read_text())
-    assert code == 0
     assert "15.75G" in remarks
     assert "It does not fit: the compiler found no room." in shown
     assert (found["fits"], found["compiled"], found["settings"]["tpu_options"]) == (False, False, True)
