@@ -9,11 +9,11 @@ from typing import Any
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """A whole number. Raises ValueError, with the name that users know it by, for anything else, 16.0 too."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         found = operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be a whole number, not {value!r}") from None
-    if isinstance(value, bool):
-        raise ValueError(f"{name} must be a whole number, not {value}")
     if least is not None and found < least:
         raise ValueError(f"{name} must be at least {least}, not {found}")
     if most is not None and found > most:
@@ -53,8 +53,7 @@ def option_name(field: str) -> str:
 
 
 def check_options(options: Any, holds: Callable[[Any], bool], words: str, *names: str) -> None:
-    """Raises ValueError for the first of these fields that violates the condition; `words` complete "--field must
-    ..."."""
+    """Raises ValueError for the first of these fields that violates the condition; `words` complete "--field must"."""
     for name in names:
         if not holds(value := getattr(options, name)):
             raise ValueError(f"{option_name(name)} must {words}, not {value}")

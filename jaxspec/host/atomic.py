@@ -24,7 +24,7 @@ def check_folder(path: Path) -> None:
 
 
 def check_new(out: Path) -> None:
-    """Raises ValueError if an output is there already, or the folder that is to hold it is not."""
+    """Raises ValueError if an output exists already, or the folder that is to hold it does not."""
     if out.exists() or out.is_symlink():
         raise ValueError(f"{out} exists already; name another output or remove it first")
     if not (parent := out.absolute().parent).is_dir():
@@ -32,7 +32,7 @@ def check_new(out: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file that appears whole or not at all. What killed processes left of the same file is removed first."""
+    """Writes a file that appears whole or not at all. Removes what killed processes have left of it."""
     _remove_left_overs(path)
     temporary = _temporary(path)
     with unfinished.listed(temporary):
@@ -52,12 +52,9 @@ class DiskFullError(OSError):
 
 @contextlib.contextmanager
 def staged(out: Path, needed: int) -> Iterator[Path]:
-    """A temporary folder beside `out` that takes its name at the end; gone without a trace if anything is raised.
-
-    What processes that were killed left of the same output is removed first.
+    """A temporary folder beside `out` that takes its name at the end, and is removed if anything is raised.
 
     Args:
-        out: the folder to make; must not exist.
         needed: bytes that will be written.
 
     Raises:
@@ -80,7 +77,7 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
             yield temporary
             temporary.rename(out)
     except BaseException as error:
-        unfinished.remove_folder(temporary)
+        unfinished.remove(temporary)
         if _is_disk_full(error):
             raise DiskFullError(
                 f"the disk of {out} is full and nothing was kept; make room for {filesize.decimal(needed)}"
@@ -90,7 +87,7 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
-    """The same for several processes that see the same disk and write into one folder; the first looks after it."""
+    """`staged` for several processes that write into one folder, which the first makes and renames."""
     if not processes.is_first():
         name, problem = json.loads(processes.broadcast_text(""))
         if problem:
@@ -115,14 +112,10 @@ def _temporary(out: Path) -> Path:
 
 
 def _remove_left_overs(out: Path) -> None:
-    """Removes what processes that were killed left of an output."""
+    """Removes what killed processes have left of an output."""
     for left in out.absolute().parent.glob(f"{glob.escape(f'.{out.name}.')}*.part"):
-        if not _is_left_over(left.name.removeprefix(f".{out.name}.")):
-            continue
-        if left.is_dir():
-            unfinished.remove_folder(left)
-        else:
-            left.unlink(missing_ok=True)
+        if _is_left_over(left.name.removeprefix(f".{out.name}.")):
+            unfinished.remove(left)
 
 
 def _host() -> str:
@@ -130,7 +123,7 @@ def _host() -> str:
 
 
 def _is_left_over(owner: str) -> bool:
-    """Whether the end of a temporary name, HOST.PROCESS.DRAWN.part, says that its process has ended."""
+    """Whether the process of the end of a temporary name, HOST.PROCESS.DRAWN.part, has ended."""
     if (found := re.fullmatch(r"([^.]*)\.(\d+)\.[0-9a-f]{8}\.part", owner)) is None or found[1] != _host():
         return False
     try:
@@ -146,14 +139,12 @@ def check_room(out: Path, needed: int) -> None:
     """Raises DiskFullError unless the disk of `out` has room for `needed` bytes more, and some for their metadata."""
     free = shutil.disk_usage(out.absolute().parent).free
     if free < needed * 1.01 + 2**20:
-        raise DiskFullError(
-            f"{out} needs {filesize.decimal(needed)} more and its disk has {filesize.decimal(free)} free; "
-            "make room first"
-        )
+        more, there = filesize.decimal(needed), filesize.decimal(free)
+        raise DiskFullError(f"{out} needs {more} more and its disk has {there} free; make room first")
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    """Whether an error or what caused it is ENOSPC, which TensorStore reports in words only."""
+    """Whether an error or its cause is ENOSPC or EDQUOT, which TensorStore reports in words only."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
     if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):

@@ -33,11 +33,10 @@ def keep_compilations() -> Path | None:
 
 
 def make_room(share: float = 0.9) -> None:
-    """Lets go of the compiled programs in memory, once they take this share of the maps that a process may have.
+    """Frees the compiled programs in memory, once they take this share of the maps that a process may have.
 
-    A loop takes up to some 2,500 on a CPU, of the 65,530 that Linux allows by default, and a process that
-    asks for more is aborted. Those kept on disk are read again when they are needed, which takes seconds each, so that
-    a share should be as large as what is compiled before the next call allows.
+    A loop takes up to some 2,500 on a CPU, of the 65,530 that Linux allows by default, and a process that needs more is
+    aborted. Reading a program from disk again takes seconds, so a share should be as large as possible.
     """
     if not (_MAPS.exists() and _MOST_MAPS.exists()):
         return
@@ -47,7 +46,7 @@ def make_room(share: float = 0.9) -> None:
 
 
 def make_room_for_more() -> None:
-    """`make_room` if anything was compiled since the last call; otherwise it costs nothing. Call it before decoding."""
+    """`make_room` if anything was compiled since the last call. Call it before decoding."""
     compiled = _compiled()
     if compiled.is_set():
         compiled.clear()
@@ -56,7 +55,7 @@ def make_room_for_more() -> None:
 
 @functools.cache
 def _compiled() -> threading.Event:
-    """An event that is set, and set again whenever JAX compiles a program."""
+    """An event that is set whenever JAX compiles a program."""
     compiled = threading.Event()
     compiled.set()
 
@@ -69,23 +68,18 @@ def _compiled() -> threading.Event:
 
 
 AT_ONCE = 2  # Python traces one at a time, and the compiler itself has several threads
-PATIENCE = 1.0  # seconds of which nothing is said: what is compiled already takes less
+PATIENCE = 1.0  # seconds without progress on stderr: a program that is compiled already takes less
 
 Name = TypeVar("Name")
 _compiling: set[int] = set()  # threads
 
 
 def compile_all(programs: Mapping[Name, Callable[[], Any]], name: Callable[[Name], str] = str) -> dict[Name, Any]:
-    """Calls what compiles each of some programs, two at a time, and returns what they return.
+    """Calls the functions that compile some programs, two at a time, and returns their results.
 
-    One at a time where there are several processes: what such a call runs besides must come in the same order in all.
-
-    What JAX compiles under, such as the precision of products, is a thread's own: each call has to set it.
-
-    If it is interrupted, it raises at once. Compilations that have begun end in the background.
-
-    Args:
-        name: what stderr calls a program.
+    One at a time if there are several processes, which must all run them in the same order. JAX's settings, such as the
+    precision of products, are those of a thread: each call has to make them. An interrupt is raised at once;
+    compilations that have begun end in the background. stderr calls a program by its `name`.
     """
     pool = ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1)
     running: dict[Future[Any], Name] = {}

@@ -21,17 +21,12 @@ def device() -> str:
 
 def versions() -> dict[str, str]:
     """Python and the packages that decoding runs on."""
-    return {
-        "python": platform.python_version(),
-        **{name: _version(distribution) for name, distribution in PACKAGES.items()},
-    }
+    return {"python": platform.python_version(), **{name: _version(of) for name, of in PACKAGES.items()}}
 
 
 def cache_folder() -> Path:
-    """The folder for compiled programs and cost tables, which jaxspec can make again.
-
-    `$JAXSPEC_CACHE`, else `jaxspec` in the user's cache folder (`$XDG_CACHE_HOME` or ~/.cache).
-    """
+    """The folder of compiled programs and cost tables: `$JAXSPEC_CACHE`, otherwise `jaxspec` in the user's cache folder
+    (`$XDG_CACHE_HOME` or ~/.cache)."""
     if chosen := os.environ.get("JAXSPEC_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxspec"
@@ -46,17 +41,12 @@ def _version(distribution: str) -> str:
 
 
 def _cores() -> int | None:
-    """Number of cores that this process may use, if the system tells it."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count()
+    """Number of cores that this process may use; on systems other than Linux, of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
+    about = Path("/proc/cpuinfo")
+    lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or platform.machine())

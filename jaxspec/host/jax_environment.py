@@ -7,11 +7,10 @@ THREADS = 4  # of XLA for each device
 
 
 def give_threads() -> None:
-    """Gives XLA threads enough for the fake devices that the environment asks for.
+    """Gives XLA threads enough for the fake devices that the environment demands; call it before JAX finds devices.
 
-    XLA makes as many threads as there are devices, or cores. A device that waits in a collective holds one, and while
-    it waits the others may need more than one each: then nobody goes on, and XLA ends the process after 40 seconds. To
-    be called before JAX looks for devices. What the user has set stays.
+    XLA makes as many threads as there are devices, or cores. A device that waits in a collective holds one, and the
+    others may need more than one each; then all wait, and XLA ends the process after 40 seconds.
     """
     devices = os.environ.get("JAX_NUM_CPU_DEVICES", "")
     if devices.isdecimal() and int(devices) > 1:
@@ -28,10 +27,7 @@ ANY_CHIP = {
 
 
 def expect_no_chip() -> None:
-    """Keeps libtpu from searching for a TPU machine and printing errors, where none is attached.
-
-    To be called before JAX looks for devices. What the user has set stays.
-    """
+    """Keeps libtpu from searching for a TPU machine if none is attached; call it before JAX finds devices."""
     vendors = DEVICES.glob("*/vendor")
     if not any(vendor.read_text(encoding="ascii").strip() == GOOGLE for vendor in vendors):
         for name, value in ANY_CHIP.items():

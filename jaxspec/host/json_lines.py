@@ -12,22 +12,17 @@ from jaxspec.host.atomic import write_whole
 
 @dataclasses.dataclass(frozen=True)
 class LineLog:
-    """Such a file.
-
-    Attributes:
-        kind: what it is, for an error, such as `the log of a bench run`.
-        other: what names another file, such as `another --json`.
-    """
+    """Such a file; for errors, its kind, such as `the log of a bench run`, and `other`, such as `another --json`."""
 
     path: Path
     kind: str
     other: str
 
     def read(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
-        """The lines after the settings; none where there is no file. One that a kill has torn is left out.
+        """The lines after the settings; none if there is no file.
 
         Raises:
-            ValueError: the file is another run's, which had a setting that differs from one of these, or is no log.
+            ValueError: the file is of a run with other settings, or is no log.
         """
         if not self.path.exists() or not (lines := self.lines()):
             return []
@@ -41,33 +36,27 @@ class LineLog:
         return lines[1:]
 
     def lines(self) -> list[dict[str, Any]]:
-        """All lines, the settings first. One that a kill has torn is left out.
-
-        Raises:
-            ValueError: the file is no log.
-        """
+        """All complete lines, the settings first. Raises ValueError if the file is no log."""
         *ended, _ = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
         try:
             lines = [json.loads(line) for line in ended]
         except ValueError as error:
             raise ValueError(f"{self.path} is not {self.kind} ({error}); delete it or choose {self.other}") from error
-        if not all(isinstance(line, dict) for line in lines) or (
-            lines and not isinstance(lines[0].get("settings"), dict)
-        ):
+        are_objects = all(isinstance(line, dict) for line in lines)
+        if not are_objects or (lines and not isinstance(lines[0].get("settings"), dict)):
             raise ValueError(f"{self.path} is not {self.kind}; delete it or choose {self.other}")
         return lines
 
     def write(self, settings: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
-        """Writes all of it."""
+        """Replaces the file."""
         write_whole(self.path, "".join(map(to_line, [{"settings": settings}, *lines])))
 
     def append(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Adds lines, which are on disk after that."""
         append_lines(self.path, lines)
 
 
 def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Adds lines to a file, which are on disk after that."""
+    """Adds lines to a file, and waits until they are on disk."""
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(map(to_line, lines)))
         file.flush()
@@ -75,7 +64,6 @@ def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def to_line(values: dict[str, Any]) -> str:
-    """A line of JSON."""
     return json.dumps(values, separators=(",", ":")) + "\n"
 
 

@@ -1,9 +1,8 @@
 """Several processes that run the same program, each with some of the devices: joining them, and what they exchange.
 
-All of them read the same prompts and text and take the same steps, since every step of one waits for the others'. So
-values that depend on a clock, a signal or a file of one host must be broadcast first (`largest`,
-`broadcast_from_first`). The first process alone prints and writes, into a folder that all of them see; only of a run's
-checkpoints does each write its own part (Orbax).
+All processes must take the same steps. So values that depend on a clock, a signal or a file of one host must be
+broadcast first (`largest`, `broadcast_from_first`). The first process alone prints and writes, into a folder that all
+of them see; only of a run's checkpoints does each write its own part (Orbax).
 """
 
 import json
@@ -29,27 +28,27 @@ SILENT = 30  # seconds without a sign of life after which a process counts as de
 def join(
     coordinator: str | None = None, processes: int | None = None, process_id: int | None = None, *, allowed: bool = True
 ) -> None:
-    """Joins the other processes, before anything is computed; does nothing where there are none, or once it has.
+    """Joins the other processes, before anything is computed. Does nothing if there are none, or it was called before.
 
     Args:
-        coordinator: HOST:PORT of the first process; `auto` asks the environment, as does None if that speaks of
-            several tasks (a TPU pod, SLURM).
-        processes, process_id: how many there are, and which this is, from 0; with a HOST:PORT.
+        coordinator: HOST:PORT of the first process; `auto` reads the environment, as does None if that has several
+            tasks (a TPU pod, SLURM).
+        processes, process_id: their number, and that of this one, from 0; with a HOST:PORT.
         allowed: whether others may be joined.
 
     Raises:
         ValueError: some of the three are missing, or do not fit, or there are others and none are allowed.
     """
-    if not allowed and (coordinator is not None or has_neighbours(os.environ)):
+    if not allowed and (coordinator is not None or neighbours(os.environ)):
         raise ValueError(
             "this command runs in one process, on as many devices as that has, and cannot be spread over several hosts"
         )
     if coordinator in (None, AUTO):
         if processes is not None or process_id is not None:
             raise ValueError("--processes and --process-id need --coordinator HOST:PORT")
-        if coordinator is None and not has_neighbours(os.environ):
+        if coordinator is None and not neighbours(os.environ):
             return
-        coordinator = None  # nor anything else: JAX finds out
+        coordinator = None  # JAX reads all three from the environment
     elif processes is None or process_id is None:
         raise ValueError(f"--coordinator {coordinator} needs --processes N and --process-id I, or write auto instead")
     elif not 0 <= process_id < processes:
@@ -67,13 +66,8 @@ def join(
             watch.begin(distributed.global_state.client, jax.process_index(), jax.process_count())
 
 
-def has_neighbours(environment: Mapping[str, str]) -> bool:
-    """Whether the variables of SLURM or of a TPU pod speak of several tasks."""
-    return neighbours(environment) is not None
-
-
 def neighbours(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The variable that speaks of several tasks, SLURM's or that of a TPU pod, and how many they are; None if none."""
+    """The variable of SLURM or of a TPU pod that gives several tasks, and their number; None if there is none."""
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks.isdecimal() and int(tasks) > 1:
         return "SLURM_STEP_NUM_TASKS", int(tasks)
@@ -87,8 +81,8 @@ def check_alone(
     """Raises ValueError if there are other processes, of which each would run the whole command by itself.
 
     Args:
-        command: as it was typed, program first; the error repeats it with what is missing.
-        missing: how that command is told of a mesh.
+        command: as typed, program first.
+        missing: the command's options of a mesh, which the error adds.
     """
     if (found := neighbours(environment)) is None:
         return
@@ -117,7 +111,7 @@ def fetch(arrays: T) -> T:
 
 
 def put(value: Any, sharding: NamedSharding) -> jax.Array:
-    """An array cut as the sharding says; all processes have it whole, or it lies on devices of all of them already."""
+    """A sharded array, from one that all processes have whole, or that is on devices of all of them already."""
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
@@ -131,8 +125,8 @@ def _same(value: jax.Array) -> jax.Array:
 
 
 def split_over_hosts(array: np.ndarray) -> np.ndarray | jax.Array:
-    """An array that every process has, cut over them along the first axis that they divide, so that each writes a part
-    of it; as it is where there is one process."""
+    """An array that every process has, sharded over them along the first axis that they divide, so that each writes a
+    part of it; with one process, the array itself."""
     if (count := jax.process_count()) == 1:
         return array
     ours = {device.process_index: device for device in reversed(jax.devices())}  # the first device of each
@@ -160,8 +154,6 @@ def broadcast_text(text: str) -> str:
 def broadcast_from_first(work: Callable[[], Any]) -> Any:
     """Calls `work` in the first process only, and returns its result, which must be JSON, in all processes.
 
-    Use it for decisions that depend on the files, clocks or libraries of one host.
-
     Raises:
         ValueError, RuntimeError: in the other processes, if `work` raised an error in the first one; ValueError for bad
             input. The first process raises the error itself.
@@ -174,15 +166,15 @@ def broadcast_from_first(work: Callable[[], Any]) -> Any:
             raise (ValueError if is_input else RuntimeError)(problem)
         return found
     try:
-        told = json.dumps([work(), None, False])
+        result = json.dumps([work(), None, False])
     except Exception as error:  # the others would wait for ever
         broadcast_text(json.dumps([None, str(error), isinstance(error, ValueError)]))
         raise
-    return json.loads(broadcast_text(told))[0]
+    return json.loads(broadcast_text(result))[0]
 
 
 def largest(number: float) -> float:
-    """The largest of what the processes have, such as the seconds that each has measured."""
+    """Collective: the largest of the processes' numbers, such as the seconds that each has measured."""
     if jax.process_count() == 1:
         return number
     from jax.experimental.multihost_utils import process_allgather
@@ -193,7 +185,7 @@ def largest(number: float) -> float:
 
 
 def wait() -> None:
-    """Waits until all processes are here: what one has written before, the others can read after."""
+    """Collective: waits for all processes. After it, the others can read files that one has written before."""
     if jax.process_count() > 1:
         from jax.experimental.multihost_utils import sync_global_devices
 

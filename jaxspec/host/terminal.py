@@ -16,12 +16,7 @@ _FRAME = 0.5  # between updates of the bar
 
 
 class Progress:
-    """Progress of some work.
-
-    Args:
-        draw: updates the bar on a terminal; None if there is none.
-        form: how a number of what is counted is written.
-    """
+    """Progress of some work; `draw` updates the bar on a terminal, None if there is none. `form` as in `progress`."""
 
     def __init__(self, title: str, total: int, done: int, draw: Callable | None, form: Callable[[int], str]):
         self.title, self.total, self.done, self.draw, self.form = title, total, done, draw, form
@@ -35,7 +30,7 @@ class Progress:
         return True
 
     def advance(self, count: int = 1) -> None:
-        """Adds to the number of finished pieces, and shows it if it is time."""
+        """Adds to the number of finished pieces, and shows it if `due`."""
         self.done += count
         if self.due():
             self.show(self.done)
@@ -56,8 +51,8 @@ def progress(title: str, total: int, done: int = 0, form: Callable[[int], str] =
     """Yields the progress of `total` pieces of work, of which `done` were finished before.
 
     Args:
-        title: says what is counted, such as `step`.
-        form: how a number of that is written, such as `rich.filesize.decimal` for bytes.
+        title: what is counted, such as `step`.
+        form: writes a number of pieces, such as `rich.filesize.decimal` for bytes.
     """
     if not sys.stderr.isatty():
         yield Progress(title, total, done, None, form)

@@ -1,4 +1,4 @@
-"""Outputs under temporary names while they are written; whoever ends the process removes them."""
+"""Outputs under temporary names while they are written, to be removed if the process ends."""
 
 import contextlib
 import shutil
@@ -11,7 +11,7 @@ _written: set[Path] = set()
 
 @contextlib.contextmanager
 def listed(temporary: Path) -> Iterator[None]:
-    """Keeps a file or folder in mind until the block is left."""
+    """Lists a file or folder until the block is left."""
     _written.add(temporary)
     try:
         yield
@@ -22,16 +22,16 @@ def listed(temporary: Path) -> Iterator[None]:
 def remove_all() -> None:
     """Removes what is being written."""
     for path in list(_written):
-        if path.is_dir():
-            remove_folder(path)
-        else:
-            path.unlink(missing_ok=True)
+        remove(path)
 
 
-def remove_folder(folder: Path) -> None:
-    """Removes a folder into which interrupted threads may still be writing, until deletion succeeds."""
+def remove(path: Path) -> None:
+    """Removes a file, or a folder into which interrupted threads may still be writing, until deletion succeeds."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
     for _ in range(50):
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
         time.sleep(0.05)
-        if not folder.exists():
+        if not path.exists():
             return

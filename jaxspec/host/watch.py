@@ -1,7 +1,7 @@
 """If one of several processes fails or is terminated, all end, and the reason is printed once.
 
 A process that waits for others inside a computation receives neither signals nor exceptions. So a thread in each
-process watches the key-value store that JAX keeps in the first process, and ends its own process when a reason appears.
+process watches the key-value store that JAX keeps in the first process, and ends its process when a reason appears.
 """
 
 import dataclasses
@@ -25,13 +25,7 @@ _SIGNALS = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why all end.
-
-    Attributes:
-        process: number of the one that said so.
-        sentence: for the user; empty where there is nobody to read it.
-        code: that all exit with.
-    """
+    """Why all end: the process that ended first, a sentence for the user or nothing, and the exit code of all."""
 
     process: int
     sentence: str
@@ -42,7 +36,7 @@ class Watch:
     """Looks for the reason, in a thread of its own; see `begin`."""
 
     def __init__(self, client: Any, process: int, count: int):
-        """`client` is JAX's, of the store that the first process keeps."""
+        """`client` is JAX's, of the first process's store."""
         self.client, self.process, self.count = client, process, count
         self.lock, self.printed = threading.RLock(), False  # a signal may find the main thread inside of it
         self.ending = False  # whether the main thread is on its way out
@@ -53,10 +47,7 @@ class Watch:
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     def tell(self, sentence: str, code: int) -> Reason:
-        """Tells all that this process ends, and why. Returns the first recorded reason.
-
-        The first process prints it. Another one prints it itself where the first does not.
-        """
+        """Records why this process ends. Returns the first recorded reason, which one process prints."""
         if threading.current_thread() is threading.main_thread():
             self.ending = True
             for number in _SIGNALS:  # another one would break off what cleans up
@@ -70,10 +61,7 @@ class Watch:
         return reason
 
     def leave(self) -> NoReturn:
-        """Ends this process by the reason that was told, without waiting for the others as JAX does at exit.
-
-        The first goes last, for the store goes with it.
-        """
+        """Ends this process by the recorded reason. The first process ends last, because it keeps the store."""
         with self.lock:  # one thread alone
             reason = self._reason()
             unfinished.remove_all()
@@ -146,7 +134,7 @@ _running: list[Watch] = []
 
 
 def begin(client: Any, process: int, count: int) -> None:
-    """Starts to watch; once, and after the processes have found each other."""
+    """Starts to watch, after the processes have joined."""
     _running.append(Watch(client, process, count))
 
 

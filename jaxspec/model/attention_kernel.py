@@ -61,18 +61,11 @@ def attend_in_kernel(
 ) -> Float[Array, "B K G W H"]:
     """Attention of W queries of each head over the first `cached` rows of the prefix and the nodes visible by `mask`.
 
-    Under a mesh each chip computes its own heads and sequences. The result has the dtype of the queries.
-    `interpret` runs the kernel without a TPU.
+    The result has the dtype of the queries. `interpret` runs the kernel without a TPU.
     """
-    kernel = functools.partial(attend_on_one_chip, interpret=interpret)
-    arrays = (
-        (query, QUERY_AXES),
-        (prefix, axes),
-        (nodes, NODE_AXES),
-        (cached, ("batch",)),
-        (mask, ("batch",)),
-    )
-    return on_each_device(lambda *parts: kernel(*parts)[0], *arrays, out=(query, QUERY_AXES))
+    kernel = lambda *parts: attend_on_one_chip(*parts, interpret=interpret)[0]
+    arrays = (query, QUERY_AXES), (prefix, axes), (nodes, NODE_AXES), (cached, ("batch",)), (mask, ("batch",))
+    return on_each_device(kernel, *arrays, out=(query, QUERY_AXES))
 
 
 def attend_on_one_chip(
@@ -85,11 +78,8 @@ def attend_on_one_chip(
     residuals: bool = False,
     interpret: bool = False,
 ) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K G W 1"] | None]:
-    """The kernel on one chip's part of the arrays.
-
-    Returns:
-        the attention, and with `residuals` the log-sum-exp of each query's scores, float32.
-    """
+    """The kernel on one chip's part of the arrays: the attention, and with `residuals` the log-sum-exp of each query's
+    scores, float32."""
     from jax.experimental import pallas as pl  # this import takes half a second, and only TPUs need it
     from jax.experimental.pallas import tpu as pltpu
 
@@ -110,11 +100,8 @@ def attend_on_one_chip(
     def live(s, b, cached):  # past the last block with tokens, the last one is named again, so nothing is read
         return jnp.minimum(s, jax.lax.div(jnp.maximum(cached[b] - 1, 0), many))
 
-    def block(shape, index):
-        return pl.BlockSpec(shape, index)
-
     def of_queries(width):
-        return block((None, None, few, width), lambda b, h, q, s, cached: (b, h, q, 0))
+        return pl.BlockSpec((None, None, few, width), lambda b, h, q, s, cached: (b, h, q, 0))
 
     nodes_k = nodes.k.mT  # keys of nodes have the layout of their values in the kernel
     cached_bytes = 2 * prefix.k.dtype.itemsize * batch * heads * rows * dim * (queries // few)
@@ -125,18 +112,14 @@ def attend_on_one_chip(
             grid=(batch, heads, queries // few, rows // many),
             in_specs=[
                 of_queries(dim),
-                block((None, None, dim, many), lambda b, h, q, s, cached: (b, h, 0, live(s, b, cached))),
-                block((None, None, many, dim), lambda b, h, q, s, cached: (b, h, live(s, b, cached), 0)),
-                block((None, None, count, dim), lambda b, h, q, s, cached: (b, h, 0, 0)),
-                block((None, None, count, dim), lambda b, h, q, s, cached: (b, h, 0, 0)),
-                block((None, few, count), lambda b, h, q, s, cached: (b, jax.lax.rem(q, masks), 0)),
+                pl.BlockSpec((None, None, dim, many), lambda b, h, q, s, cached: (b, h, 0, live(s, b, cached))),
+                pl.BlockSpec((None, None, many, dim), lambda b, h, q, s, cached: (b, h, live(s, b, cached), 0)),
+                pl.BlockSpec((None, None, count, dim), lambda b, h, q, s, cached: (b, h, 0, 0)),
+                pl.BlockSpec((None, None, count, dim), lambda b, h, q, s, cached: (b, h, 0, 0)),
+                pl.BlockSpec((None, few, count), lambda b, h, q, s, cached: (b, jax.lax.rem(q, masks), 0)),
             ],
             out_specs=[of_queries(dim), *[of_queries(1)] * residuals],
-            scratch_shapes=[
-                pltpu.VMEM((few, dim), jnp.float32),
-                pltpu.VMEM((few, 1), jnp.float32),
-                pltpu.VMEM((few, 1), jnp.float32),
-            ],
+            scratch_shapes=[pltpu.VMEM((few, columns), jnp.float32) for columns in (dim, 1, 1)],
         ),
         out_shape=[
             jax.ShapeDtypeStruct((batch, heads, queries, dim), query.dtype),

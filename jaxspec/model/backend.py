@@ -28,7 +28,7 @@ TPU_PREFILL_OPTIONS = {"xla_tpu_scoped_vmem_limit_kib": "49152"}
 """Options of the TPU compiler for `loop.decode` and for prefill (`docs/compiled.md`).
 
 They are off: no TPU has confirmed them, and an estimate cannot, because one of them changes what the compiler assumes
-about the hardware. The limit on scoped memory changes no assumption, but its gain is an estimate too.
+about the hardware.
 """
 
 
@@ -39,8 +39,7 @@ def platform() -> str:
 
 
 def time_grows_with_tokens() -> bool:
-    """Whether each token of a forward costs time. On an accelerator a forward over few tokens takes as long as one over
-    a single token: the time to read the weights."""
+    """Whether each token of a forward costs time. Accelerators read the weights for a longer time."""
     return platform() == "cpu"
 
 
@@ -57,24 +56,19 @@ def prefill_chunks() -> tuple[int, ...]:
 def single_row_is_slow() -> bool:
     """Whether a product with one row is slower than one with two.
 
-    On a TPU, XLA computes a product with one row on the vector unit, which is slower than two rows on the matrix unit:
-    for four layers of a 70B and its LM head on 16 v5e chips it estimates 2,878 µs for one row and 1,122 µs for two. On
-    a GPU, XLA writes kernel times row to memory before it sums.
+    On a TPU, XLA computes it on the vector unit: for four layers of a 70B and its LM head on 16 v5e chips it estimates
+    2,878 µs for one row and 1,122 µs for two. On a GPU, XLA writes kernel times row to memory before it sums.
     """
     return platform() != "cpu"
 
 
 def gathers_table_for_one_token() -> bool:
-    """Whether XLA gathers a sharded table of embeddings on every device to look up one token, as it does on GPUs. It
-    does not for two tokens."""
+    """Whether XLA gathers a sharded table of embeddings on every device for one token, unlike for two: on GPUs."""
     return platform() == "gpu" and not jax.sharding.get_abstract_mesh().empty
 
 
 def fuses_products() -> bool:
-    """Whether XLA fuses a product with the operations that use its result, and chooses the kernel's layout for them.
-
-    On TPUs it then transposes the kernel in every round, or keeps a transposed copy.
-    """
+    """Whether XLA transposes a product's kernel, in every round, for the operations that use the result: on TPUs."""
     return platform() == "tpu"
 
 
@@ -84,18 +78,14 @@ def has_attention_kernel() -> bool:
 
 
 def uses_cudnn() -> bool:
-    """Whether prefill uses cuDNN's attention: on GPUs, if the environment variable JAXSPEC_ATTENTION is `cudnn`.
-
-    It is not the default, because nobody has measured yet where it pays.
-    """
+    """Whether prefill uses cuDNN's attention: on GPUs, if JAXSPEC_ATTENTION=cudnn. Where it pays is not measured."""
     return platform() == "gpu" and os.environ.get("JAXSPEC_ATTENTION") == "cudnn"
 
 
 def loops_over_updates() -> bool:
-    """Whether one update at a different place in each row of a batch becomes a loop, with a dozen operations per row.
+    """Whether one update at a different place in each row of a batch becomes a loop: on TPUs.
 
-    It does on TPUs. For the KV caches of 16 sequences and four layers the compiler estimates 1,160 µs for that loop,
-    and 25 µs for separate updates.
+    For the KV caches of 16 sequences and four layers XLA estimates 1,160 µs for it, and 25 µs for separate updates.
     """
     return platform() == "tpu"
 
@@ -106,10 +96,8 @@ def sorts_slowly() -> bool:
 
 
 def threshold_bits() -> int:
-    """Bits of a threshold that one pass over a vocabulary finds, by 2^bits - 1 sums (`decoding/sampling.py`).
-
-    On a CPU every sum costs time. On accelerators a pass costs more than its sums, and on a mesh it is a message.
-    """
+    """Bits of a threshold that one pass over a vocabulary finds, by 2^bits - 1 sums (`decoding/sampling.py`)."""
+    # On a CPU every sum costs time. On accelerators a pass costs more than its sums, and on a mesh it is a message.
     return 1 if platform() == "cpu" else 4
 
 
@@ -119,8 +107,5 @@ def has_tpu_options() -> bool:
 
 
 def chosen_options(options: Mapping[str, str]) -> dict[str, str] | None:
-    """The `compiler_options` of a program: None unless the user turned options for TPUs on before importing jaxspec.
-
-    Compilers of other devices refuse them.
-    """
+    """The `compiler_options` of a program: None unless the user turned options for TPUs on before importing jaxspec."""
     return dict(options) if has_tpu_options() else None

@@ -17,9 +17,9 @@ class Rope:
 
     Attributes:
         theta: base of the geometric series of wavelengths.
-        scaling: `linear` divides every frequency by `factor`; `llama3` divides the low frequencies and
-            blends between `low_freq_factor` and `high_freq_factor`; `dynamic` changes nothing up to
-            `original_length`. Longer texts are rejected, because `dynamic` then depends on the longest row of a batch.
+        scaling: `linear` divides every frequency by `factor`; `llama3` divides the low frequencies and blends between
+            `low_freq_factor` and `high_freq_factor`; `dynamic` changes nothing up to `original_length`. Longer texts
+            are rejected, because it would depend on the longest row of a batch.
         original_length: positions of the model's first training; used by `dynamic` and `llama3`.
     """
 
@@ -37,10 +37,8 @@ class Rope:
             if (value := number(f"rope {name}", getattr(self, name))) <= 0:
                 raise ValueError(f"rope {name} must be above 0, not {value}")
         if self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"rope high_freq_factor must be above low_freq_factor, not {self.high_freq_factor} and "
-                f"{self.low_freq_factor}"
-            )
+            found = f"{self.high_freq_factor} and {self.low_freq_factor}"
+            raise ValueError(f"rope high_freq_factor must be above low_freq_factor, not {found}")
         integer("rope original_length", self.original_length, 0)
 
 
@@ -52,13 +50,11 @@ class LlamaConfig:
         vocab_size: rows of the embedding and columns of the LM head.
         hidden_size: width of the residual stream, D.
         intermediate_size: width of the gated MLP.
-        num_heads: query heads, a multiple of `num_kv_heads`.
-        num_kv_heads: heads of keys and values; num_heads / num_kv_heads query heads share each (GQA).
+        num_heads, num_kv_heads: heads of queries, and of keys and values, which equally many query heads share (GQA).
         head_dim: width of one head, H; not always hidden_size / num_heads.
         norm_eps: epsilon of every RMSNorm.
         max_length: most positions that the checkpoint supports.
         tie_embeddings: the LM head is the transposed embedding.
-        qkv_bias, output_bias, mlp_bias: which linear layers have a bias.
         qk_norm: each head's query and key pass an RMSNorm before rotation (Qwen3).
         num_experts: MLPs in each layer's mixture of experts, each `intermediate_size` wide; 0: one MLP and no mixture.
         experts_per_token: experts that the router selects for each token.
@@ -83,23 +79,12 @@ class LlamaConfig:
     experts_per_token: int = 0
 
     def __post_init__(self) -> None:
-        sizes = (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "max_length",
-        )
-        for name in sizes:
-            integer(name, getattr(self, name), 1, MOST_LAYERS if name == "num_layers" else LARGEST)
-        for name in ("num_experts", "experts_per_token"):
-            integer(name, getattr(self, name), 0, LARGEST)
-        for name in ("tie_embeddings", "qkv_bias", "output_bias", "mlp_bias"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if field.type is int:
+                integer(name, value, 0 if "expert" in name else 1, MOST_LAYERS if name == "num_layers" else LARGEST)
+            if field.type is bool and not isinstance(value, bool):
+                raise ValueError(f"{name} must be true or false, not {value!r}")
         if (epsilon := number("norm_eps", self.norm_eps)) <= 0:
             raise ValueError(f"norm_eps must be above 0, not {epsilon}")
         if self.num_heads % self.num_kv_heads:

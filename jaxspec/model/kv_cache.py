@@ -78,9 +78,8 @@ def append(
 ) -> tuple[KV, ...]:
     """Writes the P rows of `rows` at `start`, `start` + 1, … of each sequence, in every layer.
 
-    Rows past the accepted ones are written too. They are never read: they lie beyond the length of the sequence, and
-    the next round overwrites them. Requires start + P <= S; otherwise XLA would shift the block over committed rows.
-    Only sequences whose text is finished may have less room: their keys and values are never read again.
+    Rows past the accepted ones are written too; the next round overwrites them. Requires start + P <= S, otherwise XLA
+    would shift the block over committed rows. Only finished sequences may have less room: they are never read again.
 
     Args:
         after: non-negative numbers computed from the values that this round read from the cache. They make the write

@@ -5,9 +5,6 @@ arXiv:1909.08053), `rows` the weights too, and the rows of the KV cache (`split_
 most by its heads. So `split_mesh` divides the axis `model` into three, for the heads of a given model: devices along
 `kv` have different KV heads; devices along `group` share KV heads and have different query heads; devices along `spare`
 share query heads too. Vocabulary and MLP are sharded along all three, and along `rows`.
-
-`place` stores the sharding of each parameter in a `jax.ShapeDtypeStruct`. So an abstract model can be restored from
-disk (`parameters.load_params`), or compiled for, without ever holding the arrays.
 """
 
 import contextlib
@@ -66,7 +63,7 @@ all-reduces a layer, about 10 µs each on ICI and NVLink. In 20 µs a v5e reads 
 
 
 def make_mesh(*, data: int = 1, model: int = 1, rows: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh with the axes `data`, `model` and `rows`, over `devices` (None: the first of `jax.devices()`).
+    """A mesh over `devices` (None: the first of `jax.devices()`).
 
     Raises:
         ValueError: an axis is below 1, `rows` is not 1, 2, 4 or 8, there are too few devices, or several processes
@@ -78,12 +75,11 @@ def make_mesh(*, data: int = 1, model: int = 1, rows: int = 1, devices: Sequence
         raise ValueError(f"a mesh needs at least one device along each axis, not {said}")
     if MOST_ROWS % rows:
         raise ValueError(f"rows of the cache can be split over 2, 4 or {MOST_ROWS} devices, not {rows}")
-    there, wanted = jax.devices() if devices is None else devices, math.prod(sizes.values())
-    if wanted > len(there) or (jax.process_count() > 1 and wanted < len(there)):
-        product = f"{'' if jax.process_count() > 1 else 'at most '}{len(there)}"
+    there, wanted, several = devices or jax.devices(), math.prod(sizes.values()), jax.process_count() > 1
+    if wanted > len(there) or (several and wanted < len(there)):
         raise ValueError(
             f"a mesh of {said} needs {wanted} devices but there are {len(there)}; "
-            f"choose numbers whose product is {product}"
+            f"choose numbers whose product is {'' if several else 'at most '}{len(there)}"
         )
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * 3, devices=there)
 
@@ -148,7 +144,7 @@ def partition_spec(
     """The partition of an array with this shape and these logical axes. None, and axes past the last: never sharded.
 
     An axis of the array is sharded along the first of its mesh axes, as far as they divide its length. Each mesh axis
-    is used once: the first axis of the array that can use it does.
+    is used once.
     """
     used: set[str] = set()
     cuts: list[tuple[str, ...] | None] = []
@@ -171,10 +167,7 @@ def named_sharding(
 
 
 def constrain(x: Array, *axes: str | None) -> Array:
-    """Shards an intermediate array by the table, so that the partitioner does not choose another sharding.
-
-    The mesh is the current one of `jax.set_mesh`; without one x is returned as it is.
-    """
+    """Shards an intermediate array on the current mesh by `DECODING`. Without a mesh, x is returned as it is."""
     mesh = jax.sharding.get_abstract_mesh()
     return x if mesh.empty else jax.lax.with_sharding_constraint(x, partition_spec(mesh, axes, x.shape))
 
@@ -196,8 +189,8 @@ def on_each_device(function: Callable[..., T], *given: tuple[Any, Axes], out: tu
     """Runs a function on each device of the current mesh, on the device's parts of the arrays (`jax.shard_map`).
 
     Args:
-        given: the function's arguments: pytrees of arrays, each with logical axes: names for all its arrays, or a
-            function that maps an array's path in the pytree to names.
+        given: the function's arguments: pytrees of arrays, each with logical axes for all its arrays, or a function
+            from an array's path in the pytree to its axes.
         out: a pytree of arrays with the shapes that the function returns, and its logical axes.
     """
     mesh, arguments = jax.sharding.get_abstract_mesh(), [tree for tree, _ in given]
@@ -220,7 +213,7 @@ def place(module: M, mesh: AnyMesh, rules: Rules = DECODING, dtype: Any = None) 
     Parameters without `axes`, such as those of Flax's own layers, are replicated.
 
     Args:
-        module: with arrays, or abstract (`checkpoint.abstract`, `nnx.eval_shape`).
+        module: with arrays, or abstract.
         mesh: from `split_mesh`.
         dtype: the new dtype of floating-point parameters; None: they keep theirs.
     """
@@ -265,20 +258,14 @@ def shard_batch(batch: T) -> T:
 def placed_leaf(
     leaf: Any, mesh: AnyMesh, axes: tuple[str | None, ...], rules: Rules = DECODING, dtype: Any = None
 ) -> jax.ShapeDtypeStruct:
-    """A `jax.ShapeDtypeStruct` for a real or abstract array, sharded by the rules for its axes."""
-    return jax.ShapeDtypeStruct(
-        leaf.shape, _wanted(leaf, dtype), sharding=named_sharding(mesh, axes, leaf.shape, rules)
-    )
+    """A `jax.ShapeDtypeStruct` for a real or abstract array; `dtype` is for floating-point arrays only."""
+    wanted = leaf.dtype if dtype is None or not jnp.issubdtype(leaf.dtype, jnp.floating) else dtype
+    return jax.ShapeDtypeStruct(leaf.shape, wanted, sharding=named_sharding(mesh, axes, leaf.shape, rules))
 
 
 def device_bytes(placed: Any) -> int:
     """Bytes of a placed pytree on each device."""
     return sum(leaf_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(placed))
-
-
-def _wanted(leaf: Any, dtype: Any) -> Any:
-    """`dtype` for floating-point arrays; integers of quantised weights keep theirs."""
-    return dtype if dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
 
 
 def device_elements(placed: Any) -> int:

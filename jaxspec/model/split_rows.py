@@ -29,10 +29,8 @@ def held(count: Int[Array, " B"]) -> Int[Array, " B"]:
 
 
 def held_of_block(block: Array, start: Int[Array, " B"], axis: int) -> Array:
-    """This device's rows of a block of P rows, which begins at row `start` of each text.
-
-    The result has P / R rows along `axis`, rounded up. If the device has one row fewer, the last has no meaning.
-    """
+    """This device's rows of a block of P rows, which begins at row `start` of each text: P / R rows along `axis`,
+    rounded up. If the device has one row fewer, the last has no meaning."""
     if (count := parts()) == 1:
         return block
     length = block.shape[axis]
@@ -54,7 +52,6 @@ def combine(
     """Attention to the rows of all devices, from the attention of each to its own.
 
     Args:
-        query: this device's queries.
         attend: given all queries of this device's KV heads, and whether the device is the first one, returns the
             attention to its own rows and the log-sum-exp of their scores. The first device also attends to the nodes.
         group_is_split: whether the query heads of a KV head are split over these devices; otherwise each has all.

@@ -11,7 +11,7 @@ import pytest
 import jaxspec
 from jaxspec.checkpoint.parameters import read_arrays, read_shapes
 from jaxspec.convert.llama import export
-from jaxspec.host.processes import broadcast_from_first, check_alone, has_neighbours, join, largest
+from jaxspec.host.processes import broadcast_from_first, check_alone, join, largest, neighbours
 from jaxspec.options.shared import Devices
 from jaxspec.train.run.folder import Run
 from tests.evaluate.tiny import checkpoint
@@ -79,10 +79,10 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
 
 
 def test_neighbours_are_found_in_the_environment():
-    assert not has_neighbours({})
-    assert not has_neighbours({"SLURM_STEP_NUM_TASKS": "1", "TPU_WORKER_HOSTNAMES": "localhost"})
-    assert has_neighbours({"SLURM_STEP_NUM_TASKS": "4"})
-    assert has_neighbours({"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"})
+    assert not neighbours({})
+    assert not neighbours({"SLURM_STEP_NUM_TASKS": "1", "TPU_WORKER_HOSTNAMES": "localhost"})
+    assert neighbours({"SLURM_STEP_NUM_TASKS": "4"})
+    assert neighbours({"TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2"})
 
 
 @pytest.mark.parametrize(
