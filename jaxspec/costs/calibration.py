@@ -53,8 +53,8 @@ def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -
 def costs_key(model: Checkpoint, method: Method, batch_size: int) -> CostKey:
     """The key of a table of costs: everything that the times of a method's drafter depend on."""
     head = "" if method.head is None else digest(find_head(model.path, method.head))
-    batch = power_of_two(batch_size)
-    return CostKey(digest(model.path), head, repr(method.drafter), batch=batch, **how_run(model))
+    how, batch = how_run(model), power_of_two(batch_size)
+    return CostKey(digest(model.path), head, repr(method.drafter), batch, how["dtype"], how["device"])
 
 
 def how_run(model: Checkpoint) -> dict[str, str]:

@@ -1,5 +1,4 @@
-"""The programs that are timed to find the costs of a round: whole rounds, and target forward passes, at decoding's
-shapes.
+"""The programs that are timed to find the costs of a round, at decoding's shapes.
 
 A part that runs alone and repeatedly has its weights in the processor's cache, which it does not in the loop. So a
 drafted level is not timed alone. Its cost is the difference between a round of many levels and a round of one.
@@ -44,14 +43,10 @@ def target_job(target: Llama, batch: int, size: int, rows: int) -> Job:
 def half_way(spec: Speculation, models: Models, requests: Sequence[Request], rows: int) -> DecodeState:
     """A state in the middle of decoding `requests`, with a half-filled cache."""
     state = start(spec, models, padded(requests), (), rows)
+    length, limit = jnp.full_like(state.length, rows // 2), jnp.full_like(state.limit, rows)
     # The text repeats one token, so that prompt lookup drafts to full depth too.
-    return dataclasses.replace(
-        state,
-        tokens=jnp.zeros_like(state.tokens),
-        length=jnp.full_like(state.length, rows // 2),
-        limit=jnp.full_like(state.limit, rows),
-        done=jnp.zeros_like(state.done),
-    )
+    tokens, done = jnp.zeros_like(state.tokens), jnp.zeros_like(state.done)
+    return dataclasses.replace(state, tokens=tokens, length=length, limit=limit, done=done)
 
 
 def round_job(spec: Speculation, models: Models, state: DecodeState, levels: int) -> Job:

@@ -73,7 +73,7 @@ def speeds_key(path: Path, heads: Sequence[str], *, batch_size: int, dtype: str,
             content = (folder / name).read_bytes() if (folder / name).exists() else b""
             found.update(f"{folder.name}/{name} {hashlib.sha256(content).hexdigest()}\n".encode())
     batch = power_of_two(batch_size)
-    return CostKey(digest(path), found.hexdigest(), "all methods", batch=batch, dtype=dtype, device=device)
+    return CostKey(digest(path), found.hexdigest(), "all methods", batch, dtype, device)
 
 
 def store(key: CostKey, values: Mapping[str, Any]) -> None:
@@ -103,7 +103,14 @@ def read_costs(key: CostKey) -> CostTable:
 
 def read_speeds(key: CostKey) -> dict[str, float]:
     """Tokens per second by method, with all its settings; raises as `read_costs`."""
-    return _read(_speeds, key)
+
+    def speeds_of(values: Mapping[str, Any]) -> dict[str, float]:
+        speeds = {str(method): float(speed) for method, speed in values[SPEEDS].items()}
+        if not speeds or not all(0 < speed < math.inf for speed in speeds.values()):
+            raise ValueError("there must be speeds, and all must be positive")
+        return speeds
+
+    return _read(speeds_of, key)
 
 
 def _read(make: Callable[[Mapping[str, Any]], T], key: CostKey) -> T:
@@ -127,10 +134,3 @@ def table_of(values: Mapping[str, Any]) -> CostTable:
         return tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
 
     return CostTable(plain=float(values["plain"]), verify=pairs("verify"), level=pairs("level"))
-
-
-def _speeds(values: Mapping[str, Any]) -> dict[str, float]:
-    speeds = {str(method): float(speed) for method, speed in values[SPEEDS].items()}
-    if not speeds or not all(0 < speed < math.inf for speed in speeds.values()):
-        raise ValueError("there must be speeds, and all must be positive")
-    return speeds

@@ -58,13 +58,9 @@ def _seconds(job: Job, iterations: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class RoundPair:
-    """Two rounds of a method that differ only in their levels: one level, and full depth.
+    """Jobs of two rounds of a method: with one level, and with full depth. Both verify `nodes` nodes.
 
-    Attributes:
-        nodes: number of nodes that both verify.
-        short, full: jobs that time the two rounds.
-        short_levels, full_levels: number of levels that they draft. They are equal if the tree has only one level, or
-            grows no deeper on this text; for `plain` both are 0.
+    The numbers of levels are equal if the tree grows no deeper than one level; for `plain` both are 0.
     """
 
     nodes: int
@@ -74,15 +70,11 @@ class RoundPair:
     full_levels: int
 
     def split(self, short: float, full: float, verification: float) -> tuple[float, float]:
-        """Seconds of a level, and of the rest of a round: commit, verdict, bookkeeping, and the drafter's update.
+        """Seconds of a level, and of the rest of a round, from those of the two rounds and of the verification.
 
         If the two rounds have the same levels, the rest counts as part of the level. A level never costs less than
         `TINY`: a DFlash head drafts a whole block in one pass, which is part of the rest, so noise can make the longer
         of the two rounds the faster.
-
-        Args:
-            short, full: seconds of the two rounds.
-            verification: seconds of the verification of `nodes` nodes.
         """
         further = self.full_levels - self.short_levels
         if further:

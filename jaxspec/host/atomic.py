@@ -130,13 +130,13 @@ def _is_left_over(owner: str) -> bool:
         os.kill(int(found[2]), 0)  # sends nothing
     except ProcessLookupError:
         return True
-    except (PermissionError, OverflowError):  # it lives, and is another user's
-        pass
+    except (PermissionError, OverflowError):  # the process of another user
+        return False
     return False
 
 
 def check_room(out: Path, needed: int) -> None:
-    """Raises DiskFullError unless the disk of `out` has room for `needed` bytes more, and some for their metadata."""
+    """Raises DiskFullError unless the disk of `out` has room for `needed` bytes and some metadata."""
     free = shutil.disk_usage(out.absolute().parent).free
     if free < needed * 1.01 + 2**20:
         more, there = filesize.decimal(needed), filesize.decimal(free)

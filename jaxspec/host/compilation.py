@@ -38,17 +38,15 @@ def make_room(share: float = 0.9) -> None:
     A loop takes up to some 2,500 on a CPU, of the 65,530 that Linux allows by default, and a process that needs more is
     aborted. Reading a program from disk again takes seconds, so a share should be as large as possible.
     """
-    if not (_MAPS.exists() and _MOST_MAPS.exists()):
-        return
-    if _MAPS.read_bytes().count(b"\n") > share * int(_MOST_MAPS.read_text()):
+    are_known = _MAPS.exists() and _MOST_MAPS.exists()
+    if are_known and _MAPS.read_bytes().count(b"\n") > share * int(_MOST_MAPS.read_text()):
         jax.clear_caches()
         gc.collect()
 
 
 def make_room_for_more() -> None:
     """`make_room` if anything was compiled since the last call. Call it before decoding."""
-    compiled = _compiled()
-    if compiled.is_set():
+    if (compiled := _compiled()).is_set():
         compiled.clear()
         make_room()
 
@@ -111,5 +109,5 @@ def _noted(program: Callable[[], Any]) -> Any:
 
 
 def still_compiling() -> bool:
-    """Whether `compile_all` compiles in any thread. Python waits for these threads before it exits."""
+    """Whether `compile_all` compiles in any thread, for which Python waits before it exits."""
     return bool(_compiling)

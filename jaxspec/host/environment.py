@@ -42,7 +42,10 @@ def _version(distribution: str) -> str:
 
 def _cores() -> int | None:
     """Number of cores that this process may use; on systems other than Linux, of the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count()
 
 
 def _processor() -> str:

@@ -19,11 +19,7 @@ class LineLog:
     other: str
 
     def read(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
-        """The lines after the settings; none if there is no file.
-
-        Raises:
-            ValueError: the file is of a run with other settings, or is no log.
-        """
+        """The lines after the settings; none if there is no file. Raises as `lines`, and if settings differ."""
         if not self.path.exists() or not (lines := self.lines()):
             return []
         there, here = flat(lines[0]["settings"]), flat(json.loads(json.dumps(settings)))

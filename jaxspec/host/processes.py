@@ -80,9 +80,7 @@ def check_alone(
 ) -> None:
     """Raises ValueError if there are other processes, of which each would run the whole command by itself.
 
-    Args:
-        command: as typed, program first.
-        missing: the command's options of a mesh, which the error adds.
+    The error repeats the command as typed, program first, with the options of a mesh that are `missing`.
     """
     if (found := neighbours(environment)) is None:
         return

@@ -50,9 +50,7 @@ class Progress:
 def progress(title: str, total: int, done: int = 0, form: Callable[[int], str] = str) -> Iterator[Progress]:
     """Yields the progress of `total` pieces of work, of which `done` were finished before.
 
-    Args:
-        title: what is counted, such as `step`.
-        form: writes a number of pieces, such as `rich.filesize.decimal` for bytes.
+    `title` names what is counted, such as `step`; `form` writes a number, as `rich.filesize.decimal` does for bytes.
     """
     if not sys.stderr.isatty():
         yield Progress(title, total, done, None, form)

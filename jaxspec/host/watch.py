@@ -79,9 +79,8 @@ class Watch:
             os._exit(1 if reason is None else reason.code)
 
     def _look(self) -> None:
-        while True:
-            if (reason := self._told() or self._reason()) is not None:
-                break
+        while (reason := self._told() or self._reason()) is None:
+            pass  # `_told` waits
         self._print(reason)
         if not self.ending:
             os.kill(os.getpid(), signal.SIGTERM)  # the main thread ends as by a signal, unless it hears nothing
@@ -139,5 +138,5 @@ def begin(client: Any, process: int, count: int) -> None:
 
 
 def running() -> Watch | None:
-    """The watch of this process, if it is one of several."""
+    """This process's watch, if it is one of several."""
     return _running[0] if _running else None

@@ -34,10 +34,7 @@ Ref = Any  # a block of an array in a core's memory, as Pallas hands it to a ker
 
 
 def fits(query: tuple[int, ...], rows: int) -> bool:
-    """Whether the kernel is used for queries of this shape, [B K G W H]: on a TPU, for caches of `LONG` rows or more.
-
-    It also needs `rows` and H to be multiples of 128.
-    """
+    """Whether the kernel is used for queries [B K G W H]: on TPUs, from `LONG` rows on, if 128 divides `rows` and H."""
     *_, group, width, dim = query
     whole = rows % 128 == 0 and dim % 128 == 0 and queries_at_once(group, width) is not None
     return backend.has_attention_kernel() and rows >= LONG and whole
@@ -154,8 +151,7 @@ def _step(
 ) -> None:
     """Adds one block of the cache to the running softmax. The first step starts with the nodes; the last writes `out`.
 
-    `others` are the log-sum-exp, with `residuals`, and what holds the weighted sum of values, the largest score and
-    the sum of weights so far.
+    `others`: the log-sum-exp with `residuals`; the weighted sum of values, largest score and sum of weights so far.
     """
     from jax.experimental import pallas as pl
 

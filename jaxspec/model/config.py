@@ -105,10 +105,8 @@ class LlamaConfig:
         return dataclasses.replace(self, num_experts=0, experts_per_token=0)
 
     def bare_layers(self, count: int, *, qk_norm: bool) -> "LlamaConfig":
-        """`count` layers of this width, without experts and biases, for a head with its own LM head.
-
-        Their rope has the same base and no scaling, because published configs of heads have no field for it.
-        """
+        """`count` layers of this width, without experts and biases, for a head with its own LM head."""
+        # Their rope has no scaling, because published configs of heads have no field for it.
         return dataclasses.replace(
             self.without_experts,
             num_layers=count, rope=Rope(theta=self.rope.theta), tie_embeddings=False,

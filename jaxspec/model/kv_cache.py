@@ -127,10 +127,7 @@ def _write_by_rows(old: Array, new: Array, start: Int[Array, " B"], axis: int) -
 
 
 def enlarge(cache: tuple[KV, ...], cache_len: int) -> tuple[KV, ...]:
-    """The same cache with `cache_len` positions. Deletes the arrays of the old cache, except while tracing.
-
-    It goes layer by layer, so that at most one layer is held twice.
-    """
+    """The same cache with `cache_len` positions. Deletes the old one, layer by layer, except while tracing."""
     return tuple(_replaced(layer, _enlarged(layer, cache_len)) for layer in cache)
 
 
@@ -146,7 +143,7 @@ def _padded(layer: KV, cache_len: int) -> KV:
 
 
 def _replaced(old: KV, new: KV) -> KV:
-    """Waits for the new layer and deletes the old one, before anything else is allocated."""
+    """The new layer, after the old one is deleted, so that at most one layer is held twice."""
     if not isinstance(old.k, core.Tracer):
         jax.block_until_ready(new)
         old.k.delete()

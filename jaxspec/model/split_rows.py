@@ -1,9 +1,8 @@
 """KV caches whose rows are split over devices: they share KV heads, and each holds every R-th row.
 
-Where there are more devices than KV heads, the heads cannot be split further. Along the mesh's axis `rows` of R
-devices, row s of a text is on device s mod R. So all devices have equally many rows of a text, whatever its length, and
-the rows of one device stay in order and without gaps. Each device attends to its own rows with all query heads of its
-KV heads. The results are combined by their log-sum-exp, as in Flash-Decoding (Dao et al., 2023).
+Along the mesh's axis `rows` of R devices, row s of a text is on device s mod R. So all devices have equally many rows
+of a text, in order and without gaps. Each device attends to its own rows with all query heads of its KV heads. The
+results are combined by their log-sum-exp, as in Flash-Decoding (Dao et al., 2023).
 """
 
 from collections.abc import Callable

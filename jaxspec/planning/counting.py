@@ -24,7 +24,6 @@ COMMIT = "commit"
 
 Phase = str  # DRAFTING, LEVEL, COMMIT, or VERIFICATION and the number of nodes; in prefill FIRST_TOKEN or COMMIT
 
-
 _SCOPE = re.compile(rf"(?:^|/)({DRAFTING}|{LEVEL}|{FIRST_TOKEN}|{VERIFICATION}\d+)(?=/|$)")
 
 
@@ -93,13 +92,7 @@ NONE: Arguments = frozenset()
 
 
 def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
-    """The work of the parts of a round, from a traced `loop.decode`.
-
-    Args:
-        traced: the result of `jax.jit(...).trace`.
-        arguments: its arguments except static ones: `jax.ShapeDtypeStruct`s with shardings.
-        mesh: the mesh of these shardings, from `sharding.split_mesh`.
-    """
+    """The work of the parts of a round, from a traced `loop.decode` and its arguments, sharded on the mesh."""
     leaves, jaxpr = jax.tree.leaves(arguments), traced.jaxpr.jaxpr
     assert len(leaves) == len(jaxpr.invars), "the program must have as many inputs as there are arguments"
     counter = _Counter(leaves, mesh)
@@ -111,7 +104,7 @@ def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
 
 @dataclasses.dataclass
 class _Tally:
-    """The work of a phase so far; `bytes` are those of partial reads and of writes, `read` the arguments read whole."""
+    """The work of a phase so far; `read` are the arguments read whole, whose bytes are not in `bytes`."""
 
     flops: float = 0.0
     bytes: float = 0.0

@@ -46,10 +46,7 @@ def can_compile() -> bool:
 
 
 def gpus(where: Slice) -> Sequence[Any]:
-    """The GPUs of one machine, as devices for the compiler only.
-
-    Requires `can_compile`. Call it before JAX looks for devices: it sets XLA_FLAGS and PATH.
-    """
+    """The GPUs of one machine, as devices for the compiler only. Sets XLA_FLAGS and PATH before JAX begins."""
     from jax.experimental import topologies
 
     spec = importlib.util.find_spec(NVCC)

@@ -26,6 +26,7 @@ ESTIMATED, MESSAGE, COPY, UPDATE, SORT, KERNEL, OTHER = (
 # listing has 5,150 bundles, and the matrix units need 4,096 cycles. Memory reads are pipelined beside them.
 KERNEL_SHARE = 0.8
 
+KINDS = {"sort": SORT, "custom-call": KERNEL, **dict.fromkeys(traffic.UPDATES, UPDATE)}
 VIEWS = ("ConcatBitcast", "AssumeGatherIndicesInBound", "GatherScatterIndicesBitpacked", "Sharding")
 """Custom calls that compute almost nothing."""
 
@@ -35,7 +36,6 @@ class Operation:
     """An operation of a program, and how often it runs.
 
     Attributes:
-        kind: `ESTIMATED`, or another kind, which decides how its time is computed.
         times: number of runs in a round; for an operation of a level, in a level.
         bytes: bytes to and from main memory in each run.
         flops: a kernel's declared operations in each run.
@@ -88,8 +88,8 @@ class Interval(NamedTuple):
 class Schedule:
     """Copies and messages under way while the operations of one computation run in order.
 
-    Copies take turns in the order in which they were started, and use only the time in which a running operation leaves
-    main memory idle. Messages take turns too.
+    Copies take turns, and use only the time in which a running operation leaves main memory idle. Messages take turns
+    too.
 
     Attributes:
         bandwidth: bytes per second of main memory.
@@ -134,8 +134,6 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    """Reads the operations of a program; attributes as the arguments of `operations`."""
-
     program: CompiledProgram
     where: Slice
     filled: float
@@ -143,11 +141,8 @@ class _Reader:
     def read(
         self, computation: Computation, times: int, phase: Phase, loop: Instruction | None = None
     ) -> Iterator[Operation]:
-        """Operations of a computation that runs `times` times. `phase` applies until an instruction has a path.
-
-        While a called computation runs, the copies that this one has started wait: the other one may use all of the
-        bandwidth itself.
-        """
+        """Operations of a computation that runs `times` times. `phase` applies until an instruction has a path."""
+        # While a called computation runs, copies wait that this one has started: the other may use all bandwidth.
         computations = self.program.computations
         schedule, started = Schedule(self.where.chip.bandwidth), dict[str, Operation]()
         for each in computation.instructions:
@@ -187,7 +182,8 @@ class _Reader:
         if each.opcode in traffic.FREE or each.target in VIEWS:
             return None
         message, chip = message_of(each), self.where.chip
-        kind = MESSAGE if message else ESTIMATED if each.cycles is not None else _kind(each)
+        other = COPY if each.opcode.startswith(("copy", "slice-start", "async")) else KINDS.get(each.opcode, OTHER)
+        kind = MESSAGE if message else other if each.cycles is None else ESTIMATED
         moved, flops = 0 if message else traffic.moved(self.program, computation, each), each.flops
         if kind == KERNEL and f"/{attention_kernel.NAME}" in each.path:
             moved, flops = round(moved * self.filled), round(flops * self.filled)
@@ -214,8 +210,8 @@ def operations(program: CompiledProgram, where: Slice, filled: float = 1.0) -> l
     """Operations of one round of a compiled loop, or of one run of a program without a loop.
 
     A `while` that counts to a constant runs that often. Any other `while` counts once: it is the loop of drafting, and
-    its levels are a phase of their own. For a conditional, each phase counts its slowest branch. Verification has a
-    phase for each tree size. An asynchronous operation counts where the program waits for it.
+    its levels are a phase of their own. For a conditional, each phase counts its slowest branch. An asynchronous
+    operation counts where the program waits for it.
 
     Args:
         filled: share of the cache's rows that hold tokens. The attention kernel skips the other rows.
@@ -227,14 +223,6 @@ def _awaited(started: Operation, schedule: Schedule, phase: Phase) -> Operation:
     """An asynchronous operation at its end; without a path of its own it belongs to the phase that waits for it."""
     phase = started.phase if started.instruction.path else phase
     return dataclasses.replace(started, phase=phase, waited=schedule.wait(started.instruction.name))
-
-
-def _kind(each: Instruction) -> str:
-    if each.opcode.startswith(("copy", "slice-start", "async")):
-        return COPY
-    if each.opcode in traffic.UPDATES:
-        return UPDATE
-    return {"sort": SORT, "custom-call": KERNEL}.get(each.opcode, OTHER)
 
 
 def _slowest(branches: Sequence[list[Operation]]) -> Iterator[Operation]:

@@ -49,10 +49,7 @@ def gathered(program: CompiledProgram, arguments: Iterable[Any], vocabulary: int
 
 
 def copied(program: CompiledProgram, found: Iterable[Operation], arguments: Iterable[Any]) -> Iterator[str]:
-    """Operations that write an array with the shape of a chip's part of an argument to main memory.
-
-    Prefetches from a TPU's main memory to its fast memory are not faults.
-    """
+    """Operations that write an array with the shape of a chip's part of an argument to main memory."""
     parts = {_plain(argument.sharding.shard_shape(argument.shape)) for argument in arguments}
     for each in found:
         instruction = each.instruction

@@ -1,5 +1,4 @@
-"""Reads a program that XLA compiled: its instructions, the buffers that they read and write, and called
-computations."""
+"""Reads a program that XLA compiled: its instructions, their buffers, and called computations."""
 
 import dataclasses
 import functools
@@ -53,7 +52,6 @@ class Instruction:
         cycles: the compiler's estimate for a TPU; None if it gives none.
         target: the target of a custom call; otherwise empty.
         flops: operations of a kernel, from the kernel's own cost estimate; 0 for any other instruction.
-        line: its line in the text.
     """
 
     name: str
@@ -78,7 +76,6 @@ class Instruction:
 class Computation:
     """A computation: its instructions in scheduled order."""
 
-    name: str
     instructions: tuple[Instruction, ...]
 
     @functools.cached_property
@@ -90,15 +87,6 @@ class Computation:
         """The parameter instructions, by parameter number."""
         found = (each for each in self.instructions if each.opcode == "parameter")
         return {int(_first(r"parameter\((\d+)", each.line)): each for each in found}
-
-    @functools.cached_property
-    def users(self) -> Mapping[str, tuple[Instruction, ...]]:
-        """The instructions that read each instruction's result, by its name."""
-        found: dict[str, list[Instruction]] = {}
-        for each in self.instructions:
-            for name in dict.fromkeys(each.operands):
-                found.setdefault(name, []).append(each)
-        return {name: tuple(users) for name, users in found.items()}
 
     @functools.cached_property
     def root(self) -> Instruction:
@@ -124,7 +112,7 @@ class CompiledProgram:
                 entry = name if header["entry"] else entry
             elif name and (instruction := _instruction(line)):
                 found[name].append(instruction)
-        return cls({key: Computation(key, tuple(lines)) for key, lines in found.items() if lines}, entry)
+        return cls({key: Computation(tuple(lines)) for key, lines in found.items() if lines}, entry)
 
     @property
     def main_loop(self) -> Instruction | None:

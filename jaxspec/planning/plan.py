@@ -29,7 +29,6 @@ from jaxspec.model.backend import ACCELERATOR_TREE_SIZES, TPU_LOOP_OPTIONS, TPU_
 from jaxspec.model.sharding import read_sizes, shared_heads
 from jaxspec.options.main import PlanSettings
 from jaxspec.planning.chips import Slice, Work, parse_slice
-from jaxspec.planning.counting import Phase
 from jaxspec.planning.devices import mesh_on
 from jaxspec.planning.estimate import ESTIMATED, Interval, Operation, coverage
 from jaxspec.planning.faults import find_faults
@@ -42,36 +41,6 @@ DTYPE = jnp.dtype("bfloat16")
 SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "quantize", "prompt")
 
 Compose = Callable[[Method], PlacedProgram]  # makes the loop of a method for the planned chips
-Runs = Mapping[Phase, int | float]  # how often each phase runs
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A part of the plan: `draft` and `verify` of a round, and `prefill`.
-
-    Attributes:
-        work: on each chip, messages included; None if there is no such part.
-        floor: roofline seconds without messages; None if there is no such part.
-        took: the estimate; None if nothing was estimated.
-    """
-
-    work: Work | None
-    floor: float | None
-    took: Interval | None = None
-    operations: Sequence[Operation] = ()
-
-    @classmethod
-    def of(cls, where: Slice, work: Work | None, compiled: Compiled | None, runs: Runs) -> "Part":
-        """The part in which each phase runs as often as `runs` tells. GPUs' compilers estimate nothing."""
-        floor = work and where.seconds(Work(work.flops, work.bytes))
-        if compiled is None or not where.is_tpu:
-            return cls(work, floor)
-        return cls(work, floor, compiled.seconds(runs) if runs else None, compiled.during(runs))
-
-    @property
-    def over(self) -> Interval | None:
-        """The estimate as a multiple of the floor."""
-        return self.took.times(1 / self.floor) if self.took and self.floor else None
 
 
 def run(settings: PlanSettings) -> None:
@@ -127,19 +96,24 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         memory["temporaries"] = compiled.temporaries
         faults = find_faults(program, compiled)
         parts = parts.with_messages(compiled.messages)
+    # The parts of the plan. A work or an estimate is None if there is no such part, or nothing was estimated.
     runs = {"draft": parts.drafting(rounds.levels), "verify": parts.verification(nodes)}
-    found = {name: Part.of(where, parts.work(each) if each else None, compiled, each) for name, each in runs.items()}
-    prefill, chunks, gain, estimated = None, {}, None, compiled is not None and where.is_tpu
-    if estimated and settings.prompt:
-        prefill, chunks = _prefill(program, settings, where, with_options)
-    if estimated and rounds.tau is not None:
-        say("compiling the loop of plain decoding, to compare with")
-        if before := compiled_loop(plain):
-            now = map(sum, zip(*(part.took or Interval() for part in found.values()), strict=True))
-            ratios = zip(before.seconds(plain_runs), now, strict=True)
-            gain = Interval(*(one / other * rounds.tau for one, other in ratios))
-    work = plain.prefill_work(settings.prompt) if settings.prompt else None
-    found["prefill"] = Part.of(where, work, prefill, chunks)
+    works = {name: parts.work(each) if each else None for name, each in runs.items()}
+    works["prefill"] = plain.prefill_work(settings.prompt) if settings.prompt else None
+    floors = {name: work and where.seconds(Work(work.flops, work.bytes)) for name, work in works.items()}
+    took, done, gain = dict[str, Interval | None].fromkeys(works), dict[str, list[Operation]](), None
+    if compiled is not None and where.is_tpu:
+        took |= {name: compiled.seconds(each) if each else None for name, each in runs.items()}
+        done |= {name: compiled.during(each) for name, each in runs.items()}
+        if settings.prompt and (found := _prefill(program, settings, where, with_options)):
+            took["prefill"], done["prefill"] = found
+        if rounds.tau is not None:
+            say("compiling the loop of plain decoding, to compare with")
+            if before := compiled_loop(plain):
+                now = map(sum, zip(*(took[name] or Interval() for name in runs), strict=True))
+                ratios = zip(before.seconds(plain_runs), now, strict=True)
+                gain = Interval(*(one / other * rounds.tau for one, other in ratios))
+    limit, total = int(where.chip.memory), sum(memory.values())
     return {
         "settings": {
             **{name: getattr(settings, name) for name in SETTINGS},
@@ -153,13 +127,14 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         "device": {"name": where.kind, "chips": where.chips, "mesh": sizes, **dataclasses.asdict(where.chip)},
         "versions": environment.versions() | ({"libtpu": version("libtpu")} if where.is_tpu else {}),
         "note": shared_heads(mesh, target.config),
-        **_fit(memory, where, has_room=compiled is not None or not isinstance(mesh, Mesh)),
-        **_time(found, rounds, nodes, where, plain_seconds),
-        **(_estimates(found, gain) if estimated else dict.fromkeys(_estimates({}, None))),
-        "floor_seconds": {name: part.floor for name, part in found.items()},
-        "prefill": _prefill_entry(settings.prompt, found["prefill"], where),
-        "in_fast_memory": compiled.in_fast_memory if compiled is not None and estimated else None,
-        "slowest_operations": _slowest(found, settings.explain) if estimated else None,
+        "fits": (compiled is not None or not isinstance(mesh, Mesh)) and total <= limit,
+        "bytes_per_chip": {**memory, "total": total, "limit": limit, "spare": limit - total},
+        **_time({name: works[name] or Work() for name in runs}, rounds, nodes, where, plain_seconds),
+        **(_estimates(floors, took, done, gain) if done else dict.fromkeys(_estimates({}, {}, {}, None))),
+        "floor_seconds": floors,
+        "prefill": _prefill_entry(settings.prompt, works["prefill"], floors["prefill"], took["prefill"], where),
+        "in_fast_memory": compiled.in_fast_memory if compiled is not None and done else None,
+        "slowest_operations": _slowest(done, settings.explain) if done else None,
         "collectives": [
             {"phase": phase, **dataclasses.asdict(each)}
             for phase, work in parts.works.items()
@@ -221,16 +196,18 @@ def _mesh_sizes(settings: PlanSettings, where: Slice) -> dict[str, int]:
 
 def _prefill(
     program: PlacedProgram, settings: PlanSettings, where: Slice, with_options: bool
-) -> tuple[Compiled | None, dict[Phase, int]]:
-    """Prefill of --prompt tokens, compiled (None if it does not fit), and how often each of its phases runs."""
+) -> tuple[Interval, list[Operation]] | None:
+    """The estimate of prefill of --prompt tokens, and its operations; None if the compiled program does not fit."""
     assert settings.prompt is not None
     chunk = accelerator_chunk(settings.prompt, settings.batch_size)
     say(f"compiling prefill, {chunk} tokens at a time")
     filled = filled_on_average(settings.prompt, chunk, settings.context)
     compiled = Compiled.of(program.trace_prefill(chunk), where, filled, TPU_PREFILL_OPTIONS if with_options else None)
+    if compiled is None:
+        return None
     chunks = math.ceil(settings.prompt / chunk)
-    found = {each.phase for each in compiled.operations} if compiled else ()
-    return compiled, {phase: 1 if phase == FIRST_TOKEN else chunks for phase in found}
+    runs = {each.phase: 1 if each.phase == FIRST_TOKEN else chunks for each in compiled.operations}
+    return compiled.seconds(runs), compiled.during(runs)
 
 
 def _sizes(program: PlacedProgram) -> dict[str, int]:
@@ -249,18 +226,8 @@ def _sizes(program: PlacedProgram) -> dict[str, int]:
     }
 
 
-def _fit(memory: dict[str, int], where: Slice, has_room: bool) -> dict[str, Any]:
-    """Whether the program fits: by its total bytes, and by the compiler (`has_room`)."""
-    limit, total = int(where.chip.memory), sum(memory.values())
-    return {
-        "fits": has_room and total <= limit,
-        "bytes_per_chip": {**memory, "total": total, "limit": limit, "spare": limit - total},
-    }
-
-
-def _time(found: Mapping[str, Part], rounds: Rounds, nodes: int | float, where: Slice, plain: float) -> dict[str, Any]:
-    """The entries by the data sheet, messages included."""
-    works = {name: found[name].work or Work() for name in ("draft", "verify")}
+def _time(works: Mapping[str, Work], rounds: Rounds, nodes: int | float, where: Slice, plain: float) -> dict[str, Any]:
+    """The entries of a round by the data sheet, messages included."""
     messages = {name: work.collectives for name, work in works.items()}
     seconds = {name: where.seconds(work) for name, work in works.items()}
     total = sum(seconds.values())
@@ -279,39 +246,45 @@ def _time(found: Mapping[str, Part], rounds: Rounds, nodes: int | float, where: 
     }
 
 
-def _estimates(found: Mapping[str, Part], gain: Interval | None) -> dict[str, Any]:
-    """The entries that XLA estimates; `gain` is the speedup over plain decoding."""
-    over = {name: part.over for name, part in found.items()}
-    took = {name: part.took for name, part in found.items() if name != "prefill"}
+def _estimates(
+    floors: Mapping[str, float | None],
+    took: Mapping[str, Interval | None],
+    done: Mapping[str, Sequence[Operation]],
+    gain: Interval | None,
+) -> dict[str, Any]:
+    """The entries that XLA estimates, from the floor, the estimate and the operations of each part.
+
+    `gain` is the speedup over plain decoding.
+    """
+    over = {name: each.times(1 / floor) if (floor := floors[name]) and each else None for name, each in took.items()}
+    of_round = {name: each for name, each in took.items() if name != "prefill"}
     ends = lambda estimates: {name: each and each.ends for name, each in estimates.items()}
     scheduled = lambda estimates: {name: each and each.scheduled for name, each in estimates.items()}
-    covered = {name: coverage(part.operations) if part.operations else None for name, part in found.items()}
     return {
         "estimate_over_floor": ends(over),
-        "estimated_seconds_per_round": ends(took),
-        "estimate_coverage": covered,
+        "estimated_seconds_per_round": ends(of_round),
+        "estimate_coverage": {name: coverage(done[name]) if done.get(name) else None for name in took},
         "estimated_speedup": gain and sorted(gain.ends),
         "scheduled_over_floor": scheduled(over),
-        "scheduled_seconds_per_round": scheduled(took),
+        "scheduled_seconds_per_round": scheduled(of_round),
         "scheduled_speedup": gain and gain.scheduled,
-        "not_estimated": {
-            name: _kinds(part.operations) for name, part in found.items() if name != "prefill" or part.took
-        },
+        "not_estimated": {name: _kinds(operations) for name, operations in done.items()},
     }
 
 
-def _prefill_entry(prompt: int | None, part: Part, where: Slice) -> dict[str, Any] | None:
+def _prefill_entry(
+    prompt: int | None, work: Work | None, floor: float | None, took: Interval | None, where: Slice
+) -> dict[str, Any] | None:
     """The entry for prefill; None without --prompt."""
-    if part.work is None or not part.floor:
+    if work is None:
         return None
-    took, flops = part.took, part.work.flops
     return {
         "tokens": prompt,
-        "flops": flops,
-        "floor_seconds": part.floor,
+        "flops": work.flops,
+        "floor_seconds": floor,
         "estimated_seconds": took and took.ends,
         "scheduled_seconds": took and took.scheduled,
-        "share_of_peak": took and [flops / (where.chip.flops * end) for end in reversed(took.ends)],
+        "share_of_peak": took and [work.flops / (where.chip.flops * end) for end in reversed(took.ends)],
     }
 
 
@@ -329,9 +302,9 @@ def _kinds(done: Sequence[Operation]) -> dict[str, dict[str, int | float]]:
     }
 
 
-def _slowest(found: Mapping[str, Part], count: int) -> list[dict[str, Any]]:
+def _slowest(done: Mapping[str, Sequence[Operation]], count: int) -> list[dict[str, Any]]:
     """The `count` operations with the longest times. Operations of a drafting level count for one level."""
-    every = [(name, each) for name, part in found.items() for each in part.operations]
+    every = [(name, each) for name, operations in done.items() for each in operations]
     return [
         {
             "part": name,

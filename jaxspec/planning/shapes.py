@@ -1,5 +1,6 @@
 """Shapes of published models, and of heads for a target that has none yet."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,11 @@ def models_of(target: Target, method: Method, dtype: jnp.dtype) -> Models:
 
 
 def _head(target: Target, method: Method, dtype: jnp.dtype) -> Any:
-    drafter, found = method.drafter, _find(target.path, method)
+    assert method.head is not None
+    drafter, found = method.drafter, None
+    if target.path is not None or method.head != drafter.name:  # a drafter's name is that of a head in a checkpoint
+        with contextlib.suppress(ValueError):
+            found = find_head(target.path or Path(), method.head)
     if found is None and isinstance(drafter, DraftModel):
         raise ValueError(
             f"method {method}: the cost of a draft model depends on its shape; give its path after an @, or "
@@ -84,14 +89,3 @@ def _head(target: Target, method: Method, dtype: jnp.dtype) -> Any:
         )
     shape = drafter.head_for(target.config) if found is None else read_shape(found, drafter, target.config)
     return nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0), dtype))
-
-
-def _find(path: Path | None, method: Method) -> Path | None:
-    """The folder of the method's head; None if it does not exist."""
-    assert method.head is not None
-    if path is None and method.head == method.drafter.name:  # such a head can only be in a checkpoint
-        return None
-    try:
-        return find_head(path or Path(), method.head)
-    except ValueError:
-        return None

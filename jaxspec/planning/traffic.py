@@ -59,7 +59,7 @@ def _used(program: CompiledProgram, inner: Computation, value: Instruction, whol
     if value is inner.root:
         return whole
     total = 0
-    for user in inner.users.get(value.name, ()):
+    for user in (each for each in inner.instructions if value.name in each.operands):
         first = user.operands[0] == value.name
         if user.opcode in TAKES and first:
             total += user.bytes
@@ -120,11 +120,7 @@ def message_of(instruction: Instruction) -> Collective | None:
 
 
 def received(message: Instruction) -> tuple[Buffer, ...]:
-    """The result arrays of a message.
-
-    The tuple of a `-start` instruction holds its operands, then as many results, then scalars for the device. An
-    all-reduce has its results only.
-    """
+    """The result arrays of a message. A `-start` has its operands before and scalars after them; not an all-reduce."""
     arrays = message.results
     if message.opcode.startswith("all-reduce") or not message.opcode.endswith("-start"):
         return arrays

@@ -44,12 +44,11 @@ class Work:
     """A command that works on a folder, and what it makes there.
 
     Attributes:
-        folder: with everything that the command reads, as it is before.
         command: in which FOLDER stands for a copy of the folder.
         out: what the command makes, in the folder.
-        leaves: what a killed or failed run may leave besides, to go on from it.
-        grows: files that are written line by line, and so may be there unfinished.
-        result: of a folder: what a run that was broken off must end with, as an undisturbed one does.
+        leaves: what a killed or failed run may leave besides, to resume from it.
+        grows: files that are written line by line, and so may be unfinished.
+        result: of a folder: what a run must end with, interrupted or not.
     """
 
     folder: Path

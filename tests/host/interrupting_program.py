@@ -42,14 +42,7 @@ NEEDED = (
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """A command, and where it is broken off.
-
-    Attributes:
-        command: the program and its arguments.
-        below: the folder whose writes count.
-        how: what happens at the n-th write; "kill after": after so many milliseconds, wherever it is.
-        at: n, or the milliseconds.
-    """
+    """A command, and what happens to it at the write number `at` below a folder; "kill after": `at` milliseconds."""
 
     command: list[str]
     below: str

@@ -11,14 +11,7 @@ import pytest
 
 from tests import checkpoints, hf_models
 from tests.convert import published_heads
-from tests.host.interrupted_commands import (
-    Breaker,
-    Work,
-    refuses,
-    survives_every_kill,
-    survives_random_kills,
-    writes_of,
-)
+from tests.host.interrupted_commands import Breaker, Work, refuses, survives_every_kill, writes_of
 from tests.host.interrupting_program import How, Order
 
 
@@ -52,11 +45,6 @@ def test_a_conversion_is_killed_at_its_last_writes(conversion: Work, breaker: Br
 @pytest.mark.soak
 def test_a_conversion_is_killed_at_every_write(conversion: Work, breaker: Breaker, tmp_path: Path):
     survives_every_kill(conversion, breaker, tmp_path)
-
-
-@pytest.mark.soak
-def test_a_conversion_is_killed_at_any_moment(conversion: Work, breaker: Breaker, tmp_path: Path):
-    survives_random_kills(conversion, breaker, tmp_path, 10)
 
 
 @pytest.mark.parametrize("how", [pytest.param("full", marks=pytest.mark.soak), "read-only"])

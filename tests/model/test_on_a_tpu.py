@@ -1,12 +1,17 @@
-"""What a TPU computes in a way of its own equals what other devices compute: run here, on a CPU."""
+"""What a TPU computes in a way of its own equals what other devices compute, on a CPU; options of its compiler."""
+
+import importlib.util
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from jaxspec.decoding import decode_state
 from jaxspec.model import backend, kv_cache, layers
+from jaxspec.planning.chips import parse_slice
+from jaxspec.planning.devices import tpus
 
 
 @pytest.mark.parametrize("axis", [2, 3])
@@ -37,3 +42,18 @@ def test_a_row_that_gets_company_has_the_same_product_and_slope(monkeypatch: pyt
     found = jax.value_and_grad(loss)(x)
     jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-5), found, wanted)
     jax.vmap(layers.fusion_barrier)(x)
+
+
+@pytest.mark.parametrize(("value", "on"), [(None, False), ("0", False), ("1", True)])
+def test_options_are_off_by_default(value: str | None, on: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("JAXSPEC_TPU_OPTIONS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("JAXSPEC_TPU_OPTIONS", value)
+    assert backend.chosen_options({"an_option": "1"}) == ({"an_option": "1"} if on else None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
+@pytest.mark.parametrize("options", [backend.TPU_LOOP_OPTIONS, backend.TPU_PREFILL_OPTIONS])
+def test_the_compiler_accepts_its_options(options: dict[str, str]):
+    x = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=SingleDeviceSharding(tpus(parse_slice("v5e:2x2"))[0]))
+    assert jax.jit(jnp.sum, compiler_options=options).lower(x).compile() is not None

@@ -9,7 +9,6 @@ from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxspec.checkpoint import parameters
-from jaxspec.checkpoint.memory import required_bytes
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.drafters.eagle import EagleHead
 from jaxspec.model import kv_cache, sharding
@@ -18,7 +17,6 @@ from jaxspec.model.sharding import (
     AXES,
     DECODING,
     TRAINING,
-    constrain,
     make_mesh,
     model_axis_sizes,
     parse_mesh,
@@ -88,17 +86,6 @@ def test_split_rows_halve_the_cache_again():
     assert said and "--mesh model=8,rows=2 would split" in said
 
 
-def test_a_70b_in_16_parts():
-    """All but the norms is cut in 16, and KV heads in 8, by two devices each."""
-    wide = mesh(kv=8, group=2)
-    placed = sharding.place(parameters.abstract(LLAMA_70B), wide, dtype=jnp.bfloat16)
-    whole = required_bytes(LLAMA_70B, jnp.bfloat16)
-    keys_and_values = 2 * 8 * 8192 * 8 * 128 * 2
-    norms = (2 * 8 + 1) * 8192 * 2
-    expected = (whole - keys_and_values - norms) / 16 + keys_and_values / 8 + norms
-    assert sharding.device_bytes(placed) == expected
-
-
 def test_every_parameter_names_its_axes():
     config = dataclasses.replace(LLAMA_70B, num_layers=1)
     head = nnx.eval_shape(lambda: EagleHead(config, rngs=nnx.Rngs(0), bias=True))
@@ -114,11 +101,6 @@ def test_small_heads_are_whole_and_large_ones_are_cut():
     size = lambda head: sum(leaf.size for leaf in jax.tree.leaves(head)) * 2
     assert held(of(small)) == size(of(small))
     assert held(of(LLAMA_70B)) < size(of(LLAMA_70B)) / 2
-
-
-def test_without_a_mesh_nothing_is_constrained():
-    text = jax.jit(lambda x: constrain(x, *kv_cache.NODE_AXES)).lower(jnp.zeros((1, 2, 3, 4))).as_text()
-    assert "sharding" not in text
 
 
 def test_meshes_that_cannot_be_are_refused():

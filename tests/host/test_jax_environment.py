@@ -1,4 +1,4 @@
-"""Commands on a machine that has libtpu and no TPU."""
+"""Environment variables that are set before JAX looks for devices: for fake devices, and for libtpu without a TPU."""
 
 import os
 import subprocess
@@ -8,6 +8,19 @@ from pathlib import Path
 import pytest
 
 from jaxspec.host import jax_environment
+
+
+def test_threads_are_asked_for_where_there_are_several_devices(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"JAX_NUM_CPU_DEVICES": "8"})
+    jax_environment.give_threads()
+    assert os.environ["NPROC"] == "32"
+
+
+def test_one_device_and_what_the_user_has_set_stay(monkeypatch):
+    for given in ({}, {"JAX_NUM_CPU_DEVICES": "1"}, {"JAX_NUM_CPU_DEVICES": "8", "NPROC": "3"}):
+        monkeypatch.setattr(os, "environ", dict(given))
+        jax_environment.give_threads()
+        assert os.environ == given
 
 
 def test_commands_say_nothing_of_libtpu():
