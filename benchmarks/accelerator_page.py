@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.accelerator import OWN
 from benchmarks.accelerator_steps import FULL, PLAIN
-from jaxspec.options.main import PlanSettings
+from jaxspec.options.by_command import PlanSettings
 from jaxspec.planning.chips import GPUS
 from jaxspec.planning.plan import plan
 

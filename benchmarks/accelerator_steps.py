@@ -29,7 +29,7 @@ from benchmarks.replay import PLAIN, counting_target, layers_that_fit, replayed
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.convert.hf_config import from_checkpoint
-from jaxspec.costs.jobs import half_way, target_job
+from jaxspec.costs.timed_loops import half_way, target_job
 from jaxspec.costs.timing import seconds_per_iteration
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Committed, Models

@@ -15,7 +15,7 @@ from PIL import Image
 from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 
-from jaxspec.options.main import PlanSettings
+from jaxspec.options.by_command import PlanSettings
 from jaxspec.planning.plan import plan
 from jaxspec.planning.table import show
 from jaxspec.report import page

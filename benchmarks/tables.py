@@ -1,8 +1,8 @@
 """Writes the measured numbers of the pages from committed results: `python benchmarks/tables.py [--check]`.
 
-A page has a block `<!-- table: NAME -->` … `<!-- end -->` for each table of this file; what stands between is replaced.
-With `--check` nothing is written, and the exit code is 1 if a page differs. A new run of `jaxspec bench --json RUN.json`
-is kept by `python benchmarks/tables.py --keep RUN.json NAME`, without what no table needs.
+A page has a block `<!-- table: NAME -->` … `<!-- end -->` for each table of this file; the text between is replaced.
+With `--check` nothing is written, and the exit code is 1 if a page differs. `--keep RUN.json NAME` first keeps a run of
+`jaxspec bench --json RUN.json` as `results/NAME.json`, without what no table needs.
 """
 
 import argparse

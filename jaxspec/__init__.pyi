@@ -34,7 +34,7 @@ from jaxspec.methods.method import parse_method as parse_method
 from jaxspec.methods.method import register as register
 from jaxspec.model.config import LlamaConfig as LlamaConfig
 from jaxspec.model.sharding import make_mesh as make_mesh
-from jaxspec.options.main import Bench as Bench
+from jaxspec.options.by_command import Bench as Bench
 from jaxspec.train.data.text import Windows as Windows
 from jaxspec.train.hyperparameters import Recipe as Recipe
 from jaxspec.train.options import DataMixture as DataMixture

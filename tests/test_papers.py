@@ -11,7 +11,7 @@ from jaxspec.commands import convert, main, train
 from jaxspec.commands.console import parse
 from jaxspec.methods.method import parse_method
 from jaxspec.methods.variants import vary
-from jaxspec.options.main import Bench, Eval, Sweep
+from jaxspec.options.by_command import Bench, Eval, Sweep
 from jaxspec.report.tables import published
 
 PROGRAMS = {"jaxspec": main.COMMANDS, "jaxspec-train": train.COMMANDS, "jaxspec-convert": convert.COMMANDS}

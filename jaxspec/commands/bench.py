@@ -9,7 +9,7 @@ from jaxspec.convert.hf_config import to_llama
 from jaxspec.evaluate import bench
 from jaxspec.host.atomic import check_folder
 from jaxspec.host.processes import is_first
-from jaxspec.options.main import Bench, Report
+from jaxspec.options.by_command import Bench, Report
 from jaxspec.report import page
 
 

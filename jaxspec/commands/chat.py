@@ -18,7 +18,7 @@ from jaxspec.engine.session import Session
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.engine.stop_strings import StopStrings, Unfinished
 from jaxspec.host.terminal import say
-from jaxspec.options.main import Chat
+from jaxspec.options.by_command import Chat
 from jaxspec.report.draft_colours import coloured_pieces, legend
 
 ROUNDS = 4  # between two looks at the text

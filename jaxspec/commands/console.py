@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn, Union
 import tyro
 
 from jaxspec.commands import help_texts
-from jaxspec.host import watch
+from jaxspec.host import shared_exit
 from jaxspec.host.jax_environment import expect_no_chip, give_threads
 
 BAD_INPUT = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -40,7 +40,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
     try:
         _run(command)
     except SystemExit as exit_:
-        if exit_.code and (watching := watch.running()):
+        if exit_.code and (watching := shared_exit.running()):
             watching.leave()
         compiling = sys.modules.get("jaxspec.host.compilation")  # whose import would load JAX
         if exit_.code and compiling is not None and compiling.still_compiling():
@@ -66,11 +66,11 @@ def _run(command: Callable[[], Any]) -> NoReturn:
     except BrokenPipeError:
         # The reader of the pipe has ended: no message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if watching := watch.running():
+        if watching := shared_exit.running():
             watching.tell("", 1)
         sys.exit(1)
     except Exception as error:
-        if watch.running() and "Gloo" in str(error):  # a ValueError now and then
+        if shared_exit.running() and "Gloo" in str(error):  # a ValueError now and then
             fail(f"error: another process ended without an error message; perhaps it was killed ({_text(error)})", 1)
         fail(_sentence(error), 2 if isinstance(error, BAD_INPUT) else 1)
     finally:
@@ -127,8 +127,8 @@ def parse(kind: Any, prog: str, args: Sequence[str], description: str | None = N
 def fail(sentence: str, code: int) -> NoReturn:
     """Prints a sentence as the last line of stderr and exits. Of several processes, one prints it and all exit."""
     if os.environ.get("JAXSPEC_TRACEBACK") and sys.exc_info()[0] is not None:
-        traceback.print_exc(file=sys.__stderr__ if watch.running() else None)
-    if watching := watch.running():
+        traceback.print_exc(file=sys.__stderr__ if shared_exit.running() else None)
+    if watching := shared_exit.running():
         watching.tell(sentence, code)
     else:
         print(sentence, file=sys.stderr, flush=True)

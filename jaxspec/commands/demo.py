@@ -16,7 +16,7 @@ from jaxspec.evaluate.divergence import diverges
 from jaxspec.host.compilation import compile_all
 from jaxspec.host.terminal import progress
 from jaxspec.model.llama import Llama
-from jaxspec.options.main import Demo
+from jaxspec.options.by_command import Demo
 from jaxspec.report.draft_colours import coloured, legend
 
 # One method beside plain decoding, since each adds a quarter to the time of a first run. A chain, since on a CPU every

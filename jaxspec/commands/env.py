@@ -5,7 +5,7 @@ import jax
 from jaxspec.checkpoint import memory
 from jaxspec.costs import stored
 from jaxspec.host import compilation, environment
-from jaxspec.options.main import Env
+from jaxspec.options.by_command import Env
 
 
 def run(settings: Env) -> None:

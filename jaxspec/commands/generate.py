@@ -11,7 +11,7 @@ from jaxspec.engine.generation import Generation
 from jaxspec.engine.requests import refuse_stateful, requests_of
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.host.terminal import say
-from jaxspec.options.main import Generate
+from jaxspec.options.by_command import Generate
 from jaxspec.report.draft_colours import coloured, legend
 
 ENDED = {

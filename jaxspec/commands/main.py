@@ -4,7 +4,7 @@ import sys
 
 import jaxspec
 from jaxspec.commands.console import carry_out, parse, run
-from jaxspec.options import main as options
+from jaxspec.options import by_command as options
 
 COMMANDS = {
     "generate": (options.Generate, "commands.generate.run"),

@@ -15,7 +15,7 @@ from jaxspec.engine.default_method import default_at
 from jaxspec.host import environment
 from jaxspec.methods.method import HISTORY, runnable
 from jaxspec.methods.settings import describe_settings
-from jaxspec.options.main import Methods
+from jaxspec.options.by_command import Methods
 
 
 def run(settings: Methods) -> None:

@@ -8,8 +8,8 @@ from jaxspec.builders import Eagle2
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.controllers import Fixed
-from jaxspec.costs.jobs import half_way, resume, target_job
 from jaxspec.costs.stored import CostKey, digest, read_costs, store, table_of
+from jaxspec.costs.timed_loops import half_way, resume, target_job
 from jaxspec.costs.timing import round_pair, seconds_per_iteration
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxspec.costs.jobs import Job, round_job
+from jaxspec.costs.timed_loops import Job, round_job
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.speculation import Speculation

@@ -1,6 +1,6 @@
 """EAGLE: one decoder layer predicts the target's next feature, and the target's LM head reads it (arXiv:2401.15077).
 
-A feature is the target's last hidden state. `feature_pairs` describes how the head reads features and tokens.
+A feature is the target's last hidden state. `eagle_state` describes how the head reads features and tokens.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.drafter import FLOAT32, Committed, HeadShape, Models
 from jaxspec.drafters.draft_vocabulary import build_lm_head
-from jaxspec.drafters.feature_pairs import PairDrafter
+from jaxspec.drafters.eagle_state import PairDrafter
 from jaxspec.model.attention import Attend
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.layers import Linear

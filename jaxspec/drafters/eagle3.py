@@ -1,6 +1,6 @@
 """EAGLE-3: one decoder layer drafts from the fused inputs of three target layers (arXiv:2503.01840).
 
-The head reads pairs of (fused feature of token i, token i + 1); see `feature_pairs`. The layer's output is the feature
+The head reads pairs of (fused feature of token i, token i + 1); see `eagle_state`. The layer's output is the feature
 of the next pair. It is not trained to equal the target's features. The head has its own LM head, over a draft
 vocabulary.
 
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.drafter import FLOAT32, Committed, HeadShape, Models
 from jaxspec.drafters import draft_vocabulary
-from jaxspec.drafters.feature_pairs import PairDrafter
+from jaxspec.drafters.eagle_state import PairDrafter
 from jaxspec.model.attention import Attend
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.layers import Linear, RMSNorm

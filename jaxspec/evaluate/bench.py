@@ -20,8 +20,8 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import load_head
 from jaxspec.evaluate import divergence, piece_times, quality, results, runner, simulate, table
 from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
-from jaxspec.evaluate.description import describe, weight_bytes
 from jaxspec.evaluate.results import Form, Measured
+from jaxspec.evaluate.run_description import describe, weight_bytes
 from jaxspec.evaluate.runlog import RunLog, answers_by_method, check_out, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.host import compilation
@@ -29,7 +29,7 @@ from jaxspec.host.atomic import write_whole
 from jaxspec.host.processes import is_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
-from jaxspec.options.main import Bench
+from jaxspec.options.by_command import Bench
 from jaxspec.planning.counting import Parts
 from jaxspec.planning.program import chain_on_one_chip
 

@@ -21,7 +21,7 @@ from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.evaluate.table import print_table
 from jaxspec.host.arguments import integer
 from jaxspec.methods.method import Method, parse_method
-from jaxspec.options.main import Answers, Calibrate
+from jaxspec.options.by_command import Answers, Calibrate
 
 QUESTIONS, REPEATS = 8, 3  # of `--all`
 

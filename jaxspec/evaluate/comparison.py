@@ -14,7 +14,7 @@ from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.evaluate.table import print_lines, print_table
 from jaxspec.evaluate.uncertainty import PerQuestion, RatioOfSums, in_words, p_in_words, per_question
 from jaxspec.host.json_lines import flat
-from jaxspec.options.main import Compare
+from jaxspec.options.by_command import Compare
 
 COLUMNS = {"tok/s": ("tokens_per_second", ".1f"), "speedup": ("speedup", ".2f"), "tau": ("tau", ".2f")}
 COMPARED = ("device", "dtype", "settings", "versions")

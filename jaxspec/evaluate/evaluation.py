@@ -16,14 +16,14 @@ from jaxspec.engine.statistics import ratio
 from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.evaluate import quality, runner
 from jaxspec.evaluate.bench import to_json
-from jaxspec.evaluate.description import describe_eval
+from jaxspec.evaluate.run_description import describe_eval
 from jaxspec.evaluate.runner import Workload
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.json_lines import append_lines, to_line
 from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
-from jaxspec.options.main import Eval
+from jaxspec.options.by_command import Eval
 
 Asked = tuple[int, int]  # numbers of a question, and of its answer (`--samples`)
 asked_of = itemgetter("index", "sample")  # of a line

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from jaxspec.costs.jobs import Job, half_way, judge, learn, resume, target_job, to_depth
+from jaxspec.costs.timed_loops import Job, half_way, judge, learn, resume, target_job, to_depth
 from jaxspec.costs.timing import RoundPair, round_pair, seconds_per_iteration
 from jaxspec.decoding.batch import padded
 from jaxspec.decoding.prefill_buckets import shapes

@@ -22,7 +22,7 @@ from jaxspec.host.arguments import integer
 from jaxspec.host.compilation import compile_all
 from jaxspec.host.processes import largest
 from jaxspec.host.terminal import progress
-from jaxspec.options.main import Answers
+from jaxspec.options.by_command import Answers
 
 REFERENCE = "plain"
 TIMED = ("jit(_read)", "jit(decode)")  # JAX's names of prefill and the loop

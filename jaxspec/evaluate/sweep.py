@@ -15,7 +15,7 @@ from jaxspec.host.processes import is_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import parse_method
 from jaxspec.methods.variants import Variant, vary
-from jaxspec.options.main import Bench, Comparison, Sweep
+from jaxspec.options.by_command import Bench, Comparison, Sweep
 
 
 def run(settings: Sweep) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from jax._src import distributed  # the store of keys and values that all processes see is not public
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxspec.host import watch
+from jaxspec.host import shared_exit
 
 T = TypeVar("T")
 AUTO = "auto"
@@ -63,7 +63,7 @@ def join(
             shutdown_timeout_seconds=LAST_TO_END,
         )
         if jax.process_count() > 1:
-            watch.begin(distributed.global_state.client, jax.process_index(), jax.process_count())
+            shared_exit.begin(distributed.global_state.client, jax.process_index(), jax.process_count())
 
 
 def neighbours(environment: Mapping[str, str]) -> tuple[str, int] | None:

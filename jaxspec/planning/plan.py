@@ -27,7 +27,7 @@ from jaxspec.model import sharding
 from jaxspec.model.attention_kernel import BLOCK
 from jaxspec.model.backend import ACCELERATOR_TREE_SIZES, TPU_LOOP_OPTIONS, TPU_PREFILL_OPTIONS, has_tpu_options
 from jaxspec.model.sharding import read_sizes, shared_heads
-from jaxspec.options.main import PlanSettings
+from jaxspec.options.by_command import PlanSettings
 from jaxspec.planning.chips import Slice, Work, parse_slice
 from jaxspec.planning.devices import mesh_on
 from jaxspec.planning.estimate import ESTIMATED, Interval, Operation, coverage

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import Method
-from jaxspec.options.main import PlanSettings
+from jaxspec.options.by_command import PlanSettings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from jaxspec.evaluate.runlog import Turn
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.evaluate.simulate import LABEL
 from jaxspec.host.atomic import check_folder, write_whole
-from jaxspec.options.main import Report
+from jaxspec.options.by_command import Report
 from jaxspec.report import papers
 from jaxspec.report.figures import all_figures, fastest
 from jaxspec.report.runs import Run, read

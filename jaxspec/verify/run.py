@@ -14,15 +14,15 @@ from rich.console import Console
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.engine.engine import Engine
-from jaxspec.evaluate.description import weights_of, where
 from jaxspec.evaluate.questions import read_questions
+from jaxspec.evaluate.run_description import weights_of, where
 from jaxspec.evaluate.runlog import check_out, log_of
 from jaxspec.host.arguments import check_options
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import parse_method
-from jaxspec.options.main import Verify
+from jaxspec.options.by_command import Verify
 from jaxspec.verify import verdict
 from jaxspec.verify.cases import Case, Checker, Result, kinds, parse_cases
 from jaxspec.verify.exact import measure_noise

@@ -13,7 +13,7 @@ import jaxspec
 from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.commands import demo, main
 from jaxspec.evaluate.questions import read_questions
-from jaxspec.options.main import Demo
+from jaxspec.options.by_command import Demo
 
 MODEL, HEADS = 24, 32  # megabytes
 

@@ -13,7 +13,7 @@ from jaxspec.commands import generate
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.decoding.batch import restore_controller
 from jaxspec.evaluate.runner import compilations
-from jaxspec.options.main import Generate
+from jaxspec.options.by_command import Generate
 from tests import checkpoints
 
 PROMPTS = ["abcabc", "the first of the two", "x", "one two one two", "zz"]

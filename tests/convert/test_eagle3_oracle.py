@@ -20,7 +20,7 @@ from jaxspec.convert import heads
 from jaxspec.decoding import tree
 from jaxspec.decoding.drafter import Committed, Drafts, Models, Prefix
 from jaxspec.drafters.eagle3 import Eagle3
-from jaxspec.drafters.feature_pairs import PairState
+from jaxspec.drafters.eagle_state import PairState
 from jaxspec.engine.head_weights import restore_head
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.llama import forward

@@ -16,7 +16,7 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.commands import main, train
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.requests import encode, requests_of
-from jaxspec.options.main import Chat
+from jaxspec.options.by_command import Chat
 from jaxspec.options.shared import ChatOptions
 from tests import chat_templates, checkpoints
 

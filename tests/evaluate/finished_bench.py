@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxspec.commands.bench import run
 from jaxspec.decoding.request import SamplingParams
-from jaxspec.options.main import Bench
+from jaxspec.options.by_command import Bench
 from tests.evaluate import tiny
 
 METHOD = "ngram+chain,length=2"

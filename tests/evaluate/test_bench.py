@@ -13,7 +13,7 @@ from jaxspec.decoding.rule import Rule
 from jaxspec.evaluate import bench, comparison, table
 from jaxspec.evaluate.simulate import MethodWithRule
 from jaxspec.methods.method import Method, parse_method
-from jaxspec.options.main import Compare
+from jaxspec.options.by_command import Compare
 from jaxspec.options.shared import ChatOptions
 from jaxspec.report import page, runs
 from jaxspec.rules.greedy import Greedy, follow

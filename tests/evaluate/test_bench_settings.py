@@ -9,7 +9,7 @@ import pytest
 from jaxspec.commands.bench import run
 from jaxspec.evaluate import bench
 from jaxspec.methods.method import Method
-from jaxspec.options.main import Bench
+from jaxspec.options.by_command import Bench
 from tests.evaluate.finished_bench import Finished, Killed, changed
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.checkpoint.loading import load
-from jaxspec.costs import jobs, timing
+from jaxspec.costs import timed_loops, timing
 from jaxspec.costs.timing import RoundPair
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.decode_state import DecodeState
@@ -57,19 +57,24 @@ def wavering(chance: float, length: int = 3) -> Method:
 
 def half_way(engine: Engine, method: Method, *, greedy: bool = True) -> tuple[Speculation, DecodeState]:
     spec = method.speculation(greedy)
-    return spec, jobs.half_way(spec, engine.models, REQUESTS, 32)
+    return spec, timed_loops.half_way(spec, engine.models, REQUESTS, 32)
 
 
 def test_a_round_has_the_levels_that_are_asked_for_whatever_the_controller(engine: Engine):
     spec, state = half_way(engine, wavering(0.0))
-    assert [int(jobs.round_job(spec, engine.models, state, levels)(5)) for levels in (1, 2, 3, 9)] == [1, 2, 3, 3]
+    assert [int(timed_loops.round_job(spec, engine.models, state, levels)(5)) for levels in (1, 2, 3, 9)] == [
+        1,
+        2,
+        3,
+        3,
+    ]
 
 
 def test_trees_that_end_early_do_not_while_they_are_timed(engine: Engine):
     """Under random weights no path is worth a second level at these costs."""
     method = parse_method("ngram+budgeted,cost=9,verify=1:1/64:2,depth=4,width=2,total=8")
     spec, state = half_way(engine, method)
-    assert [int(jobs.round_job(spec, engine.models, state, levels)(5)) for levels in (1, 4)] == [1, 4]
+    assert [int(timed_loops.round_job(spec, engine.models, state, levels)(5)) for levels in (1, 4)] == [1, 4]
 
 
 def test_a_level_is_what_a_longer_round_takes_more():
@@ -105,7 +110,7 @@ def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path, monkeypat
 def test_every_decision_is_made_anew_and_by_real_signals(engine: Engine, greedy: bool):
     def often(chance: float) -> list[int]:
         spec, state = half_way(engine, wavering(chance), greedy=greedy)
-        return jobs.judge(spec, engine.models, state, jnp.int32(100)).tolist()
+        return timed_loops.judge(spec, engine.models, state, jnp.int32(100)).tolist()
 
     assert often(1.0) == [100, 100]
     assert often(0.0) == [0, 0]
@@ -115,7 +120,7 @@ def test_every_decision_is_made_anew_and_by_real_signals(engine: Engine, greedy:
 def test_rounds_are_learnt_from_one_after_the_other(engine: Engine):
     """Of five rounds of three levels, with 0, 1, 2, 3 and 0 drafts accepted."""
     spec, state = half_way(engine, wavering(0.5))
-    assert jobs.learn(spec, state, jnp.int32(5)).tolist() == [[5, 6, 15]] * 2
+    assert timed_loops.learn(spec, state, jnp.int32(5)).tolist() == [[5, 6, 15]] * 2
 
 
 def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyPatch):
@@ -142,7 +147,7 @@ def test_jobs_take_turns(monkeypatch: pytest.MonkeyPatch):
     """A clock that only the jobs move: iterations take 2 and 3 s. Each call takes 5 s more, which belong to none."""
     now, calls = [0.0], []
 
-    def job(name: str, seconds: float) -> jobs.Job:
+    def job(name: str, seconds: float) -> timed_loops.Job:
         def run(iterations: int) -> None:
             now[0] += 5.0 + seconds * iterations
             calls.append(name)

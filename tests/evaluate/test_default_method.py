@@ -17,7 +17,7 @@ from jaxspec.engine.default_method import default_at, default_of
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import calibrate
 from jaxspec.methods.method import parse_method
-from jaxspec.options.main import Calibrate, Methods
+from jaxspec.options.by_command import Calibrate, Methods
 from tests.evaluate import tiny
 
 FAST = str(parse_method("ngram+chain,length=2"))

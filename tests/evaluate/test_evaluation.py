@@ -9,7 +9,7 @@ import pytest
 from jaxspec import Engine, load
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.evaluate import evaluation
-from jaxspec.options.main import Eval
+from jaxspec.options.by_command import Eval
 from jaxspec.options.shared import ChatOptions
 from tests import checkpoints
 

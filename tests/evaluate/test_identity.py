@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.checkpoint import checksums
-from jaxspec.evaluate import description
+from jaxspec.evaluate import run_description
 from jaxspec.evaluate.runlog import RunLog
 from tests.evaluate import tiny
 
@@ -19,7 +19,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def weights_of(target: Path) -> dict:
-    return description.weights_of(target, [None, "draft-model", None])
+    return run_description.weights_of(target, [None, "draft-model", None])
 
 
 def test_a_head_that_was_trained_again_is_another(target: Path, tmp_path: Path):
@@ -42,4 +42,4 @@ def test_a_head_that_was_trained_again_is_another(target: Path, tmp_path: Path):
 
 
 def test_a_target_that_was_written_again_is_another(target: Path, tmp_path: Path):
-    assert description.weights_sha256(target) != description.weights_sha256(tiny.checkpoint(tmp_path / "again"))
+    assert run_description.weights_sha256(target) != run_description.weights_sha256(tiny.checkpoint(tmp_path / "again"))

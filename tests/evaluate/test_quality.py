@@ -14,7 +14,7 @@ from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.comparison import differences, read, show
 from jaxspec.evaluate.runlog import log_of, pieces_of, word_of
 from jaxspec.methods.method import parse_method
-from jaxspec.options.main import Compare
+from jaxspec.options.by_command import Compare
 from jaxspec.report import runs as finished
 from tests.report import made_up
 

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from jaxspec.evaluate import divergence, table
 from jaxspec.evaluate.cost_model import PieceCosts
-from jaxspec.evaluate.description import weight_bytes
 from jaxspec.evaluate.divergence import batch_noise, diverges, first_difference, next_logits, noise
 from jaxspec.evaluate.results import Form, Measured, by_method
+from jaxspec.evaluate.run_description import weight_bytes
 from jaxspec.evaluate.runlog import Answer, Turn
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask

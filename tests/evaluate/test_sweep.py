@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.evaluate import bench, sweep
-from jaxspec.options.main import Sweep
+from jaxspec.options.by_command import Sweep
 from tests.evaluate import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

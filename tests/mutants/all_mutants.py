@@ -36,7 +36,7 @@ TESTS = {  # besides the test file of the same name
         "tests/decoding/test_rejection_sampling.py",
         "tests/lossless/test_wrong_rules.py::test_right_rule_passes",
     ),
-    "jaxspec/drafters/feature_pairs.py": (f"{BATTERY}{TREE}", "tests/drafters/test_trees.py"),
+    "jaxspec/drafters/eagle_state.py": (f"{BATTERY}{TREE}", "tests/drafters/test_trees.py"),
     "jaxspec/drafters/history.py": ("tests/lossless/test_history.py", "-k", HISTORY),
     "jaxspec/drafters/ngram.py": ("tests/drafters/test_suffix_match.py",),
     "jaxspec/drafters/eagle3.py": (
@@ -50,7 +50,7 @@ TESTS = {  # besides the test file of the same name
         "tests/controllers/test_beta_ts.py",
         "tests/controllers/test_length_ts.py",
     ),
-    "train/methods/trial.py": ("tests/train/methods/test_skip_search.py",),
+    "train/methods/skip_trial.py": ("tests/train/methods/test_skip_search.py",),
     "convert/folders.py": ("tests/convert/test_refusals.py",),
     "convert/transfer.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
     "convert/hf_config.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),

@@ -19,7 +19,7 @@ from jaxspec.commands import main
 from jaxspec.methods.method import parse_method
 from jaxspec.model import sharding
 from jaxspec.model.config import LlamaConfig
-from jaxspec.options.main import PlanSettings
+from jaxspec.options.by_command import PlanSettings
 from jaxspec.planning.chips import CHIPS, Collective, Work, parse_slice
 from jaxspec.planning.plan import plan
 from jaxspec.planning.program import PlacedProgram

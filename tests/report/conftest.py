@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.options.main import Report
+from jaxspec.options.by_command import Report
 from jaxspec.report import page
 from tests.report import made_up
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxspec.options.main import Report
+from jaxspec.options.by_command import Report
 from jaxspec.report import page, papers, svg
 from jaxspec.report import runs as finished
 from jaxspec.report.figures import _some, colours_of, control

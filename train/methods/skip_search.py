@@ -26,8 +26,8 @@ from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import parse_method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
-from jaxspec.train.methods import suggest, trial
-from jaxspec.train.methods.trial import Objective, Trial
+from jaxspec.train.methods import skip_suggestion, skip_trial
+from jaxspec.train.methods.skip_trial import Objective, Trial
 from jaxspec.train.options import SkipSearch
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
 from jaxspec.train.run.heads import folder_of
@@ -49,7 +49,7 @@ def search(settings: SkipSearch) -> SkipMask:
             f"--method {settings.method} decides by the cost of a drafted level, which differs from set to set; search "
             "with another builder and controller, such as layer-skip+adaptive, or write the costs into the method"
         )
-    suggest.check_installed()
+    skip_suggestion.check_installed()
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
     out, layers = folder_of(model.path, LayerSkip.name, settings.out), model.config.model.num_layers
     prompts = load_prompts(
@@ -75,10 +75,10 @@ def search(settings: SkipSearch) -> SkipMask:
 
         first, lines = is_first(), broadcast_from_first(resume)
         if not lines:
-            lines = [{"costs": trial.measure(model, method, settings.objective, requests)}]
+            lines = [{"costs": skip_trial.measure(model, method, settings.objective, requests)}]
             if first:
                 log.append(lines)
-        objective = trial.objective_of(model, method, settings.objective, requests, lines[0]["costs"])
+        objective = skip_trial.objective_of(model, method, settings.objective, requests, lines[0]["costs"])
         found = [Trial.from_json(line, layers) for line in lines[1:]]
         run_trials(found, layers, settings, objective, log)
         found = found[: settings.trials]
@@ -157,9 +157,9 @@ def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, object
 
     def suggested() -> list[bool]:
         nonlocal kernel
-        if (number := len(found)) >= suggest.FIRST and (kernel is None or number % suggest.REFIT == 0):
-            kernel = suggest.fit(found[: number - number % suggest.REFIT])
-        return suggest.suggest(found, 2 * num_layers, settings.seed, kernel).tolist()
+        if (number := len(found)) >= skip_suggestion.FIRST and (kernel is None or number % skip_suggestion.REFIT == 0):
+            kernel = skip_suggestion.fit(found[: number - number % skip_suggestion.REFIT])
+        return skip_suggestion.suggest(found, 2 * num_layers, settings.seed, kernel).tolist()
 
     with progress("trial", settings.trials, before) as shown:
         for number in range(before, settings.trials):

@@ -22,7 +22,7 @@ from jaxspec.train.methods import kept_blocks, skip_search
 from jaxspec.train.methods.edd import rounds_of
 from jaxspec.train.methods.kept_blocks import aggressive, gains
 from jaxspec.train.methods.skip_search import read_skip_set, write_skip_set
-from jaxspec.train.methods.trial import Trial
+from jaxspec.train.methods.skip_trial import Trial
 from jaxspec.train.options import LayerSkip
 from jaxspec.train.run.packed import read
 from tests.evaluate import tiny

@@ -16,7 +16,7 @@ from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.host import environment
 from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import leaf_bytes
-from jaxspec.options.main import Bench, Eval
+from jaxspec.options.by_command import Bench, Eval
 
 LEFT_OUT = ("json", "dtype", "devices", "report", "temperatures", "batch_sizes")
 """Options that are not settings of a run, or that have another key there."""

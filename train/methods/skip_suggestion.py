@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.stats import norm
 
-from jaxspec.train.methods.trial import Corner, Trial
+from jaxspec.train.methods.skip_trial import Corner, Trial
 
 FIRST = 10  # trials before the first fit
 REFIT = 10  # trials between fits
