@@ -124,8 +124,7 @@ class DflashHead(nnx.Module):
 
         That of a block's root is not used. In each layer every token `attends` to its whole block and to the context.
         """
-        x = target.embed(tokens, self.embedding).astype(self.norm.scale[...].dtype)
-        x, _, _ = run_layers(self.layers, x, angles, attends)
+        x, _, _ = run_layers(self.layers, target.embed(tokens, self.embedding), angles, attends)
         return constrain(self.norm(x), *STREAM)
 
     def logits(self, target: Llama, hidden: Float[Array, "*B D"]) -> Float[Array, "*B C"]:

@@ -63,7 +63,8 @@ class EagleHead(nnx.Module):
         attend: Attend,
     ) -> tuple[Float[Array, "B W D"], Any]:
         """The predicted feature after each pair of (feature, token), and what `attend` keeps of the layer."""
-        return self.layer(self.fuse(target, tokens, features), angles, attend)
+        out, kept = self.layer(self.fuse(target, tokens, features), angles, attend)
+        return out.astype(features.dtype), kept
 
     def fuse(self, target: Llama, tokens: Int[Array, "B W"], features: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The input of the layer: fc of [embedding of the token ; feature before it]; without fc, one of the two."""

@@ -87,7 +87,7 @@ class Eagle3Head(nnx.Module):
         joined = constrain(jnp.concatenate(taps, axis=-1), *STREAM)
         if self.options.tap_norm == "all":
             joined = self.tap_norms[0](joined)
-        return constrain(self.fc(joined), *STREAM)
+        return constrain(self.fc(joined).astype(joined.dtype), *STREAM)
 
     def __call__(
         self,
@@ -107,7 +107,7 @@ class Eagle3Head(nnx.Module):
         pair = constrain(jnp.concatenate([token_norm(token), normed], axis=-1), *STREAM)
         mixed, kept = self.layer.attention(pair, angles, attend)
         stream = normed if self.options.norm_before_residual else features
-        out = self.layer.mlp_block(constrain(stream + mixed, *STREAM))
+        out = self.layer.mlp_block(constrain(stream + mixed, *STREAM)).astype(features.dtype)
         return self._normed(out) if self.options.returns_normed else out, kept
 
     def logits(self, target: Llama, features: Float[Array, "*B D"]) -> Float[Array, "*B C"]:

@@ -56,7 +56,7 @@ class EarlyExitHead(nnx.Module):
         """Logits (float32, Eq. 1) from the first layers' output, their hidden states, and what attention keeps."""
         x, kept, _ = run_layers(self.layers, x, angles, attends)
         hidden = self.norm(x)
-        return self.lm_head(hidden).astype(jnp.float32), hidden, kept
+        return self.lm_head(hidden), hidden, kept
 
 
 @chex.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LowerLayers:
     """Results of the target's first layers for the N nodes of the drafted tree."""
 
     nodes: tuple[kv.KV, ...]  # keys and values of each of these layers
-    hidden: Float[Array, "B N D"]  # output of these layers
+    hidden: Float[Array, "B N D"]  # output of these layers, float32 as the residual stream is
     known: Bool[Array, "B N"]  # nodes with results: the expanded ones
 
 
@@ -134,7 +134,7 @@ class EarlyExit(Drafter):
             nodes=kv.allocate(head.config, batch, size, dtype, num_layers=len(head.layers)),
             lower=LowerLayers(
                 nodes=kv.allocate(config, batch, size, dtype, num_layers=head.first),
-                hidden=jnp.zeros((batch, size, config.hidden_size), dtype),
+                hidden=jnp.zeros((batch, size, config.hidden_size), jnp.float32),
                 known=jnp.zeros((batch, size), bool),
             ),
         )
@@ -186,5 +186,5 @@ class EarlyExit(Drafter):
         hidden = put(take(bottom.hidden, slots), put_at, new)
         seen, angles = visible(tree.ancestors, cached, cache_len), rotary(model.config, at)
         x, upper, inputs = run_layers(model.layers[first:], hidden, angles, over_cache(seen, upper_cache))
-        taps = tuple(inputs[tap - first] for tap in self.taps(models))
+        taps = model.tapped(inputs[tap - first] for tap in self.taps(models))
         return Output(hidden=model.final_norm(x), nodes=(*lower, *upper), taps=taps)

@@ -38,8 +38,8 @@ class MedusaHead(nnx.Module):
         def whole(x):  # replicated, because the partitioner would otherwise shard it
             return constrain(x, "batch", *[None] * (x.ndim - 1))
 
-        hidden = whole(x + jax.nn.silu(whole(self.residual(x))))
-        return self.lm_head(hidden).astype(jnp.float32), hidden
+        hidden = whole((x + jax.nn.silu(whole(self.residual(x)))).astype(x.dtype))
+        return self.lm_head(hidden), hidden
 
 
 class MedusaHeads(nnx.Module):

@@ -29,7 +29,7 @@ class Divergence:
 
     Attributes:
         prompt, turn, position: numbers of the question, its turn, and the token in the generated text, from 0.
-        gap: difference of the target's two largest logits at this position, in float32.
+        gap: difference of the target's two largest logits at this position, in the target's own dtype.
         behind: difference between the largest logit and the worse of the two tokens' logits. At a near-tie of two
             tokens this is the gap. None if one text ends here, which rounding cannot explain.
     """
@@ -67,13 +67,12 @@ def diverges(target: Llama, prompt: int, turn: int, plain: Text, tokens: Sequenc
 
 
 def next_logits(target: Llama, prefix: Sequence[int]) -> np.ndarray:
-    """[V] float32, the logits of the token after `prefix`, computed in float32 whatever the weights' dtype."""
+    """[V] float32, the logits of the token after `prefix`, computed in the target's dtype, as texts are decoded."""
     block = np.zeros((1, power_of_two(len(prefix))), np.int32)
     block[0, : len(prefix)] = prefix
-    with jax.default_matmul_precision("highest"):
-        hidden, _ = _read_prompts(target, block, len(prefix), jnp.dtype("float32"))
-        last = hidden[0, (len(prefix) - 1) % hidden.shape[1]]
-        return np.asarray(fetch(target.logits(last.astype(jnp.float32))))
+    with jax.default_matmul_precision("highest"):  # as in decoding, if that is float32
+        hidden, _ = _read_prompts(target, block, len(prefix))
+        return np.asarray(fetch(target.logits(hidden[0, (len(prefix) - 1) % hidden.shape[1]])))
 
 
 def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[int]) -> float:
@@ -88,7 +87,7 @@ def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[in
     worst = 0.0
     for texts in filter(None, map(_decoded, batches)):
         block, begin, end = _in_one_block(texts, max(sizes))
-        _, cache = _read_prompts(target, block, int(begin.max()), target.dtype)
+        _, cache = _read_prompts(target, block, int(begin.max()))
         ones = _features(target, block, cache, begin, end, 1)
         for size in sizes:
             if size > 1:
@@ -105,7 +104,7 @@ def batch_noise(target: Llama, batch: Sequence[Text]) -> float:
     block, begin, end = _in_one_block(texts, 1)
 
     def features(at: slice) -> Array:
-        _, cache = _read_prompts(target, block[at], int(begin.max()), target.dtype)
+        _, cache = _read_prompts(target, block[at], int(begin.max()))
         return _features(target, block[at], cache, begin[at], end[at], 1)
 
     alone = jnp.concatenate([features(slice(row, row + 1)) for row in range(len(block))])
@@ -127,14 +126,12 @@ def _in_one_block(texts: Sequence[Text], more: int) -> tuple[np.ndarray, np.ndar
     return block, begin, end
 
 
-def _read_prompts(
-    target: Llama, block: np.ndarray, longest: int, dtype: np.dtype
-) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
+def _read_prompts(target: Llama, block: np.ndarray, longest: int) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
     """Reads at least the first `longest` tokens of each text in a block [B, S]. Returns the features of the last chunk,
     and the cache."""
     batch, rows = block.shape
     chunk = min(CHUNK, power_of_two(longest))
-    cache, hidden = kv.allocate(target.config, batch, rows, dtype), None
+    cache, hidden = kv.allocate(target.config, batch, rows, target.dtype), None
     for at in range(0, longest, chunk):
         hidden, cache = _read(target, block[:, at : at + chunk], cache, np.full(batch, at, np.int32))
     assert hidden is not None
@@ -150,15 +147,7 @@ def _advance(
     return out.hidden, kv.append(cache, out.nodes, cached)
 
 
-@jax.jit
-def _read(
-    target: Llama, tokens: Int[Array, "B W"], cache: tuple[kv.KV, ...], cached: Int[Array, " B"]
-) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
-    """The same, computed in the cache's dtype."""
-    dtype = cache[0].k.dtype
-    if dtype != target.dtype:
-        target = jax.tree.map(lambda x: x.astype(dtype), target)
-    return _advance(target, tokens, cache, cached)
+_read = jax.jit(_advance)
 
 
 @partial(jax.jit, static_argnames="size")

@@ -18,7 +18,7 @@ from jaxspec.model import backend
 from jaxspec.model.attention import Attend, over_cache, visible
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, capacity
-from jaxspec.model.layers import Linear, RMSNorm, fusion_barrier, pad_single_row
+from jaxspec.model.layers import Linear, RMSNorm, fusion_barrier, pad_single_row, product
 from jaxspec.model.mlp import MLP, MixtureOfExperts
 from jaxspec.model.rope import rotary, rotate
 from jaxspec.model.sharding import constrain
@@ -59,7 +59,7 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K W H"], Float[Array, "B K W H"]]:
         """Queries, keys and values. G query heads share each of the K KV heads.
 
-        Queries and keys are rotated, after their RMSNorm if the layer has one.
+        Queries and keys are rotated, after their RMSNorm if the layer has one. All are rounded to the dtype of x.
         """
 
         def split(y):
@@ -67,11 +67,12 @@ class Attention(nnx.Module):
             return y.reshape(*y.shape[:2], self.kv_heads, -1, self.head_dim)
 
         def normed(y, norm: RMSNorm | None):
-            return y if norm is None else norm(y)
+            return y if norm is None else norm.in_float32(y)
 
         query = rotate(normed(split(self.q(x)), self.q_norm), *angles).transpose(0, 2, 3, 1, 4)
         key = rotate(normed(split(self.k(x)), self.k_norm), *angles)[:, :, :, 0].swapaxes(1, 2)
-        return query, key, split(self.v(x))[:, :, :, 0].swapaxes(1, 2)
+        value = split(self.v(x))[:, :, :, 0].swapaxes(1, 2)
+        return query.astype(x.dtype), key.astype(x.dtype), value.astype(x.dtype)
 
 
 class Layer(nnx.Module):
@@ -112,8 +113,8 @@ class Layer(nnx.Module):
         return constrain(x + self.mlp(self.mlp_norm(x)), *STREAM)
 
     def attention_input(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-        """The residual stream, after the layer's norm if it has one."""
-        return x if self.attention_norm is None else self.attention_norm(x)
+        """The residual stream, after the layer's norm if it has one, in the dtype of the layer's weights."""
+        return x.astype(self.mlp_norm.dtype) if self.attention_norm is None else self.attention_norm(x)
 
     def keys_and_values(self, x: Float[Array, "B W D"], angles: Angles) -> KV:
         """Keys and values of the layer's inputs, without its output."""
@@ -139,7 +140,7 @@ class Output:
 
     hidden: Float[Array, "B W D"]  # after the final RMSNorm: the feature
     nodes: tuple[Any, ...]  # what each layer's attention keeps: in decoding keys and values of the N nodes
-    taps: tuple[Float[Array, "B W D"], ...]  # inputs of the tapped layers
+    taps: tuple[Float[Array, "B W D"], ...]  # inputs of the tapped layers, in the dtype of the weights
 
 
 class Llama(nnx.Module):
@@ -163,8 +164,8 @@ class Llama(nnx.Module):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of the residual stream and of caches."""
-        return self.norm.scale[...].dtype
+        """The dtype of the weights that are not quantised, of the inputs of products, and of caches."""
+        return self.norm.dtype
 
     def __call__(
         self,
@@ -181,15 +182,20 @@ class Llama(nnx.Module):
             taps: layers whose inputs to return. Tap i is `hidden_states[i]` of Hugging Face, i < num_layers.
         """
         x, kept, inputs = run_layers(self.layers, self.embed(tokens), rotary(self.config, positions), attends)
-        return Output(hidden=self.final_norm(x), nodes=kept, taps=tuple(inputs[tap] for tap in taps))
+        return Output(hidden=self.final_norm(x), nodes=kept, taps=self.tapped(inputs[tap] for tap in taps))
 
     def embed(self, tokens: Int[Array, "B W"], table: nnx.Param | None = None) -> Float[Array, "B W D"]:
-        """Token embeddings, from another table if one is given.
+        """Token embeddings, from another table if one is given; float32, as the residual stream is.
 
         An id outside the vocabulary reads the nearest row: in a draft model with fewer rows than its target. Other
         inputs are checked before.
         """
-        return look_up(self.embedding if table is None else table, tokens)
+        return look_up(self.embedding if table is None else table, tokens).astype(jnp.float32)
+
+    def tapped(self, inputs: Iterable[Float[Array, "B W D"]]) -> tuple[Float[Array, "B W D"], ...]:
+        """Inputs of layers as heads read them: rounded, and in float16 limited to its range, which some exceed."""
+        limit = float(jnp.finfo(self.dtype).max)
+        return tuple(jnp.clip(x, -limit, limit).astype(self.dtype) for x in inputs)
 
     def final_norm(self, x: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
         """The feature: the residual stream after the last layer, normalised for the LM head."""
@@ -200,8 +206,7 @@ class Llama(nnx.Module):
         lm_head = self.lm_head if lm_head is None else lm_head
         if lm_head is not None:
             return logits_of(lm_head, hidden)
-        product = pad_single_row(hidden, lambda x: x @ self.embedding[...].astype(x.dtype).T)
-        return fusion_barrier(product).astype(jnp.float32)
+        return fusion_barrier(pad_single_row(hidden, lambda x: product(x, self.embedding[...].astype(x.dtype).T)))
 
 
 def run_layers(
@@ -252,4 +257,4 @@ def look_up(table: nnx.Param, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"
 
 def logits_of(lm_head: Linear, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
     """Logits of the V columns of an LM head, float32."""
-    return fusion_barrier(lm_head(hidden)).astype(jnp.float32)
+    return fusion_barrier(lm_head(hidden))

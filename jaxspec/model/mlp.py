@@ -32,7 +32,9 @@ class MLP(nnx.Module):
         self.down = make(narrow, ("mlp", "embed"))
 
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        return self.down(fusion_barrier(jax.nn.silu(self.gate(x)) * self.up(x)))
+        """The update of the residual stream, float32."""
+        gated = jax.nn.silu(self.gate(x)) * self.up(x)
+        return self.down(fusion_barrier(gated.astype(x.dtype)))
 
 
 class MixtureOfExperts(nnx.Module):
@@ -60,7 +62,7 @@ class MixtureOfExperts(nnx.Module):
 
         The weights are the router's softmax over all experts, renormalised over the selected ones.
         """
-        probs = jax.nn.softmax(self.router(tokens).astype(jnp.float32), axis=-1)
+        probs = jax.nn.softmax(self.router(tokens), axis=-1)
         share, chosen = jax.lax.top_k(probs, self.per_token)
         return share / share.sum(axis=-1, keepdims=True), chosen
 
@@ -76,7 +78,7 @@ def run_selected(
     def run(token: int, choice: int) -> Float[Array, "1 D"]:
         take = lambda stack: jax.lax.dynamic_index_in_dim(stack, chosen[token, choice], 0, keepdims=False)
         out = jax.tree.map(take, experts)(tokens[token : token + 1])
-        return out * share[token, choice].astype(out.dtype)
+        return out * share[token, choice]
 
     count, selected = chosen.shape
     return jnp.concatenate([sum(run(token, choice) for choice in range(selected)) for token in range(count)])
@@ -91,4 +93,4 @@ def run_all(
     """Runs every expert on every token; experts that a token did not select have weight 0."""
     outs = jax.vmap(lambda expert: expert(tokens))(experts)
     shares = (jax.nn.one_hot(chosen, outs.shape[0]) * share[..., None]).sum(axis=1)
-    return jnp.einsum("end,ne->nd", outs, shares.astype(outs.dtype))
+    return jnp.einsum("end,ne->nd", outs, shares, precision="highest")
